@@ -118,7 +118,7 @@ def boxes_state(
         notes=tuple(notes),
     )
     made = Evidence(table, who, frozenset(used))
-    return made if table.splits is not None else lists_state(source, made, stated=stated, within=within)[0]
+    return made if table.splits is not None else lists_state(source, made, stated=stated, within=within)
 
 
 def _as_boxes(
@@ -362,29 +362,16 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     if corners and label is not None and not are_points and not runs:
         return BoxColumns(corners, label)
     found = [runs] if runs else points if are_points else other or [*corners]
-    holds = f"{listed(found, 6)} {'holds' if len(found) == 1 else 'hold'}"
-    if runs:
-        why = f"{holds} masks as run lengths (RLE), which are not read. Write each as a PNG in a folder 'masks'."
-    elif are_points:
-        why = f"{listed(points, 6)} are more than the two corners of a box. To learn them: {_taking(points)}."
-    elif other:
-        why = f"{holds} boxes, which are read from {_READ}. Write them so; of VIA, export JSON."
-    else:
-        why = (
-            f"{holds} boxes, and none their class. Write a column 'class', with one word in each row if all are alike."
-        )
-        why = f"{why} Or, to learn the numbers: {_taking(corners)}."
-    whole = f"For what '{label}' says of the whole image: {_taking([str(label)])}."
-    whole = 'Or take the images without labels: layout="images".' if label is None else whole
-    msg = f"Its column{'s' if len(found) > 1 else ''} {why} {whole}"
+    what = "boxes in another form" if other else "boxes, and none their class"
+    what = "masks as run lengths" if runs else "more points than the corners of a box" if are_points else what
+    taken = [label] if label is not None else [] if runs or other else found
+    how = f"layout=table_rows(labels={taken!r}), from colabstage.options, takes numbers and words as they are"
+    msg = (
+        f"Its column{'s' if len(found) > 1 else ''} {listed(found, 6)} {'hold' if len(found) > 1 else 'holds'} {what}. "
+        "Expected columns xmin, ymin, xmax, ymax and class, one box in each row; or each mask as a PNG in a folder "
+        f"""'masks'. Otherwise {how if taken else 'layout="images" takes the images without labels'}."""
+    )
     raise LayoutError(msg)
-
-
-_READ = "columns xmin, ymin, xmax, ymax and class, one box in each row"
-
-
-def _taking(labels: Sequence[str]) -> str:
-    return f"layout=table_rows(labels={[*labels]!r})"
 
 
 def find_image_sides(columns: Mapping[str, Column]) -> list[str]:
@@ -463,11 +450,9 @@ def boxes_of_rows(
     odd = np.flatnonzero(filled & ~(fine & np.array(list(map(bool, label.cells)), np.bool_)))
     if len(odd):
         written = ", ".join(show(column.cells[odd[0]]) or "nothing" for column in corners)
-        msg = (
-            f"A box of '{name[files[odd[0]]]}' is {written} with the class '{show(label.cells[odd[0]])}'; expected "
-            "numbers, left before right and top before bottom, and a class. In the row of an image without a box leave "
-            f"'{label.name}' empty too."
-        )
+        which = f"A box of '{name[files[odd[0]]]}' is {written} with the class '{show(label.cells[odd[0]])}'"
+        expected = "numbers, left before right and top before bottom, and a class"
+        msg = f"{which}; expected {expected}. In the row of an image without a box leave '{label.name}' empty too."
         raise LayoutError(msg)
     # Files in the order of their first rows, and the rows of each in theirs.
     of_file = firsts[of_file.reshape(-1)]

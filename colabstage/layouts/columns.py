@@ -17,7 +17,7 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.io.arguments import show_content
-from colabstage.io.units import format_count, listed
+from colabstage.io.units import counted, listed
 from colabstage.layouts import words
 from colabstage.layouts.table import Values, class_indices
 
@@ -43,8 +43,6 @@ MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
 _PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", "."})
 # 64-bit integers have fewer digits, and Python refuses to parse thousands of them.
 MOST_DIGITS = 40
-# Floats below this are class numbers, if they are integers.
-_MOST_FLOAT = 2**31
 # A cell may be a page of text.
 _CELL_SHOWN = 60
 _FILE = re.compile(rf".*(?:{'|'.join(map(re.escape, (*words.IMAGES, *words.SOUNDS)))})", re.IGNORECASE | re.DOTALL)
@@ -104,7 +102,6 @@ class Column:
 
     @cached_property
     def distinct(self) -> frozenset[str]:
-        """Return the different cells."""
         return frozenset(self.cells.known if isinstance(self.cells, NumberedCells) else self.cells)
 
     def as_values(self, value_of: Mapping[str, Any], dtype: npt.DTypeLike) -> NDArray[Any]:
@@ -138,7 +135,6 @@ class Column:
 
     @property
     def is_numeric(self) -> bool:
-        """Tell whether all cells are numbers or empty."""
         return self.kind == "number"
 
     @cached_property
@@ -236,13 +232,10 @@ def in_order_of(number: Column, label: Column, classes: Sequence[str]) -> tuple[
     for first, how in (0, ""), (1, ", which counts from 1, and y from 0"):
         if {*stated} == {*range(first, first + len(classes))}:
             return sorted(classes, key=number_of.__getitem__), f"Classes are in the order of '{number.name}'{how}."
-    return classes, f"'{number.name}' numbers classes otherwise: {other_number(classes, dict(enumerate(stated)))}."
-
-
-def other_number(classes: Sequence[str], numbers: Mapping[int, float]) -> str:
-    """Write which class has another number elsewhere, given those there by those here; "" for none."""
-    odd = next((place for place, number in numbers.items() if number != place), None)
-    return "" if odd is None else f"'{show(classes[odd])}' is {numbers[odd]:g} there, and {odd} here"
+    return (
+        classes,
+        f"'{number.name}' numbers classes otherwise: '{show(classes[0])}' is {stated[0]:g} there, and 0 here.",
+    )
 
 
 def split_of_cell(column: str, cell: str) -> str:
@@ -298,10 +291,8 @@ def _split_column(columns: Sequence[Column]) -> Column | None:
 
 
 def _odd_split(column: str, what: str) -> LayoutError:
-    return LayoutError(
-        f"The column '{column}' {what}. Write a column 'split' with one of {listed(list(words.SPLITS))} in every row; "
-        "or, if it says something else, give it another name."
-    )
+    known = listed(list(words.SPLITS))
+    return LayoutError(f"The column '{column}' {what}. Write one of {known} in every row, or give it another name.")
 
 
 def _sizes_of_images(columns: Iterable[str]) -> set[str]:
@@ -355,14 +346,13 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
     known = [one.name for one in others if one.name in named and one.plain not in about and not one.are_files]
     known = candidates or known
     if not known:
-        what = "The columns beside the paths have no names in the first row" if others else "It has paths alone"
-        what = f"It has no labels beside {listed(named)}" if named else what
+        what = f"It has no labels beside {listed(named) or 'the paths'}"
         masks = " Masks: call each as its image is, in a folder 'masks'." * any(one.are_files for one in others)
         return LayoutError(
             f"{what}. Write the label of each file behind its path, and a first row that says so: path,label.{masks}"
         )
-    texts = listed([column.name for column in others if column.plain in words.CAPTIONS])
-    also = f' {texts} holds texts, which are not read: layout="images" takes the images alone.' if texts else ""
+    texts = any(column.plain in words.CAPTIONS for column in others)
+    also = ' Texts are not read: layout="images" takes the images alone.' if texts else ""
     which = f"Which of the columns {listed(known)} is the label?"
     if not candidates:
         which = f"None of the columns {listed(known)} looks like the label, by its name or its cells."
@@ -399,12 +389,10 @@ def make_targets(
         _check_classes(first, missing, sample)
     if missing:
         places = [place for place, cell in enumerate(first.cells) if cell in missing]
-        cell = first.cells[places[0]]
-        msg = (
-            f"{len(places):,} of {format_count(len(first), 'rows')} {'has' if len(places) == 1 else 'have'} no label "
-            f"in '{first.name}' (the first is that of '{sample(places[0])}'{f': {cell!r}' if cell else ''}). Fill them "
-            "in, or take the rows out."
-        )
+        lacking = counted(len(places), "rows", "have", of=len(first))
+        cell = f": {first.cells[places[0]]!r}" if first.cells[places[0]] else ""
+        first_one = f"(the first is that of '{sample(places[0])}'{cell})"
+        msg = f"{lacking} no label in '{first.name}' {first_one}. Fill them in, or take the rows out."
         raise LayoutError(msg)
     if of_words:
         return _as_sets(first, lambda cell: [word[1:-1] for word in re.findall(_QUOTED, cell)])
@@ -421,10 +409,7 @@ def separator_of(column: Column) -> str:
 def _several_columns(columns: Sequence[Column]) -> Targets:
     odd = next((column for column in columns if column.kind not in ("number", "flag")), None)
     if odd is not None:
-        msg = (
-            f"Several label columns must all be numbers; '{odd.name}' has '{show(min(odd.distinct))}'. Write numbers, "
-            "with a point, or choose one column."
-        )
+        msg = f"Several label columns must all be numbers; '{odd.name}' has '{show(min(odd.distinct))}'. Write numbers."
         raise LayoutError(msg)
     table = np.stack([column.numbers() for column in columns]).T
     # Several columns of 0 and 1 are labels that may apply together, one column for each.
@@ -482,14 +467,12 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
     spaced = {cell for cell in known if len(cell.split()) > 1}
     if column.kind == "comma":
         cell = next(filter(_DECIMAL_COMMA.fullmatch, cells))
-        how = "in pandas, read_csv(PATH, sep=';', decimal=',').to_csv(PATH, index=False)"
-        what = f"a number with a comma: write {cell.replace(',', '.')}, or no comma between thousands; {how}"
+        what = "a number with a comma: write a point, and nothing between thousands"
     elif 0 < len(others) <= len(cells) / 4:
         cell, what, mark = others[0], "and most are numbers: correct them, or take the rows out", ""
     elif lists:
-        cell, labels = lists[0], "|".join(lists[0].strip("[](){}").replace(",", " ").split()[:3])
-        columns = f"a column for each number ({column.name}_0, {column.name}_1, and so on)"
-        what, mark = f"a list written as text: write {columns}, or | between labels: {show(labels or 'a|b')}", ""
+        cell, mark = lists[0], ""
+        what = "a list written as text: write a column for each number, or | between several labels"
     elif by_comma and (len(set(parts)) < len(parts) or not known.isdisjoint(parts)):
         # The parts of a single name with a comma do not occur elsewhere.
         cell, what = min(by_comma), "one class or several labels"
@@ -518,9 +501,7 @@ def _exact(column: Column) -> NDArray[np.int64]:
     known = {cell: int(cell) if len(cell) <= MOST_DIGITS else 2**64 for cell in column.distinct}
     large = next((cell for cell, number in known.items() if not -(2**63) <= number < 2**63), None)
     if large is not None:
-        msg = (
-            f"'{column.name}' has the label {show(large)}, which does not fit into 64 bits. Write such labels as words."
-        )
+        msg = f"'{column.name}' has the label {show(large)}, which does not fit into 64 bits. Write words."
         raise LayoutError(msg)
     return column.as_values(known, np.int64)
 
@@ -533,10 +514,7 @@ def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
         merged = np.flatnonzero(np.diff(whole.astype(np.float32)) == 0)
     if len(merged):
         one, other = int(whole[merged[0]]), int(whole[merged[0] + 1])
-        msg = (
-            f"'{name}' has the numbers {show(one)} and {show(other)}, which would become the same number in float32. "
-            "Take it as the only label, with digits alone in its cells, or write smaller numbers."
-        )
+        msg = f"'{name}' has {show(one)} and {show(other)}, the same number in float32. Write smaller numbers."
         raise LayoutError(msg)
 
 
@@ -556,24 +534,12 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
     missing = int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
     if missing:
         return [f"{missing:,} of {values.size:,} numbers in '{name}' are NaN, as missing labels are written."]
-    kind, is_vector = values.dtype.kind, values.ndim == 1
-    # torch has no argmax of bool.
-    are_vectors = values.ndim == 2 and kind != "b" and values.shape[1] > 1
-    if are_vectors and ((values == 0) | (values == 1)).all() and (values.sum(axis=1) == 1).all():
-        return [f"Each row of {name} has a single 1, as one of {values.shape[1]:,} classes: y.argmax(1) is its number."]
-    may_be_whole = is_vector and kind == "f" and len(values) and np.abs(values).max() < _MOST_FLOAT
-    if may_be_whole and not np.any(values % 1) and class_numbers(values.astype(np.int64)):
-        note = f"The labels in '{name}' are whole numbers, and stay {values.dtype}"
-        return [f"{note}; for classes save them as integers, y.astype('int64')."]
     is_whole = not classes and values.ndim == 1 and values.dtype == np.int64
     found = np.unique(values) if is_whole else values[:0]
     # Numbers that mostly differ are measurements, and those that count from 0 without a gap have names.
     if not len(found) or 2 * len(found) > len(values):
         return []
-    note = (
-        f"The labels in '{name}' stay the numbers {int(found[0]):,} to {int(found[-1]):,}; classes would be 0 to "
-        f"{len(found) - 1:,}. For classes write words, or convert the numbers in the loop."
-    )
+    note = f"The labels in '{name}' stay the numbers {int(found[0]):,} to {int(found[-1]):,}; for classes write words."
     return [note]
 
 
@@ -591,22 +557,13 @@ def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequen
     if len(columns) == 1:
         mark = separator_of(first)
         between = f"with '{mark}' between them" if mark else "written as a list"
-        note = (
-            f"A cell of '{first.name}' may hold several labels, {between}: each of the {values.shape[1]:,} classes is "
-            "a column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
-        )
+        note = f"A cell of '{first.name}' may hold several labels, {between}; for one: layout=table_rows(separator='')."
         return [note]
     notes = note_on_numbers(listed([column.name for column in columns]), values, classes) if classes else []
     empty = int(np.isnan(values).sum())
     if empty:
-        notes.append(
-            f"{format_count(empty, 'cells')} of the label columns {'is' if empty == 1 else 'are'} empty, and NaN in y; "
-            "a loss over them is NaN. Fill them in, or leave them out in the loop: y.isnan()."
-        )
+        notes.append(f"{counted(empty, 'cells', 'are', which='of the label columns')} empty, and NaN in y.")
     written = {cell for column in columns if column.is_numeric for cell in column.filled if cell.lower() != "nan"}
     if set(map(float, written)) - {0.0, 1.0} == {-1.0}:
-        notes.append(
-            "The label columns hold -1, which a loss for yes and no does not take. Convert it in the loop: "
-            "(y > 0).float() takes it for no."
-        )
+        notes.append("The label columns hold -1, which no loss for yes and no takes: (y > 0).float() takes it for no.")
     return notes

@@ -26,10 +26,10 @@ from colabstage.errors import (
     said_by,
 )
 from colabstage.io.packages import added_by_packages
-from colabstage.io.units import NAMES_SHOWN, left_out, listed
+from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
-from colabstage.layouts.columns import NUMBER, divides_further, same_partition
+from colabstage.layouts.columns import NUMBER, divides_further
 from colabstage.layouts.evidence import (
     IMAGE_FOLDER,
     Evidence,
@@ -99,35 +99,42 @@ class Case:
 
     @cached_property
     def images(self) -> FileEntries:
-        """Return the image files."""
         return self.source.ending_in(words.IMAGES)
 
     @cached_property
     def lookup(self) -> Lookup:
-        """Return the index of the images' names."""
         return self.source.made_of(self.images, Lookup.of)
 
     @cached_property
     def masks(self) -> Found:
-        """Return what masks state."""
         return gather(lambda: masks.masks_state(self.source))
 
     @cached_property
     def tables(self) -> TableSearch:
         """Return the tables that may name the images."""
-        return TableSearch(self.source, TABLE, self.images, self.lookup)
+        return self.search(TABLE)
+
+    def search(
+        self,
+        kind: FileKind,
+        labels: Sequence[str] | None = None,
+        table: str | None = None,
+        separator: str | None = None,
+    ) -> TableSearch:
+        """Return the search of the tables, or the one that is requested, for what they state about files of a kind."""
+        files = self.images if kind is TABLE else self.source.ending_in(kind.extensions)
+        lookup = self.source.made_of(files, Lookup.of)
+        return TableSearch(self.source, kind, files, lookup, labels, table, separator)
 
     def state_rows(
         self, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
     ) -> Found:
         """Return what tables, or lists, state about images, or otherwise about clips: the requested ones, or any."""
         lists = not self.source.ending_in(words.TABLES) if table is None else table.lower().endswith(LISTS)
-        search = TableSearch(self.source, TABLE, self.images, self.lookup, labels, table, separator, lists=lists)
-        found, clips = gather(search.state), self.source.ending_in(words.SOUNDS)
-        if found.claims or not clips:
+        found = gather(replace(self.search(TABLE, labels, table, separator), lists=lists).state)
+        if found.claims or not self.source.ending_in(words.SOUNDS):
             return found
-        search = replace(search, kind=AUDIO, files=clips, lookup=self.source.made_of(clips, Lookup.of))
-        of_clips = gather(search.state)
+        of_clips = gather(replace(self.search(AUDIO, labels, table, separator), lists=lists).state)
         return _as_clips(of_clips, AS_THEY_ARE) if of_clips.claims or not self.images else found
 
     @cached_property
@@ -142,12 +149,10 @@ class Case:
 
     @cached_property
     def folders(self) -> Found:
-        """Return what folders state about images."""
         return gather(lambda: folders_state(self.source, IMAGE_FOLDER))
 
     @cached_property
     def description(self) -> Description | None:
-        """Return the description of the dataset, if it has one."""
         return croissant.read_description(self.source)
 
     @cached_property
@@ -182,16 +187,11 @@ class Case:
         length."""
         if pattern is not None:
             return _as_clips(gather(lambda: names_state(self.source, pattern=pattern, kind=AUDIO)), options)
-        clips = require_files(
-            self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})"
-        )
-        found = gather(TableSearch(self.source, AUDIO, clips, self.source.made_of(clips, Lookup.of), labels).state)
+        require_files(self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})")
+        found = gather(self.search(AUDIO, labels).state)
         # Where label columns were named, a table is meant.
-        if isinstance(found, Miss) and not found.claims and labels is None:
-            by_folder = gather(lambda: folders_state(self.source, AUDIO))
-            if isinstance(by_folder, Miss) and not by_folder.claims:
-                return Miss(LayoutError(f"{by_folder.error} Nor does a table name them: {found.error}"))
-            found = by_folder
+        if not found.claims and labels is None:
+            found = gather(lambda: folders_state(self.source, AUDIO))
         return _as_clips(found, options)
 
     def rows_agree(self, found: Evidence) -> bool:
@@ -446,28 +446,32 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
 def _weigh_rows(case: Case) -> Found:
     """If a table names images but cannot be used, weigh what else there is: masks, and folders that agree with it."""
     found = case.rows
-    found = _rows_or_folders(case, found) if _name_folders(found, case) else found
+    if _name_folders(found, case):
+        # Folders that may be classes are weighed after it.
+        if isinstance(case.judge(_weigh_folders(case)), Evidence):
+            return Miss(LayoutError(f"{found.named} has a row for each folder."))
+        found = found.noting('Where these folders are the classes themselves: layout="image_folder".')
     if isinstance(found, Evidence) or not found.claims:
         return _with_other_splits(case, found)
     headers = [name for table in (case.tables.leading if case.tables.is_clear else ()) for name in table.table.header]
     if case.masks.claims:
-        if any(map(words.is_label_name, headers)):
-            return refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
-        return near(f"The images have masks, and the table beside them no labels: {found.error}")
+        pairs = refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
+        is_labelled = any(map(words.is_label_name, headers))
+        return (
+            pairs if is_labelled else near(f"The images have masks, and the table beside them no labels: {found.error}")
+        )
     by_folder = case.judge(_weigh_folders(case))
-    of_folders = [one.name for one in case.tables.claiming if one.folders] if case.tables.is_clear else []
+    of_folders = case.tables.is_clear and any(one.folders for one in case.tables.claiming)
     # Without a column of splits, rows that were meant for a test would be trained on.
     is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
     is_whole = isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split)
     if isinstance(by_folder, Evidence) and (of_folders or (is_whole and case.rows_agree(by_folder))):
-        which = "Columns of tables that do not say the class of each folder were left out."
-        return by_folder.noting(f"Not read: {listed(of_folders)}, with rows for folders." if of_folders else which)
+        return by_folder
     by_folder = gather(lambda: _weigh_folders(case))
     # The advice is useless if the folders are no classes.
     if not isinstance(by_folder, Evidence) or why_not_classes(by_folder.table, may_be_one=case.is_more):
         return found
-    splits = " Splits are read from a table of a path and a split in its place." if is_split else ""
-    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.{splits}')
+    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
 
 
 def _with_other_splits(case: Case, rows: Found) -> Found:
@@ -488,29 +492,14 @@ def _with_other_splits(case: Case, rows: Found) -> Found:
     is_complete = classes and all(splits) and set.isdisjoint(*splits)
     if not is_complete or any(not {*classes}.issuperset(class_of_samples(one)) for one in tables):
         return rows
-    by_folder, by_row = (listed(sorted(one)) for one in splits)
-    note = f"Labels of {by_folder} are the folders, those of {by_row} the rows of {own.named}."
     table = join_tables(case.images, tables, classes)
     who, used = f"{folders.who} and {own.who}", own.used | folders.used
-    return Evidence(table, who, used, others=folders.others).noting(note)
+    return Evidence(table, who, used)
 
 
 def _name_folders(rows: Found, case: Case) -> TypeGuard[Evidence]:
     """Tell whether the rows of a table name folders, not images."""
     return isinstance(rows, Evidence) and any(one.folders for one in case.tables.claiming)
-
-
-def _rows_or_folders(case: Case, rows: Evidence) -> Found:
-    """Take rows that name folders as labels of the images in these, unless they are those of classes."""
-    if isinstance(case.judge(_weigh_folders(case)), Evidence):
-        return near(_of_folders(rows))
-    return rows.noting('Where these folders are the classes themselves: layout="image_folder".')
-
-
-def _of_folders(rows: Evidence) -> str:
-    return (
-        f'Not read: {rows.named}, which has a row for each folder. Where that labels the images in it: layout="table".'
-    )
 
 
 def _weigh_nothing(case: Case) -> Found:
@@ -541,11 +530,6 @@ def _weigh_folders(case: Case) -> Found:
     if copy:
         note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
         found = replace(found.noting(note), used=found.used | copy)
-    rows = case.rows if case.source.ending_in(words.TABLES) else _NOTHING
-    # Names or numbers of the classes say nothing else.
-    labels = _of_both(rows, found) if _name_folders(rows, case) else ([], [])
-    if _name_folders(rows, case) and not (labels[0] and same_partition(*labels)):
-        return found.noting(_of_folders(rows))
     return found
 
 
@@ -711,10 +695,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         raise
     # A number, a nesting or a size that cannot be meant: labels of any format become numbers in many places.
     except (ValueError, ArithmeticError, RecursionError, MemoryError) as error:
-        msg = (
-            f"The labels or arrays of '{tree.label}' hold what cannot be read: {ended(said_by(error))} Correct or "
-            "leave out the file that has it."
-        )
+        msg = f"Labels or arrays of '{tree.label}' cannot be read: {ended(said_by(error))} Correct that file."
         raise BrokenDatasetError(msg) from error
 
 
@@ -749,10 +730,8 @@ class TableFile:
         try:
             return required(Case(source := Source(tree)).state_rows(table=self.name)).as_table(source)
         except EmptySourceError as error:
-            msg = (
-                f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "
-                f"holds them, or give one that holds both, with layout=table_rows(table='{self.name}')."
-            )
+            how = f"give one that holds both, with layout=table_rows(table='{self.name}')"
+            msg = f"{error} '{self.name}' is read with the files in its folder and below: move it there, or {how}."
             raise EmptySourceError(msg) from error
 
 
@@ -765,26 +744,16 @@ def is_table_file(path: Path, layout: object) -> bool:
 # --- if nothing fits --------------------------------------------------------------------------------------------------
 
 _KINDS = "images, arrays, clips of sound, text or shards (tar, TFRecord, LMDB, Arrow)"
-_AS_OBJECTS = "pass pack_dataset a dataset object whose items are (x, y)"
-# Files that no layout reads, and how to use them.
-_UNREAD = (
-    (
-        (".pkl", ".pickle", ".p", ".joblib", ".pt", ".pth"),
-        "pickles",
-        "A pickle can run any program, so none is loaded here. Save arrays: numpy.savez('train.npz', x=…, y=…).",
+# What to do with files that no layout reads.
+_UNREAD = {
+    "A pickle can run any program. Save arrays: numpy.savez('train.npz', x=…, y=…).": (
+        ".pkl", ".pickle", ".p", ".joblib", ".pt", ".pth",
     ),
-    ((".dcm", ".dicom"), "DICOM files", f"With pydicom {_AS_OBJECTS}, x = pydicom.dcmread(path).pixel_array."),
-    (
-        (".nii", ".nii.gz", ".mha", ".nrrd"),
-        "medical volumes",
-        f"With nibabel {_AS_OBJECTS}, x = nibabel.load(path).get_fdata(), all of one shape.",
+    "Pass pack_dataset a dataset object whose items are (x, y): x = pydicom.dcmread(path).pixel_array, for example.": (
+        ".dcm", ".dicom", ".nii", ".nii.gz", ".mha", ".nrrd",
+        ".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg",
     ),
-    (
-        (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg"),
-        "videos",
-        f"Extract images, ffmpeg -i clip.mp4 -vf fps=1 clip/%05d.jpg; or {_AS_OBJECTS}, x a clip's frames.",
-    ),
-)
+}  # fmt: skip
 
 
 def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
@@ -795,10 +764,10 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
         return nearest
     if nearest is not None:
         return LayoutError(f"{nearest} {on_request}")
-    for extensions, what, remedy in _UNREAD:
+    for how, extensions in _UNREAD.items():
         if names := files_called(source, extensions).names:
             return LayoutError(
-                f"'{source.label}' holds {what} ({len(names):,}, first '{names[0]}'), which are not read. {remedy}"
+                f"'{source.label}' holds files that are not read ({len(names):,}, first '{names[0]}'). {how}"
             )
     # No files of any known kind is a different problem from files that fit no layout, with a different remedy. Tars may
     # be shards, so they were examined.
@@ -827,13 +796,6 @@ def _how_to_give(source: Source) -> str:
         more = f" with {len(archives) - NAMES_SHOWN:,} more" if len(archives) > NAMES_SHOWN else ""
         given = repr(paths[0]) if len(paths) == 1 else str(paths)
         return f"Archives inside a folder are not opened{beside}. Give as the source{more}: {given}."
-    if source.label.lower().endswith((".xlsx", ".ods")):
-        how = f"pandas.read_excel('{source.label}', dtype=str).to_csv('FOLDER/labels.csv', index=False)"
-        return f"It is a spreadsheet. Save it beside the files that it names, {how}, and give 'FOLDER'."
     if not named:
         return ""
-    return (
-        "A table is read with the images or clips that it names: give the folder that holds both, or their two folders "
-        f"in a list, ['{folder}', 'FOLDER_OF_THE_IMAGES']. Of a table that is the data itself save arrays, "
-        "numpy.savez('data.npz', x=…, y=…), and give 'data.npz'."
-    )
+    return f"A table is read with what it names: give a folder of both, or ['{folder}', 'FOLDER_OF_THE_IMAGES']."

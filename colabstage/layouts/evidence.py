@@ -17,10 +17,10 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
-from colabstage.io.units import left_out, listed
+from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts.columns import show
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, offsets_of
-from colabstage.layouts.words import IMAGES, is_foreign, splits_of_folders
+from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, splits_of_folders
 from colabstage.trees.listing import count_by, take_strings
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ class Evidence:
     """Whether the classes are only the names or folders of the samples, which may have another reason."""
     unused: tuple[str, ...] = ()
     """Fields of the samples' own records, or arrays beside theirs, that state nothing about them."""
-    others: FileEntries | None = None
-    """Files beside the samples; a note lists those that nothing used in the end."""
 
     @property
     def claims(self) -> bool:
@@ -78,16 +76,19 @@ class Evidence:
         """Return the samples, with the name of what labels them, and notes of the files of the source that were left
         out, or in whose encoding they may be misread."""
         table = self.noting(*source.notes_on_encodings(self.used)).in_split_folders().table
-        others = None if self.others is None else self.others.without(self.used)
+        of_files = isinstance(table.inputs.source, TreeFiles)
+        silent = HARMLESS if of_files else HARMLESS.difference(IMAGES)
+        others = source.files.not_ending_in(silent).without(self.used)
+        others = others.without({*table.keys}).where(lambda name: not is_note(name)) if of_files else others
         if not others:
             return replace(table, told_by=self.who)
         # A person sees whether labels were among them.
-        which = listed(others.names) if len(others) <= _FEW else count_kinds(others)
+        is_few = len(others) <= NAMES_SHOWN
+        which = listed(others.names, NAMES_SHOWN) if is_few else f"{count_kinds(others)}, first '{others.names[0]}'"
         note = f"{left_out(len(others), 'other files')} ({which})."
         return replace(table, told_by=self.who, notes=(note, *table.notes))
 
     def noting(self, *notes: str) -> Evidence:
-        """Return the same with further notes."""
         all_notes = tuple(dict.fromkeys((*self.table.notes, *notes)))
         return replace(self, table=replace(self.table, notes=all_notes)) if notes else self
 
@@ -117,8 +118,6 @@ class FileKind(NamedTuple):
     extensions: tuple[str, ...]
 
 
-# How many of the files that were left out are named.
-_FEW = 3
 IMAGE_FOLDER = FileKind("image_folder", "images", IMAGES)
 
 
@@ -256,19 +255,18 @@ _SIZES_READ = 64
 
 
 def state_of(table: SampleTable, key: str) -> str:
-    """Write what a table states about one sample."""
-    targets, row = table.targets, next((row for row, name in enumerate(table.keys) if name == key), None)
+    """Write what a table states about one sample: its class, those of its boxes, or what kind of target it has."""
+    row = next((row for row, name in enumerate(table.keys) if name == key), None)
     if row is None:
         return "nothing"
-    if isinstance(targets, Boxes):
-        part = slice(targets.offsets[row], targets.offsets[row + 1])
-        labels, places = targets.columns["labels"][part].tolist(), targets.boxes[part]
-        names = listed([show(table.classes[label]) for label in labels])
-        return f"boxes of {names} (first {', '.join(f'{edge:.4g}' for edge in places[0])})" if labels else "no box"
-    if isinstance(targets, Values):
-        value = targets.values[row]
-        return f"'{show(table.classes[value])}'" if table.classes and not value.ndim else show(value.tolist())
-    return "a mask" if isinstance(targets, Masks) else "a target"
+    targets, labels = table.targets, labels_of_samples(table)[row : row + 1]
+    if not labels:
+        return "a mask" if isinstance(targets, Masks) else "a target"
+    names = listed([show(name) for name in labels[0]])
+    if not isinstance(targets, Boxes) or not names:
+        return names or "no box"
+    edges = targets.boxes[targets.offsets[row]].tolist()
+    return f"boxes of {names} (first {', '.join(f'{edge:.4g}' for edge in edges)})"
 
 
 def size_in_file(source: SampleSource, number: int) -> tuple[int, int] | None:

@@ -12,8 +12,7 @@ import posixpath
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,16 +20,15 @@ from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.boxes import other_form
-from colabstage.layouts.columns import other_number, show
+from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, Miss, class_of_samples, gather, near, refuse, size_in_file
 from colabstage.layouts.formats.masks import pair_names
-from colabstage.layouts.formats.tables import LISTS
 from colabstage.layouts.lists import lists_state
-from colabstage.layouts.names import bare_stem, clips_may_say, whole_path
+from colabstage.layouts.names import bare_stem, whole_path
 from colabstage.layouts.reading import Source, joins_classes
 from colabstage.layouts.records import IMAGE_HEADS
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
-from colabstage.layouts.texts import NAMED, TEXTS, Naming, Says, may_list_a_split, statements_in
+from colabstage.layouts.texts import NAMED, Naming, Says, may_list_a_split, statements_in
 from colabstage.trees.bytes import HEAD_BYTES
 from colabstage.trees.listing import only_line
 from colabstage.trees.names import extension_of
@@ -51,7 +49,6 @@ _STEMS_COMPARED = 64
 _SIZES_COMPARED = 8
 # How many files without an extension are opened for their first bytes.
 _ENDLESS = 2
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _TARS = (".tar", ".tgz", ".tar.gz")
 # Layouts whose samples are rows that name files, and those whose samples are records of shards.
 _OF_ROWS = ("table", "croissant")
@@ -64,11 +61,7 @@ _BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
 _IN_PATHS, _IN_NAMES = r"paths: layout=file_names(r'([^/]+)/[^/]+$')", "names: layout=file_names(PATTERN)"
 _UNLABELLED = ' layout="images" reads the images without labels.'
-_MORE = "may hold more of them, and would be left out"
-# The state of a file that says nothing new about the classes.
-_SAME = "same"
-# A number that may be a class.
-_LABEL = re.compile(r"\d{1,9}", re.ASCII)
+_MORE, _LABELS = "may hold more of them", "may hold their labels"
 
 
 def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found:
@@ -77,18 +70,16 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
     found = found.in_split_folders()
     by_folders = found.is_guess and found.table.layout != "file_names"
     why = why_not_classes(found.table, may_be_one=may_be_one) if by_folders else ""
-    folds: Sequence[str] = ()
     # Lists are read only if the folders may be classes, because each costs a read.
     if not why:
-        found, folds = lists_state(source, found)
-    table, unused = found.table, _Unused(source, found, folds)
-    contradicts = unused.contradicting() if found.is_guess and not why else ""
-    if contradicts:
-        why = contradicts + _UNLABELLED * (table.layout == "image_folder")
-    elif lists := unused.confirming:
-        found = replace(found, used=found.used | lists, is_guess=False)
-        found = found.noting(f"The same classes are in {listed(sorted(lists))}.")
-        unused = _Unused(source, found, folds)
+        found = lists_state(source, found)
+    if found.is_guess and not why:
+        why, same = _contradicting(source, found)
+        why += _UNLABELLED * (bool(why) and found.table.layout == "image_folder")
+        if same and not why:
+            found = replace(found, used=found.used | same, is_guess=False)
+            found = found.noting(f"The same classes are in {listed(sorted(same))}.")
+    table = found.table
     if why:
         # If folders are not classes, the names of the files may be.
         decline = near if by_folders else refuse
@@ -99,10 +90,10 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
     checks = (_spelled_twice, _unnamed, _split_twice, _trained_in_held_out, _split_misspelt, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
     why = why or _sets_in_folders(source, found) or _documents(source, table)
-    why = why or next(filter(None, map(_left_over_message, _left_over(source, found))), "")
+    why = why or next(filter(None, _left_over(source, found)), "")
     if why:
         return refuse(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
-    return found.noting(*(_notes_on_folders(table) if by_folders else ()), *unused.notes())
+    return found.noting(*(_notes_on_folders(table) if by_folders else ()))
 
 
 # --- what must be true of any table -----------------------------------------------------------------------------------
@@ -114,10 +105,8 @@ def _spelled_twice(table: SampleTable) -> str:
     for name in table.classes:
         other = seen.setdefault(words.spoken(name), name)
         if other != name:
-            form = " (the same letters in two forms of Unicode)" if words.normal(other) == words.normal(name) else ""
             return (
-                f"Two classes of the {table.unit} are called '{show(other)}' and '{show(name)}'{form}, which look like "
-                "one class spelled in two ways. Spell it in one way."
+                f"The classes '{show(other)}' and '{show(name)}' look like one in two spellings. Spell it in one way."
             )
     return ""
 
@@ -131,8 +120,8 @@ def _unnamed(table: SampleTable) -> str:
         return ""
     least = labels[labels >= 0].min()
     return (
-        f"The labels of the {table.unit} are {least} to {labels.max()}, and the names {listed(classes)} are those of "
-        f"0 to {len(classes) - 1}. Number the labels from 0, or name all of them."
+        f"The labels of the {table.unit} are {least} to {labels.max()}, and {len(classes)} classes are named "
+        f"({listed(classes)}). Number the labels from 0, or name all of them."
     )
 
 
@@ -147,10 +136,7 @@ def _split_twice(table: SampleTable) -> str:
     own = _entries(table).names if table.layout in _OF_ROWS and table.keys else ()
     for name, split in zip(own, table.splits or (), strict=False) if len({*own}) < len(own) else ():
         if split_of.setdefault(name, split) != split:
-            return (
-                f"'{name}' is in the splits '{split_of[name]}' and '{split}', so it would be trained and tested on. "
-                "Take it out of one."
-            )
+            return f"'{name}' is in the splits '{split_of[name]}' and '{split}'. Take it out of one."
     return ""
 
 
@@ -166,10 +152,7 @@ def _trained_in_held_out(table: SampleTable) -> str:
     held_out = np.array([split != "train" for split in splits])[folder_of]
     wrong = np.flatnonzero(held_out & (np.array(table.splits) == "train"))
     for row in wrong[:1].tolist():
-        return (
-            f"'{table.keys[row]}' is in the split 'train' by what lists it, and in '{splits[folder_of[row]]}' by its "
-            "folder. Correct one of them."
-        )
+        return f"'{table.keys[row]}' is in 'train', and its folder in '{splits[folder_of[row]]}'. Correct one of them."
     return ""
 
 
@@ -195,10 +178,7 @@ def _split_misspelt(table: SampleTable) -> str:
             samples = np.flatnonzero(np.isin(folder_of, within)).tolist()
             # A list or a column may state each sample's split.
             if table.splits is None or not any(words.same_split(table.splits[one], split) for one in samples):
-                return (
-                    f"Did you mean '{split}' by '{path}', which holds {table.unit} beside folders of splits? "
-                    "Rename it, or move it away."
-                )
+                return f"Did you mean '{split}' by '{path}', beside folders of splits? Rename it, or move it away."
     return ""
 
 
@@ -215,8 +195,7 @@ def _untrained(table: SampleTable) -> str:
         if 2 * len(own & known) < len(own):
             names, trained = (listed([classes[label] for label in sorted(one)]) for one in (own, known))
             return (
-                f"most classes of the split '{odd}' ({names}) are not in 'train' ({trained}). Call them as those of "
-                "'train', or move them away."
+                f"most classes of '{odd}' ({names}) are not in 'train' ({trained}). Call them alike, or move them away."
             )
     return ""
 
@@ -228,8 +207,7 @@ def _boxes_lost(table: SampleTable) -> str:
         return ""
     if not len(boxes.boxes) and len(table) and table.layout == DETECTION:
         return (
-            f"Annotations of the {len(table):,} images are there, and no box in any of them (first '{table.keys[0]}'). "
-            "Export them with their boxes."
+            f"The annotations of {len(table):,} images have no box (first '{table.keys[0]}'). Export them with boxes."
         )
     if boxes.relative or boxes.sizes is not None:
         form, first_one = other_form(boxes)
@@ -246,13 +224,8 @@ def _boxes_lost(table: SampleTable) -> str:
             return ""
     if not sizes:
         return ""
-    box = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[chosen[0]]].tolist())
-    more = len(sizes) - 1
-    which = f" and of {format_count(more, 'more images')} that were looked at" if more else ""
-    return (
-        f"The boxes of '{table.keys[chosen[0]]}'{which} lie outside of the image (first {box}): it was made "
-        "smaller, or is another one. Scale the boxes as the images were."
-    )
+    edges = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[chosen[0]]].tolist())
+    return f"The boxes of '{table.keys[chosen[0]]}' lie outside of the image (first {edges}). Scale them as it was."
 
 
 def _documents(source: Source, table: SampleTable) -> str:
@@ -284,12 +257,10 @@ def _sets_in_folders(source: Source, found: Evidence) -> str:
 def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
     """Return why folders are probably not classes, and what to write; "" if they may be."""
     if len(table.classes) < 2 and not may_be_one:
-        way = "layout=file_names(PATTERN)"
-        if table.layout != "image_folder":
-            way = clips_may_say(table.keys) or "layout=audio_clips(pattern=PATTERN)"
+        way = "file_names(PATTERN)" if table.layout == "image_folder" else "audio_clips(pattern=PATTERN)"
         return (
-            "that is one class, and there is nothing to learn from one. Expected a folder for each class, or a table "
-            f"of labels beside the {table.unit}, or their class in the files' names: {way}, from colabstage.options."
+            "that is one class, and one teaches nothing. Expected a folder for each class, or a table of "
+            f"labels beside the {table.unit}, or classes in the files' names: layout={way}, from colabstage.options."
         )
     return _called_parts(table) or _deeper(table) or _parts_of_samples(table) or _untrained(table)
 
@@ -353,11 +324,9 @@ def _called_parts(table: SampleTable) -> str:
     odd |= {name for name in classes if words.holds_targets(name)} if any(map(words.holds_images, odd)) else set()
     is_held_out = any(read.split != "train" and not read.rest for read in splits.values())
     if len(odd) > 1 or is_held_out or (odd and len(classes) < 3):
-        misspelt = [(one, words.misspelt_split(one)) for one in sorted({*classes} - odd)]
-        meant = "".join(f" Did you mean '{split}' by '{one}'?" for one, split in misspelt if split)
         what = f"{'is a name' if len(odd) == 1 else 'are names'} of parts of a dataset"
         outer = min({*classes} - odd or classes)
-        return f"{listed(sorted(odd))} {what}.{meant} {_choice(table, outer=outer, parts=sorted(classes))}"
+        return f"{listed(sorted(odd))} {what}. {_choice(table, outer=outer, parts=sorted(classes))}"
     folders = {name for folder in _entries(table).folders[0] for name in folder.split("/")} - {*classes}
     # train_images and val_images above the classes are splits, despite the word images.
     if table.splits is not None:
@@ -396,10 +365,7 @@ def _deeper(table: SampleTable) -> str:
 def _parts_of_samples(table: SampleTable) -> str:
     """Find folders that may hold parts of each sample, or a sample each, by the names of the files in them."""
     if kinds := _kinds_in_each(table):
-        return (
-            f"each of its {len(table.classes):,} folders holds {listed(kinds)} or the like, which may be parts of one "
-            "sample. Give a function as layout=, or a dataset object whose items are (x, y)."
-        )
+        return f"each folder holds {listed(kinds)} or the like, as parts of a sample. Give a function as layout=."
     stem, are_counted = _shared_stem(table)
     if not stem or are_counted:
         return ""
@@ -477,16 +443,10 @@ def _is_series(found: Sequence[int]) -> bool:
 
 def _notes_on_folders(table: SampleTable) -> Iterator[str]:
     """Say what else folders of classes may mean."""
-    # Numbers are people more often than classes.
-    if table.layout == "audio" and all(map(_NUMBER.fullmatch, table.classes)) and (ways := clips_may_say(table.keys)):
-        yield f"Classes are the folders. Where the names of the clips say them: {ways}, from colabstage.options."
     stem, are_counted = _shared_stem(table)
     if are_counted:
-        yield (
-            f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …), as parts of a sample "
-            f"have; if they are: layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from "
-            "colabstage.options."
-        )
+        way = f"layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from colabstage.options"
+        yield f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …); for parts {way}."
 
 
 # --- files that are left over -----------------------------------------------------------------------------------------
@@ -502,72 +462,60 @@ def may_label(source: Source, table: SampleTable) -> str:
     """Return which files may hold the labels of unlabelled images, and what to write."""
     others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
     names = others.names or list(Naming(source, table, source.ending_in(("",))).lines)
-    why = _left_over_message(_Left(names, f"the images of '{source.label}'"))
+    why = _left_over_message(names, f"the images of '{source.label}'", _LABELS)
     return why and f"{why}{_UNLABELLED}"
 
 
-class _Left(NamedTuple):
-    """The files of a source that nothing used, and what they may be."""
-
-    names: Sequence[str]
-    beside: str
-    """What they are beside: the images of a source, for example."""
-    what: str = "may hold their labels, and would be left out"
-    how: str = ""
-    """What to do; "" to write a table."""
-    noun: str = "files"
-
-
-def _left_over_message(left: _Left) -> str:
-    """Write that something is left over, and what to do; "" if nothing is."""
-    if not left.names:
+def _left_over_message(names: Sequence[str], beside: str, what: str, how: str = "", noun: str = "files") -> str:
+    """Write that something is left over beside the samples, what it may be, and what to do, by default to write a
+    table; "" if nothing is left over."""
+    if not names:
         return ""
-    base, extension = posixpath.splitext(left.names[0])
+    base, extension = posixpath.splitext(names[0])
     # As text, because 0001 is a name.
-    line = f" (pandas.read_excel('{left.names[0]}', dtype=str).to_csv('{base}.csv', index=False))"
+    line = f" (pandas.read_excel('{names[0]}', dtype=str).to_csv('{base}.csv', index=False))"
     table = (
         f"Write a table with a path and a label in each row beside them{line if extension in _SPREADSHEETS else ''}, "
         "or give a function as layout=."
     )
-    more = f" and {format_count(len(left.names) - 1, f'more {left.noun}')}" if len(left.names) > 1 else ""
-    return f"'{left.names[0]}'{more} beside {left.beside} {left.what}. {left.how or table}"
+    more = f" and {format_count(len(names) - 1, f'more {noun}')}" if len(names) > 1 else ""
+    return f"'{names[0]}'{more} beside {beside} {what}, and would be left out. {how or table}"
 
 
-def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
-    """Yield what may hold more samples, their targets or their splits, whatever states these: fields of their own
+def _left_over(source: Source, found: Evidence) -> Iterator[str]:
+    """Yield why files may hold more samples, their targets or their splits, whatever states these: fields of their own
     records, files without an extension, masks, archives; and if nothing labels them, images and any annotations."""
     table, used = found.table, found.used
     of_files = isinstance(table.inputs.source, TreeFiles)
     of_arrays, is_bare = table.layout == "arrays", table.targets is None
     beside = f"the {'arrays' if of_arrays else table.unit} of '{source.label}'"
     if of_arrays and table.splits is None:
-        how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
         # Folds are made for an experiment, and do not say which rows are held out.
         asked = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
+        how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
         names = list(filter(may_list_a_split, asked))
-        yield _Left(names, beside, "may say which rows are held out, and would be left out", how, "arrays")
+        yield _left_over_message(names, beside, "may say which rows are held out", how, "arrays")
     # Such images have texts instead of labels, and the further fields are about both.
     elif is_bare and not of_arrays and not any(map(words.is_caption, found.unused)):
-        how = "Call what does 'label', or give a function as layout=, or a dataset object whose items are (x, y)."
+        how = "Call what does 'label', or give a function as layout=."
         names = list(filter(words.may_be_label, found.unused))
-        yield _Left(names, beside, "may label them, and nothing else does", how, "fields")
+        yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")
     if of_files:
-        yield _Left(_without_ending(source), beside, _MORE, "Give their names an ending, such as .jpg.")
+        how = "Give their names an ending, such as .jpg."
+        yield _left_over_message(_without_ending(source), beside, _MORE, how)
     if is_bare and not of_files:
-        images, others = source.ending_in(words.IMAGES), source.ending_in(words.ANNOTATIONS)
-        how = "Put them into a folder of their own, and give one; if they are what is labelled, write a table of paths."
+        images, others = source.ending_in(words.IMAGES), source.ending_in(words.ANNOTATIONS).without(used)
         names = images.names if len(images) > max(1, len(used)) else []
-        yield _Left(names, beside, "may hold the samples, and would be left out", how)
+        yield _left_over_message(names, beside, _MORE)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
-        names = others.without(used).where(lambda name: not words.is_note(name)).names
-        yield _Left(names, beside, "may hold their targets, and would be left out", how)
+        yield _left_over_message(others.where(lambda name: not words.is_note(name)).names, beside, _LABELS, how)
     if table.layout in _OF_ROWS:
         masks = _masks_left_over(source, found)
         for first in masks[:1]:
             folder, stem = words.folder_of(first), words.stem_of(first)
             which = folder if words.is_role(folder) else stem.removeprefix(words.before_last_word(stem))
             how = f"For images and masks give layout=image_masks('{which}'), from colabstage.options."
-            yield _Left(masks, beside, "may hold their masks, and would be left out", how)
+            yield _left_over_message(masks, beside, "may hold their masks", how)
     opened = {posixpath.basename(part.label) for part in source.tree.parts()} | used
     archives = files_called(source, words.ARCHIVES).where(
         # Tars are opened if samples are records.
@@ -580,7 +528,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[_Left]:
     folder, paths = source.addresses(archives[:1])
     first = "" if source.tree.address_of(archives[0]) else "Extract all of it, extract_archive(source, 'FOLDER'). "
     how = f"{first}Give it in a list of sources, {[folder, *paths]}."
-    yield _Left(archives.names, beside, "may hold more of them, or their labels, and would be left out", how)
+    yield _left_over_message(archives.names, beside, "may hold more of them, or their labels", how)
 
 
 def _without_ending(source: Source) -> Sequence[str]:
@@ -607,46 +555,20 @@ def _masks_left_over(source: Source, found: Evidence) -> list[str]:
     return sorted(masks) if 2 * len(masks) >= len(stems) else []
 
 
-class _Unused:
-    """The files that nothing used and that may describe the samples."""
-
-    def __init__(self, source: Source, found: Evidence, folds: Sequence[str]) -> None:
-        self.source, self.found, self.table = source, found, found.table
-        self.folds = [*folds]
-        """Lists that may say which samples are held out, and are not read."""
-        self.agreeing: list[str] = []
-        """Texts that name samples and their classes, as they are."""
-        self.confirming: set[str] = set()
-        """Lists with a word for each class in the row of each sample."""
-
-    def _ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
-        return self.source.ending_in(extensions).without(self.found.used)
-
-    @cached_property
-    def about_classes(self) -> dict[str, str]:
-        """Return what files named like labels or names may say about the classes, for a note: nothing new, or an
-        addition; "" if they may be the labels of samples instead."""
-        classes = self.table.classes
-        if not classes:
-            return {}
-        called = self._ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
-        may_name = self._ending_in(words.TEXTS).where(words.may_hold_names)
-        stated = statements_in(self.source, called) | statements_in(self.source, may_name)
-        about = {name: _about_classes(name, one, classes) for name, one in stated.items()}
-        # A file in each class's folder, with one word for several of them, has labels of the folders, as for patients.
-        alike = defaultdict[str, list[str]](list)
-        for name in stated:
-            alike[posixpath.basename(name)] += [name] if not set(classes).isdisjoint(name.split("/")[:-1]) else []
-        for names in alike.values():
-            if joins_classes(["\n".join(one.text for one in stated[name]) for name in names]):
-                about |= dict.fromkeys(names, "")
-        return about
-
-    def contradicting(self) -> str:
-        """Return which files may contradict the samples' folders or names; "" for none."""
-        table, classes = self.table, set(self.table.classes)
-        silent = (*_SILENT, extension_of(table.keys[0] if len(table) else ""))
-        others = self.source.files.not_ending_in(silent).where(lambda name: name not in self.found.used)
+def _contradicting(source: Source, found: Evidence) -> tuple[str, set[str]]:
+    """Return why files may contradict the samples' folders or names, "" for none; and the lists with a word for each
+    class in the row of each sample, which confirm them."""
+    table, classes = found.table, {*found.table.classes}
+    silent = (*_SILENT, extension_of(table.keys[0] if len(table) else ""))
+    others = source.files.not_ending_in(silent).where(lambda name: name not in found.used)
+    unclear = _labels_or_names(source, found)
+    # A file in one class's folder, or a readme, does not list samples of several classes.
+    may_list = others.where(lambda name: classes.isdisjoint(name.split("/")[:-1]) or name in unclear)
+    says = Naming(source, table, may_list).compare()
+    same = {name for name, state in says.items() if state is Says.SAME}
+    # What a list states as well is no guess, and only contradicted by other classes.
+    names = [name for name, state in says.items() if state is Says.OTHER or (state is Says.MORE and not same)]
+    if not same:
         # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with
         # XML in them say the same; what is beside a sample says more of it.
         by_stem = {words.stem_of(name): name for name in others.names}
@@ -657,70 +579,37 @@ class _Unused:
             if (mate := by_stem.get(words.stem_of(name)))
             and (posixpath.dirname(mate) == posixpath.dirname(name) or label not in mate.split("/"))
         ]
-        # A file in one class's folder, or a readme, does not list samples of several classes.
-        unclear = [name for name, what in self.about_classes.items() if not what]
-        may_list = others.where(lambda name: classes.isdisjoint(name.split("/")[:-1]) or name in unclear)
-        states = Naming(self.source, table, may_list).compare()
-        self.confirming = {name for name, state in states.items() if state is Says.SAME}
-        self.agreeing = [name for name, state in states.items() if state is Says.CLASSES]
-        competing = [name for name, state in states.items() if state in (Says.OTHER, Says.MORE)]
-        unclear = [name for name in unclear if name not in states]
-        competing = [name for name in competing if name not in self.folds]
-        self.folds += filter(may_list_a_split, self.agreeing)
-        beside_parts = others.where(lambda name: _is_beside_parts(name, classes)).names
-        names = beside_parts or (own if 2 * len(own) > len(table) else ()) or competing[:1] or unclear
-        # What a list states as well is no guess, and only contradicted by other classes.
-        names = [name for name in competing if states[name] is Says.OTHER] if self.confirming else names
-        return _left_over_message(_Left(names, f"the {table.unit} of '{self.source.label}'"))
-
-    def notes(self) -> Iterator[str]:
-        """Say which unread files name the classes or the samples as well."""
-        table = self.table
-        for what in dict.fromkeys(self.about_classes.values()):
-            if what not in ("", _SAME):
-                yield f"{listed([name for name, one in self.about_classes.items() if one == what])} {what}"
-        of_files = isinstance(table.inputs.source, TreeFiles)
-        others = self._ending_in(TEXTS) if of_files and not self.found.is_guess else ()
-        mates, more = list[str](), list[str]()
-        if others:
-            # A file named like a sample is about that sample alone.
-            stems = {words.stem_of(name) for name in table.keys}
-            mates = sorted(name for name in others.names if words.stem_of(name) in stems)
-            more = list(Naming(self.source, table, others.where(lambda name: words.stem_of(name) not in stems)).lines)
-        folds = {*self.folds}
-        if table.splits is None:
-            unread = (*self._ending_in(_BINARY).names, *filter(words.split_field, self._ending_in(LISTS).names))
-            folds.update(filter(may_list_a_split, (*more, *unread)) if of_files else ())
-            if folds:
-                yield (
-                    f"Not read: {listed(sorted(folds))}, which may say what is held out; all {table.unit} are of one "
-                    "split, or as splits= says. Lists train.txt and val.txt, a path in each line, are."
-                )
-        if rest := sorted({*more, *self.agreeing}.difference(folds)):
-            yield f"Not read: {listed(rest)}, where {table.unit} are named as well."
-        if mates:
-            yield f"Not read: {format_count(len(mates), 'files')} called as {table.unit} are (first '{mates[0]}')."
+        names = names[:1] or [name for name in unclear if name not in says]
+        names = (own if 2 * len(own) > len(table) else []) or names
+        names = others.where(lambda name: _is_beside_parts(name, classes)).names or names
+    return _left_over_message(names, f"the {table.unit} of '{source.label}'", _LABELS), same
 
 
-def _about_classes(name: str, stated: Sequence[Statement], classes: Sequence[str]) -> str:
-    """Return what a file may say about the classes, `_SAME` if that is nothing new; "" if it may label samples."""
-    # If it is in a class's folder, about that class.
+def _labels_or_names(source: Source, found: Evidence) -> list[str]:
+    """Return the files named like labels or names of classes that are not about the classes alone."""
+    classes, others = found.table.classes, source.files.without(found.used)
+    called = others.ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
+    may_name = others.ending_in(words.TEXTS).where(words.may_hold_names)
+    stated = statements_in(source, called) | statements_in(source, may_name) if classes else {}
+    unclear = {name for name, one in stated.items() if not _is_about_classes(name, one, classes)}
+    # A file in each class's folder, with one word for several of them, has labels of the folders, as for patients.
+    alike = defaultdict[str, list[str]](list)
+    for name in stated:
+        alike[posixpath.basename(name)] += [name] if not set(classes).isdisjoint(name.split("/")[:-1]) else []
+    for names in alike.values():
+        if joins_classes(["\n".join(one.text for one in stated[name]) for name in names]):
+            unclear.update(names)
+    return [name for name in stated if name in unclear]
+
+
+def _is_about_classes(name: str, stated: Sequence[Statement], classes: Sequence[str]) -> bool:
+    """Tell whether a file names or describes the classes, or the one in whose folder it is, instead of samples."""
     own = [one for one in classes if one in name.split("/")[:-1]] or classes
     counts = Counter(part for one in stated for part in one.parts)
-    are_named = all(counts[one] == 1 for one in own)
-    place_of = {part: place for place, one in reversed([*enumerate(stated)]) for part in one.parts}
-    beside = [stated[place_of[one]].beside(one) for one in own if one in place_of]
-    if joins_classes(list(map(" ".join, beside))) if are_named else len(stated) not in (len(own), len(own) + 1):
-        return ""
-    numbers = [[int(word) for word in one if _LABEL.fullmatch(word)] for one in beside]
-    labels = [one[0] for one in numbers if len(one) == 1] if are_named else []
-    if len({*labels}) == len(classes):
-        other = other_number(classes, dict(enumerate(labels)))
-        return f"is not read, and numbers classes otherwise: {other}." if other else _SAME
-    places = [place_of[one] for one in own if are_named]
-    if places and places == sorted(places) and not all(map(_LABEL.fullmatch, classes)):
-        return _SAME
-    return f"may name the classes, which are called {listed(classes)} here, and is not read."
+    if any(counts[one] != 1 for one in own):
+        return len(stated) in (len(own), len(own) + 1)
+    statement_of = {part: one for one in stated for part in one.parts}
+    return not joins_classes([" ".join(statement_of[one].beside(one)) for one in own])
 
 
 def _is_beside_parts(name: str, classes: set[str]) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
-from colabstage.layouts.columns import other_number, same_partition, show, splits_of_column
+from colabstage.layouts.columns import same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
 from colabstage.layouts.formats.tables import parse_table
 from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, lines_of
@@ -78,14 +78,12 @@ class Lookup:
 
     @classmethod
     def of(cls, files: FileEntries) -> Lookup:
-        """Return the index of some files' names."""
         return cls(files.names, files.folders[0])
 
     # Each index is built when first needed: for a million names each takes a second.
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Return the number of each name."""
         return dict(zip(self.names, range(len(self.names)), strict=True))
 
     @cached_property
@@ -197,7 +195,6 @@ class _Index:
                 numbers.append(self.last[name])
 
     def get(self, name: str) -> Sequence[int]:
-        """Return the positions of a name."""
         found = self.several.get(name)
         return found if found is not None else (self.last[name],) if name in self.last else ()
 
@@ -246,11 +243,8 @@ class _Named(NamedTuple):
     """How many other names are those of no file."""
 
 
-def lists_state(
-    source: Source, found: Evidence, *, stated: dict[str, str] | None = None, within: str = ""
-) -> tuple[Evidence, list[str]]:
-    """Add the splits of samples from lists named after splits, and from tables of a path and a split, if there are any;
-    and return the lists that are not read because they do not say which split each sample is of.
+def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | None = None, within: str = "") -> Evidence:
+    """Add the splits of samples from lists named after splits, and from tables of a path and a split, if there are any.
 
     A list has one path in each line, with or without its extension, from whichever folder on. What none names is left
     out if there is a list of what to train on, and otherwise trained on. Several of one split are folds, of which
@@ -260,11 +254,11 @@ def lists_state(
     """
     table = found.table
     if not isinstance(table.inputs.source, TreeFiles):
-        return found, []
+        return found
     own = _lists_within(source, found, within) if within and stated is None else {}
     names, within = stated or own or _lists_called(source, found), within if own else ""
     if not 0 < len(names) <= MOST_LISTS:
-        return found, []
+        return found
     rows = _Rows.of(source, table.inputs.source.entries)
     lookup = rows.lookup
     ids, by_id = paths_by_id(source, lookup)
@@ -312,17 +306,20 @@ def lists_state(
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     if not lists:
-        return found.noting(f"None of the {table.unit} is named in {listed(sorted(names))}; these are not read."), []
+        return found
     used = [one.name for one in lists]
     # Lists are folds, or nothing is left to train on.
     by_name = [names[name] for name in used if names[name]]
     are_folds = not within and stated is None and len({*by_name}) < len(by_name)
     is_all = "train" not in splits and len(np.unique(np.concatenate([one.files for one in lists]))) == len(lookup)
     if table.splits is None and (are_folds or is_all):
-        return found, used
+        note = (
+            f"Not read: {listed(sorted(used))}, which may say what is held out. Lists train.txt and val.txt are read."
+        )
+        return replace(found, used=found.used.union(used)).noting(note)
     table = table if table.splits is not None else _with_listed_splits(source, rows, table, lists, [*splits])
-    made = replace(found, table=table, used=found.used.union(used, {ids} - {""}))
-    return made.noting(*_about_labels(source, found, rows, lists)), []
+    _check_numbers(source, found, rows, lists)
+    return replace(found, table=table, used=found.used.union(used, {ids} - {""}))
 
 
 def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
@@ -404,9 +401,9 @@ def _lines_in(text: str, split: str) -> _Lines:
     return [split] * len(lines), normal_names(plain), more
 
 
-def _about_labels(source: Source, found: Evidence, rows: _Rows, lists: list[_Named]) -> list[str]:
-    """Return notes on the numbers after the names, which are classes in Caffe's lists. If folders or names are guessed
-    to be the classes and the numbers divide the samples differently, refuse them."""
+def _check_numbers(source: Source, found: Evidence, rows: _Rows, lists: list[_Named]) -> None:
+    """Refuse numbers after the names, which are classes in Caffe's lists, that divide the samples differently than
+    folders or names that are guessed to be the classes."""
     # One number for all samples, or a different one for each, is not a class.
     kinds = {text for one in lists for text in one.beside or [""]}
     labels = class_of_samples(found.table) if len(kinds) > 1 and all(map(_NUMBER.fullmatch, kinds)) else []
@@ -416,18 +413,14 @@ def _about_labels(source: Source, found: Evidence, rows: _Rows, lists: list[_Nam
     beside = (pair for one in lists for pair in zip(one.files.tolist(), one.beside, strict=False))
     numbered = [(row, text) for number, text in beside for row in rows_of.get(number, ())]
     if not len(kinds) < len(numbered):
-        return []
+        return
     file, table = lists[0].name, found.table
-    if same_partition([labels[row] for row, _ in numbered], [text for _, text in numbered]):
-        pairs = sorted({(table.classes.index(labels[row]), int(text)) for row, text in numbered})
-        odd = other_number(table.classes, dict(pairs))
-        return [f"The numbers in '{file}' are not read, and number classes otherwise: {odd}."] if odd else []
-    if found.is_guess:
+    are_same = same_partition([labels[row] for row, _ in numbered], [text for _, text in numbered])
+    if found.is_guess and not are_same:
         why = f"samples with numbers that divide them otherwise than {found.who} (first '{table.keys[numbered[0][0]]}')"
         how = "Where they are the labels, write a table with a path, a label and a split in each row in its place."
         msg = f"{_contradiction(source, {one.name for one in lists}, file, why, table)} {how}"
         raise BrokenDatasetError(msg)
-    return []
 
 
 def _contradiction(source: Source, lists: Iterable[str], file: str, why: str, table: SampleTable) -> BrokenDatasetError:
@@ -510,10 +503,7 @@ def read_class_list(source: Source) -> tuple[list[str], ClassList]:
     names = {one.names: name for name, one in reversed(found.items()) if one.names}
     if len(names) > 1:
         (other, second), (first, one) = list(names.items())[-2:]
-        msg = (
-            f"'{one}' names the classes {listed(first, 4)}, and '{second}' {listed(other, 4)}: two datasets, whose "
-            "numbers mean different classes. Stage their folders one by one, or give all one list."
-        )
+        msg = f"'{one}' names the classes {listed(first, 4)}, and '{second}' {listed(other, 4)}. Give all one list."
         raise BrokenDatasetError(msg)
     return list(found), ClassList(
         next(iter(names), ()),
@@ -597,6 +587,6 @@ def _in_order(file: str, names: Any) -> tuple[str, ...]:
 
 def _odd(name: str, what: str) -> BrokenDatasetError:
     return BrokenDatasetError(
-        f"'{name}' has class names in a form that is not read here ({what}); expected names: ['car', 'dog'], or one in "
-        "each line below it, as '- car' or '0: car', numbered from 0 without a gap, and kpt_shape: [17, 3] for poses."
+        f"'{name}' has class names in a form that is not read ({what}); expected names: ['car', 'dog'], or '- car' or "
+        "'0: car' in each line below it, and kpt_shape: [17, 3] for poses."
     )

@@ -36,7 +36,6 @@ _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
 BY_NAME = IMAGE_FOLDER._replace(layout="file_names")
 # The part before the last number of a name, 25_0_2 in 25_0_2_20170116; and that behind the first, cat in 12_cat.
 _BEFORE_NUMBER = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
-_WORDS_OF_NAMES = re.compile(r"[^ _.-]+")
 _BEHIND_NUMBER = r"(?:^|/)\d+[ _.()-]*([A-Za-z][^/]*)\.\w+$"
 
 
@@ -95,10 +94,6 @@ def nothing_states(source: Source) -> Evidence:
         notes.append(f"All are in the folder '{folders[0]}'; layout='image_folder' makes it their class.")
     if not any(splits_of):
         notes.append("Rows of 'train' are in random order; with splits={'test': 1.0} they keep that of their names.")
-    of_masks = np.array([words.holds_targets(words.folder_of(f"{folder}/")) for folder in folders])[of_files]
-    if of_masks.any():
-        first = images.names[int(np.argmax(of_masks))]
-        notes.append(f"{format_count(of_masks.sum(), 'images')} may be masks by their folders (first '{first}').")
     table = SampleTable(
         layout="images",
         keys=images.names,
@@ -107,7 +102,7 @@ def nothing_states(source: Source) -> Evidence:
         splits=known_splits([splits_of[number] for number in of_files.tolist()]),
         notes=tuple(notes),
     )
-    return Evidence(table, "nothing", others=source.files.not_ending_in(words.IMAGES))
+    return Evidence(table, "nothing")
 
 
 def names_may_say(source: Source) -> str:
@@ -120,16 +115,14 @@ def names_may_say(source: Source) -> str:
     if len(pairs) > 1 and 4 * len(pairs) > len(names):
         (one, other), (stem, its) = pairs[0], map(stem_of, pairs[0])
         return (
-            f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}', or "
-            f"another part of the sample. If it is the mask: layout=image_masks('{its.removeprefix(stem)}'), from "
-            f"colabstage.options. If each is a sample: {without}"
+            f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}': "
+            f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options. If each is a sample: {without}"
         )
     for pattern, place in ((_BEFORE_NUMBER, "before the last number"), (_BEHIND_NUMBER, "behind the number")):
         if words := _parts_of_names(names, pattern):
             return (
-                f"The images of '{source.label}' are in no folders of classes, but their names may say the class: "
-                f"{listed(words)}. Say which part it is: layout=file_names(r'{pattern}'), from colabstage.options, for "
-                f"what comes {place}. {without}"
+                f"The names of the images of '{source.label}' may say their class: {listed(words)}. If so: "
+                f"layout=file_names(r'{pattern}'), from colabstage.options, for what comes {place}. {without}"
             )
     return ""
 
@@ -154,20 +147,8 @@ def _parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
     return sorted(found) if all(matches) and 1 < len(found) <= len(names) / 2 else []
 
 
-def clips_may_say(names: Sequence[str]) -> str:
-    """Write the layouts that take one word of the clips' names as their class; "" if no word divides them."""
-    ways = []
-    for place in range(min(len(_WORDS_OF_NAMES.findall(stem_of(name))) for name in names)):
-        pattern = rf"(?:^|/)(?:[^/ _.-]+[ _.-]+){{{place}}}([^/ _.-]+)[^/]*$"
-        found = _parts_of_names(names, pattern)
-        ways += [f"layout=audio_clips(pattern=r'{pattern}') for {listed(found, 4)}"] if found else []
-    return "; ".join(ways)
-
-
 # --- folders ----------------------------------------------------------------------------------------------------------
 
-# Pictures in unreadable formats: a folder of them is a class whose samples are missing.
-_OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
 # How many duplicated images are read to make sure that they are equal.
 _COMPARED = 8
 _PART_ENDS = frozenset(
@@ -205,7 +186,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     paths, folder_of_file = files.folders
     split_paths = [tuple(path.split("/")) if path else () for path in paths]
     filled = [(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(split_paths)]
-    folders = _unwrap([*filled, *_without_files(source, kind, filled)])
+    folders = _unwrap([*filled, *_without_files(source, filled)])
     splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source, paths)
     every = sorted(_classes_in(folders, splits, level))
     flat = _flat_splits(every) if splits and level is None else set()
@@ -254,21 +235,16 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
             *(f"Classes of '{one}' are read." for one in lists),
         ),
     )
-    others = source.files.not_ending_in(kind.extensions)
-    return Evidence(table, "the folders", frozenset(lists), is_guess=True, others=others)
+    return Evidence(table, "the folders", frozenset(lists), is_guess=True)
 
 
-def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:
+def _without_files(source: Source, filled: list[_Folder]) -> list[_Folder]:
     """Find the folders without files of the kind that are empty or hold only pictures in unreadable formats."""
-    names = set(source.tree.empty_folders)
-    # Covers and spectrograms beside audio are not a class.
-    if kind.extensions != words.SOUNDS:
-        names |= {folder for folder in source.ending_in(_OTHER_PICTURES).folders[0] if folder}
     # A folder above one with files is not a class of its own.
     used = {parts[:depth] for parts, _ in filled for depth in range(1, len(parts) + 1)}
     return [
         (parts, -1)
-        for parts in sorted({tuple(name.split("/")) for name in names} - used)
+        for parts in sorted({tuple(name.split("/")) for name in source.tree.empty_folders} - used)
         if not any(map(words.is_foreign, parts)) and not words.is_split(parts[-1]) and not words.is_role(parts[-1])
     ]
 
@@ -375,10 +351,7 @@ def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
 def _place_of(parts: tuple[str, ...], level: int) -> int:
     at = level - 1 if level > 0 else len(parts) + level
     if not 0 <= at < len(parts):
-        msg = (
-            f"folders(level={level}): '{'/'.join(parts)}' is {format_count(len(parts), 'folders')} deep. Choose a "
-            "level that every sample has; -1 is the innermost."
-        )
+        msg = f"folders(level={level}): '{'/'.join(parts)}' is {len(parts)} folders deep. -1 is the innermost."
         raise LayoutError(msg)
     return at
 
@@ -415,10 +388,7 @@ def _listed_classes(source: Source, names: list[str], classes: list[str]) -> dic
         # A list from another dataset, or with other words than the folders' names, would mislabel everything.
         wrong = next((name for name, label in found.items() if label not in classes), None)
         if wrong is not None:
-            msg = (
-                f"'{entry.name}' gives the class '{found[wrong]}', but no folder has that name, to '{wrong}'; expected "
-                f"one of {listed(classes)}. Correct the list."
-            )
+            msg = f"'{entry.name}' gives '{wrong}' the class '{found[wrong]}', which no folder has. Correct the list."
             raise BrokenDatasetError(msg)
         return {entry.name: found}
     return {}
@@ -435,10 +405,7 @@ def _notes(found: list[_Class], classes: list[str], noun: str) -> Iterator[str]:
     numbered = all(name.isascii() and name.isdecimal() and len(name) < 20 for name in names)
     odd = next((place for place, name in enumerate(names) if numbered and int(name) != place), None)
     if odd is not None:
-        yield (
-            "The folders have numbers as names, and labels are other numbers: positions in the text order of these "
-            f"names, in which '{names[odd]}' is {odd}. classes[label] is the folder's name."
-        )
+        yield f"The folders have numbers as names; labels are their positions: '{names[odd]}' is {odd}, classes[{odd}]."
     if empty := sorted({*classes}.difference(names)):
         yield f"The folders {listed(empty)} hold no {noun}; they still count as classes, as in torchvision."
 

@@ -211,7 +211,6 @@ class Source:
         return rest
 
     def ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
-        """Return the files with one of these extensions."""
         # Every layout asks for the images, and their folders.
         if extensions not in self._by_extensions:
             self._by_extensions[extensions] = self.files.ending_in(extensions)
@@ -243,11 +242,9 @@ class Source:
         return self._hold(entry, read_with_retry(lambda: self.tree.read(entry), entry.name)) if held is None else held
 
     def text(self, entry: FileEntry) -> str:
-        """Return the text of one file."""
         return decode_text(self.read(entry))
 
     def head(self, entry: FileEntry, length: int) -> bytes:
-        """Return the first bytes of one file."""
         if entry.name in self._held or entry.size <= min(length, _HELD_BYTES):
             return self.read(entry)[:length]
         head = self._heads.get(entry.name, b"")
@@ -290,17 +287,13 @@ class Source:
         return made
 
     def texts(self, entries: Iterable[FileEntry]) -> dict[str, str]:
-        """Return the texts of some files by name, in their order."""
         return self.parse(entries, lambda _, content: decode_text(content))
 
     def notes_on_encodings(self, names: Collection[str]) -> Iterator[str]:
         """Yield a note for each of some texts that was read as Latin-1, although another encoding may be meant."""
         for name, line in self._guessed.items():
             if name in names:
-                yield (
-                    f"'{name}' is not in UTF-8 and was read as Latin-1 ('{show(line)}'). If that is not what it says, "
-                    "save it as UTF-8."
-                )
+                yield f"'{name}' is not in UTF-8 and was read as Latin-1 ('{show(line)}'); or save it as UTF-8."
 
     def _hold(self, entry: FileEntry, content: bytes) -> bytes:
         if entry.name.lower().endswith(_TEXTS) and not content.isascii():
@@ -438,12 +431,6 @@ def broken(where: str, found: str, expected: str = "", *, line: int = 0) -> Brok
 
     >>> str(broken("a.txt", "'x y' is not a box", "four numbers", line=3))
     "'a.txt', line 3: 'x y' is not a box; expected four numbers."
-
-    Args:
-        where: the file, or the sample in it.
-        found: what is there.
-        expected: what should be there.
-        line: the line of the file.
     """
     place = f"'{where}'{f', line {line}' if line else ''}"
     return BrokenDatasetError(f"{place}: {found}{f'; expected {expected}' if expected else ''}.")

@@ -265,10 +265,7 @@ def compare_fields(
     fields: tuple[str, str] = ("label", "text"),
 ) -> dict[Label, Label]:
     """Return the other value of each label, if both divide the samples in the same way; empty if one divides them
-    further, or the others are captions.
-
-    Raises:
-        BrokenDatasetError: both are classes, and divide the samples differently.
+    further, or the others are captions. Both being classes that divide the samples differently is an error.
     """
     found: dict[tuple[Label, Label], str] = {}
     columns = (values.tolist() if isinstance(values, np.ndarray) else values for values in (labels, others))
@@ -384,7 +381,6 @@ def make_boxes(
 
 
 def decode_label(content: bytes, name: str) -> str:
-    """Return a label's text."""
     try:
         # Editors on Windows begin a text with a byte order mark, which would become part of the label.
         return content.decode("utf-8-sig").strip()
@@ -574,7 +570,6 @@ class ScanWindow:
         return self._data[begin : begin + length]
 
     def close(self) -> None:
-        """Release the shard's handle."""
         self._shard.rest()
 
 

@@ -72,12 +72,10 @@ class LeadingTable:
 
     @property
     def name(self) -> str:
-        """Return the table's name."""
         return self.table.name
 
     @property
     def files(self) -> set[int]:
-        """Return the numbers of the files."""
         return set(self.leads.values()) - {SEVERAL}
 
     @property
@@ -148,7 +146,7 @@ class TableSearch:
         # From here on a table has claimed the files, so nothing weaker counts.
         try:
             found = self._state()
-            return found if found.table.splits is not None else lists_state(self.source, found)[0]
+            return found if found.table.splits is not None else lists_state(self.source, found)
         except BrokenDatasetError:
             raise
         except LayoutError as error:
@@ -160,7 +158,6 @@ class TableSearch:
 
     @cached_property
     def tables(self) -> dict[str, Table]:
-        """Return the tables to search, by name."""
         if self.described is not None:
             return dict(self.described)
         # A submission names the test images with one made-up label.
@@ -251,10 +248,9 @@ class TableSearch:
         for table in [*self.tables.values()][:1]:
             # Shown together, 1.JPG and 1.jpg, or 7 and 00007.png, explain the mistake.
             cells = listed([show(column.cells[0]) for column in table.columns[:_PLAIN_COLUMNS] if table.count])
-            numbered = "" if all(table.header) else " A column without a name numbers the rows."
             shown = (
                 f" The first row of '{table.name}' is {cells}, and a file is called '{self.files.names[0]}'. Write "
-                f"paths as the files are called.{numbered}"
+                "paths as the files are called."
             )
             if not table.count:
                 shown = f" '{table.name}' {'has a header and no rows' if table.columns else 'is empty'}."
@@ -292,10 +288,7 @@ class TableSearch:
             pairs = zip(best.cells[:_COMPARED], other.cells[:_COMPARED], strict=True)
             differs = its_rank == rank and any(leads.get(one) != its_leads.get(two) for one, two in pairs)
             if differs or (not rank[0] and other is not best and self._is_path_instead(other, best)):
-                msg = (
-                    f"'{table.name}' names files in the columns '{best.name}' and '{other.name}', but not the same "
-                    "ones. Bring those that are missing, correct the paths, or call the right column 'path'."
-                )
+                msg = f"'{table.name}' names different files in '{best.name}' and '{other.name}'. Call one 'path'."
                 raise BrokenDatasetError(msg)
         # If a first row is not a path to a file, or is the name of a path column, it is a header.
         first = () if best.plain in words.PATHS else self.lookup.search(best.name, folder)
@@ -306,9 +299,8 @@ class TableSearch:
             row = listed([show(cell) for cell in table.header])
             label = next((one.name for one in bare.columns[1:] if not one.is_numeric), bare.columns[1].name)
             bare.fault = (
-                f"'{table.name}' has {len(bare.columns)} columns and no header that says what they are (first row "
-                f"{row}). Write one above it, such as path,label, or path,xmin,ymin,xmax,ymax,class for boxes; or say "
-                f"which column is the label: layout=table_rows(labels=[{label!r}])."
+                f"'{table.name}' has {len(bare.columns)} columns and no header (first row {row}). Write one, such as "
+                f"path,xmin,ymin,xmax,ymax,class, or say which is the label: layout=table_rows(labels=[{label!r}])."
             )
         path, leads = bare.columns[table.columns.index(best)], leads | {best.name: only(first)}
         return LeadingTable(bare, path, leads, has_header=False)
@@ -378,8 +370,7 @@ class TableSearch:
                 notes.append(f"Not used: {listed([one.name for one in found if one not in stating])}, without labels.")
                 return stating
             msg = (
-                f"Several tables do ({listed([one.name for one in found])}), and they are not the splits of one "
-                "dataset, called train, test and so on. Say which one to use: "
+                f"Several tables do ({listed([one.name for one in found])}), and not as splits. Say which: "
                 f"layout=table_rows(table={stating[0].name!r}), from colabstage.options."
             )
             raise LayoutError(msg)
@@ -506,10 +497,7 @@ class TableSearch:
                 row = int(np.argmax(leads == SEVERAL))
                 there = self.lookup.search(cells[row], folder, split=own[row] or table.split)
                 names = listed([self.files.names[number] for number in there])
-                msg = (
-                    f"'{show(cells[row])}' in '{table.name}' may be {names}. Write the folder before the name, or move "
-                    "the copies away."
-                )
+                msg = f"'{show(cells[row])}' in '{table.name}' may be {names}. Write the folder before the name."
                 raise LayoutError(msg)
             rows = np.flatnonzero(leads >= 0)
             files.append(leads[rows])
@@ -533,9 +521,8 @@ class TableSearch:
         least, first = (min((number for _, number in one), default=0) for one in (stated, called))
         if len(stated) == len(cells) and {(word, number + first - least) for word, number in stated} == called:
             msg = (
-                f"The rows count from {least} and the {self.kind.noun} from {first}, so each may mean another file "
-                "than that of its number. Write paths as the files are called; or, if they are, take out the rows "
-                "without a file and the files without a row."
+                f"The rows count from {least} and the {self.kind.noun} from {first}. Write paths as files are called, "
+                "or take out the rows without a file and the files without a row."
             )
             raise LayoutError(msg)
 

@@ -78,7 +78,6 @@ class StoredArray:
 
     @classmethod
     def joined(cls, name: str, parts: Sequence[StoredArray]) -> StoredArray:
-        """Return the rows of several arrays in sequence."""
         return cls(
             name,
             (sum(part.shape[0] for part in parts), *parts[0].shape[1:]),
@@ -96,7 +95,6 @@ class StoredArray:
 
     @property
     def is_text(self) -> bool:
-        """Tell whether it holds words."""
         return self.dtype.kind in "USO"
 
     @classmethod
@@ -121,10 +119,7 @@ class NpyHeader(NamedTuple):
     @property
     def trouble(self) -> str:
         if self.dtype.hasobject:
-            return (
-                "it holds pickled Python objects, which run code when they are loaded and are never loaded here; save "
-                "plain numbers, of one shape, instead"
-            )
+            return "it holds pickled Python objects, which may run code and are never loaded; save numbers of one shape"
         names = self.dtype.names
         return "" if names is None else f"it holds records ({', '.join(names)}); save each field as an array"
 
@@ -201,7 +196,6 @@ def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
 
 
 def decode_npy(content: Any) -> NDArray[Any]:
-    """Return the array of a .npy file."""
     try:
         # Not by numpy's reader, which parses each header again.
         shape, dtype, fortran, start = npy_header(bytes(content[:MAX_HEADER_BYTES]))
@@ -233,11 +227,8 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[Stor
         path = tree.path_of(entry)
         place = str(path) if path is not None else tree.label if tree.kind == "file" else "PATH"
         # As arrays, its samples would lose their names, and files their form.
-        raise broken(
-            entry.name,
-            f"it is a pack that colabstage made, so it needs no staging. Open it with dataset_h5({place!r}); from a "
-            f"slow disk or an address copy it first, fetch_files({place!r}, 'data.h5')",
-        )
+        how = f"open it with dataset_h5({place!r}), or fetch_files({place!r}, 'data.h5') first"
+        raise broken(entry.name, f"it is a pack that colabstage made, so it needs no staging: {how}")
     found: list[StoredArray] = []
     try:
         for key, node in _datasets(file, entry.name, alone=tree.path_of(entry) is None):
@@ -324,10 +315,7 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
     base = h5py.check_vlen_dtype(dataset.dtype)
     trouble = "" if dataset.dtype.kind in "biuf" else f"it holds {dataset.dtype}, which are not numbers of one kind"
     if base is not None:
-        trouble = (
-            f"each of its rows has any number of {base} values (HDF5's variable-length type), and a pack holds rows of "
-            "one shape. Pad or cut them to one length, or read the file as it is with dataset_h5"
-        )
+        trouble = f"each row has any number of {base} values; cut them to one length, or read it with dataset_h5"
     return StoredArray(name, shape, native, rows, whole, trouble)
 
 
@@ -539,16 +527,12 @@ class _ClipDecoder:
             mean: NDArray[np.float64] = values.mean(axis=1, keepdims=True, dtype=np.float64)
             values = (np.rint(mean) if values.dtype.kind == "i" else mean).astype(values.dtype)
         if rate != self.rate or values.shape[1] != self.channels:
-            msg = (
-                f"The clip has {rate:,} Hz and {values.shape[1]} channels; expected {self.rate:,} Hz and "
-                f"{self.channels}, like the others."
-            )
+            form = f"{self.rate:,} Hz and {self.channels} channels"
+            msg = f"The clip has {rate:,} Hz and {values.shape[1]} channels; expected {form}, like the others."
             raise DecodeError(msg)
         if self.options.length is None and len(values) != self.length:
-            msg = (
-                f"The clip has {len(values):,} samples and the others {self.length:,}. Choose one length for "
-                f"all: {_example(f'length={self.length}')}."
-            )
+            how = _example(f"length={self.length}")
+            msg = f"The clip has {len(values):,} samples and the others {self.length:,}. Choose one length: {how}."
             raise DecodeError(msg)
         # Zeros are silence, in either dtype.
         row: NDArray[Any] = np.zeros((self.length, self.channels), values.dtype)

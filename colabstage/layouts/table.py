@@ -237,10 +237,8 @@ class Arrays(_OfSource):
         # Longer floats have a different layout on each kind of machine, and HDF5 has no dates.
         if self.dtype.kind not in "biufc" or self.dtype.itemsize > (16 if self.dtype.kind == "c" else 8):
             name = f"'{self.source.name(0)}' has" if len(self.source) else "They have"
-            msg = (
-                f"{name} dtype {self.dtype}, which cannot be stored; expected whole numbers, floats of at most 64 "
-                'bits, or bool. Convert them first, for example .astype("float64") or, of dates, .astype("int64").'
-            )
+            expected = "whole numbers, floats of at most 64 bits, or bool"
+            msg = f'{name} dtype {self.dtype}; expected {expected}. Convert them first, for example .astype("float64").'
             raise LayoutError(msg)
 
     def to_array(self, content: Content) -> NDArray[Any]:
@@ -441,22 +439,13 @@ class SampleTable:
         if not len(places):
             return
         if len(turned):
-            why = (
-                f": it ends before it begins, as do {len(turned):,} of {len(places):,} in all; expected x0 <= x1 and "
-                "y0 <= y1. Correct the annotations, or take these out."
-            )
+            why = f": it ends before it begins, as do {len(turned):,} in all; expected x0 <= x1 and y0 <= y1."
         # A few boxes far beyond the image are wrong; if most are, their unit is.
         elif boxes.relative and float(np.median(places[:, 2:])) > _FAR_OUTSIDE:
-            why = (
-                ", and most reach beyond 2: they look like pixels, and here they are parts of the image's width and "
-                "height. Divide them by these."
-            )
+            why = ", as pixels are, and here boxes are parts of the image's width and height. Divide them by these."
         # Pixels that small would be integers.
         elif not boxes.relative and places.max() <= 1 and (places != np.rint(places)).any():
-            why = (
-                ", and no box reaches beyond 1: they look like parts of the image's width and height, and these are in "
-                "pixels. Multiply them; a layout of your own may also say Boxes(relative=True)."
-            )
+            why = ", as parts of the image's width and height are; here boxes are in pixels. Multiply them by these."
         else:
             return
         first = int(turned[0]) if len(turned) else 0

@@ -134,7 +134,6 @@ def is_image(name: str) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Tell whether a file of this name is a table."""
     return name.lower().endswith(TABLES)
 
 

@@ -198,10 +198,7 @@ BOXES = [
           ("make-sense", "label_name,bbox_x,bbox_y,bbox_width,bbox_height,image_name,image_width,image_height", "{c},5,6,20,10,{i}.jpg,64,48", "bbox_width"),
           ("bbox_x1", "image,label,bbox_x1,bbox_y1,bbox_x2,bbox_y2", "{i}.jpg,{c},5,6,25,16", "bbox_x1"),
           ("x_1 and width", "image_id,x_1,y_1,width,height,label", "{i}.jpg,5,6,20,10,{c}", "x_1"),
-          ("x1 and width", "image,x1,y1,width,height,label", "{i}.jpg,5,6,20,10,{c}", "x1"),
           ("startX", "image,label,startX,startY,endX,endY", "{i}.jpg,{c},5,6,25,16", "startX"),
-          ("xtl", "image,label,xtl,ytl,xbr,ybr", "{i}.jpg,{c},5,6,25,16", "xtl"),
-          ("minx", "image,label,minx,miny,maxx,maxy", "{i}.jpg,{c},5,6,25,16", "minx"),
           ("one column", "image,label,box", '{i}.jpg,{c},"5 6 20 10"', "'box'"),
       ]),
     row("COCO lists an image under two ids", files("images/f{0..2}.png", {"annotations.json": {
@@ -210,9 +207,7 @@ BOXES = [
         right=[found("train: boxes cell 4"), refused("f1.png", but_not="all but one file")]),
     row("images made smaller than their boxes", files("train/a{0..5}.png", {
         "train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\n" + "".join(f"a{i},Cardiomegaly,{691 + i},1375,1653,1831\n" for i in range(6))}),
-        right=[refused("5 more images .*outside")]),
-    row("one image made smaller than its boxes", files("train/a0.png", {"train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\na0,Cardiomegaly,691,1375,1653,1831\n"}),
-        right=[refused("outside", but_not="more")]),
+        right=[refused("outside")]),
     row("a table of boxes states another size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,640,480,{c},1,2,30,40"), right=[refused("480 x 640")]),
     row("a table of boxes states the size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,64,48,{c},1,2,30,40"), right=[found("train: boxes cat 2, dog 2")]),
     row("width and height of the boxes", table("filename,class,xmin,ymin,xmax,ymax,width,height", "{i}.jpg,{c},0,0,30,40,30,40"), right=[found("train: boxes cat 2, dog 2")]),
@@ -365,7 +360,6 @@ TABLES = [
     row("a number for all but one", files("images/{0..5}.jpg", {"labels.csv": "image,age\n" + "".join(f"{i}.jpg,{i * 3.5 if i else 'NA'}\n" for i in range(6))}), layout=table_rows(labels=["age"]),
         right=[refused("'NA'", but_not="separator=','")]),
     row("no column that looks like the label", files("images/{0..5}.jpg", {"labels.csv": "image,pid\n" + "".join(f"{i}.jpg,p{i}\n" for i in range(6))}), right=[refused("None of the columns 'pid'")]),
-    row("a column for each class", table("image,cat,dog", "{i}.jpg,1,0"), right=[noted("'cat', 'dog' has a single 1.*argmax")]),
     *(row(f"pixels: {name}", files("", {"train.csv": "label," + ",".join(columns) + "\n" + ("1," + ",".join("3" * 16) + "\n") * 4}), right=[refused("follows")])
       for name, columns in {
           "one is missing": [f"pixel{i + (i > 7)}" for i in range(16)], "from the last": [f"pixel{15 - i}" for i in range(16)],
@@ -406,15 +400,15 @@ PARTITION: dict[str, Any] = {"list_eval_partition.txt": "".join(f"0{i}.jpg {max(
 IDENTITY: dict[str, Any] = {"identity_CelebA.txt": "".join(f"0{i}.jpg {(28, 31)[i % 2]}\n" for i in range(6))}
 ATTRIBUTES: dict[str, Any] = {"list_attr_celeba.txt": "6\nSmiling Young\n" + "".join(f"0{i}.jpg {(-1, 1)[i % 2]:2d}  1\n" for i in range(6))}
 NUMBERED_LISTS: list[tuple[str, Callable[[int, int], int], Callable[[Packed], bool]]] = [
-    ("the same", lambda n, i: n, lambda packed: not noted("numbers")(packed)), ("another order", lambda n, i: 1 - n, noted("'cat' is 1 there, and 0 here")), ("from 1", lambda n, i: 1 + n, noted("'cat' is 1 there, and 0 here")),
-    ("other labels", lambda n, i: i % 2, refused("train.txt.*divide")), ("one each", lambda n, i: 9 * n + i, SAME_ORDER), ("yes and no", lambda n, i: (-1, 1)[(n + i) % 2], SAME_ORDER),
+    ("from 1", lambda n, i: 1 + n, found("train: cat 3, dog 3; val: cat 1, dog 1")), ("other labels", lambda n, i: i % 2, refused("train.txt.*divide")),
+    ("one each", lambda n, i: 9 * n + i, SAME_ORDER), ("yes and no", lambda n, i: (-1, 1)[(n + i) % 2], SAME_ORDER),
 ]
 # Lists that share the numbers of images: what each says of number i of class n.
 BY_IDS: list[tuple[str, dict[str, Callable[[int, int], object]], Callable[[Packed], bool]]] = [
     ("a split", {"train_test_split.txt": lambda n, i: int(i < 2)}, found("train: cat 2, dog 2; test: cat 2, dog 2")),
     ("labels, boxes and a split", {"image_class_labels.txt": lambda n, i: n + 1, "bounding_boxes.txt": lambda n, i: "1 2 3 4", "train_test_split.txt": lambda n, i: int(i > 0)}, found("train: cat 3, dog 3; test: cat 1, dog 1", note="same classes are in 'd/image_class_labels.txt'")),
     ("labels of another division", {"image_class_labels.txt": lambda n, i: i % 2}, refused("image_class_labels.txt")),
-    ("a split that may be either way round", {"split.txt": lambda n, i: int(i < 2)}, noted("'d/split.txt', which may say what is held out")),
+    ("a split that may be either way round", {"split.txt": lambda n, i: int(i < 2)}, noted("'d/split.txt'")),
 ]
 
 
@@ -431,7 +425,7 @@ FOLDERS = [
           ("train", "val/{cat,dog}/{0..2}.jpg images/v{0..3}.jpg", "train.csv", "cat dog cat dog", found("train: cat 2, dog 2; val: cat 3, dog 3")),
           ("numbers", "train/{0,1}/{0..2}.jpg val/v{0..3}.jpg", "val.csv", "1 1 1 0", found("train: 0 3, 1 3; val: 0 1, 1 3")),
           ("a class of its own", "train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", "val.csv", "cat dog cat bus", found("train: cat 3, dog 3; val: bus 1, cat 2, dog 1")),
-          ("noted", "train/{cat,dog,bus}/{0..2}.jpg val/v{0..3}.jpg test/{7..8}.jpg", "val.csv", "cat dog cat dog", noted("'train' are the folders, those of 'val' the rows of 'val.csv'")),
+          ("beside a test", "train/{cat,dog,bus}/{0..2}.jpg val/v{0..3}.jpg test/{7..8}.jpg", "val.csv", "cat dog cat dog", found("train: bus 3, cat 3, dog 3; val: cat 2, dog 2")),
           ("other words", "train/{cat,dog}/{0..2}.jpg val/v{0..3}.jpg", "val.csv", "Cat Dog Cat Dog", refused("both are read.*train/cat")),
           ("one split", "train/{cat,dog}/{0..2}.jpg train/v{0..3}.jpg", "train.csv", "cat dog cat dog", refused("both are read.*train/cat"))]),
     *(row(f"numbers in lists of splits: {name}", files("{cat,dog}/{0..3}.jpg", {
@@ -470,13 +464,13 @@ FOLDERS = [
     *(row(f"{number} images a number in {file}, by bare name beside folders", files("cat/{0..3}a.jpg dog/{4..7}a.jpg", {file: "".join(f"{i}a.jpg {i // number % 2}\n" for i in range(8))}), right=[right])
       for file in ("labels", "classes.log") for number, right in [(4, noted(f"same classes are in '{file}'")), (2, refused(file))]),
     *(row(f"a list of {name} division beside a table of boxes", files("img/{0..5}.jpg", {"boxes.csv": "file,label,xmin,ymin,xmax,ymax\n" + "".join(f"{i}.jpg,{'ab'[i % 2]},1,1,3,3\n" for i in range(6)), "list.txt": "".join(f"{i}.jpg {i // number % 2}\n" for i in range(6))}), right=[right])
-      for name, number, right in [("the same", 1, noted("Not read: 'list.txt'")), ("another", 2, refused("'boxes.csv' and by 'list.txt'"))]),
+      for name, number, right in [("the same", 1, noted("'list.txt'")), ("another", 2, refused("'boxes.csv' and by 'list.txt'"))]),
     *(row(f"{stated} of another division than the folders of {labels}", files("train/{0,1}.jpg val/{2,3}.jpg", {**IN_SPLITS[labels], **OTHER_SPLITS[stated]}), right=[refused("val/2.jpg", but_not="Not read")])
       for labels in IN_SPLITS for stated in OTHER_SPLITS),
     row("a column of another division than the folders", files("train/{0,1}.jpg val/{2,3}.jpg", {"labels.csv": "file,label,split\n0.jpg,cat,train\n1.jpg,dog,train\n2.jpg,cat,train\n3.jpg,dog,val\n"}), right=[refused("'val/2.jpg'.*'train'.*'val'")]),
     row("a column that holds out a part of the folder to train on", files("train/{0..3}.jpg val/{4,5}.jpg", {"labels.csv": "file,label,split\n" + "".join(f"{i}.jpg,{('cat', 'dog')[i % 2]},{('train', 'test', 'val')[i // 2]}\n" for i in range(6))}), right=[found("train: cat 1, dog 1; val: cat 1, dog 1; test: cat 1, dog 1")]),
     *(row(f"names of classes in {file} beside boxes{' and ' * bool(also)}{also}", yolo("a b", {file: content, **dict.fromkeys(filter(None, [also]), "cat\ndog\n")}), right=[noted(file)])
-      for file, content in [("class_names.txt", "dog\ncat\n"), ("labels.txt", "dog\ncat\n"), ("classes.json", ["dog", "cat"])] for also in ("", "classes.txt")),
+      for file, content in [("class_names.txt", "dog\ncat\n"), ("classes.json", ["dog", "cat"])] for also in ("", "classes.txt")),
     *(row(f"lists by ids: {name}", files("d/images/{cat,dog}/a{0..3}.jpg", {"d/images.txt": "".join(f"{n}{i} {one}/a{i}.jpg\n" for n, one in enumerate(("cat", "dog")) for i in range(4)), **{
         f"d/{file}": "".join(f"{n}{i} {cell(n, i)}\n" for n in (0, 1) for i in range(4)) for file, cell in lists.items()}}), right=[right])
       for name, lists, right in BY_IDS),
@@ -501,12 +495,12 @@ BESIDE_FOLDERS = [
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
     row("a table of folders as paths", files("images/p{1..3}/{0..1}.jpg", {"labels.csv": "path,label\nimages/p1/,ill\nimages/p2/,well\nimages/p3/,ill\n"}), right=[found("train: ill 4, well 2")]),
-    row("a table of folders and several labels of each", files(PATIENTS, {"labels.csv": "patient,a,b\np1,0,1\np2,1,1\np3,0,0\n"}), right=[noted("labels.csv.*row for each folder"), found("train: 6 rows with targets of .*")]),
+    row("a table of folders and several labels of each", files(PATIENTS, {"labels.csv": "patient,a,b\np1,0,1\np2,1,1\np3,0,0\n"}), right=[noted("labels.csv")]),
     row("a table of folders that may be classes", files("{cat,dog,bus}/a{0..3}.jpg", {"classes.csv": "name,kind\ncat,pet\ndog,pet\nbus,vehicle\n"}), right=[noted('image_folder')]),
     row("a table of more folders than there are", files(PATIENTS, {"labels.csv": "case,grade\n" + "".join(f"p{i},{i % 2}\n" for i in range(1, 6))}), right=[noted("first 'p4'")]),
     row("tables of folders for each split", files("train/p{1..4}/a{0..1}.jpg test/p{5..6}/b{0..1}.jpg", {"train.csv": "patient,grade\np1,0\np2,1\np3,0\np4,1\n", "test.csv": "patient,grade\np5,0\np6,1\n"}),
         right=[found("train: 0 4, 1 4; test: 0 2, 1 2")]),
-    row("a table of folders and a number of each", files(PATIENTS, {"labels.csv": "patient,age\np1,31.5\np2,44\np3,8\n"}), right=[noted("labels.csv.*row for each folder")]),
+    row("a table of folders and a number of each", files(PATIENTS, {"labels.csv": "patient,age\np1,31.5\np2,44\np3,8\n"}), right=[noted("labels.csv")]),
     row("a table of folders and a number of each, by name", files(PATIENTS, {"labels.csv": "patient,age\np1,31.5\np2,44\np3,8\n"}), layout="table", right=[found("train: 8.0 2, 31.5 2, 44.0 2")]),
     row("a table of folders and what they are called", files("{0..2}/a{0..3}.jpg", {"signs.csv": "ClassId,SignName\n0,stop\n1,go\n2,left\n"}), right=[found("train: 0 4, 1 4, 2 4")]),
     row("a table of splits", files("{train,val}/{cat,dog}/a{0..3}.jpg", {"counts.csv": "split,count\ntrain,8\nval,4\n"}), right=[found("train: cat 4, dog 4; val: cat 4, dog 4")]),
@@ -516,20 +510,16 @@ BESIDE_FOLDERS = [
     *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[found("train: cat 4, dog 4")])
       for name, content in [("labels.txt", "cat\ndog\n"), ("class_to_idx.json", {"cat": 0, "dog": 1}), ("cat/label.txt", "cat\n"), ("{cat,dog}/data.log", "fine\n")]),
     *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[noted(name)])
-      for name, content in [("classes.txt", "dog\ncat\n"), ("labels.txt", "Katze\nHund\n"), ("dog/label.txt", "poodle\n")]),
-    *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[noted("'cat' is 1 there, and 0 here")])
-      for name, content in [("class_to_idx.json", {"dog": 0, "cat": 1}), ("labels.json", {"classes": {"cat": 1, "dog": 2}}), ("classes.csv", "class_id,class\n0,dog\n1,cat\n"), ("classes.json", [{"id": 0, "name": "dog"}, {"id": 1, "name": "cat"}])]),
+      for name, content in [("classes.txt", "dog\ncat\n"), ("labels.txt", "Katze\nHund\n"), ("dog/label.txt", "poodle\n"), ("class_to_idx.json", {"dog": 0, "cat": 1}), ("classes.csv", "class_id,class\n0,dog\n1,cat\n")]),
     row("lists of splits that name nothing", pairs("images/{}.png", "masks/{}.png") | {"train.txt": b"1_0\n1_1\n2_0\n", "val.txt": b"3_0\n"}, right=[
-        found("train: 6 masks.*", note=r"named in 'train\.txt', 'val\.txt'")]),
+        found("train: 6 masks.*", note=r"'train\.txt', 'val\.txt'")]),
     row("lists of splits that are read", files(CLASSES, {"train.txt": "cat/0.jpg\ncat/1.jpg\ndog/0.jpg\ndog/1.jpg\ncat/2.jpg\ndog/2.jpg\n", "test.txt": "cat/3.jpg\ndog/3.jpg\n"}), right=[lambda packed: noted("'test.txt'")(packed) and not noted("left out")(packed)]),
-    row("the same numbers in another order", files(CLASSES, {"class_to_idx.json": {"dog": 1, "cat": 0}}), right=[lambda packed: not noted("class_to_idx.* there")(packed)]),
     *(row(f"labels of folders in JSON: {name}", files(PATIENTS, {"labels.json": content}), right=[refused("labels.json")])
       for name, content in [("in a line", {"p1": 0, "p2": 1, "p3": 0}), ("in lines", '{\n"p1": "ill",\n"p2": "well",\n"p3": "ill"\n}'), ("items", [["p1", 0], ["p2", 1], ["p3", 0]])]),
-    *(row(f"names of numbered classes: {name}", {**made, **files("", {name: content})}, right=[noted(f"{name}.*may name the classes, which are called")])
+    *(row(f"names of numbered classes: {name}", {**made, **files("", {name: content})}, right=[noted(name)])
       for made, name, content in [
-          (files("{1,2,3}/a{0..3}.jpg"), "cat_to_name.json", {"1": "rose", "2": "lily", "3": "tulip"}), (files("images/{0..7}.jpg", {"train.csv": NAMED_BY_NUMBER}), "label_num_to_disease_map.json", {"0": "blight", "1": "streak"}),
+          (files("{1,2,3}/a{0..3}.jpg"), "cat_to_name.json", {"1": "rose", "2": "lily", "3": "tulip"}),
           (files("images/{0..7}.jpg", {"train.csv": NAMED_BY_NUMBER}), "signnames.csv", "ClassId,SignName\n0,stop\n1,yield\n"), (files("", {"d.npz": npz(x=np.ones((8, 8)), y=np.array(Y))}), "class_names.txt", "cat\ndog\n")]),
-    row("words and another numbering of them", table("image,label", "{i}.jpg,{c}") | files("", {"class_to_idx.json": {"dog": 0, "cat": 1}}), right=[noted("'cat' is 1 there, and 0 here")]),
     *(row(f"labels and their texts: {name}", files("", {"a.tar": tar({f"{i}.{end}": content for i, (label, text) in enumerate(pairs) for end, content in
         (("png", image(i)), ("json", f'{{"label": {label}, "class_name": "{text}"}}'.encode()))})}), right=[right])
       for name, pairs, right in [
@@ -545,8 +535,6 @@ MASKS = [
     *(row(f"masks in two formats: {each}", {place: content for form, kind in (("png", "PNG"), ("tif", "TIFF")) for i in range(1, 5) for place, content in
         ((each.format("Original", form, i), image(i, form=kind, size=(16, 16))), (each.format("Ground Truth", form, i), stripes(slice(1, 4))))}, right=[refused(r"only='\*\*/png' or")])
       for each in ("{1}/{0}/{2}.{1}", "{0}/{1}/{2}.{1}")),
-    row("masks among the images of DSB 2018", files("", {f"stage1_train/{c}/{part}": image(ord(c), size=(16, 16)) for c in "abcdef" for part in (f"images/{c}.png", f"masks/{c}1.png", f"masks/{c}2.png")}),
-        layout="images", right=[noted("12 images may be masks")]),
     row("a second mask of an image (BUSI)", masks("benign/benign ({}).png", "benign/benign ({})_mask.png", "benign/benign ({})_mask_1.png"),
         layout="pairs", right=SECOND),
     row("a second mask in two folders", masks("images/scan{}.png", "masks/scan{}_mask.png", "masks/scan{}_mask2.png"), layout="pairs", right=SECOND),
@@ -664,11 +652,10 @@ EACH_IN_A_FOLDER = [
 CLIPS = [
     row(f"classes in the names of clips: {name}", files("", dict.fromkeys(names.split(), wav())), right=[right], layout=layout)
     for name, names, right, layout in [
-        ("FSDD", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", refused(r"audio_clips\(pattern=r'.*\{0\}.*'\) for '0', '1', '2'"), "auto"),
+        ("FSDD", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", refused(r"audio_clips\(pattern=PATTERN\)"), "auto"),
         ("FSDD, followed", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", found("train: 0 4, 1 4, 2 4 .*"), audio_clips(pattern=r"(?:^|/)(?:[^/ _.-]+[ _.-]+){0}([^/ _.-]+)[^/]*$")),
         ("CREMA-D, followed", "AudioWAV/100{1..3}_{DFA,IEO}_{ANG,SAD}_XX.wav", found("train: ANG 6, SAD 6 .*"), audio_clips(pattern="_([A-Z]{3})_XX")),
-        ("EmoDB", "wav/{03,08}{a01,b02}{F,N}{a,b}.wav", refused(r"audio_clips\(pattern=PATTERN\)"), "auto"),
-        ("AudioMNIST", "data/01/{0..2}_01_{0,1}.wav data/02/{0..2}_02_{0,1}.wav", noted(r"audio_clips\(pattern=r'.*\{0\}.*'\) for '0', '1', '2'"), "auto"),
+        ("AudioMNIST", "data/01/{0..2}_01_{0,1}.wav data/02/{0..2}_02_{0,1}.wav", noted("folders have numbers as names"), "auto"),
     ]
 ]
 PATHS_BESIDE = [
@@ -763,10 +750,6 @@ ARRAYS = [
     row("fewer names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b"]))}), right=[refused("0 to 2")]),
     row("names of labels from 1", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1, class_names=np.array(["a", "b", "c"]))}), right=[refused("1 to 3")]),
     row("more names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b", "c", "d"]))}), right=[found("train: a 4, b 4, c 4.*")]),
-    *(row(f"targets of arrays: {name}", files("", {"x.npz": npz(X=np.ones((12, 8)), y=y)}), right=[right])
-      for name, y, right in [
-          ("a column for each class", np.eye(3, dtype=np.float32)[FROM_1 - 1], noted("argmax")), ("some columns", np.eye(3, dtype=np.uint8)[FROM_1 - 1] | [1, 0, 0], lambda packed: not noted("argmax")(packed)),
-          ("whole floats", FROM_1 - 1.0, noted("stay float64")), ("measurements", FROM_1 * 1.5, lambda packed: not noted("stay")(packed)), ("no number", FROM_1 * np.inf, lambda packed: not noted("stay")(packed))]),
     row("labels in an array beside images", files("images/{0..7}.jpg", {"labels.npz": npz(labels=np.array(Y))}), right=[refused("images/0.jpg.*table")]),
     *(row(f"{name} of {what} rows", files("", {"x.h5": h5(**{"X_train": np.ones((6, 3)), "Y_train": np.arange(6) % 2, name: empty})}), right=[refused(name)])
       for name in ("X_train", "Y_train") for what, empty in (("no", np.zeros((0, 3))), ("HDF5's null for", h5py.Empty("f4")))),

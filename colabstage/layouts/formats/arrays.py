@@ -303,7 +303,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(rest), others=source.files)
+    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(rest))
 
 
 def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:
@@ -837,7 +837,7 @@ def pixels_state(source: Source) -> Found:
     )
     usages = [usage for one in labelled for usage in one.usages]
     splits = known_splits(usages) if len(usages) == len(images) else made.table.splits
-    return replace(made, table=replace(made.table, splits=splits), used=made.used.union(left), others=pictures)
+    return replace(made, table=replace(made.table, splits=splits), used=made.used.union(left))
 
 
 def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:

@@ -315,7 +315,7 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
         ),
     )
     made = Evidence(table, "the masks", frozenset({*(mask.name for _, mask in pairs), *used}))
-    return lists_state(source, made, within="ImageSets/Segmentation")[0] if table.splits is None else made
+    return lists_state(source, made, within="ImageSets/Segmentation") if table.splits is None else made
 
 
 def pair_names(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _Pairs] | Miss:

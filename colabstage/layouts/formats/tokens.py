@@ -101,7 +101,7 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     if named:
         streams = {split: [_tokens_of_file(source, entry, options) for entry in entries]
                    for split, entries in _by_split(named).items()}  # fmt: skip
-        return Evidence(_token_table(tree, streams, options), "text", others=data_beside(source))
+        return Evidence(_token_table(tree, streams, options), "text", frozenset(named.names))
     for entry in texts:
         refuse_stand_in(tree, entry)
     by_split = _by_split(texts)
@@ -114,7 +114,7 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
         most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
         complete = partial(_tokenized, tree, by_split, options, estimate=most)
         table = replace(table, notes=(most,), complete=complete)
-    return Evidence(table, "text", others=data_beside(source))
+    return Evidence(table, "text", frozenset(texts.names))
 
 
 def data_beside(source: Source) -> FileEntries:
