@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError, causes, said_by
 from colabstage.io.units import hide_secrets
-from colabstage.sources.remote import Checksum, TransientError, archive_remedy
+from colabstage.sources.remote import Checksum, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -134,8 +134,8 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     if judgement == "access":
         unknown = f"{_OUTSIDE_CODE} the package for {protocol}:// says by which variables."
         login = next((text for protocols, text in _LOGINS.items() if protocol in protocols), unknown)
-        remedy = archive_remedy(*map(str, causes(error))) or f"{login} Or the address may be wrong."
-        return SourceAccessError(f"'{label}' cannot be read: the service refuses ({reason}). {remedy}")
+        msg = f"'{label}' cannot be read: the service refuses ({reason}). {login} Or the address may be wrong."
+        return SourceAccessError(msg)
     if judgement == "transient":
         return TransientError(f"Reading '{label}' failed for now: {reason}.", wait_asked(error))
     return SourceReadError(f"Reading '{label}' failed: {reason}.")

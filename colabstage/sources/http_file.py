@@ -40,7 +40,6 @@ from colabstage.sources.remote import (
     RemoteFacts,
     RemoteFile,
     TransientError,
-    archive_remedy,
     parse_checksum,
     with_retries,
 )
@@ -597,7 +596,7 @@ def _status_error(status: int, headers: Mapping[str, str], url: str, label: str,
         # A signed address needs no login, but must be fresh.
         if is_signed_address(url) or re.search(r"(?i)\bexpired\b", text):
             remedy = "The link carries a signature or token, which has probably expired: get a fresh link."
-        return SourceAccessError(f"'{label}' is refused: {shown}. {archive_remedy(text) or remedy}")
+        return SourceAccessError(f"'{label}' is refused: {shown}. {remedy}")
     if status in {404, 410}:
         msg = f"There is nothing at '{label}': {shown}. Check the address, or open it in a browser."
         return SourceNotFoundError(msg)

@@ -370,15 +370,6 @@ def test_a_bucket_whose_readers_pay_is_named(
     assert re.search("requester.?pays", refusal, re.IGNORECASE), refusal
 
 
-def test_an_object_in_an_archive_is_named(stage: Callable[[object], Packed]) -> None:
-    """Glacier's refusal looks like a missing login, but the object has to be restored first."""
-    denied = b'<?xml version="1.0"?><Error><Code>InvalidObjectState</Code></Error>'
-    with answering(403, {"Content-Type": "application/xml"}, denied) as address:
-        refusal = stage(f"{address}/photos.zip").refusal
-    assert "restore-object" in refusal, refusal
-    assert ".netrc" not in refusal, refusal
-
-
 def test_a_disk_that_takes_no_more_files_is_named(tmp_path: Path, make_disk: Callable[[int], Path]) -> None:
     """Space is free, but the inodes are used up."""
     disk = make_disk(100)
