@@ -412,17 +412,6 @@ def test_a_row_of_files_is_a_list_of_them(tmp_path: Path, stage: Callable[..., P
         assert "train-0.tar" in stage(f"{web.url('')}train-{{0..10}}.tar").refusal
 
 
-def test_a_pattern_in_an_address_is_answered_with_what_takes_one(stage: Callable[..., Packed]) -> None:
-    """`only=`; for a percent-encoded name, the name itself."""
-    files = fsspec.filesystem("memory")
-    files.pipe({f"/pets/{name}": content for name, content in PETS.items()})
-    refusal = stage("memory://pets/photos/*/?.png").refusal
-    advised = re.search(r"folder '([^']+)' with only='([^']+)'", refusal)
-    assert advised, refusal
-    assert stage(advised[1], only=advised[2]).found == "train 8: cat dog"
-    assert "'memory://pets/my photos'" in stage("memory://pets/my%20photos").refusal
-
-
 @pytest.mark.parametrize(
     ("address", "value"),
     [
