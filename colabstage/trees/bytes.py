@@ -79,6 +79,10 @@ class LocalBytes(Closing):
         return self._handle
 
     def pread(self, length: int, offset: int) -> bytes:
+        """Read up to `length` bytes at `offset`; shorter only at the end of the file.
+
+        A file that has become shorter is an error: what reads it would take that for the end of its content.
+        """
         data = pread_exactly(self._handle, length, offset)
         # What reads a file that has become shorter would take that for the end of its content.
         if len(data) < min(length, self.size - offset):
@@ -133,6 +137,7 @@ class JoinedBytes(Closing):
         self.size = self._ends[-1]
 
     def pread(self, length: int, offset: int) -> bytes:
+        """Read up to `length` bytes at `offset`; shorter only at the end of the last file."""
         pieces = []
         number = bisect_right(self._ends, offset)
         while length > 0 and number < len(self._parts):
@@ -156,6 +161,7 @@ class RequestedBytes:
         self.label = label
 
     def pread(self, length: int, offset: int) -> bytes:
+        """Read up to `length` bytes at `offset`; shorter only at the end."""
         length = min(length, self.size - offset)
         return self._request(length, offset) if length > 0 else b""
 

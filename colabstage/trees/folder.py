@@ -133,6 +133,7 @@ class FolderTree(Tree):
         return [f"{self.label}/{name}" for name in self.entries.names]
 
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
+        """Return for every folder its time in ns and its number of entries."""
         return dict(self._stamp)
 
     def file_states(self) -> FileStates:
@@ -146,6 +147,7 @@ class FolderTree(Tree):
 
     @property
     def inodes(self) -> str:
+        """Return a hash of which file each name has, on this machine alone; "" if files do not keep their inodes."""
         return "" if self._inodes is None else hash_block(self._inodes.tobytes())
 
     def mark_of(self, entry: FileEntry) -> str:
@@ -156,6 +158,7 @@ class FolderTree(Tree):
         return Path(self._about_to_read(entry))
 
     def open(self, entry: FileEntry) -> FolderFile:
+        """Return the bytes of one file, which is opened when first read."""
         return FolderFile(self.path_of(entry), entry.size, times=self._times)
 
     def read(self, entry: FileEntry) -> bytes:

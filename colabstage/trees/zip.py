@@ -493,9 +493,11 @@ class ZipTree(Tree):
         return skipped
 
     def read(self, entry: FileEntry) -> bytes:
+        """Return the whole content of one member, its CRC-32 verified."""
         return read_member(self.source, self.packing(entry))
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
+        """Return the content of one member in pieces; its CRC-32 is verified after the last."""
         return member_chunks(self.source, self.packing(entry))
 
     def packing(self, entry: FileEntry) -> ZipMember:
