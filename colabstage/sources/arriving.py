@@ -55,7 +55,7 @@ from colabstage.io.workspace import (
 from colabstage.sources.blocks import UNPROVED, WHOLE, Blocks, Layout, count_noted
 from colabstage.sources.fetcher import Fetcher, Remotes, prove_rest
 from colabstage.sources.order import RangeOrder
-from colabstage.sources.remote import MountedFile, pieces_of, read_directly, read_through, stopped_error
+from colabstage.sources.remote import MountedFile, pieces_of, read_through, stopped_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -345,18 +345,13 @@ class StreamingCopy(Closing):
         return [(0, ALONG_BYTES), (contents, self.size)] if is_zip and not is_known else []
 
     def _read_directly(self, offset: int, end: int, *, patient: bool = True) -> bytes:
-        return read_directly(
-            self._source,
-            offset,
-            end - offset,
-            policy=self._policy if patient else replace(self._policy, patience_s=0.0),
-            stopped=self._is_stopped,
-            clock=self._clock,
-        )
+        policy = self._policy if patient else replace(self._policy, patience_s=0.0)
+        return b"".join(read_through(self._source, offset, end - offset, policy=policy, check=self._check_open))
 
-    def _is_stopped(self) -> bool:
+    def _check_open(self) -> None:
         self._cancellation.check()
-        return self._closed
+        if self._closed:
+            raise stopped_error(self.label)
 
 
 def _wait_for_all(blocks: Blocks, fetcher: Fetcher, cancellation: Cancellation) -> None:
@@ -633,7 +628,7 @@ def _streamed(
     with typed_write_errors(target):
         file = temp.open("xb", buffering=0)
     with file:
-        for piece in read_through(source, policy=policy, cancellation=cancellation):
+        for piece in read_through(source, policy=policy, check=cancellation.check):
             with typed_write_errors(target):
                 pwrite_exactly(file.fileno(), piece, nbytes)
             if hasher is not None:

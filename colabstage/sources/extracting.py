@@ -184,7 +184,9 @@ def extract_archive(
     def extract() -> ExtractReport:
         # On a mount that hangs, any access would never return.
         with required_to_stay(archive, place):
-            _check_file(archive)
+            if archive.is_dir():
+                msg = f"'{archive}' is a folder, not an archive. Copy it with fetch_files, or give the archive itself."
+                raise ArchiveError(msg)
             # With overwrite, the target would be removed, and the archive with it.
             if os.path.lexists(place) and place_in(archive, place) is not None:
                 msg = f"'{place}' holds the archive '{archive}', which would be removed with it. Choose another target."
@@ -192,15 +194,6 @@ def extract_archive(
             return _extract(archive, place, opening, overwrite=overwrite)
 
     return run_with_one_remount(extract, archive, place)
-
-
-def _check_file(path: Path) -> None:
-    if path.is_dir():
-        msg = f"'{path}' is a folder, not an archive. Copy it with fetch_files, or give the archive itself."
-        raise ArchiveError(msg)
-    if path.exists() and not path.is_file():
-        msg = f"'{path}' is a device, a pipe or a socket, not a file. Name an archive."
-        raise ArchiveError(msg)
 
 
 def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) -> ExtractReport:
@@ -214,7 +207,10 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
             raise SourceAccessError(msg) from error
         part = opened.parts[0]
         assert part.file is not None
-        identity = replace(identify(part.open_content(), part.file.facts.mtime_ns), part=_part_named(opening))
+        chosen = opening.only, opening.zip_encoding
+        identity = replace(
+            identify(part.open_content(), part.file.facts.mtime_ns), part=repr(chosen) if any(chosen) else ""
+        )
         found = _reusable(target, identity, overwrite=overwrite)
         if found is not None:
             # A run that died right after putting the folder in place could not clean up.
@@ -258,11 +254,6 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
     return ExtractReport(target, len(names), sum(sizes), seconds, written.kept_files, False, tree.notes)
 
 
-def _part_named(opening: Opening) -> str:
-    chosen = opening.only, opening.zip_encoding
-    return repr(chosen) if any(chosen) else ""
-
-
 def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Extracted | None:
     """Return the record of a folder that is already right; `None` if it must be made."""
     put_back(target)
@@ -277,12 +268,9 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     here_from = None if made is None else (made.archive.address, made.archive.part)
     if overwrite or (here_from == (identity.address, identity.part) and here.is_as_made):
         return None
-    if made is None or here.kind != "folder":
-        what = "is a folder" if here.kind == "folder" else "is a file or link"
-    elif not here.is_as_made:
+    what = "is not a folder that was extracted from this archive"
+    if made is not None and here.kind == "folder" and not here.is_as_made:
         what = f"is an extracted folder and {here}"
-    else:
-        what = "is a folder extracted from another archive, or another part of this one"
     msg = f"'{target}' {what}. Choose another target, or pass overwrite=True to replace it."
     raise TargetExistsError(msg)
 

@@ -34,7 +34,7 @@ from colabstage.machine.mounts import drive_root, place_in, required_to_stay, ru
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.sources.arriving import fetch_file
 from colabstage.sources.identity import Freshness, SourceIdentity, compare_source
-from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
+from colabstage.sources.opening import Opening, open_source
 from colabstage.sources.parse import (
     KaggleSource,
     ManySource,
@@ -264,9 +264,8 @@ class _FetchCall:
             with self._open() as source:
                 return source.identify()
 
-        thorough, workers = self.thorough, SLOW_LISTERS
         return compare_source(
-            self.source, recorded, identify, checksum=self.checksum, thorough=thorough, unpack=False, workers=workers
+            self.source, recorded, identify, checksum=self.checksum, thorough=self.thorough, unpack=False
         )
 
     def _open(
@@ -380,10 +379,8 @@ class _FetchCall:
         # Replacing an empty folder loses nothing.
         if self.overwrite or here.kind == "empty folder":
             return ""
-        if record is None:
-            return "was not made by fetch_files"
-        if record.address != self.address:
-            return f"was fetched from another source ({record.address})"
+        if record is None or record.address != self.address:
+            return "was not made by fetch_files from this source"
         if here.is_as_made:
             return ""
         return str(here) if here.kind == "folder" else "was changed since it was fetched"

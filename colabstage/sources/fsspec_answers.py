@@ -5,16 +5,14 @@ from __future__ import annotations
 import base64
 import errno
 import ftplib
-import glob
 import re
 import socket
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote
 
 from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError, causes, said_by
 from colabstage.io.units import hide_secrets
-from colabstage.sources.remote import Checksum, TransientError, archive_remedy
+from colabstage.sources.remote import Checksum, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,34 +126,18 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     if isinstance(error, SourceError):
         return error
     reason = hide_secrets(said_by(error), secrets)
-    judgement = judge_error(error)
+    # Backends wrap the errors of their services, sometimes several times.
+    judgement = next((found for one in causes(error) if (found := _judge_one(one)) != "other"), "other")
     if judgement == "missing":
-        return SourceNotFoundError(f"There is nothing at '{label}' ({reason}).{_as_written(label)}")
+        return SourceNotFoundError(f"There is nothing at '{label}' ({reason}).")
     if judgement == "access":
         unknown = f"{_OUTSIDE_CODE} the package for {protocol}:// says by which variables."
         login = next((text for protocols, text in _LOGINS.items() if protocol in protocols), unknown)
-        remedy = archive_remedy(*map(str, causes(error))) or f"{login} Or the address may be wrong."
-        return SourceAccessError(f"'{label}' cannot be read: the service refuses ({reason}). {remedy}")
+        msg = f"'{label}' cannot be read: the service refuses ({reason}). {login} Or the address may be wrong."
+        return SourceAccessError(msg)
     if judgement == "transient":
         return TransientError(f"Reading '{label}' failed for now: {reason}.", wait_asked(error))
     return SourceReadError(f"Reading '{label}' failed: {reason}.")
-
-
-def _as_written(label: str) -> str:
-    """Return what to write in place of an address that is a pattern or percent-encoded; "" for any other."""
-    folder, _, name = label.rstrip("/").rpartition("/")
-    while glob.has_magic(folder):
-        folder, _, outer = folder.rpartition("/")
-        name = f"{outer}/{name}"
-    if glob.has_magic(name) and not folder.endswith("/"):
-        return f" An address is no pattern: give the folder '{folder}' with only={name!r}."
-    plain = unquote(label)
-    return "" if plain == label else f" Names are written as they are: '{plain}'."
-
-
-def judge_error(error: BaseException) -> Judgement:
-    # Backends wrap the errors of their services, sometimes several times.
-    return next((found for one in causes(error) if (found := _judge_one(one)) != "other"), "other")
 
 
 def wait_asked(error: BaseException) -> float | None:

@@ -40,7 +40,6 @@ from colabstage.sources.remote import (
     RemoteFacts,
     RemoteFile,
     TransientError,
-    archive_remedy,
     parse_checksum,
     with_retries,
 )
@@ -597,7 +596,7 @@ def _status_error(status: int, headers: Mapping[str, str], url: str, label: str,
         # A signed address needs no login, but must be fresh.
         if is_signed_address(url) or re.search(r"(?i)\bexpired\b", text):
             remedy = "The link carries a signature or token, which has probably expired: get a fresh link."
-        return SourceAccessError(f"'{label}' is refused: {shown}. {archive_remedy(text) or remedy}")
+        return SourceAccessError(f"'{label}' is refused: {shown}. {remedy}")
     if status in {404, 410}:
         msg = f"There is nothing at '{label}': {shown}. Check the address, or open it in a browser."
         return SourceNotFoundError(msg)
@@ -660,19 +659,14 @@ def check_is_data(
 
 def page_error(url: str, label: str, head: bytes) -> WebPageError:
     """Return the error for a page that came in place of data."""
-    title = page_title(head)
+    match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
+    text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
+    title = "".join(filter(str.isprintable, " ".join(text.split())))[:120]
     named = f" with the title “{title}”" if title else ""
     return WebPageError(
         f"'{label}' returns a web page{named} instead of data: perhaps a login, a confirmation, a preview or an error. "
         f"{page_remedy(url)}"
     )
-
-
-def page_title(head: bytes) -> str:
-    """Return the title of a web page from its beginning; "" if there is none."""
-    match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
-    text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
-    return "".join(filter(str.isprintable, " ".join(text.split())))[:120]
 
 
 # Connections: redirects, logins, time limits, and the meaning of failures.

@@ -37,6 +37,7 @@ from colabstage.sources.parse import (
     paths_of,
 )
 from colabstage.sources.remote_files import RemoteFileTree, open_remote
+from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.folder import FolderTree, folder_stamps
 from colabstage.trees.listing import FileEntries
 from colabstage.trees.zip import directory_bytes
@@ -348,7 +349,6 @@ def compare_source(
     checksum: Checksum | None,
     thorough: bool,
     unpack: bool,
-    workers: int,
     is_open: bool = False,
 ) -> Freshness:
     """Return whether a source is still in the recorded state; one that is missing does not count as changed.
@@ -364,7 +364,7 @@ def compare_source(
     # Sources on the network are not looked at while that is switched off.
     is_local = all(isinstance(part, LocalSource | TreeSource) for part in parts_of(source))
     if not thorough and not is_open and (is_local or not is_set(OFFLINE_VARIABLE)):
-        look = check_freshness(source, recorded, unpack=unpack, workers=workers)
+        look = check_freshness(source, recorded, unpack=unpack)
         notes = {
             "gone": f"The source cannot be reached now; {_USED}. {look.detail}",
             "silent": f"Whether the source has changed is not known ({look.detail}); {_USED}.",
@@ -406,13 +406,13 @@ class Look(NamedTuple):
     """The comparison, or the failure, in words."""
 
 
-def check_freshness(source: Source, recorded: SourceIdentity, *, unpack: bool, workers: int) -> Look:
+def check_freshness(source: Source, recorded: SourceIdentity, *, unpack: bool) -> Look:
     """Compare a source with its record by a few calls, until nothing has come for 20 seconds; of a folder on a local
     disk, all files are listed. `unpack`: as of `open_source`."""
     silence = silence_of(*paths_of(source))
     if silence is not None:
         return Look("silent", str(silence))
-    asker = _Asker(workers)
+    asker = _Asker()
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
     answer = in_thread(lambda: asker.ask(lambda: expand_source(source, unpack=unpack), recorded), "colabstage-look")
     while not wait([answer], max(0.01, asker.responded_at + _SILENCE_S - time.monotonic())).done:
@@ -424,8 +424,8 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, unpack: bool, w
 class _Asker:
     """Ask sources whether they are the recorded ones; `responded_at`: when the latest response came."""
 
-    def __init__(self, workers: int) -> None:
-        self._workers, self.responded_at = workers, time.monotonic()
+    def __init__(self) -> None:
+        self.responded_at = time.monotonic()
 
     def on_response(self) -> None:
         self.responded_at = time.monotonic()
@@ -475,7 +475,7 @@ class _Asker:
 
     def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
         """Ask for the times of a folder's folders, and for its files' MD5s if Drive's client reported them before."""
-        workers, on_response, stamps = self._workers, self.on_response, None
+        workers, on_response, stamps = SLOW_READERS, self.on_response, None
         if recorded.stamps:
             stamps = folder_stamps(path, recorded.stamps, workers=workers, on_response=on_response)
         # A remount may give folders new times, so others prove no change.

@@ -21,7 +21,6 @@ import numpy as np
 from colabstage.errors import (
     CancelledError,
     ColabstageError,
-    DamagedPackError,
     DriveError,
     NotEnoughSpaceError,
     NotStagedError,
@@ -558,8 +557,7 @@ class BlockwiseFile:
         if self._ended is not None:
             # A copy: one error raised in several threads would gather the tracebacks of all.
             kind, words = error_from_json(error_to_json(self._ended), NotStagedError)
-            # A failure in this process says so already.
-            raise kind(words) if words.endswith(_remedy_of(kind)) else self._with_what_is_here(kind(words))
+            raise kind(words)
 
     def wish(self, blocks: NDArray[np.int64]) -> None:
         """Ask for blocks without waiting for them."""
@@ -685,21 +683,17 @@ class BlockwiseFile:
             raise
         except ColabstageError as error:
             self.check()
-            raise self._with_what_is_here(error) from error
+            if self.limit is None and not isinstance(error, KEPT_AFTER):
+                raise
+            here, size = int(self.state.sum()), format_bytes(self.figures["here"])
+            msg = (
+                f"{str(error).removesuffix('.')}. Of its {self.blocks:,} blocks {here:,} are here ({size}); the same "
+                "call again does not fetch them again."
+            )
+            raise type(error)(msg) from error
         finally:
             # A block must not come again because a reader once waited for it.
             self._blocks.wanted[needed] = 0
-
-    def _with_what_is_here(self, error: Exception) -> Exception:
-        here, size = int(self.state.sum()), format_bytes(self.figures["here"])
-        if self.limit is not None:
-            # Under a limit, reading on is what continues.
-            words = f"are here ({size}); when you continue, they are not fetched again."
-        elif isinstance(error, KEPT_AFTER):
-            words = f"are here ({size}), and stay. {_remedy_of(type(error))}"
-        else:
-            words = f"were here ({size}), and are not kept. {_remedy_of(type(error))}"
-        return type(error)(f"{str(error).removesuffix('.')}. Of its {self.blocks:,} blocks {here:,} {words}")
 
     def _running(self) -> Fetcher:
         """Return what fetches for this process; restarted after an error, or after `close`."""
@@ -780,11 +774,3 @@ def _let_go(fetchers: list[Fetcher], handles: list[int]) -> None:
     for fetcher in fetchers:
         fetcher.stop()
     close_all(handles)
-
-
-def _remedy_of(kind: type[BaseException]) -> str:
-    """Say what to do after an error that ended the copying of a whole pack."""
-    if issubclass(kind, DamagedPackError):
-        return "Call stage_dataset with refresh=True: it makes the pack from the source again."
-    how = "continues from there." if issubclass(kind, KEPT_AFTER) else "copies them again."
-    return f"Call stage_dataset with the same arguments again: it {how}"

@@ -17,7 +17,6 @@ from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
 from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError, given_up, with_retries
 from colabstage.sources.remote_files import RemoteFileTree
-from colabstage.trees.folder import GOOGLE_NATIVE
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
 
 if TYPE_CHECKING:
@@ -121,8 +120,7 @@ class ObjectFile(RemoteFile):
 def _open_folder(store: ObjectStore, *, workers: int, retry: RetryPolicy) -> RemoteFileTree:
     """Return the files below a folder of any service that fsspec knows, as they are listed now; closed with its store.
 
-    Empty objects that stand for folders, operating systems' junk files, and Google's own documents (with a note) are
-    left out.
+    Empty objects that stand for folders, operating systems' junk files, and links (with a note) are left out.
     """
     with given_up():
         rows = with_retries(lambda: store.list_files(workers=workers), retry)
@@ -145,7 +143,7 @@ def _sort_listing(
     """Return the path and facts of each file by its name, and notes on what was left out."""
     label, root = store.label, store.path.rstrip("/")
     members: dict[str, tuple[str, RemoteFacts]] = {}
-    native, links = [], []
+    links = []
     for row in rows:
         path, size = str(row["name"]), size_of(row) or 0
         # Some services list the folder itself among its contents.
@@ -158,9 +156,7 @@ def _sort_listing(
         name = clean_member_name(label, raw)
         if is_junk(name):
             continue
-        if name.lower().endswith(GOOGLE_NATIVE):
-            native.append(name)
-        elif row.get("type") != "file":
+        if row.get("type") != "file":
             links.append(name)
         else:
             if name in members:
@@ -171,12 +167,7 @@ def _sort_listing(
     for name in parent_folders(members) & members.keys():
         if not members[name][1].size:
             del members[name]
-    documents = "they are links, not content. Export them from Drive if they belong to the dataset."
-    notes = []
-    if native:
-        notes.append(f"{left_out(len(native), 'Google documents')} (first '{min(native)}'): {documents}")
-    if links:
-        notes.append(f"{left_out(len(links), 'links')} (first '{min(links)}').")
+    notes = [f"{left_out(len(links), 'links')} (first '{min(links)}')."] if links else []
     return members, notes
 
 

@@ -18,7 +18,6 @@ from colabstage.errors import ChecksumMismatchError, OptionError, SourceChangedE
 from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation, LateStep
-from colabstage.io.units import format_count
 from colabstage.io.workspace import (
     disk_use,
     find_orphans,
@@ -84,9 +83,6 @@ class SourceListingError(SourceChangedError):
 
 Transport = Literal["local disk", "mount", "http", "object store", "share link", "kaggle", "tree"]
 
-# Folder listings on a Drive mount take 0.3 s and more each. As with reads, about 20 at once run at full rate; a few
-# more keep them busy while results are processed.
-SLOW_LISTERS = SLOW_READERS
 # Sources of a list that are opened at once, some of which may be share links.
 _OPENERS = IN_FLIGHT
 # In the folder of a download: its content and, once all of it has arrived, the source's state.
@@ -402,15 +398,13 @@ class Part(Closing):
         if self.tree is None or self.path is None or not self.slow or self.loose:
             return ""
         leave_out = self.source.leave_out if isinstance(self.source, LocalSource) else frozenset()
-        again = FolderTree(self.path, workers=SLOW_LISTERS, leave_out=leave_out)
+        again = FolderTree(self.path, workers=SLOW_READERS, leave_out=leave_out)
         if identify_by_times(again).times == identify_by_times(self.tree).times:
             return ""
-        names, names_now = set(self.tree.entries.names), set(again.entries.names)
-        came, went = sorted(names_now - names), sorted(names - names_now)
-        parts = [f"{format_count(len(came), 'files')} more (first '{came[0]}')"] if came else []
-        parts += [f"{len(went):,} fewer (first '{went[0]}')"] if went else []
-        found = " and ".join(parts) or "other sizes or times"
-        return f"'{self.path}' lists {found} than when it was first listed; wait until uploads to it are complete"
+        return (
+            f"'{self.path}' lists other files, sizes or times than when it was first listed; wait until uploads to it "
+            "are complete"
+        )
 
     def discard(self) -> None:
         if self.copy is not None:
@@ -761,17 +755,17 @@ def _open_path(source: SingleSource, path: Path, opening: Opening) -> Part:
     if is_folder(path):
         leave_out = source.leave_out if isinstance(source, LocalSource) else frozenset()
         if slow and is_on_drive(source):
-            questions = Md5Questions(workers=SLOW_LISTERS)
+            questions = Md5Questions(workers=SLOW_READERS)
             # The client answers while other reads wait for the mount; asking during the listing would slow that down.
             tree = FolderTree(
                 path,
-                workers=SLOW_LISTERS,
+                workers=SLOW_READERS,
                 before_read=questions.ask_before_read,
                 leave_out=leave_out,
                 md5s=questions.known,
             )
             return Part(source, transport, slow, opening, tree=tree, path=path, questions=questions)
-        workers, mounts = SLOW_LISTERS if slow else 1, slow_mounts_below(path)
+        workers, mounts = SLOW_READERS if slow else 1, slow_mounts_below(path)
         tree = FolderTree(path, workers=workers, leave_out=leave_out, mounts=mounts, keeps_inodes=not slow)
         return Part(source, transport, slow, opening, tree=tree, path=path)
     pieces = source.pieces if isinstance(source, LocalSource) else ()

@@ -225,14 +225,13 @@ def _parse_one(source: object) -> SingleSource:
     if isinstance(source, (str, os.PathLike)):
         return _parse_text(source)
     # Imported late: the command line asks this module for names, and must not load numpy for its help.
-    from colabstage.trees.listing import as_tree
+    from colabstage.trees.listing import Tree
 
-    tree = as_tree(source)
-    if tree is not None:
+    if isinstance(source, Tree):
         # Callers choose labels freely, so trees in memory are distinguished by their contents.
-        digest = _content_digest(tree)
-        address = f"tree:{tree.label}" + (f"?{digest}" if digest else "")
-        return TreeSource(address, readable_name(tree.label), tree.label, tree, digest)
+        digest = _content_digest(source)
+        address = f"tree:{source.label}" + (f"?{digest}" if digest else "")
+        return TreeSource(address, readable_name(source.label), source.label, source, digest)
     remedy = instead_of(source, several=True) or f"Expected {_EXPECTED}."
     msg = f"source={show_value(source)} cannot work; {remedy[:1].lower()}{remedy[1:]}"
     raise OptionError(msg)
@@ -638,11 +637,6 @@ _DRIVE_QUERIES: dict[str, ShareKind] = {
 }
 _NATIVE = r"/(document|spreadsheets|presentation|forms|drawings|drawing|script)(?:/u/\d+)?/d/"
 _EXPORT = r"/export\?.*\b(?:format|exportFormat)=|/export/\w+|/pub\?.*\boutput=|/gviz/tq\?.*\bout:"
-_NATIVE_NAMES = {
-    "document": "Google Docs document",
-    "spreadsheets": "Google Sheets spreadsheet",
-    "presentation": "Google Slides presentation",
-}
 _SLUG = r"[A-Za-z0-9][-_A-Za-z0-9]*"
 _HANDLE = rf"({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?/?"
 # A dataset's page, with the tabs that are part of the address people copy; or the download that it shows for curl.
@@ -720,15 +714,13 @@ def _share_of_page(parts: SplitResult, text: str) -> ShareSource | None:
     # When a parameter is given twice, Drive takes the first one.
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     path = re.sub(r"\A/a/[^/]+", "", parts.path)
-    if native := re.match(_NATIVE, path):
+    if re.match(_NATIVE, path):
         # The address of a document as a file of another kind is one on the web.
         if re.search(_EXPORT, f"{path}?{parts.query}"):
             return None
-        name = _NATIVE_NAMES.get(native[1], "Google document")
         msg = (
-            f"'{show_address(text).partition('?')[0]}' is a {name}, not a file that can be downloaded. Open it, "
-            "choose File and Download to make one (a spreadsheet as CSV, for example), put that on Google Drive and "
-            "share it."
+            f"'{show_address(text).partition('?')[0]}' is a Google document, not a file that can be downloaded. Open "
+            "it, choose File and Download to make one, put that on Google Drive and share it."
         )
         raise OptionError(msg)
     key = query.get("resourcekey", "")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import io
 import os
 import string
 import time
@@ -37,11 +36,6 @@ T = TypeVar("T")
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
 # Bytes of one read: FUSE returns at most this much at once.
 _PIECE_BYTES = 1024 * 1024
-_ARCHIVED = "InvalidObjectState"
-_RESTORE = (
-    "The object is in an archive (S3 Glacier), which no login opens: restore it first (aws s3api restore-object, or "
-    "the bucket's console), wait until that is done, and run this again."
-)
 _BY_DIGITS = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
 
 
@@ -83,11 +77,6 @@ def pieces_of(read: Callable[[int, int], bytes], size: int, cancellation: Cancel
     for offset in range(0, size, _PIECE_BYTES):
         cancellation.check()
         yield read(_PIECE_BYTES, offset)
-
-
-def archive_remedy(*texts: str) -> str:
-    """Return what to do about an object that a bucket has archived, by the service's message; "" for others."""
-    return _RESTORE if any(_ARCHIVED in text for text in texts) else ""
 
 
 def parse_checksum(text: str) -> Checksum:
@@ -446,72 +435,29 @@ def closing_pieces(pieces: Iterator[bytes]) -> Iterator[Iterator[bytes]]:
             close()
 
 
-def read_directly(
-    source: RemoteFile,
-    offset: int,
-    length: int,
-    *,
-    policy: RetryPolicy,
-    stopped: Callable[[], bool] = lambda: False,
-    clock: Clock = SYSTEM_CLOCK,
-    tell: Callable[[str], object] = lambda _: None,
-) -> bytes:
-    """Return a part of a source that serves ranges, with a separate request, as `read_through` reads the whole."""
-
-    def check() -> None:
-        if stopped():
-            raise stopped_error(source.facts.label)
-
-    def sleep(seconds: float) -> None:
-        deadline = clock.now() + seconds
-        while (left_s := deadline - clock.now()) > 0 and not stopped():
-            clock.sleep(min(left_s, LOOK_S))
-
-    # Its buffer becomes the result without a copy.
-    data = io.BytesIO()
-    for piece in _pieces(source, offset, length, RetryBudget(policy, clock), sleep=sleep, check=check, tell=tell):
-        data.write(piece)
-    return data.getvalue()
-
-
 def read_through(
     source: RemoteFile,
     offset: int = 0,
     length: int | None = None,
     *,
     policy: RetryPolicy,
-    cancellation: Cancellation | None = None,
+    check: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[bytes]:
     """Yield all of a source in one pass, or a part of one that gives ranges, first what came along when it was opened;
-    the retry budget starts over with every byte. If the policy is patient, `tell` is called with what it waits for.
+    the retry budget starts over with every byte. `check` is called several times a second, and ends it by an error. If
+    the policy is patient, `tell` is called with what it waits for.
 
     If it breaks off, a source without ranges sends the received bytes again. They are compared by their hash, so that
     they need not be kept, and skipped; different content is a `SourceChangedError`.
     """
-    sleep, check = (
-        (SYSTEM_CLOCK.sleep, lambda: None) if cancellation is None else (cancellation.sleep, cancellation.check)
-    )
-    length = source.facts.size if length is None else length
+    import xxhash
+
+    facts, done, seen, budget = source.facts, 0, xxhash.xxh3_64(), RetryBudget(policy)
+    length = facts.size if length is None else length
     if length and (head := source.known(offset, offset + length)):
         yield head
         offset, length = offset + len(head), length - len(head)
-    yield from _pieces(source, offset, length, RetryBudget(policy), sleep=sleep, check=check, tell=tell)
-
-
-def _pieces(
-    source: RemoteFile,
-    offset: int,
-    length: int | None,
-    budget: RetryBudget,
-    *,
-    sleep: Callable[[float], object],
-    check: Callable[[], object],
-    tell: Callable[[str], object],
-) -> Iterator[bytes]:
-    import xxhash
-
-    facts, done, seen = source.facts, 0, xxhash.xxh3_64()
     while length is None or done < length:
         begin = at = done if facts.ranges else 0
         again = xxhash.xxh3_64()
@@ -542,5 +488,8 @@ def _pieces(
         if budget.is_spent and not budget.is_patient:
             raise final_error(failure, facts.label, budget.tries) from failure
         tell(budget.waits_for)
-        sleep(min(wait_s, _LONGEST_ASKED_WAIT_S))
+        deadline = SYSTEM_CLOCK.now() + min(wait_s, _LONGEST_ASKED_WAIT_S)
         check()
+        while (left_s := deadline - SYSTEM_CLOCK.now()) > 0:
+            SYSTEM_CLOCK.sleep(min(left_s, LOOK_S))
+            check()

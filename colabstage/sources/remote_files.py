@@ -16,7 +16,7 @@ from colabstage.sources.gdrive import IN_FLIGHT, SharedFolder, open_share
 from colabstage.sources.http_file import HttpFile, open_http
 from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
 from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, WebSource
-from colabstage.sources.remote import LOOK_BYTES, MountedFile, given_up, read_directly, read_through
+from colabstage.sources.remote import LOOK_BYTES, MountedFile, given_up, read_through
 from colabstage.trees.bytes import RequestedBytes
 from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts, unknown_entry
 from colabstage.trees.names import check_collisions, clean_member_name, distinct_names, extension_of
@@ -194,12 +194,8 @@ class RemoteFileTree(Tree):
         with self._reading(entry) as file:
             # Some serve only the whole file, from the beginning.
             skipped = 0 if file.facts.ranges else offset
-            data = file.known(offset, offset + length)
-            if len(data) < min(length, entry.size - offset):
-                whole = read_directly(
-                    file, offset - skipped, length + skipped, policy=self._policy, tell=self._wait_for
-                )
-                data = whole[skipped:]
+            pieces = read_through(file, offset - skipped, length + skipped, policy=self._policy, tell=self._wait_for)
+            data = b"".join(pieces)[skipped:]
         self._wait_for("")
         return data
 

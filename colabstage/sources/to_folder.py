@@ -38,7 +38,7 @@ from colabstage.io.receipts import Receipt, put_folder
 from colabstage.io.workspace import Journal, open_workspace, read_journal, remove_own, rename_own, temp_beside
 from colabstage.machine.resources import usable_cores
 from colabstage.sources.members import Folder, Processes, ProcessesNotStartedError, write_file, write_members
-from colabstage.trees.bytes import PIECE_BYTES, LocalBytes, TemporaryBytes, cut_while_read, owners_bytes
+from colabstage.trees.bytes import PIECE_BYTES, LocalBytes, TemporaryBytes, cut_while_read
 from colabstage.trees.compressed import pieces_ahead
 from colabstage.trees.names import check_case_collisions, parent_folders
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import ProgressStep
     from colabstage.sources.members import Member
-    from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
 
 # On a Drive mount, speed grows with the reads in flight up to about 20, and falls beyond 32.
@@ -153,13 +152,7 @@ def disk_bytes(sizes: Iterable[int]) -> int:
 
 def freed_bytes(tree: Tree) -> int:
     """Return how much of our own copy of an archive is given back while its members are written."""
-    own = _bytes_of(tree)
-    return own.size if isinstance(own, TemporaryBytes) else 0
-
-
-def _bytes_of(tree: Tree) -> ByteSource | None:
-    """Return the object that a tree reads its members from; `None` if there is none."""
-    return None if tree.source is None else owners_bytes(tree.source)
+    return tree.source.size if isinstance(tree.source, TemporaryBytes) else 0
 
 
 # From Linux's fs.h, for a 64-bit `long`; and ext4's flag for a folder whose subfolders are unrelated.
@@ -310,7 +303,7 @@ class _Writing:
     consumes: bool
 
     def __post_init__(self) -> None:
-        self._source = _bytes_of(self.tree)
+        self._source = self.tree.source
         self._lock = threading.Lock()
         # Parts that are not written yet, by the number of their first file.
         self._open: dict[int, Part] = {}

@@ -14,7 +14,7 @@ from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
 from colabstage.sources.identity import compare_source
-from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
+from colabstage.sources.opening import Opening, open_source
 from colabstage.stage.dataset import StageReport
 
 if TYPE_CHECKING:
@@ -101,7 +101,6 @@ class SourceOnce(Closing):
             checksum=request.checksum,
             thorough=request.verify == "full",
             unpack=True,
-            workers=SLOW_LISTERS if request.drive_path else 1,
             is_open=self.opened is not None,
         )
         report.note(*filter(None, (found.note,)))

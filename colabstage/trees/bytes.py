@@ -84,12 +84,12 @@ class LocalBytes(Closing):
         A file that has become shorter is an error: what reads it would take that for the end of its content.
         """
         data = pread_exactly(self._handle, length, offset)
+        # What reads a file that has become shorter would take that for the end of its content.
         if len(data) < min(length, self.size - offset):
             raise cut_while_read(self.label)
         return data
 
     def close(self) -> None:
-        """Release the handle. Calling it twice is fine."""
         # Forgotten before it is closed: a moment later, its number may belong to another file.
         handle, self._handle = self._handle, -1
         if handle >= 0:
@@ -121,7 +121,6 @@ class TemporaryBytes(LocalBytes):
                 self._released = end
 
     def close(self) -> None:
-        """Release both handles. Calling it twice is fine."""
         super().close()
         handle, self._writer = getattr(self, "_writer", -1), -1
         if handle >= 0:
@@ -149,20 +148,8 @@ class JoinedBytes(Closing):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
-        """Close all files. Calling it twice is fine."""
         for part in self._parts:
             part.close()
-
-
-class SharedBytes(Closing):
-    """Somebody else's bytes, for a tree that closes what it reads from: closing this leaves `source` open."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self.source = source
-        self.label, self.size, self.pread = source.label, source.size, source.pread
-
-    def close(self) -> None:
-        """Leave the source open: its owner closes it."""
 
 
 class RequestedBytes:
@@ -180,11 +167,6 @@ class RequestedBytes:
 
     def close(self) -> None:
         """Leave open what it reads from: its owner closes that."""
-
-
-def owners_bytes(source: ByteSource) -> ByteSource:
-    """Return the source itself; for shared bytes, the source that they share."""
-    return source.source if isinstance(source, SharedBytes) else source
 
 
 class SourceFile(io.RawIOBase):
@@ -250,9 +232,6 @@ HEAD_BYTES = 1024
 _KNOWN: tuple[tuple[bytes, str, ArchiveKind | None], ...] = (
     (b"PK\3\4", "a zip archive", "zip"),
     (b"PK\5\6", "an empty zip archive", "zip"),
-    # With the marker that some multi-volume tools put before the first header.
-    (b"PK\7\x08PK\3\4", "a zip archive", "zip"),
-    (b"PK00PK\3\4", "a zip archive", "zip"),
     (b"\x1f\x8b\x08", "a gzip file", "gz"),
     (b"BZh", "a bzip2 file", "bz2"),
     (b"\xfd7zXZ\0", "an xz file", "xz"),
@@ -296,18 +275,14 @@ def is_tar_head(head: bytes) -> bool:
     stored = head[148:156].strip(b" \0")
     if not stored or stored.strip(b"01234567"):
         return False
-    return int(stored, 8) in header_checksums(head[:512])
+    return int(stored, 8) == header_checksum(head[:512])
 
 
-def header_checksums(block: bytes) -> tuple[int, int]:
-    """Return the two checksums in use for a tar header of 512 bytes: of unsigned bytes, and of signed ones (old Sun
-    tars)."""
+def header_checksum(block: bytes) -> int:
+    """Return the checksum of a tar header of 512 bytes."""
     # Adler-32 contains such a sum, exact for 256 bytes, and takes a tenth of the time of Python's own.
     first, second = (zlib.adler32(half) & 0xFFFF for half in (block[:256], block[256:]))
-    unsigned = first - 1 + second - 1 - sum(block[148:156]) + 256
-    # For ASCII, which nearly every header is, the two are the same.
-    negative = sum(1 for byte in block[:148] + block[156:] if byte > 127) if not block.isascii() else 0
-    return unsigned, unsigned - 256 * negative
+    return first - 1 + second - 1 - sum(block[148:156]) + 256
 
 
 def is_text(head: bytes) -> bool:

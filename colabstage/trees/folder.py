@@ -155,7 +155,6 @@ class FolderTree(Tree):
         return "" if self._marks is None or place is None else str(self._marks[place])
 
     def path_of(self, entry: FileEntry) -> Path:
-        """Return where a file is."""
         return Path(self._about_to_read(entry))
 
     def open(self, entry: FileEntry) -> FolderFile:
@@ -163,7 +162,6 @@ class FolderTree(Tree):
         return FolderFile(self.path_of(entry), entry.size, times=self._times)
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one file: one open, one read, one close."""
         handle = os.open(self._about_to_read(entry), _OPEN_FLAGS)
         try:
             # One byte more than listed, so that a longer file shows without a further call.
@@ -206,7 +204,6 @@ class FolderFile:
         self._open: LocalBytes | None = None
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Read up to `length` bytes at `offset`."""
         # This thread's own reference keeps the handle open while it reads, even if another thread releases the file.
         file = self._open
         if file is None:
@@ -327,13 +324,11 @@ class _Found:
     """The kind and name of entries that are not files of the tree but may be missed."""
 
     def add_files(self, names: list[str], statuses: list[os.stat_result]) -> None:
-        """Append files."""
         self.names += names
         numbers = ((one.st_size, one.st_mtime_ns, one.st_ino, one.st_ctime_ns) for one in statuses)
         self.facts.extend([number & _64_BITS for four in numbers for number in four])
 
     def add(self, other: _Found) -> None:
-        """Append others."""
         self.total += other.total
         self.names += other.names
         self.facts += other.facts

@@ -17,7 +17,7 @@ from colabstage.errors import SourceReadError, UnsafeArchiveError
 from colabstage.io.files import Closing, block_ranges
 from colabstage.io.units import format_bytes
 from colabstage.trees.bytes import PIECE_BYTES, ByteSource, cut_while_read
-from colabstage.trees.names import check_collisions, clean_member_name, extension_of, refuse_member
+from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -467,48 +467,8 @@ class TreeView(Tree):
         tree.verify(own, pieces)
 
     def close(self) -> None:
-        """Close all trees. Calling it twice is fine."""
         for tree in self._trees:
             tree.close()
-
-
-class _GivenTree(Tree):
-    """A caller's object that has files, as a tree; its names are checked like those of an archive."""
-
-    def __init__(self, given: Any) -> None:
-        self._given = given
-        # The kind about which readers assume nothing.
-        self.kind = getattr(given, "kind", "folder")
-        self.label, self.entries = given.label, FileEntries.of(given.entries)
-        for name in self.entries.names:
-            if clean_member_name(self.label, name) != name:
-                raise refuse_member(self.label, name, "its name is absolute, or has parts that name no folder")
-        check_collisions(self.label, self.entries.names)
-        self.notes = tuple(getattr(given, "notes", ()))
-        self.empty_folders = tuple(getattr(given, "empty_folders", ()))
-
-    @property
-    def stamp(self) -> str:
-        return str(getattr(self._given, "stamp", ""))
-
-    def read(self, entry: FileEntry) -> bytes:
-        content: bytes = self._given.read(entry)
-        return content
-
-    def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        # Pieces gain nothing if the content is in memory, so `chunks` is optional.
-        yield from self._given.chunks(entry) if hasattr(self._given, "chunks") else (self._given.read(entry),)
-
-    def close(self) -> None:
-        if hasattr(self._given, "close"):
-            self._given.close()
-
-
-def as_tree(given: object) -> Tree | None:
-    """Return a tree itself, or one for any object with `label`, `entries` and `read`; `None` for anything else."""
-    if isinstance(given, Tree):
-        return given
-    return _GivenTree(given) if all(hasattr(given, name) for name in ("entries", "read", "label")) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,10 +306,6 @@ def _check_numbers(name: str, parts: Mapping[str, str]) -> None:
     missing = sorted(set(range(begin, present[-1])) - set(present))
     if not missing:
         return
-    sample = next(iter(parts))
-    digits = re.sub(r"\D", "", sample)
-    written = str(missing[0]).zfill(len(digits)) if digits else chr(97 + missing[0] // 26) + chr(97 + missing[0] % 26)
-    at = parts[sample].rfind(digits or sample)
-    lost = parts[sample][:at] + written + parts[sample][at + len(digits or sample) :]
-    msg = f"'{name}' is one of several parts, and '{lost}' is not beside it. Download or copy that part too."
+    lost = missing[0] if begin else f"{chr(97 + missing[0] // 26)}{chr(97 + missing[0] % 26)}"
+    msg = f"'{name}' is one of several parts, and part {lost} is not beside it. Download or copy that part too."
     raise ArchiveError(msg)

@@ -21,7 +21,7 @@ from colabstage.trees.bytes import (
     ArchiveKind,
     Compression,
     LocalBytes,
-    SharedBytes,
+    RequestedBytes,
     base_name,
     compression_of,
     describe_contents,
@@ -52,7 +52,6 @@ _SUFFIXES = (
     *(".tfrecord", ".tfrecords", ".tfrec", ".parquet", ".arrow", ".mdb", ".lmdb"),
     *(".bin", ".txt", ".jsonl"),
 )
-_TABLE_SUFFIXES = (".csv", ".tsv")
 _TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
 # How much of a compressed file is read to see what is in it.
 _LOOK_BYTES = 64 * 1024
@@ -75,12 +74,10 @@ class SingleFileTree(Tree):
         self.entries = FileEntries.of([FileEntry(name, source.size, 0, 0, place=0)])
 
     def open(self, entry: FileEntry) -> ByteSource:
-        """Return the file's bytes, which stay open until the tree is closed."""
         self._own(entry)
-        return SharedBytes(self.source)
+        return RequestedBytes(self.source.pread, self.source.size, label=self.label)
 
     def close(self) -> None:
-        """Close the file. Calling it twice is fine."""
         super().close()
         if self._packed is not None:
             self._packed.close()
@@ -181,11 +178,6 @@ def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
     msg = f"'{source.label}' is {what}, not an archive. {read}"
     if name.lower().endswith(".zip"):
         refuse_volume(source)
-    if name.lower().endswith(_TABLE_SUFFIXES):
-        msg = (
-            f"'{source.label}' is {what}. A table is read from a folder. Fetch or move it into one, and give that "
-            "folder, in a list with what holds its images: ['FOLDER', 'train.zip']."
-        )
     raise (CorruptArchiveError(msg) if named else ArchiveError(msg))
 
 

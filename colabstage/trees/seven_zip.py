@@ -33,7 +33,7 @@ from colabstage.io.files import block_ranges, make_folder
 from colabstage.io.packages import isal_zlib
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import remove_own, temp_beside
-from colabstage.trees.bytes import HEAD_BYTES, PIECE_BYTES, LocalBytes, kind_by_magic, owners_bytes
+from colabstage.trees.bytes import HEAD_BYTES, PIECE_BYTES, LocalBytes, kind_by_magic
 from colabstage.trees.folder import FolderFile
 from colabstage.trees.listing import DEFAULT_LIMITS, ArchiveLimits, FileEntries, Tree, check_limits
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, refuse_member
@@ -315,7 +315,6 @@ class ToolArchiveTree(Tree):
         return FolderFile(self.unpacked / own.name, own.size, follow=False)
 
     def close(self) -> None:
-        """Close the archive and remove what was unpacked. Calling it twice is fine."""
         remove_own(self.unpacked)
         self._archive.close()
 
@@ -323,12 +322,11 @@ class ToolArchiveTree(Tree):
 @contextlib.contextmanager
 def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iterator[str]:
     """Yield a path at which a tool finds the archive's bytes."""
-    owners = owners_bytes(source)
     try:
-        if isinstance(owners, LocalBytes):
+        if isinstance(source, LocalBytes):
             # Through this process's handle, so that the tool, or one that it starts, reads the very file that was
             # opened; and under a name with a suffix, which some tools would otherwise add.
-            temp.symlink_to(f"/proc/{os.getpid()}/fd/{owners.fileno()}")
+            temp.symlink_to(f"/proc/{os.getpid()}/fd/{source.fileno()}")
         else:
             with temp.open("xb") as copy:
                 for offset, length in block_ranges(source.size, PIECE_BYTES):

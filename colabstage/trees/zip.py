@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import calendar
 import contextlib
-import functools
 import operator
 import stat
 import struct
@@ -66,7 +65,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 20: "Zstandard", 97: "WavPack", 98: "PPMd", 99: "AES"}
+_METHODS = {
+    1: "Shrink",
+    6: "Implode",
+    9: "Deflate64",
+    14: "LZMA",
+    20: "Zstandard",
+    95: "XZ",
+    97: "WavPack",
+    98: "PPMd",
+    99: "AES",
+}
 _END = struct.Struct("<4s4H2LH")
 _END_MARK = b"PK\5\6"
 _END64_LOCATOR = struct.Struct("<4sLQL")
@@ -308,7 +317,6 @@ def _wide_fields(source: ByteSource, extra: bytes, narrow: tuple[int, int, int])
         raise _damaged_directory(source, "a zip64 field of its directory is cut") from None
 
 
-@functools.lru_cache(maxsize=4096)
 def _unix_time_ns(date: int, time: int) -> int:
     """Return a DOS date and time as nanoseconds since 1970. It has no zone and is taken as UTC; 0 for none."""
     if date == 0:
@@ -493,7 +501,6 @@ class ZipTree(Tree):
         return member_chunks(self.source, self.packing(entry))
 
     def packing(self, entry: FileEntry) -> ZipMember:
-        """Return what the directory says about a file."""
         place = self._own(entry)
         # An entry that a caller has created may differ from the directory.
         own = entry if entry.place == place else self.entries[place]

@@ -370,15 +370,6 @@ def test_a_bucket_whose_readers_pay_is_named(
     assert re.search("requester.?pays", refusal, re.IGNORECASE), refusal
 
 
-def test_an_object_in_an_archive_is_named(stage: Callable[[object], Packed]) -> None:
-    """Glacier's refusal looks like a missing login, but the object has to be restored first."""
-    denied = b'<?xml version="1.0"?><Error><Code>InvalidObjectState</Code></Error>'
-    with answering(403, {"Content-Type": "application/xml"}, denied) as address:
-        refusal = stage(f"{address}/photos.zip").refusal
-    assert "restore-object" in refusal, refusal
-    assert ".netrc" not in refusal, refusal
-
-
 def test_a_disk_that_takes_no_more_files_is_named(tmp_path: Path, make_disk: Callable[[int], Path]) -> None:
     """Space is free, but the inodes are used up."""
     disk = make_disk(100)
@@ -419,17 +410,6 @@ def test_a_row_of_files_is_a_list_of_them(tmp_path: Path, stage: Callable[..., P
         assert fetch_files(source, tmp_path / "copies", progress=False).files == 3
         # The shell's `{0..10}` does not pad with zeros.
         assert "train-0.tar" in stage(f"{web.url('')}train-{{0..10}}.tar").refusal
-
-
-def test_a_pattern_in_an_address_is_answered_with_what_takes_one(stage: Callable[..., Packed]) -> None:
-    """`only=`; for a percent-encoded name, the name itself."""
-    files = fsspec.filesystem("memory")
-    files.pipe({f"/pets/{name}": content for name, content in PETS.items()})
-    refusal = stage("memory://pets/photos/*/?.png").refusal
-    advised = re.search(r"folder '([^']+)' with only='([^']+)'", refusal)
-    assert advised, refusal
-    assert stage(advised[1], only=advised[2]).found == "train 8: cat dog"
-    assert "'memory://pets/my photos'" in stage("memory://pets/my%20photos").refusal
 
 
 @pytest.mark.parametrize(

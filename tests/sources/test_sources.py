@@ -179,7 +179,7 @@ def test_a_list_is_one_source(tmp_path: Path) -> None:
         ("file://server/a.zip", "server"),
         ("https:///a.zip", "names no server"),
         ("https://e.org:port/a.zip", "cannot be read"),
-        (f"https://docs.google.com/document/d/{ID}/edit", "Google Docs"),
+        (f"https://docs.google.com/document/d/{ID}/edit", "Google document"),
     ],
 )
 def test_what_is_no_source_is_refused_with_what_is(source: object, says: str) -> None:

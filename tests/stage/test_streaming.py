@@ -26,6 +26,7 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.options import Progress, ProgressStep
+from colabstage.trees.listing import Tree
 from colabstage.trees.open import open_tree
 from tests.support.staged import contents
 from tests.support.steps import wait_until
@@ -81,8 +82,10 @@ class Gate:
         self.tickets.release(10 * COUNT)
 
 
-class GatedTree:
+class GatedTree(Tree):
     """A custom tree of a folder, whose files the gate lets through."""
+
+    kind = "folder"
 
     def __init__(self, folder: Path) -> None:
         self.gate = Gate()
@@ -302,8 +305,10 @@ folder, place, what = sys.argv[1:]
 from pathlib import Path
 from colabstage import stage_dataset
 from colabstage.errors import ColabstageError
+from colabstage.trees.listing import Tree
 from colabstage.trees.open import open_tree
-class Slow:
+class Slow(Tree):
+    kind = "folder"
     def __init__(self, folder):
         self._files = open_tree(folder, spool=folder)
         self.label, self.entries, self.reads = str(folder), self._files.entries, 0

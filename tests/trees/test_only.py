@@ -110,10 +110,10 @@ def test_the_parts_of_one_archive_are_known_by_their_names(
 @pytest.mark.parametrize(
     ("name", "siblings", "named"),
     [
-        ("a.zip.001", ["a.zip.003"], "a.zip.002"),
-        ("a.tar.gz.ab", ["a.tar.gz.ac"], "a.tar.gz.aa"),
-        ("d.tar.part02", ["d.tar.part00"], "d.tar.part01"),
-        ("x-20240105T101112Z-001.zip", ["x-20240105T101112Z-003.zip"], "x-20240105T101112Z-002.zip"),
+        ("a.zip.001", ["a.zip.003"], "part 2 "),
+        ("a.tar.gz.ab", ["a.tar.gz.ac"], "part aa "),
+        ("d.tar.part02", ["d.tar.part00"], "part 1 "),
+        ("x-20240105T101112Z-001.zip", ["x-20240105T101112Z-003.zip"], "part 2 "),
         ("a.part2.rar", ["a.part1.rar"], 'unrar x "a.part1.rar"'),
         ("a.z01", ["a.zip"], 'zip -s 0 "a.zip"'),
     ],
@@ -121,7 +121,7 @@ def test_the_parts_of_one_archive_are_known_by_their_names(
 def test_a_part_that_is_missing_or_needs_a_tool_is_named(
     tmp_path: Path, name: str, siblings: list[str], named: str
 ) -> None:
-    """By its own name, or with the line that joins all parts."""
+    """By its number, or with the line that joins all parts."""
     for one in {name, *siblings}:
         (tmp_path / one).write_bytes(b"a part")
     with pytest.raises(ArchiveError) as caught:

@@ -78,12 +78,11 @@ def test_a_folder_is_the_same_from_everywhere(address: str, tmp_path: Path) -> N
 
 
 def test_markers_and_junk_are_left_out(s3: BucketService) -> None:
-    """What stands for a folder, what systems leave and what only links to a document is no content."""
+    """What stands for a folder and what systems leave is no content."""
     for name in ("set/", "set/a/", "set/b", "set/c_$folder$", "set/.DS_Store", "set/__MACOSX/._x"):
         s3.put(name, b"" if "_x" not in name and "DS" not in name else b"junk")
     for name in ("set/b/x.txt", "set/a/y.txt", "set/c/z.txt"):
         s3.put(name, b"1")
-    s3.put("set/notes.gdoc", b"{}")
     # A byte behind the end is asked for, which would show that there is more, but never in a request of its own.
     for size in (PIECE_BYTES - 1, PIECE_BYTES):
         s3.put("set/c/z.txt", bytes(size))
@@ -91,8 +90,7 @@ def test_markers_and_junk_are_left_out(s3: BucketService) -> None:
             assert len(tree.read(tree.entries[2])) == size
     with open_tree("s3://data/set") as tree:
         assert [entry.name for entry in tree.entries] == ["a/y.txt", "b/x.txt", "c/z.txt"]
-        assert len(tree.notes) == 1
-        assert "notes.gdoc" in tree.notes[0]
+        assert tree.notes == ()
 
 
 @pytest.mark.parametrize("names", [["a/../../x"], ["/../x"], ["a//b", "a/b"], ["a", "a/b"], ["dir/"]])

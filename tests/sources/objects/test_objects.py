@@ -115,15 +115,6 @@ def test_content_that_changes_midway_is_noticed(place: Place) -> None:
             list(file.read_range(0, MB))
 
 
-def test_an_object_in_an_archive_is_to_be_restored(s3: BucketService) -> None:
-    """Glacier refuses as a login is refused, but no login helps."""
-    s3.backend.put_object(s3.bucket, "old.bin", b"x" * 9, storage="GLACIER")
-    with contextlib.closing(open_object("s3://data/old.bin")) as file:
-        with pytest.raises(SourceAccessError, match="restore-object") as raised:
-            whole(file)
-        assert "AWS_SECRET_ACCESS_KEY" not in str(raised.value)
-
-
 def test_a_marker_of_a_folder_is_no_file(s3: BucketService) -> None:
     """An empty object that others lie below stands for their folder."""
     for key, content in {"a": b"", "a/x": b"1", "b": b"content", "b/x": b"1"}.items():

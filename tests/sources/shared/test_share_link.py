@@ -173,7 +173,7 @@ def test_open_links_find_out_what_they_lead_to(drive: DriveShares, out: Path) ->
 def test_a_document_behind_an_id_is_refused_with_the_remedy(drive: DriveShares, out: Path) -> None:
     """An id alone may be a spreadsheet's; Drive's error 500 is followed up."""
     drive.add(SharedItem(FILE, "Table", kind="spreadsheets"))
-    with pytest.raises(OptionError, match="Google Sheets spreadsheet"):
+    with pytest.raises(OptionError, match="Google document"):
         fetch(LINK, out)
 
 
