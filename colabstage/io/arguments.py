@@ -276,16 +276,7 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
     """
     if isinstance(value, list | tuple | set | frozenset | Iterator):
         return "Give a list of paths." if several else "Give one path, and call once for each."
-    if is_frame(value):
-        save = (
-            "to_csv('photos/labels.csv', index=False)" if hasattr(value, "to_csv") else "write_csv('photos/labels.csv')"
-        )
-        return f"Save it beside the files that it lists, frame.{save}, and give their folder."
-    if hasattr(value, "__array__"):
-        return (
-            "Save arrays first, np.savez('data.npz', x_train=x, y_train=y), and give that file; of paths give a list."
-        )
-    if isinstance(value, Mapping | str | bytes | type) or not hasattr(value, "__getitem__"):
+    if isinstance(value, Mapping | str | bytes | type) or is_frame(value) or not hasattr(value, "__getitem__"):
         return otherwise
     return "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y)."
 
@@ -308,12 +299,6 @@ def whereabouts(path: Path) -> str:
         return f"'{there}' is a file, not a folder; a part of an archive is named by only={below!r}."
     missing = path.relative_to(there) if path.is_relative_to(there) else Path(path.name)
     first = missing.parts[0]
-    if first.startswith("www.") or re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", first):
-        address = f"https://{missing}" if first.startswith("www.") else str(missing).replace("/", "//", 1)
-        return (
-            f"'{show_address(address)}' is an address: give it as text, with both slashes, to stage_dataset or "
-            "fetch_files, or to dataset_h5 with disk_limit=."
-        )
     found = _names_in(there, first)
     if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
         return found

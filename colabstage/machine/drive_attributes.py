@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -248,9 +247,6 @@ def _no_answer() -> str:
 
 def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:
     """Return the value of an attribute, or the error number if there is none."""
-    # Python has no extended attributes on other systems.
-    if sys.platform != "linux":
-        return "", errno.EOPNOTSUPP
     try:
         return os.getxattr(path, name).decode("ascii", "replace").strip("\0\n "), 0
     except OSError as error:  # if the mount is dying, the next call says so

@@ -438,12 +438,10 @@ def _absent_drive(
         meant = _meant_on_drive(place, mounts) if mountpoint is None else None
         if meant is not None:
             usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
-            drives = [mount.mountpoint for mount in mounts.values() if mount.is_drive]
-            root = next((place for place in drives if place.is_relative_to(system_root())), None)
-            first = "Write" if root is not None else "Call mount_drive() in a notebook cell, then write"
             msg = (
-                f"'{os.fspath(path)}' is not on Google Drive: there is no '{meant.parts[0]}' in that folder. {first} "
-                f"'{(root or usual) / meant}'; or, for a folder of this machine, make it first."
+                f"'{os.fspath(path)}' is not on Google Drive: there is no '{meant.parts[0]}' in that folder. Call "
+                f"mount_drive() in a notebook cell, then write '{usual / meant}'; or, for a folder of this machine, "
+                "make it first."
             )
             return DriveNotMountedError(msg)
     return None
@@ -537,15 +535,10 @@ def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
         subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_UNMOUNT_S, check=False, cwd="/")
 
 
-def current_folder() -> Path | None:
-    """Return the current folder, even on a mount that has died; `None` if it no longer exists."""
-    try:
-        # `os.getcwd` fails on a dead mount. The kernel marks a deleted folder, and marks all on such a mount.
-        return follow_links(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
-    except OSError:  # this system has no such table
-        with contextlib.suppress(OSError):
-            return Path.cwd()
-        return None
+def current_folder() -> Path:
+    """Return the current folder, even on a mount that has died, or if it no longer exists."""
+    # `os.getcwd` fails on a dead mount. The kernel marks a deleted folder, and marks all on such a mount.
+    return follow_links(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
 
 
 @contextlib.contextmanager
@@ -554,7 +547,7 @@ def outside(root: Path) -> Iterator[None]:
     # Drive's client starts a shell in the current folder. Inside the mount, that shell would keep it busy, for this
     # attempt and for every later one.
     folder = current_folder()
-    if folder is None or not folder.is_relative_to(root):
+    if not folder.is_relative_to(root):
         yield
         return
     os.chdir(next(parent for parent in root.parents if parent.is_dir()))
@@ -575,40 +568,30 @@ def check_unused(root: Path) -> None:
     the process with a signal as soon as it is touched.
     """
     folder = current_folder()
-    if folder is not None and folder.is_relative_to(root):
+    if folder.is_relative_to(root):
         msg = f"The current folder is on Drive ({folder}). Leave it first: os.chdir('/content')."
         raise DriveError(msg)
 
-    def used(paths: set[str]) -> str:
-        return listed(sorted(path for path in paths if Path(path).is_relative_to(root)), _NAMES_SHOWN)
-
-    # Before open files: a mapped file may be open too, and a mapping outlives the file object it was made from.
-    if names := used(_mapped_files()):
+    used = listed(sorted(path for path in _used_files() if Path(path).is_relative_to(root)), _NAMES_SHOWN)
+    if used:
         msg = (
-            f"Files on Drive are mapped into this notebook's memory: {names}. Touching that after Drive "
-            "is unmounted ends the notebook. Delete what was read from them (torch.load(mmap=True), safetensors and "
-            "numpy.memmap map files), or load it from a local copy, then try again."
+            f"Files on Drive are open in this notebook, or mapped into its memory, and touching them after Drive is "
+            f"unmounted may end it: {used}. Close them, and delete what was read from them (torch.load(mmap=True), "
+            "safetensors and numpy.memmap map files), then try again."
         )
         raise DriveError(msg)
-    if names := used(_open_files()):
-        msg = f"Files on Drive are open in this notebook and would break: {names}. Close them, then try again."
-        raise DriveError(msg)
 
 
-def _open_files() -> set[str]:
+def _used_files() -> set[str]:
+    """Return the files that this process has open or mapped: a mapping outlives the file object it was made from."""
     found = set()
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile, for example the handle that lists this folder
             found.add(str(link.readlink()))
-    return found
-
-
-def _mapped_files() -> set[str]:
     # proc(5): five fields, then the path, in which a newline is written as \\012.
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        return {fields[5].removesuffix(" (deleted)") for line in lines if len(fields := line.split(None, 5)) == 6}
-    return set()
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    mapped = {fields[5].removesuffix(" (deleted)") for line in lines if len(fields := line.split(None, 5)) == 6}
+    return found | mapped
 
 
 class InCaller(Protocol):

@@ -90,9 +90,7 @@ def usable_cores() -> int:
     """Count the whole cores that this process may use: its affinity, limited by the cgroup's quota; at least 1."""
     # Rounded down: threads beyond the quota are stopped for the rest of each period, all at once.
     quotas = [int(quota) for quota in _cpu_quotas(_system())]
-    # macOS and Windows have no affinity call.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *quotas]))
+    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
 
 
 def free_space(path: Path) -> int:
