@@ -77,8 +77,7 @@ def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]
     if options is None:
         return kind(**given)
     if not isinstance(options, kind):
-        msg = f"options={show_value(options)} cannot work; expected a {kind.__name__}(…) of colabstage.options."
-        raise OptionError(msg)
+        refuse_argument("options", options, f"a {kind.__name__}(…) of colabstage.options")
     return replace(options, **given) if given else options  # type: ignore[type-var]  # a dataclass, as every `kind` is
 
 
@@ -299,6 +298,11 @@ def whereabouts(path: Path) -> str:
         return f"'{there}' is a file, not a folder; a part of an archive is named by only={below!r}."
     missing = path.relative_to(there) if path.is_relative_to(there) else Path(path.name)
     first = missing.parts[0]
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", first):
+        return (
+            f"'{show_address(str(missing).replace('/', '//', 1))}' is an address: give it as text, with both slashes, "
+            "to stage_dataset or fetch_files, or to dataset_h5 with disk_limit=."
+        )
     found = _names_in(there, first)
     if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
         return found

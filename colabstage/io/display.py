@@ -19,8 +19,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from colabstage.errors import CancelledError, OptionError, printable, said_by
-from colabstage.io.arguments import show_value
+from colabstage.errors import CancelledError, printable, said_by
+from colabstage.io.arguments import refuse_argument
 from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set, logger_of
 from colabstage.io.progress import Progress, ProgressStep
 from colabstage.io.report import COLOURS, STYLE, in_notebook, left_aligned
@@ -438,10 +438,7 @@ def resolve_progress(progress: bool | Progress) -> Progress:
     if progress is False:
         return Progress()
     given: object = progress  # annotations do not stop callers from passing something else
-    if isinstance(given, Progress):
-        return given
-    msg = (
-        f"progress={show_value(given)} cannot show progress. Pass True, False, or an object of a class that derives "
-        "from colabstage.options.Progress."
-    )
-    raise OptionError(msg)
+    if not isinstance(given, Progress):
+        words = "True, False, or an object of a class that derives from colabstage.options.Progress"
+        refuse_argument("progress", given, words)
+    return given

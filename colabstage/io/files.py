@@ -171,48 +171,24 @@ def translate_write_error(error: OSError, target: Path, verb: str = "write") -> 
     place = next(folder for folder in target.parents if not is_own(folder))
     target = place if is_own(target) else target
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _space_error(error, place)
+        msg = f"'{place}' is full ({error.strerror}). Free some space there, or choose another place."
+        return NotEnoughSpaceError(msg)
     if error.errno in _DEAD:
         msg = (
             f"Writing '{target}' failed: {error.strerror}. The Drive client has died. Mount it again with "
             "mount_drive(), then try again."
         )
         return DriveDisconnectedError(msg)
-    if error.filename2 is not None and error.errno not in (*_GONE, *_TRANSIENT):
-        msg = (
-            f"Files in '{place}' can be written but not renamed ({error.strerror}): in a shared drive that takes the "
-            "role of content manager. Ask for that role, or choose another place."
-        )
-        return TargetNotWritableError(msg)
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         # The system does not say which folder on the way is a file.
         for file in filter(Path.is_file, (target, *target.parents)):
             msg = f"Cannot {verb} '{target}': '{file}' is a file. Move it, or choose another place."
             return TargetNotWritableError(msg)
-    remedy = "Choose a place that this user can write to."
-    if error.errno in _GONE:
-        remedy = "Another program, or another machine, has removed or replaced it meanwhile: try again in a minute."
-    elif error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-        remedy = "The file system there cannot do what this takes: choose a folder on a local disk."
-    elif error.errno in _TRANSIENT:
-        remedy = "The disk or mount fails: try again, and if it is a mount, mount it again first."
+    passes = error.errno in (*_GONE, *_TRANSIENT)
+    again = "Try again in a minute; if it is on a mount, mount that again first."
+    remedy = again if passes else "Choose another place, or another name."
     msg = f"Cannot {verb} '{target}' ({error.strerror or error}). {remedy}"
     return TargetNotWritableError(msg)
-
-
-def _space_error(error: OSError, place: Path) -> NotEnoughSpaceError:
-    with contextlib.suppress(OSError):
-        facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
-        # Some file systems have no limit on the number of files, and report 0. What was begun may have been removed by
-        # now, so the limit is what there is less left of.
-        few_files = facts.f_files and facts.f_favail * facts.f_blocks < facts.f_bavail * facts.f_files
-        if error.errno == errno.ENOSPC and few_files:
-            msg = (
-                f"'{place}' is full: its file system takes no more than {facts.f_files:,} files, however much space is "
-                "free. Remove some files there, or choose another place."
-            )
-            return NotEnoughSpaceError(msg)
-    return NotEnoughSpaceError(f"'{place}' is full ({error.strerror}). Free some space there, or choose another place.")
 
 
 def make_folder(path: Path) -> None:

@@ -12,13 +12,20 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from colabstage.errors import CancelledError, ColabstageError, NewerFormatError
-from colabstage.h5.manifest import damage_of, is_manifest, is_replaceable_pack, manifest_path, read_manifest
+from colabstage.h5.manifest import (
+    check_replaceable_pack,
+    damage_of,
+    is_manifest,
+    is_replaceable_pack,
+    manifest_path,
+    read_manifest,
+)
 from colabstage.io.files import read_fields, read_json, write_json
-from colabstage.io.receipts import Receipt, Seal, file_seal, look_at
+from colabstage.io.receipts import Receipt, Seal, check_replaceable, file_seal, look_at
 from colabstage.io.workspace import free_name, move_vouched
 from colabstage.sources.identity import SourceIdentity, compare_states
 from colabstage.sources.parse import ObjectSource
-from colabstage.stage.request import RECORD_NAME
+from colabstage.stage.request import FILES_REMEDY, RECORD_NAME
 
 if TYPE_CHECKING:
     from colabstage.h5.manifest import Manifest
@@ -189,6 +196,14 @@ def is_spoilt(request: StageRequest) -> bool:
         return read_manifest(pack) is None and not is_replaceable_pack(pack)
     except NewerFormatError:
         return False
+
+
+def check_targets(request: StageRequest, *, packs: bool) -> None:
+    """Refuse to replace a pack, if one is made, or plain files that are not as colabstage made them."""
+    if packs and not is_spoilt(request):
+        check_replaceable_pack(request.pack_path)
+    if request.wants_files:
+        check_replaceable(request.files_path, FILES_REMEDY)
 
 
 def set_aside(request: StageRequest) -> list[str]:

@@ -103,7 +103,6 @@ def test_a_word_for_no_cache_is_no_folder(
         pytest.param(
             lambda: stage("https:/example.org/a.zip"), SourceNotFoundError, "https://example.org/a.zip", id="slash"
         ),
-        pytest.param(lambda: stage("www.example.org/a.zip"), SourceNotFoundError, "https://www.", id="no scheme"),
         pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "names nothing", id="a pack without a name"),
         pytest.param(lambda: cs.pack_dataset("photos", "."), OptionError, "pack.h5", id="a pack that is this folder"),
         pytest.param(
