@@ -52,6 +52,7 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
 # People often pass something else where a dataset_h5 is needed; this says what to write.
 ONE_SPLIT = "Pass one split of what stage_dataset returned, data['train'], or open a file with dataset_h5(path)."
 
+
 # The docstring entry that stands for all arguments defined elsewhere, and the section of all arguments.
 _ENTRY = re.compile(r"^( +)\*\*\w+:.*\n(?:\1 +.*\n)*", re.MULTILINE)
 _ARGS = re.compile(r"^Args:\n((?: +.*\n|\n)*)", re.MULTILINE)
@@ -200,7 +201,6 @@ def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_zip_encoding(encoding: str | None) -> None:
-    """Refuse an encoding that Python does not know."""
     try:
         if encoding is not None:
             codecs.lookup(encoding)
@@ -237,12 +237,8 @@ _SHORT = _Short()
 
 
 def show_value(value: object) -> str:
-    """Write a value as Python does if that is one short line, otherwise by its class: `DataFrame(…)`."""
-    # A path is shown in full, because its end says which file it is.
-    text = show_content(value, _LONGEST_PATH if isinstance(value, os.PathLike) else _LONGEST)
-    if isinstance(value, str | bytes | int | os.PathLike) or not ("…" in text or "..." in text):
-        return text
-    return f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}(…)"
+    """Write a value in a few words; a path in full, because its end says which file it is."""
+    return show_content(value, _LONGEST_PATH if isinstance(value, os.PathLike) else _LONGEST)
 
 
 def show_content(value: object, most: int = _LONGEST) -> str:

@@ -47,7 +47,6 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 def is_set(variable: str) -> bool:
-    """Return whether a switch is on."""
     value = os.environ.get(variable, "").strip().lower()
     if value in _YES | _NO:
         return value in _YES

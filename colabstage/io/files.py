@@ -67,7 +67,6 @@ class Closing:
     """Call `close` at the end of a `with` block, however it ends; for classes whose `close` may be called twice."""
 
     def close(self) -> None:
-        """Release what is held."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -79,8 +78,6 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to try."""
-
     attempts: int = 4
     """Tries for one item, including the first."""
     first_wait_s: float = 0.25
@@ -97,7 +94,6 @@ PATIENT = RetryPolicy(patience_s=60.0)
 
 
 def is_transient(error: OSError, policy: RetryPolicy) -> bool:
-    """Return whether the same call may succeed a moment later."""
     return error.errno in _TRANSIENT or (error.errno == errno.ENOENT and policy.missing_is_transient)
 
 
@@ -171,7 +167,10 @@ def translate_write_error(error: OSError, target: Path, verb: str = "write") -> 
     place = next(folder for folder in target.parents if not is_own(folder))
     target = place if is_own(target) else target
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        msg = f"'{place}' is full ({error.strerror}). Free some space there, or choose another place."
+        msg = (
+            f"'{place}' is full ({error.strerror}). Free some space there, or files where their number is limited, or "
+            "choose another place."
+        )
         return NotEnoughSpaceError(msg)
     if error.errno in _DEAD:
         msg = (
@@ -192,7 +191,6 @@ def translate_write_error(error: OSError, target: Path, verb: str = "write") -> 
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder with its parents."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -398,12 +396,10 @@ class TargetFile:
             self._file = io.FileIO(os.open(path, flags, 0o644), "wb")
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write all of `data` at `offset`. May be called from any thread."""
         with typed_write_errors(self._path):
             pwrite_exactly(self._file.fileno(), data, offset)
 
     def close(self) -> None:
-        """Release the file. Calling it twice is fine."""
         # A mount may report only on closing that it could not keep the data.
         with typed_write_errors(self._path):
             self._file.close()
@@ -636,7 +632,6 @@ _APPLE_DOUBLE = b"\0\5\x16\7"
 
 
 def is_html(head: bytes) -> bool:
-    """Return whether the bytes begin a web page."""
     return _HTML.match(head) is not None
 
 

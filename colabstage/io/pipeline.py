@@ -40,8 +40,6 @@ _WORKERS_END_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PipelineLimits:
-    """How wide the pipeline may get."""
-
     readers: int
     """Reads in flight at the start; with 0, workers read for themselves until reads prove slow."""
     max_readers: int
@@ -141,7 +139,6 @@ class _Run(Generic[T]):
         self._mean_read_s = 0.0
 
     def start(self) -> None:
-        """Start the workers and the first readers."""
         with self._lock:
             # Counted before any worker starts, so that none of them reads for itself.
             self.readers = int(self._limits.caller_reads)
@@ -247,7 +244,6 @@ class _Run(Generic[T]):
             return None
 
     def _claim(self) -> int | None:
-        """Take the next item if the budget allows it."""
         item = self._items[self._taken]
         cost = self._cost(item)
         if not self._has_room(cost):
@@ -272,7 +268,7 @@ class _Run(Generic[T]):
             if self._stopping:
                 return
             self._note_read(seconds)
-            if self._wants_reader():
+            if self._idle_workers and not self._ready and self._would_help():
                 self._spawn_reader()
             self._ready.append((item, data))
             self._data.notify()
@@ -282,9 +278,6 @@ class _Run(Generic[T]):
         self.reads += 1
         # A moving average: it follows a source that slows down within some tens of reads.
         self._mean_read_s += max(0.1, 1 / self.reads) * (seconds - self._mean_read_s)
-
-    def _wants_reader(self) -> bool:
-        return self._idle_workers > 0 and not self._ready and self._would_help()
 
     def _would_help(self) -> bool:
         """Return whether reads are slow, items are left to read, and one more reader is allowed."""
@@ -509,7 +502,7 @@ class ThreadPool:
             work(begin, done)
         parts = min(threads * _PARTS_A_THREAD, count - done)
         edges = [done + (count - done) * part // parts for part in range(parts + 1)] if parts else []
-        self._spread(parts, lambda part: work(edges[part], edges[part + 1]))
+        self.each(parts, lambda part: work(edges[part], edges[part + 1]))
 
     def each(self, count: int, work: Callable[[int], None]) -> None:
         """Call `work(place)` for each of `range(count)`, where each free thread takes the next one, and wait for all.
@@ -517,9 +510,6 @@ class ThreadPool:
         For work that takes a millisecond or more per item, and different times for different items.
         """
         self.cancellation.check()
-        self._spread(count, work)
-
-    def _spread(self, count: int, work: Callable[[int], None]) -> None:
         # All threads share one iterator; its next step is atomic.
         places = iter(range(count))
 
@@ -548,7 +538,6 @@ class ThreadPool:
             other.result()
 
     def close(self) -> None:
-        """End the threads. Calling it twice is fine."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 

@@ -73,12 +73,12 @@ from colabstage.machine.mounts import (
     drive_root,
     files_below,
     follow_links,
-    hang_words,
     list_mounts,
     mount_of,
     outside,
     probe_mount,
     remount_words,
+    silent_error,
     unmount_lazily,
 )
 from colabstage.machine.platforms import detect_platform, system_root
@@ -110,11 +110,9 @@ class FlushReport(Sentences):
     """The result of `flush_drive`."""
 
     mountpoint: Path
-    """Where Drive was mounted."""
     seconds: float
     """How long it took to upload everything that was waiting."""
     remounted: bool
-    """Whether Drive is mounted there again."""
 
     def __str__(self) -> str:
         now = "it is mounted there again" if self.remounted else "no Drive is mounted there now"
@@ -269,7 +267,6 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
 
 
 def is_readonly(drive: Mount) -> bool:
-    """Return whether this Drive is mounted read-only."""
     if drive.readonly or drive.fstype not in DRIVE_TYPES:
         return drive.readonly
     # The mount table shows no Drive of the current client as read-only, but the client's command line does. The
@@ -338,11 +335,7 @@ def _is_dead(mount: Mount) -> bool:
     if probe.state in {"alive", "dead"}:
         return probe.state == "dead"
     if probe.state == "silent":
-        msg = (
-            f"Drive at '{place}' has not answered for {format_duration(_PROBE_TIMEOUT_S)}. It may be busy: wait, then "
-            f"try again. {hang_words(mount)}"
-        )
-        raise DriveDisconnectedError(msg)
+        raise silent_error(mount, _PROBE_TIMEOUT_S)
     msg = (
         f"Drive is mounted at '{place}', but its folder '{_my_drive(mount).name}' cannot be read ({probe.reason}). Try "
         "again in a minute; if that does not help, restart the session."

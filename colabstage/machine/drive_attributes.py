@@ -60,7 +60,7 @@ class _Upload(NamedTuple):
     waits: bool | None
     """Whether local changes wait to be uploaded; `None` if that is not reported."""
     md5: str = ""
-    """MD5 of the content in the cloud; "" if it is not reported, or is not that of the local content."""
+    """That of the content in the cloud; "" if it is not reported, or is not that of the local content."""
     why: str = ""
     """Why there is no `md5`, in words."""
     errno: int = 0

@@ -116,7 +116,6 @@ class MountProbe(NamedTuple):
 
 
 def list_mounts(mountinfo: str | None = None) -> MountTable:
-    """Read the mount table."""
     if mountinfo is None:
         try:
             # Not as text: this is read several times in a call, and decoding by a file object would double the time.
@@ -174,12 +173,6 @@ def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) 
     """
     table = list_mounts() if mounts is None else mounts
     return _covering(_resolved(path, table), table)
-
-
-def mounts_of(paths: Sequence[str | os.PathLike[str]]) -> list[Mount]:
-    """Return the mount of each path, as `mount_of`: a source may have thousands, and the table is read once."""
-    table = list_mounts()
-    return [mount_of(path, mounts=table) for path in paths]
 
 
 def _covering(path: str, mounts: MountTable) -> Mount:
@@ -407,19 +400,25 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
         if slow_reason(mount) is None:
             continue
         place, is_drive = mount.mountpoint, mount.fstype in DRIVE_TYPES
-        what = "The Drive client at" if is_drive else "The file system behind"
         state, reason = probe_mount(place, timeout_s)
         if state == "dead":
+            what = "The Drive client at" if is_drive else "The file system behind"
             again = f"Mount it again with {remount_words(place)}" if is_drive else "Mount it again"
             kept = f" {WAITS_IN_CACHE}" if is_drive else ""
             return DriveDisconnectedError(f"{what} '{place}' has died ({reason}). {again}, then try again.{kept}")
         if state == "silent":
-            msg = (
-                f"{what} '{place}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try again. "
-                f"{hang_words(mount)}"
-            )
-            return DriveDisconnectedError(msg)
+            return silent_error(mount, timeout_s)
     return None
+
+
+def silent_error(mount: Mount, timeout_s: float) -> DriveDisconnectedError:
+    """Return the error for a mount that has not answered a probe of so many seconds."""
+    what = "The Drive client at" if mount.fstype in DRIVE_TYPES else "The file system behind"
+    msg = (
+        f"{what} '{mount.mountpoint}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try again. "
+        f"{hang_words(mount)}"
+    )
+    return DriveDisconnectedError(msg)
 
 
 def _absent_drive(
@@ -428,14 +427,17 @@ def _absent_drive(
     """Return the error for the first path without its Drive. `places`: the paths from `follow_links`."""
     for path, place in zip(paths, places, strict=True):
         mountpoint = _drive_meant(place, mounts)
-        if mountpoint is not None and not _is_drive_at(mountpoint, mounts):
+        if mountpoint is not None:
+            mount = mount_of(mountpoint, mounts=mounts)
+            if mount.is_drive and mount.mountpoint == mountpoint:
+                continue
             msg = (
                 f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. What is written "
                 f"there now stays on this machine, is lost with it, and keeps Drive from being mounted. Call "
                 f"{remount_words(mountpoint)} in a notebook cell, then try again."
             )
             return DriveNotMountedError(msg)
-        meant = _meant_on_drive(place, mounts) if mountpoint is None else None
+        meant = _meant_on_drive(place, mounts)
         if meant is not None:
             usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
             msg = (
@@ -445,11 +447,6 @@ def _absent_drive(
             )
             return DriveNotMountedError(msg)
     return None
-
-
-def _is_drive_at(mountpoint: Path, mounts: MountTable) -> bool:
-    mount = mount_of(mountpoint, mounts=mounts)
-    return mount.is_drive and mount.mountpoint == mountpoint
 
 
 def _meant_on_drive(place: Path, mounts: MountTable) -> Path | None:
@@ -620,7 +617,8 @@ def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.Path
     For the caller's own code: it runs where it would without a mount, one call after the other, and may take any time.
     The mount is checked between such calls.
     """
-    slow = [place for place, mount in zip(places, mounts_of(places), strict=True) if slow_reason(mount) is not None]
+    table = list_mounts()
+    slow = [place for place in places if slow_reason(mount_of(place, mounts=table)) is not None]
     if not slow:
         return work(call_here)
     # Imported late: few calls need it, and it loads everything about Drive.
@@ -642,7 +640,8 @@ def run_with_one_remount(
             hang is an error.
         notice: called with a sentence when Drive was mounted again.
     """
-    drive = next((mount for mount in mounts_of(places) if mount.is_drive), None)
+    table = list_mounts()
+    drive = next((mount for place in places if (mount := mount_of(place, mounts=table)).is_drive), None)
     if drive is None:
         return run_watched(work, *places)
     # Imported late, as above.

@@ -84,7 +84,6 @@ class StageStep:
     """What one step did."""
 
     name: str
-    """Its name in the report."""
     seconds: float = 0.0
     """How long it took, without the steps inside it."""
     amount: int = 0
@@ -121,7 +120,6 @@ class StageReport:
     skipped: tuple[str, ...] = ()
     """One sentence for each sample that was left out."""
     notes: list[str] = field(default_factory=list)
-    """What else the user should know."""
     arrival: Callable[[], Mapping[str, float]] | None = field(default=None, repr=False, compare=False)
     """Returns the progress of data that is used while it arrives: bytes `fetched`, `kept` from an earlier run and
     `evicted`; `first_batch_s` from the call, `overlap_s` of training while rows arrived, and `waited_s` of loops for
@@ -133,7 +131,6 @@ class StageReport:
     state: Literal["done", "arriving", "stopped", "failed"] = "done"
     """The state of what `streaming=True` leaves to the background; `"done"` without it."""
     began_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
-    """When it was begun."""
 
     @property
     def seconds(self) -> float:
@@ -252,7 +249,6 @@ class StagedDataset:
     """The blocks and figures of a pack in the cache that is larger than `disk_limit`; with `streaming=True` and a pack
     that was complete from the start, what orders its first epoch. Otherwise `None`."""
     _opened: dict[str, dataset_h5] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The splits that were opened by name."""
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -447,7 +443,6 @@ class StagedDataset:
         return described
 
     def _reader(self, split: str) -> dataset_h5 | SplitReader:
-        """Return what reads a split; without torch if all rows are planned."""
         info = self._pack()
         if self.arriving is not None:
             return self.arriving.open(split)
@@ -461,11 +456,8 @@ class StagedDataset:
 
         With `streaming=True` they become all of them; with `disk_limit=` never, but all can be read.
         """
-        if self.arriving is not None:
-            return self.arriving.ready
-        if self.part is not None:
-            return self.part.ready
-        return Readiness(sum(self.splits.values()), sum(self.splits.values()))
+        work, rows = self.arriving or self.part, sum(self.splits.values())
+        return Readiness(rows, rows) if work is None else work.ready
 
     @property
     def figures(self) -> Mapping[str, float]:

@@ -64,11 +64,9 @@ class Decision:
     reasons: tuple[str, ...]
     """Why, in sentences, one for each place that was checked."""
     record: LocalRecord | None = None
-    """The record of what is reused."""
     seal: Seal | None = None
     """The seal of the reused pack, taken before the pack was checked, so that a write during the check breaks it."""
     cached: CachedPack | None = None
-    """What is restored."""
     freshness: Freshness | None = None
     """How the source compares with what is used; `None` if it is to be compared during the copy."""
     in_part: bool = False
@@ -152,11 +150,9 @@ class Base(NamedTuple):
     pack: BasePack
     """The local pack, or where it will be."""
     manifest: Manifest
-    """What it was made from, and the hash of each block."""
     cached: CachedPack | None = None
     """Where it must be copied from first; `None` if it is local."""
     record: bytes = b""
-    """The row record of a pack in the cache."""
 
 
 def find_base(call: StageCall, cache: Cache) -> Base | None:
@@ -223,7 +219,6 @@ class Reading:
     in_shards: bool = False
     """Whether it exceeds `disk_limit`, and is packed into the cache shard by shard."""
     base: Base | None = None
-    """The earlier pack that rows are taken from; `None` where none are."""
     note: str = ""
     """A sentence on what is taken over from an earlier pack, or why nothing is; "" without an earlier pack."""
     in_place: bool = False

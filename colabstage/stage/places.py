@@ -104,8 +104,6 @@ _WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
 
 class Entry(NamedTuple):
-    """What a place knows about one name."""
-
     size: int
     mtime_ns: int
     version: str
@@ -122,7 +120,6 @@ class Note(NamedTuple):
 
     @property
     def manifest(self) -> Manifest | None:
-        """Return the manifest; `None` for none that this version reads."""
         return read_note(self.content, "")
 
     @property
@@ -137,11 +134,9 @@ class Present(NamedTuple):
     name: str
     entry: Entry | None
     notes: Mapping[str, Note]
-    """By the suffixes of their names."""
 
     @property
     def manifest(self) -> Manifest | None:
-        """Return the manifest beside it."""
         return self.notes[MANIFEST_SUFFIX].manifest if MANIFEST_SUFFIX in self.notes else None
 
     @property
@@ -160,9 +155,7 @@ class CachedFile(NamedTuple):
     """A file of a place, with its manifest."""
 
     path: Path | str
-    """The file: a path, or an address."""
     manifest: Manifest
-    """What it was made from, and the hash of each block."""
     nbytes: int
     """Its actual length."""
     changed_s: float
@@ -174,7 +167,6 @@ class CachedFile(NamedTuple):
 
     @property
     def source(self) -> LocalSource | ObjectSource:
-        """Return the file as a source."""
         return _source_of(self.path)
 
     @property
@@ -195,7 +187,6 @@ class Publication:
     file: Path
     name: str
     manifest: Manifest
-    """The manifest of the file in `state`."""
     state: tuple[int, ...]
     step: ProgressStep
     cancellation: Cancellation
@@ -226,7 +217,6 @@ def _content_of(manifest: Manifest) -> bytes:
 def _each(
     look: Callable[[Item], T], items: Sequence[Item], threads: int, cancellation: Cancellation | None = None
 ) -> list[T]:
-    """Call a function for several things at once: each is a round trip."""
     if len(items) < 2 or threads < 2:
         return [look(item) for item in items]
     with DaemonPool(threads, "colabstage-look") as pool:
@@ -259,7 +249,6 @@ class Place(ABC):
         self._compared: dict[tuple[str, Entry, tuple[str, ...]], bool] = {}
 
     def at(self, name: str) -> Path | str:
-        """Return the path or address of a file."""
         return self._root / name if isinstance(self._root, Path) else f"{self._root}/{name}"
 
     @abstractmethod
@@ -310,7 +299,6 @@ class Place(ABC):
         return [one for one in self.look(mine) if one is not None and one.manifest.shard]
 
     def files(self) -> list[CachedFile]:
-        """Return all packs and shards that have a manifest, by name; their previous versions too."""
         packs = [name for name in self.entries() if name.removesuffix(PREVIOUS_SUFFIX).endswith(".h5")]
         return [one for one in self.look(packs) if one is not None]
 
@@ -442,7 +430,6 @@ class Place(ABC):
         raise self.occupied(new.name, _WRITTEN_MEANWHILE)
 
     def _withdraw(self, name: str, note: Note | None, content: bytes) -> None:
-        """Remove a note of this run, unless another run's has taken its place."""
         if note is not None and note.content == content:
             with contextlib.suppress(TargetExistsError):
                 self.remove(name, note.entry)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from colabstage.pack.options import PackOptions
-    from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import Found
     from colabstage.stage.decide import Action, Decision
@@ -58,11 +57,8 @@ class StagePlan:
     reasons: tuple[str, ...]
     """Why, in sentences, one for each place that was checked."""
     figures: StageFigures
-    """The bytes that it would move."""
     free_bytes: int
-    """The free space of the disk."""
     target: Path
-    """What it would make."""
     cache: Path | str | None
     """Where the pack is cached, or would be; `None` for no cache."""
     samples: dict[str, int]
@@ -208,7 +204,7 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     request, reasons, opened = call.request, list(decision.reasons), source.open()
     check_targets(request, packs=request.wants_pack)
     if has_to_come(opened) or opened.cost.is_walked:
-        reasons.append(_why_unknown(opened))
+        reasons.append("What is in it is known only after all of it was read: it has no table of contents in place.")
         return _plan(request, cache, decision, reasons, staging_figures(request, opened))
     base = find_base(call, cache) if request.wants_pack else None
     reading = plan_reading(request, opened, spool, packs=request.wants_pack, base=base)
@@ -227,8 +223,7 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     reasons.extend(map(ended, [*source_notes, *job.table.notes]))
     count = 0
     if reading.in_shards and request.disk_limit is not None:
-        whole = figures.peak_bytes
-        reason, count = plan_shards(request, reading.tree, job, cache, request.disk_limit, whole_bytes=whole)
+        reason, count = plan_shards(request, reading.tree, job, cache, request.disk_limit)
         reasons.append(reason)
         figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
     rows = {split.name: len(split.samples) for split in job.plan.splits}
@@ -264,12 +259,3 @@ def _plan(
         samples=dict(samples or {}),
         found=found,
     )
-
-
-def _why_unknown(source: OpenedSource) -> str:
-    """Say why planning would have to read the whole source."""
-    if source.cost.is_walked:
-        return "It has no table of contents: a tar is looked through where it is, which reads up to all of it once."
-    if source.cost.opens_at_once:
-        return "It is compressed as a whole; what is in it is known only after it is unpacked."
-    return "It can only be read from its beginning; what is in it is known only after it has arrived."

@@ -43,7 +43,6 @@ class LocalRecord:
     """What one dataset's folder holds."""
 
     key: str
-    """The key of the request that it was made for."""
     identity: SourceIdentity
     """The source's state when it was staged."""
     seal: Seal = field(default_factory=dict)
@@ -67,7 +66,6 @@ def cache_name(request: StageRequest) -> str:
 
 
 def seal_of(request: StageRequest) -> Seal:
-    """Return the present seal of the packed file."""
     return file_seal(request.pack_path) if request.pack_path.is_file() else {}
 
 
@@ -108,7 +106,6 @@ def find_record(request: StageRequest) -> LocalRecord | None:
 
 
 def write_record(request: StageRequest, record: LocalRecord) -> None:
-    """Record what the folder holds now."""
     raw = {**asdict(record), "identity": record.identity.to_json()}
     write_json(request.folder / RECORD_NAME, {**raw, "version": _RECORD_VERSION, "address": request.source.address})
 

@@ -370,7 +370,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             reading, stream = _plan(call, source, spool, packs=packs, base=base)
             if reading.in_shards and reading.job is not None and cache is not None:
                 large = plan_without_room(reading.tree, request, reading.job)
-                return pack_into_cache(call, source, large, cache, whole_bytes=reading.figures.peak_bytes)
+                return pack_into_cache(call, source, large, cache)
             taken_from = None if reading.base is None else bring_base(call, reading.base)
             if reading.note and (reading.base is None or taken_from is not None):
                 report.note(reading.note)

@@ -98,7 +98,6 @@ class BackgroundPack:
 
     @property
     def arrival(self) -> Arriving:
-        """Return the object through which readers wait for rows."""
         assert self._arrival is not None
         return self._arrival
 
@@ -132,12 +131,10 @@ class BackgroundPack:
 
     @property
     def ready(self) -> Readiness:
-        """Return how many rows are local."""
         return self.arrival.ready
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """Return the number of rows in each split."""
         return self._planned.result().rows
 
     @property
@@ -241,7 +238,6 @@ class BackgroundPack:
         self._thread.join(_CLEAR_UP_S)
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of `StageReport.arrival`."""
         found: dict[str, float] = {**self.arrival.figures}
         got = self.arrival.handed_out
         if got.first_s is not None:
