@@ -138,11 +138,7 @@ def defaults(speller: Speller, arguments: type[Any] | None = None) -> dict[str, 
 
 
 def refused_call(
-    function: str,
-    signature: inspect.Signature,
-    error: TypeError,
-    given: Mapping[str, Any],
-    remedies: Mapping[str, str],
+    function: str, signature: inspect.Signature, error: TypeError, given: Mapping[str, Any], remedies: Mapping[str, str]
 ) -> OptionError:
     """Return the error for a call that does not fit the signature: what Python says, and what to write instead."""
     shown = [one for one in signature.parameters.values() if one.name != "self"]

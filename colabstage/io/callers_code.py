@@ -58,13 +58,10 @@ def closeness(place: Path, given: Path) -> int:
     return 0
 
 
-# Frames below the call only help developers of colabstage. `%xmode Verbose` shows them, and `%debug` always steps
-# through them.
+# Frames below the call only help developers of colabstage; `%debug` steps through them.
 def lines_of(error: BaseException) -> list[str]:
-    """Return what IPython prints for one of our errors: no frames below the call, except in verbose mode."""
+    """Return what IPython prints for one of our errors: no frames below the call."""
     tracebacks = shell().InteractiveTB
-    if tracebacks.mode == "Verbose":
-        return _formatted(tracebacks, error, error.__traceback__)
     cause = error.__cause__
     # The cause is shown only if the caller's own code raised it, in a function that was passed to us.
     seen = None if cause is None else without_ours(cause.__traceback__)
@@ -115,10 +112,8 @@ def _formatted(
 ) -> list[str]:
     # IPython follows the chain of causes itself, so the chain is cut while it does.
     chain = error.__cause__, error.__context__, error.__suppress_context__
-    verbose = tracebacks.mode == "Verbose"
     try:
-        if not verbose:
-            error.__cause__ = error.__context__ = None
+        error.__cause__ = error.__context__ = None
         lines: list[str] = tracebacks.structured_traceback(type(error), error, trace, tb_offset=tb_offset)
         return lines
     finally:

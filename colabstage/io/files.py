@@ -125,11 +125,7 @@ def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
 
 
 def read_with_retry(
-    read: Callable[[], T],
-    name: str,
-    *,
-    policy: RetryPolicy = RetryPolicy(),
-    clock: Clock = SYSTEM_CLOCK,
+    read: Callable[[], T], name: str, *, policy: RetryPolicy = RetryPolicy(), clock: Clock = SYSTEM_CLOCK
 ) -> T:
     """Call `read()` until it succeeds or `policy` is spent.
 

@@ -33,9 +33,12 @@ R = TypeVar("R")
 _LOOK_S = 0.25
 # The first read of a folder may wait for the disk, so it does not predict the next ones.
 _FIRST_READS = 8
-# A reader can hang in a dead mount for ever, so closing waits for readers only as long as the limits say. A worker
-# decodes and writes to a local disk: it does end, and its file must not be closed before.
-_WORKERS_END_S = 60.0
+# A reader can hang in a dead mount for ever, so closing waits for readers only so long. A worker decodes and writes to
+# a local disk: it does end, and its file must not be closed before.
+_READERS_END_S, _WORKERS_END_S = 5.0, 60.0
+# Items for each worker that are read ahead, beyond the reads in flight: enough that no worker waits, few enough that
+# memory does not fill up to the budget for nothing.
+_AHEAD = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +51,10 @@ class PipelineLimits:
     """Threads that process what was read."""
     budget_bytes: int = 64 * 1024 * 1024
     """Bytes read, or being read, and not yet used; a single item may exceed it."""
-    ahead: int | None = 32
-    """Items for each worker that are read ahead, beyond the reads in flight; `None` for as many as the budget holds.
-
-    Enough that no worker waits, few enough that memory does not fill up to the budget for nothing.
-    """
     slow_read_s: float = 0.002
     """Mean time of one read, in seconds, above which more readers help."""
     stall_timeout_s: float = 180.0
     """Seconds without any read or use after which the source counts as dead."""
-    readers_end_s: float = 5.0
-    """How long closing waits for readers that hang."""
     caller_reads: bool = False
     """Whether items are read only by the thread that runs the pipeline, one after the other.
 
@@ -179,7 +175,7 @@ class _Run(Generic[T]):
             reading = list(self._now_reading)
         _join_threads([thread for thread in self._worker_threads if thread not in reading], _WORKERS_END_S)
         # A thread stuck in a dead mount's read cannot be interrupted; it is a daemon and holds nothing.
-        _join_threads(self._reader_threads + reading, self._limits.readers_end_s)
+        _join_threads(self._reader_threads + reading, _READERS_END_S)
 
     def _halt(self) -> None:
         self._stopping = True
@@ -254,13 +250,12 @@ class _Run(Generic[T]):
 
     def _has_room(self, cost: int) -> bool:
         """Return whether an item of `cost` bytes may be read now; remembers whether readers pause."""
-        if self._limits.ahead is not None:
-            ahead = self._taken - self._used - self._limits.max_readers
-            enough = self._limits.ahead * self._limits.workers
-            # Readers resume once half of it is used, because waking a thread costs as much as reading a small file.
-            self._far_ahead = ahead >= (enough // 2 if self._far_ahead else enough)
-            if self._far_ahead:
-                return False
+        ahead = self._taken - self._used - self._limits.max_readers
+        enough = _AHEAD * self._limits.workers
+        # Readers resume once half of it is used, because waking a thread costs as much as reading a small file.
+        self._far_ahead = ahead >= (enough // 2 if self._far_ahead else enough)
+        if self._far_ahead:
+            return False
         return self._in_flight_bytes == 0 or self._in_flight_bytes + cost <= self._limits.budget_bytes
 
     def _deliver(self, item: int, data: T, seconds: float) -> None:

@@ -515,9 +515,9 @@ def remove_named(path: Path) -> None:
         path.unlink()
 
 
-def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
-    """Rename a file that `ours` vouches for to a name that is not in use."""
-    if is_made_here(path) and path.is_file() and ours(path) and not _facts_of(to):
+def move_vouched(path: Path, to: Path) -> None:
+    """Rename a file that the caller vouches for to a name that is not in use."""
+    if is_made_here(path) and path.is_file() and not _facts_of(to):
         with contextlib.suppress(FileExistsError):
             # Another process may take the name at this moment.
             if not _rename_by(path, to, _RENAME_NOREPLACE):

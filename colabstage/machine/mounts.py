@@ -586,9 +586,10 @@ def _used_files() -> set[str]:
         with contextlib.suppress(OSError):  # closed meanwhile, for example the handle that lists this folder
             found.add(str(link.readlink()))
     # proc(5): five fields, then the path, in which a newline is written as \\012.
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    mapped = {fields[5].removesuffix(" (deleted)") for line in lines if len(fields := line.split(None, 5)) == 6}
-    return found | mapped
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        found |= {fields[5].removesuffix(" (deleted)") for line in lines if len(fields := line.split(None, 5)) == 6}
+    return found
 
 
 class InCaller(Protocol):

@@ -566,10 +566,11 @@ def read_cached_rows(cached: CachedPack) -> bytes | None:
     return None
 
 
-def keep_rows(pack: Path, manifest: Manifest, record: bytes | None) -> None:
+def keep_rows(request: StageRequest, cached: CachedPack, record: bytes | None) -> None:
     """Put a record of rows from the cache beside its pack on this machine."""
-    if record is not None and parse_rows(record, manifest) is not None:
-        with atomic_path(pack.with_name(rows_name(pack.name, manifest)), replaces=is_rows) as temp:
+    if record is not None and parse_rows(record, cached.manifest) is not None:
+        name = rows_name(request.pack_path.name, cached.manifest)
+        with atomic_path(request.pack_path.with_name(name), replaces=is_rows) as temp:
             temp.write_bytes(record)
 
 

@@ -92,8 +92,6 @@ class StageStep:
     """`"B"` for bytes, otherwise what was counted."""
     note: str = ""
     """The result, in words."""
-    moves: bool = True
-    """Whether data was moved, so that a rate makes sense."""
 
     @property
     def quantity(self) -> str:
@@ -105,8 +103,8 @@ class StageStep:
 
     @property
     def rate(self) -> str:
-        """Return amount per time as text; empty for steps that moved nothing."""
-        return format_rate(self.amount, self.seconds, self.unit) if self.moves and self.unit and self.amount else ""
+        """Return amount per time as text; empty for steps without an amount."""
+        return format_rate(self.amount, self.seconds, self.unit) if self.unit and self.amount else ""
 
 
 @dataclass(slots=True)
@@ -138,9 +136,9 @@ class StageReport:
         return sum(step.seconds for step in self.steps)
 
     @contextmanager
-    def timed(self, name: str, *, unit: str = "", moves: bool = True) -> Iterator[StageStep]:
+    def timed(self, name: str, *, unit: str = "") -> Iterator[StageStep]:
         """Time a step, without the steps inside it; the caller fills in its amount and note."""
-        step = StageStep(name, unit=unit, moves=moves)
+        step = StageStep(name, unit=unit)
         # A step may contain others, as looking at the source contains opening it. Their time counts once.
         began, others_s = time.monotonic(), self.seconds
         try:
@@ -302,12 +300,7 @@ class StagedDataset:
         remedies={**TORCH_REMEDIES, "batch_size": 'Write data.loader("train", 64); training depends on it.'},
     )
     def loader(
-        self,
-        split: str,
-        batch_size: int,
-        *,
-        options: LoaderOptions | None = None,
-        **arguments: Unpack[LoaderArguments],
+        self, split: str, batch_size: int, *, options: LoaderOptions | None = None, **arguments: Unpack[LoaderArguments]
     ) -> Loader:
         """Return batches of a split, as fast as this machine can: `make_loader(data[split], batch_size, …)`.
 
@@ -577,9 +570,7 @@ class StagedDataset:
         if self.path.exists():
             return format_bytes(self.path.stat().st_size)
         state = self.report.state if self.arriving is None else self.arriving.state
-        if state in ("failed", "stopped"):
-            return f"not there: staging {state} at {self.ready}"
-        return "deleted since" if state == "done" else f"{self.ready} here so far"
+        return "deleted since" if state == "done" else f"{self.ready} here, {state}"
 
     def _repr_html_(self) -> str:
         # What was found is among the facts.

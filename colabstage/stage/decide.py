@@ -195,7 +195,7 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
     except (DamagedPackError, NotEnoughSpaceError, SourceError, DriveError) as error:
         call.report.note(unusable(error))
         return None
-    keep_rows(request.pack_path, cached.manifest, base.record)
+    keep_rows(request, cached, base.record)
     # It is a complete pack of an earlier state, and recorded as one until the new one takes its place.
     identity = identity_of(cached.manifest)
     if identity is not None:

@@ -570,7 +570,7 @@ class FolderPlace(Place):
         name, note, workspace = new.name, new.name + UNFINISHED_SUFFIX, temp.parent
         # All that takes room comes before the first rename, so that a full disk cannot leave half of this.
         manifest = replace(new.manifest, mtime_ns=temp.stat().st_mtime_ns)
-        draft = _write_draft(workspace, _content_of(manifest))
+        draft = _write_draft(workspace, manifest)
         claim = json_text({**asdict(manifest), _WORKSPACE: workspace.name}).encode()
         # Between any two steps a process may come to a halt for longer than another one would wait for a note.
         turn = lock_for(self.folder / name)
@@ -599,15 +599,15 @@ class FolderPlace(Place):
         there, previous = self._both(name)
         manifest = self._written(there)
         if manifest is not None:
-            draft = _write_draft(workspace, _content_of(manifest))
+            draft = _write_draft(workspace, manifest)
             for one in (previous.name, *previous.our_notes):
                 self._set_aside(one, workspace)
             put_file(draft, self.folder / (previous.name + MANIFEST_SUFFIX), replaces=is_manifest)
             # The one step that a halt may delay until another run has put its own file there.
-            move_vouched(self.folder / name, self.folder / previous.name, lambda _: True)
+            move_vouched(self.folder / name, self.folder / previous.name)
             moved = self._now(previous.name)
             if moved.entry is not None and self._written(moved) is None:
-                move_vouched(self.folder / previous.name, self.folder / name, lambda _: True)
+                move_vouched(self.folder / previous.name, self.folder / name)
                 raise self.occupied(name, "another machine has published there meanwhile")
         if MANIFEST_SUFFIX in there.notes:
             self._set_aside(name + MANIFEST_SUFFIX, workspace)
@@ -644,9 +644,9 @@ class FolderPlace(Place):
                 self._set_aside(note, workspace)
 
 
-def _write_draft(workspace: Path, content: bytes) -> Path:
+def _write_draft(workspace: Path, manifest: Manifest) -> Path:
     draft = temp_beside(workspace / "manifest")
-    draft.write_bytes(content)
+    draft.write_bytes(_content_of(manifest))
     sync_file(draft)
     return draft
 

@@ -17,13 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from colabstage.errors import (
-    DamagedPackError,
-    OptionError,
-    SourceChangedError,
-    SourceNotFoundError,
-    TargetExistsError,
-)
+from colabstage.errors import DamagedPackError, OptionError, SourceChangedError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import is_whole, manifest_of_bytes, manifest_path, read_manifest
 from colabstage.io.arguments import whereabouts
 from colabstage.io.boundary import GOES_ON, public

@@ -208,5 +208,5 @@ def set_aside(request: StageRequest) -> list[str]:
     if not is_spoilt(request):
         return []
     aside = free_name(request.pack_path, ".aside")
-    move_vouched(request.pack_path, aside, lambda _: True)
+    move_vouched(request.pack_path, aside)
     return [f"The manifest of the pack here was spoilt, so it is made again; what was there is kept as '{aside.name}'."]

@@ -289,16 +289,14 @@ def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
 
 
 def _read_address(text: str, name: str) -> ObjectSource | Path:
-    shown = show_address(text)
-    expected = "expected a folder, or an address as 's3://bucket/cache'"
     # A single slash is a typing error; as a path it would become a folder called "s3:".
     source = parse_source(text) if "://" in text else None
     if isinstance(source, LocalSource):
         return source.path
-    if not isinstance(source, ObjectSource):
-        msg = f"{name}='{shown}' is not a place that packs can be written to; {expected}."
-        raise OptionError(msg)
-    if re.search(r"[?*\[#]", text):
-        msg = f"{name}='{shown}' has a pattern or a query in it; {expected}."
+    if not isinstance(source, ObjectSource) or re.search(r"[?*\[#]", text):
+        msg = (
+            f"{name}='{show_address(text)}' is not a place that packs can be written to; expected a folder, or an "
+            "address as 's3://bucket/cache', without a pattern or a query."
+        )
         raise OptionError(msg)
     return source

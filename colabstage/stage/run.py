@@ -223,7 +223,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
     with SourceOnce(call) as source:
         decision = decide_here(call, source)
         if decision.record is not None:
-            staged = _reuse(call, source, cache, decision, decision.record)
+            staged = _reuse(call, source, cache, decision)
             clear_lock(lock)
             return staged
         # Nothing is written yet, so this is the moment to report an unreadable source. With the pack in the cache the
@@ -239,7 +239,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             put_back(request.files_path)
             decision = decide(call, source, cache, beside=True)
             if decision.record is not None:
-                return _reuse(call, source, cache, decision, decision.record)
+                return _reuse(call, source, cache, decision)
             if decision.cached is not None and decision.in_part:
                 return open_in_part(call, decision.cached)
             restored = None
@@ -248,9 +248,11 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             return restored or _stage_source(call, source, cache, wait=wait)
 
 
-def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision, found: LocalRecord) -> StagedDataset:
+def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision) -> StagedDataset:
     """Return what is staged on this machine, and publish it if that is not done yet."""
     request, caches = call.request, call.request.wants_pack and call.request.cache_dir is not None
+    found = decision.record
+    assert found is not None
     call.report.origin, record = "local", found
     call.report.note(*beyond_limit(request))
     if request.wants_pack:
@@ -294,7 +296,7 @@ def _restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fre
     if identity is None:
         return None
     if not cached.in_shards:
-        keep_rows(request.pack_path, cached.manifest, read_cached_rows(cached))
+        keep_rows(request, cached, read_cached_rows(cached))
     # Right after every block was hashed, so that the seal stands for exactly what was compared.
     seal = seal_of(request)
     report.origin, report.skipped = "cache", cached.manifest.skipped
@@ -401,7 +403,7 @@ def _plan(
     """Plan what is made, and check that it fits, before anything is fetched or unpacked."""
     request, report = call.request, call.report
     make_folder(spool)
-    with report.timed("plan", unit="files", moves=False) as step:
+    with report.timed("plan", unit="files") as step:
         if request.disk_limit is not None and has_to_come(source):
             cost = source.cost
             check_disk_limit(request, None if cost.unpacks_first else staging_figures(request, source))
