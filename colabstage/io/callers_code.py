@@ -123,5 +123,5 @@ def _formatted(
 def shell() -> Any:
     """Return IPython's shell; `None` where this process has none."""
     # IPython is not imported here: a process that has not imported it does not run in it.
-    ipython = sys.modules.get("IPython")
-    return None if ipython is None else ipython.get_ipython()
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_shell() if get_shell else None

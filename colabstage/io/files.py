@@ -34,7 +34,7 @@ from colabstage.errors import (
     TargetNotWritableError,
 )
 from colabstage.io.callers_code import is_callers_own
-from colabstage.io.pipeline import DaemonPool
+from colabstage.io.pipeline import run_each
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.workspace import atomic_path, cut_own, is_own, remove_named, short_digest
 
@@ -448,11 +448,7 @@ def hash_ranges(
             advance(part[1])
             return digest
 
-        # For one part a thread costs more than it gains.
-        if len(ranges) < 2 or threads < 2:
-            return [one(part) for part in ranges]
-        with DaemonPool(threads, "colabstage-hash") as pool:
-            return pool.run(one, ranges, cancellation=cancellation)
+        return run_each(one, ranges, threads, cancellation)
     finally:
         os.close(handle)
 

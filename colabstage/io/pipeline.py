@@ -429,6 +429,17 @@ class DaemonPool:
                 self._unfinished -= 1
 
 
+def run_each(
+    function: Callable[[T], R], items: Sequence[T], threads: int, cancellation: Cancellation | None = None
+) -> list[R]:
+    """Call `function` with every item, several at once where there are several, and return the results in order."""
+    # For one item a thread costs more than it gains.
+    if len(items) < 2 or threads < 2:
+        return [function(item) for item in items]
+    with DaemonPool(threads) as pool:
+        return pool.run(function, items, cancellation=cancellation)
+
+
 def in_thread(function: Callable[[], R], name: str, *, daemon: bool = True) -> Future[R]:
     """Call `function` in a thread of its own, and return its future.
 

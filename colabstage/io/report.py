@@ -13,7 +13,6 @@ import inspect
 import io
 import math
 import re
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -21,6 +20,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from colabstage.errors import NotSupportedHereError, printable
+from colabstage.io.callers_code import shell
 from colabstage.io.packages import refuse_import
 
 if TYPE_CHECKING:
@@ -204,10 +204,7 @@ def draws_html(shell_classes: Iterable[str]) -> bool:
 
 def in_notebook() -> bool:
     """Return whether this process belongs to a notebook that draws HTML."""
-    # Not imported here: a process that has not imported IPython is not in a notebook.
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return draws_html(kind.__name__ for kind in type(shell).__mro__)
+    return draws_html(kind.__name__ for kind in type(shell()).__mro__)
 
 
 Status = Literal["ok", "warn", "fail", "skip", "change"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colabstage.errors import OptionError
+from colabstage.io.callers_code import shell
 from colabstage.io.environment import LOCAL_DIR_VARIABLE, PLATFORM_VARIABLE, SYSTEM_ROOT_VARIABLE
 
 
@@ -118,9 +119,7 @@ def _folder(name: str) -> Path:
 
 def _kernel() -> Any:
     """Return the notebook kernel that this process is; `None` for a script that a notebook started."""
-    # Without importing IPython: where it is not imported, this is no kernel.
-    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return getattr(get_shell() if get_shell else None, "kernel", None)
+    return getattr(shell(), "kernel", None)
 
 
 def _is_attended() -> bool:

@@ -47,7 +47,7 @@ from colabstage.io.files import (
     parse_json,
     typed_write_errors,
 )
-from colabstage.io.pipeline import DaemonPool
+from colabstage.io.pipeline import run_each
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import show_address
 from colabstage.io.workspace import (
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.sources.remote import RemoteFile
 
-Item = TypeVar("Item")
 T = TypeVar("T")
 
 PREVIOUS_SUFFIX = ".previous"
@@ -214,15 +213,6 @@ def _content_of(manifest: Manifest) -> bytes:
     return json_text(asdict(manifest)).encode()
 
 
-def _each(
-    look: Callable[[Item], T], items: Sequence[Item], threads: int, cancellation: Cancellation | None = None
-) -> list[T]:
-    if len(items) < 2 or threads < 2:
-        return [look(item) for item in items]
-    with DaemonPool(threads, "colabstage-look") as pool:
-        return pool.run(look, items, cancellation=cancellation)
-
-
 def _has_blocks(open_it: Callable[[], RemoteFile], manifest: Manifest, cancellation: Cancellation | None) -> bool:
     """Compare each block of a file, wherever that is, with its manifest."""
     with given_up(), contextlib.closing(open_it()) as opened:
@@ -233,7 +223,7 @@ def _has_blocks(open_it: Callable[[], RemoteFile], manifest: Manifest, cancellat
             return Checksum("xxh3_64", "").digest_of(read_through(file, *block, policy=RetryPolicy()))
 
         threads = max(file.facts.connections, usable_cores())
-        return tuple(_each(digest, manifest.ranges, threads, cancellation)) == manifest.hashes
+        return tuple(run_each(digest, manifest.ranges, threads, cancellation)) == manifest.hashes
 
 
 class Place(ABC):
@@ -339,7 +329,7 @@ class Place(ABC):
             found = {end: Note(there[name + end], self.read(name + end)) for end in notes if name + end in there}
             return Present(name, there.get(name), found)
 
-        return _each(look, names, _READERS)
+        return run_each(look, names, _READERS)
 
     def _now(self, name: str) -> Present:
         (there,) = self._present([name])
