@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from colabstage.errors import ColabstageError, SourceReadError, said_by
 from colabstage.io.arguments import refused_call, spelt_signature, with_docs
-from colabstage.io.callers_code import absolute, closeness, is_callers_own, place_of, shell
+from colabstage.io.callers_code import absolute, closeness, is_callers_own, place_of
+from colabstage.io.environment import shell
 from colabstage.io.files import speaks_of_a_mount, translate_read_error, translate_write_error
 from colabstage.io.units import listed
 

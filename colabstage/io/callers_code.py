@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import sysconfig
 from functools import cache, lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from colabstage.io.environment import shell
 from colabstage.io.workspace import is_our_name, is_own
 
 _PACKAGE = __name__.partition(".")[0]
@@ -58,10 +58,13 @@ def closeness(place: Path, given: Path) -> int:
     return 0
 
 
-# Frames below the call only help developers of colabstage; `%debug` steps through them.
+# Frames below the call only help developers of colabstage. `%xmode Verbose` shows them, and `%debug` always steps
+# through them.
 def lines_of(error: BaseException) -> list[str]:
-    """Return what IPython prints for one of our errors: no frames below the call."""
+    """Return what IPython prints for one of our errors: no frames below the call, except in verbose mode."""
     tracebacks = shell().InteractiveTB
+    if tracebacks.mode == "Verbose":
+        return _formatted(tracebacks, error, error.__traceback__)
     cause = error.__cause__
     # The cause is shown only if the caller's own code raised it, in a function that was passed to us.
     seen = None if cause is None else without_ours(cause.__traceback__)
@@ -112,16 +115,11 @@ def _formatted(
 ) -> list[str]:
     # IPython follows the chain of causes itself, so the chain is cut while it does.
     chain = error.__cause__, error.__context__, error.__suppress_context__
+    verbose = tracebacks.mode == "Verbose"
     try:
-        error.__cause__ = error.__context__ = None
+        if not verbose:
+            error.__cause__ = error.__context__ = None
         lines: list[str] = tracebacks.structured_traceback(type(error), error, trace, tb_offset=tb_offset)
         return lines
     finally:
         error.__cause__, error.__context__, error.__suppress_context__ = chain
-
-
-def shell() -> Any:
-    """Return IPython's shell; `None` where this process has none."""
-    # IPython is not imported here: a process that has not imported it does not run in it.
-    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return get_shell() if get_shell else None

@@ -20,7 +20,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from colabstage.errors import NotSupportedHereError, printable
-from colabstage.io.callers_code import shell
+from colabstage.io.environment import shell
 from colabstage.io.packages import refuse_import
 
 if TYPE_CHECKING:

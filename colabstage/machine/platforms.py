@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colabstage.errors import OptionError
-from colabstage.io.callers_code import shell
-from colabstage.io.environment import LOCAL_DIR_VARIABLE, PLATFORM_VARIABLE, SYSTEM_ROOT_VARIABLE
+from colabstage.io.environment import LOCAL_DIR_VARIABLE, PLATFORM_VARIABLE, SYSTEM_ROOT_VARIABLE, shell
 
 
 @dataclass(frozen=True, slots=True)
