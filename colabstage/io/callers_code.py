@@ -12,10 +12,13 @@ import sysconfig
 from functools import cache, lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colabstage.io.environment import shell
 from colabstage.io.workspace import is_our_name, is_own
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 _PACKAGE = __name__.partition(".")[0]
 _BECAUSE = "\nThe above exception was the direct cause of the following exception:\n"
@@ -98,16 +101,26 @@ def is_of_library(frame: FrameType) -> bool:
 @lru_cache(maxsize=4096)
 def is_library(module: str, file: str) -> bool:
     """Return whether a module, by its name and file, belongs to Python, to an installed package, or to colabstage."""
-    return (
-        module.partition(".")[0] == _PACKAGE
-        or file.startswith((*_python_folders(), "<frozen "))
-        or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
-    )
+    package = module.partition(".")[0]
+    if package == _PACKAGE or file.startswith((*_python_folders(), "<frozen ")):
+        return True
+    # Imported late, because few calls come this far.
+    from importlib.metadata import distributions
+
+    # `pip install --target` puts packages into any folder, with their metadata beside them.
+    depth, above = module.count(".") + (Path(file).stem == "__init__"), Path(file).parents
+    return depth < len(above) and any(_has_package(one, package) for one in distributions(path=[str(above[depth])]))
 
 
 @cache
 def _python_folders() -> tuple[str, ...]:
-    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _has_package(installed: Distribution, package: str) -> bool:
+    record = f"\n{installed.read_text('RECORD') or ''}"
+    top_level = (installed.read_text("top_level.txt") or "").split()
+    return f"\n{package}/" in record or f"\n{package}.py," in record or package in top_level
 
 
 def _formatted(

@@ -94,6 +94,7 @@ PATIENT = RetryPolicy(patience_s=60.0)
 
 
 def is_transient(error: OSError, policy: RetryPolicy) -> bool:
+    """Return whether the same call may succeed a moment later."""
     return error.errno in _TRANSIENT or (error.errno == errno.ENOENT and policy.missing_is_transient)
 
 
@@ -392,6 +393,7 @@ class TargetFile:
             self._file = io.FileIO(os.open(path, flags, 0o644), "wb")
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
+        """Write all of `data` at `offset`. May be called from any thread."""
         with typed_write_errors(self._path):
             pwrite_exactly(self._file.fileno(), data, offset)
 

@@ -76,6 +76,7 @@ class Cancellation:
 
     @property
     def cancelled(self) -> bool:
+        """Return whether `cancel` has been called."""
         return self._event.is_set()
 
     def check(self) -> None:
@@ -85,6 +86,7 @@ class Cancellation:
             raise CancelledError(msg)
 
     def sleep(self, seconds: float) -> None:
+        """Sleep for `seconds`; raise `CancelledError` as soon as `cancel` is called."""
         self._event.wait(seconds)
         self.check()
 
@@ -146,6 +148,7 @@ class Progress:
 
     @cached_property
     def cancellation(self) -> Cancellation:
+        """Return what stops the work."""
         # Created here, because a derived class may not call `super().__init__()`.
         return Cancellation()
 
@@ -159,6 +162,7 @@ class Progress:
 
     @property
     def is_silent(self) -> bool:
+        """Return whether it shows no steps."""
         return type(self).step is Progress.step
 
 

@@ -216,6 +216,7 @@ class Cache:
 
     @property
     def place(self) -> Place | None:
+        """Return its place; `None` without a cache."""
         return self._chosen[0]
 
     @property

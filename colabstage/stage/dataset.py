@@ -436,6 +436,7 @@ class StagedDataset:
         return described
 
     def _reader(self, split: str) -> dataset_h5 | SplitReader:
+        """Return what reads a split; without torch if all rows are planned."""
         info = self._pack()
         if self.arriving is not None:
             return self.arriving.open(split)

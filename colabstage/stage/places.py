@@ -119,6 +119,7 @@ class Note(NamedTuple):
 
     @property
     def manifest(self) -> Manifest | None:
+        """Return the manifest; `None` for none that this version reads."""
         return read_note(self.content, "")
 
     @property
@@ -136,6 +137,7 @@ class Present(NamedTuple):
 
     @property
     def manifest(self) -> Manifest | None:
+        """Return the manifest beside it."""
         return self.notes[MANIFEST_SUFFIX].manifest if MANIFEST_SUFFIX in self.notes else None
 
     @property
@@ -239,6 +241,7 @@ class Place(ABC):
         self._compared: dict[tuple[str, Entry, tuple[str, ...]], bool] = {}
 
     def at(self, name: str) -> Path | str:
+        """Return the path or address of a file."""
         return self._root / name if isinstance(self._root, Path) else f"{self._root}/{name}"
 
     @abstractmethod
@@ -289,6 +292,7 @@ class Place(ABC):
         return [one for one in self.look(mine) if one is not None and one.manifest.shard]
 
     def files(self) -> list[CachedFile]:
+        """Return all packs and shards that have a manifest, by name; their previous versions too."""
         packs = [name for name in self.entries() if name.removesuffix(PREVIOUS_SUFFIX).endswith(".h5")]
         return [one for one in self.look(packs) if one is not None]
 
@@ -420,6 +424,7 @@ class Place(ABC):
         raise self.occupied(new.name, _WRITTEN_MEANWHILE)
 
     def _withdraw(self, name: str, note: Note | None, content: bytes) -> None:
+        """Remove a note of this run, unless another run's has taken its place."""
         if note is not None and note.content == content:
             with contextlib.suppress(TargetExistsError):
                 self.remove(name, note.entry)

@@ -87,10 +87,12 @@ class StageRequest:
 
     @property
     def drive_path(self) -> Path | None:
+        """Return the path of a source on Google Drive; `None` for other sources."""
         return drive_path_of(self.source)
 
     @property
     def touched_paths(self) -> list[Path]:
+        """Return the paths that staging needs: those of the source and the dataset's folder."""
         return [*paths_of(self.source), self.folder]
 
     @property
