@@ -24,7 +24,7 @@ ENDED_BY = {
         stage/streaming.start stage/streaming.splits stage/streaming.wait_published stage/streaming.wait
         stage/streaming._show""",
     "deadlines of what runs there": """
-        io/pipeline.close io/pipeline._spread runs/run.save runs/run._is_saved sources/arriving._copied
+        io/pipeline.close io/pipeline.each runs/run.save runs/run._is_saved sources/arriving._copied
         stage/shards._publishing stage/shards.begin""",
     "a watch over the mount": "machine/watched.watch",
     "the pipeline that calls it": "sources/members.write",

@@ -170,7 +170,7 @@ def inspect_machine(
     path: str | os.PathLike[str] | None, *, num_workers: int | None, batch_size: int, timeout_s: float
 ) -> MachineFacts:
     """Examine this machine and a dataset, with a deadline for each examination; they run in parallel."""
-    folder = current_folder() or Path.cwd()
+    folder = current_folder()
     # In separate threads, because each waits for something else: a child process, the mounts, the driver.
     with ThreadPoolExecutor(3, "colabstage-doctor") as pool:
         place = None if path is None else Path(os.path.normpath(folder / Path(path).expanduser()))

@@ -52,6 +52,7 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
 # People often pass something else where a dataset_h5 is needed; this says what to write.
 ONE_SPLIT = "Pass one split of what stage_dataset returned, data['train'], or open a file with dataset_h5(path)."
 
+
 # The docstring entry that stands for all arguments defined elsewhere, and the section of all arguments.
 _ENTRY = re.compile(r"^( +)\*\*\w+:.*\n(?:\1 +.*\n)*", re.MULTILINE)
 _ARGS = re.compile(r"^Args:\n((?: +.*\n|\n)*)", re.MULTILINE)
@@ -77,8 +78,7 @@ def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]
     if options is None:
         return kind(**given)
     if not isinstance(options, kind):
-        msg = f"options={show_value(options)} cannot work; expected a {kind.__name__}(…) of colabstage.options."
-        raise OptionError(msg)
+        refuse_argument("options", options, f"a {kind.__name__}(…) of colabstage.options")
     return replace(options, **given) if given else options  # type: ignore[type-var]  # a dataclass, as every `kind` is
 
 
@@ -138,11 +138,7 @@ def defaults(speller: Speller, arguments: type[Any] | None = None) -> dict[str, 
 
 
 def refused_call(
-    function: str,
-    signature: inspect.Signature,
-    error: TypeError,
-    given: Mapping[str, Any],
-    remedies: Mapping[str, str],
+    function: str, signature: inspect.Signature, error: TypeError, given: Mapping[str, Any], remedies: Mapping[str, str]
 ) -> OptionError:
     """Return the error for a call that does not fit the signature: what Python says, and what to write instead."""
     shown = [one for one in signature.parameters.values() if one.name != "self"]
@@ -201,7 +197,6 @@ def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_zip_encoding(encoding: str | None) -> None:
-    """Refuse an encoding that Python does not know."""
     try:
         if encoding is not None:
             codecs.lookup(encoding)
@@ -238,12 +233,8 @@ _SHORT = _Short()
 
 
 def show_value(value: object) -> str:
-    """Write a value as Python does if that is one short line, otherwise by its class: `DataFrame(…)`."""
-    # A path is shown in full, because its end says which file it is.
-    text = show_content(value, _LONGEST_PATH if isinstance(value, os.PathLike) else _LONGEST)
-    if isinstance(value, str | bytes | int | os.PathLike) or not ("…" in text or "..." in text):
-        return text
-    return f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}(…)"
+    """Write a value in a few words; a path in full, because its end says which file it is."""
+    return show_content(value, _LONGEST_PATH if isinstance(value, os.PathLike) else _LONGEST)
 
 
 def show_content(value: object, most: int = _LONGEST) -> str:
@@ -276,16 +267,7 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
     """
     if isinstance(value, list | tuple | set | frozenset | Iterator):
         return "Give a list of paths." if several else "Give one path, and call once for each."
-    if is_frame(value):
-        save = (
-            "to_csv('photos/labels.csv', index=False)" if hasattr(value, "to_csv") else "write_csv('photos/labels.csv')"
-        )
-        return f"Save it beside the files that it lists, frame.{save}, and give their folder."
-    if hasattr(value, "__array__"):
-        return (
-            "Save arrays first, np.savez('data.npz', x_train=x, y_train=y), and give that file; of paths give a list."
-        )
-    if isinstance(value, Mapping | str | bytes | type) or not hasattr(value, "__getitem__"):
+    if isinstance(value, Mapping | str | bytes | type) or is_frame(value) or not hasattr(value, "__getitem__"):
         return otherwise
     return "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y)."
 
@@ -308,11 +290,10 @@ def whereabouts(path: Path) -> str:
         return f"'{there}' is a file, not a folder; a part of an archive is named by only={below!r}."
     missing = path.relative_to(there) if path.is_relative_to(there) else Path(path.name)
     first = missing.parts[0]
-    if first.startswith("www.") or re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", first):
-        address = f"https://{missing}" if first.startswith("www.") else str(missing).replace("/", "//", 1)
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", first):
         return (
-            f"'{show_address(address)}' is an address: give it as text, with both slashes, to stage_dataset or "
-            "fetch_files, or to dataset_h5 with disk_limit=."
+            f"'{show_address(str(missing).replace('/', '//', 1))}' is an address: give it as text, with both slashes, "
+            "to stage_dataset or fetch_files, or to dataset_h5 with disk_limit=."
         )
     found = _names_in(there, first)
     if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):

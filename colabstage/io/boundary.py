@@ -18,9 +18,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
-from colabstage.errors import ColabstageError, OptionError, SourceReadError, said_by
+from colabstage.errors import ColabstageError, SourceReadError, said_by
 from colabstage.io.arguments import refused_call, spelt_signature, with_docs
-from colabstage.io.callers_code import absolute, closeness, is_callers_own, place_of, shell
+from colabstage.io.callers_code import absolute, closeness, is_callers_own, place_of
+from colabstage.io.environment import shell
 from colabstage.io.files import speaks_of_a_mount, translate_read_error, translate_write_error
 from colabstage.io.units import listed
 
@@ -156,12 +157,6 @@ def typed_error(error: OSError, *, reads: Iterable[object] = (), writes: Iterabl
     place = place_of(error)
     if place is None:
         return _unnamed(error, sources, targets)
-    if error.errno == errno.ENAMETOOLONG:
-        msg = (
-            f"The name '{place.name[-40:]}' is too long for the file system: records and unfinished work are kept "
-            "beside a target under names somewhat longer than its own. Choose a shorter name."
-        )
-        return OptionError(msg)
     read, written = (max((closeness(place, one) for one in ones), default=0) for ones in (sources, targets))
     was_read = read > written or not (read or written or writes)
     return translate_read_error(error, str(place), 1) if was_read else translate_write_error(error, place)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import sysconfig
 from functools import cache, lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from colabstage.io.environment import shell
 from colabstage.io.workspace import is_our_name, is_own
 
 if TYPE_CHECKING:
@@ -136,10 +136,3 @@ def _formatted(
         return lines
     finally:
         error.__cause__, error.__context__, error.__suppress_context__ = chain
-
-
-def shell() -> Any:
-    """Return IPython's shell; `None` where this process has none."""
-    # IPython is not imported here: a process that has not imported it does not run in it.
-    ipython = sys.modules.get("IPython")
-    return None if ipython is None else ipython.get_ipython()

@@ -19,8 +19,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from colabstage.errors import CancelledError, OptionError, printable, said_by
-from colabstage.io.arguments import show_value
+from colabstage.errors import CancelledError, printable, said_by
+from colabstage.io.arguments import refuse_argument
 from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set, logger_of
 from colabstage.io.progress import Progress, ProgressStep
 from colabstage.io.report import COLOURS, STYLE, in_notebook, left_aligned
@@ -48,13 +48,11 @@ class Row:
     """One step at one moment."""
 
     name: str
-    """What the step is called."""
     unit: str
     """The unit of `total` and `done`; "B" for bytes."""
     total: int | None
     """How many there are; `None` if unknown."""
     done: int
-    """How many are done."""
     state: State
     """Whether it runs, or how it ended."""
     seconds: float
@@ -64,9 +62,7 @@ class Row:
     idle_s: float = 0.0
     """Seconds without a report."""
     problem: str = ""
-    """What went wrong, if the step failed."""
     note: str = ""
-    """Anything else to say about it."""
 
     @property
     def fraction(self) -> float | None:
@@ -77,8 +73,6 @@ class Row:
 
 
 class BoardStep(ProgressStep):
-    """One step of a `Board`."""
-
     def __init__(self, board: Board, name: str, total: int | None, unit: str) -> None:
         self._board = board
         self._name, self._total, self._unit = name, total, unit
@@ -118,11 +112,9 @@ class BoardStep(ProgressStep):
 
     @property
     def open(self) -> bool:
-        """Return whether it is still running."""
         return self._final is None
 
     def look(self) -> Row:
-        """Return its present state."""
         with self._lock:
             if self._final is not None:
                 return self._final
@@ -164,7 +156,6 @@ class Board(Progress):
         return self
 
     def step(self, name: str, *, total: int | None, unit: str) -> BoardStep:
-        """Open a step and show it at once."""
         step = BoardStep(self, name, total, unit)
         with self._lock:
             self._steps.append(step)
@@ -242,7 +233,6 @@ def panel_text(rows: Sequence[Row]) -> str:
 
 
 def row_text(row: Row) -> str:
-    """Return a row as a line of text."""
     parts = (f"{_MARKS[row.state]} {row.name}", *_figures(row), row.note)
     return printable("  ".join(filter(None, parts)))
 
@@ -279,7 +269,6 @@ def _row_html(row: Row) -> str:
 
 
 def _figures(row: Row) -> tuple[str, str, str]:
-    """Return amount, rate and time as texts."""
     if row.unit == "B":
         amount, total = format_bytes(row.done), "" if row.total is None else format_bytes(row.total)
         amount += f" of {total}" if total not in ("", amount) else ""
@@ -315,7 +304,6 @@ class NotebookProgress(Board):
     """Show all steps in one panel, in the output of the cell that opened the first."""
 
     def __init__(self) -> None:
-        """Show nothing until the first step."""
         super().__init__(self._draw_panel)
         self._display_id = f"colabstage-{uuid.uuid4().hex}"
         self._displayed = False
@@ -341,7 +329,6 @@ class TqdmProgress(Board):
     """One tqdm bar for each step, as text on stderr; in notebooks too, where tqdm's widgets do not survive a reload."""
 
     def __init__(self) -> None:
-        """Start without a bar."""
         super().__init__(self._draw_bars)
         self._bars: dict[int, Any] = {}
         self._hidden: set[int] = set()
@@ -403,7 +390,6 @@ class LineProgress(Board):
     """Print a line at each tenth of a step, and one at its end."""
 
     def __init__(self) -> None:
-        """Start without a line."""
         super().__init__(self._print)
         self._printed: dict[int, tuple[int, float]] = {}
 
@@ -438,10 +424,7 @@ def resolve_progress(progress: bool | Progress) -> Progress:
     if progress is False:
         return Progress()
     given: object = progress  # annotations do not stop callers from passing something else
-    if isinstance(given, Progress):
-        return given
-    msg = (
-        f"progress={show_value(given)} cannot show progress. Pass True, False, or an object of a class that derives "
-        "from colabstage.options.Progress."
-    )
-    raise OptionError(msg)
+    if not isinstance(given, Progress):
+        words = "True, False, or an object of a class that derives from colabstage.options.Progress"
+        refuse_argument("progress", given, words)
+    return given

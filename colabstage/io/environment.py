@@ -1,13 +1,14 @@
 """The environment variables that people set, in one place; `docs/command_line.md` has them as a table.
 
-They are read when needed, so a notebook can set them in any cell.
+They are read when needed, so a notebook can set them in any cell. Also IPython's shell, and the package's loggers.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, TypeVar
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from colabstage.errors import OptionError, SourceReadError
 
@@ -47,7 +48,6 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 def is_set(variable: str) -> bool:
-    """Return whether a switch is on."""
     value = os.environ.get(variable, "").strip().lower()
     if value in _YES | _NO:
         return value in _YES
@@ -66,6 +66,13 @@ def require_online(label: str) -> None:
     if is_set(OFFLINE_VARIABLE):
         msg = f"'{label}' is on the network, and {OFFLINE_VARIABLE} is set. Unset it, or give a path on this machine."
         raise SourceReadError(msg)
+
+
+def shell() -> Any:
+    """Return IPython's shell; `None` where this process has none."""
+    # IPython is not imported here: a process that has not imported it does not run in it.
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_shell() if get_shell else None
 
 
 @functools.cache

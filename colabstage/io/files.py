@@ -34,7 +34,7 @@ from colabstage.errors import (
     TargetNotWritableError,
 )
 from colabstage.io.callers_code import is_callers_own
-from colabstage.io.pipeline import DaemonPool
+from colabstage.io.pipeline import run_each
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.workspace import atomic_path, cut_own, is_own, remove_named, short_digest
 
@@ -67,7 +67,6 @@ class Closing:
     """Call `close` at the end of a `with` block, however it ends; for classes whose `close` may be called twice."""
 
     def close(self) -> None:
-        """Release what is held."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -79,8 +78,6 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to try."""
-
     attempts: int = 4
     """Tries for one item, including the first."""
     first_wait_s: float = 0.25
@@ -129,11 +126,7 @@ def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
 
 
 def read_with_retry(
-    read: Callable[[], T],
-    name: str,
-    *,
-    policy: RetryPolicy = RetryPolicy(),
-    clock: Clock = SYSTEM_CLOCK,
+    read: Callable[[], T], name: str, *, policy: RetryPolicy = RetryPolicy(), clock: Clock = SYSTEM_CLOCK
 ) -> T:
     """Call `read()` until it succeeds or `policy` is spent.
 
@@ -171,52 +164,30 @@ def translate_write_error(error: OSError, target: Path, verb: str = "write") -> 
     place = next(folder for folder in target.parents if not is_own(folder))
     target = place if is_own(target) else target
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _space_error(error, place)
+        msg = (
+            f"'{place}' is full ({error.strerror}). Free some space there, or files where their number is limited, or "
+            "choose another place."
+        )
+        return NotEnoughSpaceError(msg)
     if error.errno in _DEAD:
         msg = (
             f"Writing '{target}' failed: {error.strerror}. The Drive client has died. Mount it again with "
             "mount_drive(), then try again."
         )
         return DriveDisconnectedError(msg)
-    if error.filename2 is not None and error.errno not in (*_GONE, *_TRANSIENT):
-        msg = (
-            f"Files in '{place}' can be written but not renamed ({error.strerror}): in a shared drive that takes the "
-            "role of content manager. Ask for that role, or choose another place."
-        )
-        return TargetNotWritableError(msg)
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         # The system does not say which folder on the way is a file.
         for file in filter(Path.is_file, (target, *target.parents)):
             msg = f"Cannot {verb} '{target}': '{file}' is a file. Move it, or choose another place."
             return TargetNotWritableError(msg)
-    remedy = "Choose a place that this user can write to."
-    if error.errno in _GONE:
-        remedy = "Another program, or another machine, has removed or replaced it meanwhile: try again in a minute."
-    elif error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
-        remedy = "The file system there cannot do what this takes: choose a folder on a local disk."
-    elif error.errno in _TRANSIENT:
-        remedy = "The disk or mount fails: try again, and if it is a mount, mount it again first."
+    passes = error.errno in (*_GONE, *_TRANSIENT)
+    again = "Try again in a minute; if it is on a mount, mount that again first."
+    remedy = again if passes else "Choose another place, or another name."
     msg = f"Cannot {verb} '{target}' ({error.strerror or error}). {remedy}"
     return TargetNotWritableError(msg)
 
 
-def _space_error(error: OSError, place: Path) -> NotEnoughSpaceError:
-    with contextlib.suppress(OSError):
-        facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
-        # Some file systems have no limit on the number of files, and report 0. What was begun may have been removed by
-        # now, so the limit is what there is less left of.
-        few_files = facts.f_files and facts.f_favail * facts.f_blocks < facts.f_bavail * facts.f_files
-        if error.errno == errno.ENOSPC and few_files:
-            msg = (
-                f"'{place}' is full: its file system takes no more than {facts.f_files:,} files, however much space is "
-                "free. Remove some files there, or choose another place."
-            )
-            return NotEnoughSpaceError(msg)
-    return NotEnoughSpaceError(f"'{place}' is full ({error.strerror}). Free some space there, or choose another place.")
-
-
 def make_folder(path: Path) -> None:
-    """Create a folder with its parents."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -427,7 +398,6 @@ class TargetFile:
             pwrite_exactly(self._file.fileno(), data, offset)
 
     def close(self) -> None:
-        """Release the file. Calling it twice is fine."""
         # A mount may report only on closing that it could not keep the data.
         with typed_write_errors(self._path):
             self._file.close()
@@ -480,11 +450,7 @@ def hash_ranges(
             advance(part[1])
             return digest
 
-        # For one part a thread costs more than it gains.
-        if len(ranges) < 2 or threads < 2:
-            return [one(part) for part in ranges]
-        with DaemonPool(threads, "colabstage-hash") as pool:
-            return pool.run(one, ranges, cancellation=cancellation)
+        return run_each(one, ranges, threads, cancellation)
     finally:
         os.close(handle)
 
@@ -660,7 +626,6 @@ _APPLE_DOUBLE = b"\0\5\x16\7"
 
 
 def is_html(head: bytes) -> bool:
-    """Return whether the bytes begin a web page."""
     return _HTML.match(head) is not None
 
 

@@ -132,7 +132,6 @@ def tell_missing(package: str) -> None:
 
 @functools.cache
 def find_simplejpeg() -> Any:
-    """Return the module; `None` where it is not installed."""
     try:
         import simplejpeg
     except ImportError:
@@ -176,7 +175,6 @@ class _Inflater:
 
 
 def _by_zlib() -> tuple[Any, Any, Any]:
-    """Return what stands in for isal's modules."""
     import gzip
 
     def telling(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,15 +33,16 @@ R = TypeVar("R")
 _LOOK_S = 0.25
 # The first read of a folder may wait for the disk, so it does not predict the next ones.
 _FIRST_READS = 8
-# A reader can hang in a dead mount for ever, so closing waits for readers only as long as the limits say. A worker
-# decodes and writes to a local disk: it does end, and its file must not be closed before.
-_WORKERS_END_S = 60.0
+# A reader can hang in a dead mount for ever, so closing waits for readers only so long. A worker decodes and writes to
+# a local disk: it does end, and its file must not be closed before.
+_READERS_END_S, _WORKERS_END_S = 5.0, 60.0
+# Items for each worker that are read ahead, beyond the reads in flight: enough that no worker waits, few enough that
+# memory does not fill up to the budget for nothing.
+_AHEAD = 32
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineLimits:
-    """How wide the pipeline may get."""
-
     readers: int
     """Reads in flight at the start; with 0, workers read for themselves until reads prove slow."""
     max_readers: int
@@ -50,17 +51,10 @@ class PipelineLimits:
     """Threads that process what was read."""
     budget_bytes: int = 64 * 1024 * 1024
     """Bytes read, or being read, and not yet used; a single item may exceed it."""
-    ahead: int | None = 32
-    """Items for each worker that are read ahead, beyond the reads in flight; `None` for as many as the budget holds.
-
-    Enough that no worker waits, few enough that memory does not fill up to the budget for nothing.
-    """
     slow_read_s: float = 0.002
     """Mean time of one read, in seconds, above which more readers help."""
     stall_timeout_s: float = 180.0
     """Seconds without any read or use after which the source counts as dead."""
-    readers_end_s: float = 5.0
-    """How long closing waits for readers that hang."""
     caller_reads: bool = False
     """Whether items are read only by the thread that runs the pipeline, one after the other.
 
@@ -141,7 +135,6 @@ class _Run(Generic[T]):
         self._mean_read_s = 0.0
 
     def start(self) -> None:
-        """Start the workers and the first readers."""
         with self._lock:
             # Counted before any worker starts, so that none of them reads for itself.
             self.readers = int(self._limits.caller_reads)
@@ -182,7 +175,7 @@ class _Run(Generic[T]):
             reading = list(self._now_reading)
         _join_threads([thread for thread in self._worker_threads if thread not in reading], _WORKERS_END_S)
         # A thread stuck in a dead mount's read cannot be interrupted; it is a daemon and holds nothing.
-        _join_threads(self._reader_threads + reading, self._limits.readers_end_s)
+        _join_threads(self._reader_threads + reading, _READERS_END_S)
 
     def _halt(self) -> None:
         self._stopping = True
@@ -247,7 +240,6 @@ class _Run(Generic[T]):
             return None
 
     def _claim(self) -> int | None:
-        """Take the next item if the budget allows it."""
         item = self._items[self._taken]
         cost = self._cost(item)
         if not self._has_room(cost):
@@ -258,13 +250,12 @@ class _Run(Generic[T]):
 
     def _has_room(self, cost: int) -> bool:
         """Return whether an item of `cost` bytes may be read now; remembers whether readers pause."""
-        if self._limits.ahead is not None:
-            ahead = self._taken - self._used - self._limits.max_readers
-            enough = self._limits.ahead * self._limits.workers
-            # Readers resume once half of it is used, because waking a thread costs as much as reading a small file.
-            self._far_ahead = ahead >= (enough // 2 if self._far_ahead else enough)
-            if self._far_ahead:
-                return False
+        ahead = self._taken - self._used - self._limits.max_readers
+        enough = _AHEAD * self._limits.workers
+        # Readers resume once half of it is used, because waking a thread costs as much as reading a small file.
+        self._far_ahead = ahead >= (enough // 2 if self._far_ahead else enough)
+        if self._far_ahead:
+            return False
         return self._in_flight_bytes == 0 or self._in_flight_bytes + cost <= self._limits.budget_bytes
 
     def _deliver(self, item: int, data: T, seconds: float) -> None:
@@ -272,7 +263,7 @@ class _Run(Generic[T]):
             if self._stopping:
                 return
             self._note_read(seconds)
-            if self._wants_reader():
+            if self._idle_workers and not self._ready and self._would_help():
                 self._spawn_reader()
             self._ready.append((item, data))
             self._data.notify()
@@ -282,9 +273,6 @@ class _Run(Generic[T]):
         self.reads += 1
         # A moving average: it follows a source that slows down within some tens of reads.
         self._mean_read_s += max(0.1, 1 / self.reads) * (seconds - self._mean_read_s)
-
-    def _wants_reader(self) -> bool:
-        return self._idle_workers > 0 and not self._ready and self._would_help()
 
     def _would_help(self) -> bool:
         """Return whether reads are slow, items are left to read, and one more reader is allowed."""
@@ -441,6 +429,17 @@ class DaemonPool:
                 self._unfinished -= 1
 
 
+def run_each(
+    function: Callable[[T], R], items: Sequence[T], threads: int, cancellation: Cancellation | None = None
+) -> list[R]:
+    """Call `function` with every item, several at once where there are several, and return the results in order."""
+    # For one item a thread costs more than it gains.
+    if len(items) < 2 or threads < 2:
+        return [function(item) for item in items]
+    with DaemonPool(threads) as pool:
+        return pool.run(function, items, cancellation=cancellation)
+
+
 def in_thread(function: Callable[[], R], name: str, *, daemon: bool = True) -> Future[R]:
     """Call `function` in a thread of its own, and return its future.
 
@@ -509,7 +508,7 @@ class ThreadPool:
             work(begin, done)
         parts = min(threads * _PARTS_A_THREAD, count - done)
         edges = [done + (count - done) * part // parts for part in range(parts + 1)] if parts else []
-        self._spread(parts, lambda part: work(edges[part], edges[part + 1]))
+        self.each(parts, lambda part: work(edges[part], edges[part + 1]))
 
     def each(self, count: int, work: Callable[[int], None]) -> None:
         """Call `work(place)` for each of `range(count)`, where each free thread takes the next one, and wait for all.
@@ -517,9 +516,6 @@ class ThreadPool:
         For work that takes a millisecond or more per item, and different times for different items.
         """
         self.cancellation.check()
-        self._spread(count, work)
-
-    def _spread(self, count: int, work: Callable[[int], None]) -> None:
         # All threads share one iterator; its next step is atomic.
         places = iter(range(count))
 
@@ -548,7 +544,6 @@ class ThreadPool:
             other.result()
 
     def close(self) -> None:
-        """End the threads. Calling it twice is fine."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 

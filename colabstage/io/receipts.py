@@ -35,7 +35,6 @@ from colabstage.io.workspace import (
     current_world,
     exchange,
     find_owned,
-    is_abandoned,
     is_made_here,
     owned_beside,
     owned_name,
@@ -67,11 +66,8 @@ class Receipt:
     """What one piece of work made, and its state right afterwards."""
 
     kind: str
-    """The kind of work."""
     about: dict[str, Any] = field(default_factory=dict)
-    """What that work notes about it, as JSON values."""
     inventory: Inventory = field(default_factory=dict)
-    """For a folder: everything in it."""
     seal: Seal = field(default_factory=dict)
     """For a file: what changes when anything writes to it; empty before it has its name."""
     hashes: tuple[str, ...] = ()
@@ -199,10 +195,10 @@ class Found(NamedTuple):
 
 def receipts_of(target: Path) -> Iterator[Found]:
     """Yield the receipts beside `target`, true or not; those of earlier versions too."""
-    for path, _ in owned_beside(target, RECEIPT):
-        found = _read(path)
+    for one in owned_beside(target, RECEIPT):
+        found = _read(one.path)
         if found is not None and found[0] == target.name:
-            yield Found(found[1], path)
+            yield Found(found[1], one.path)
     yield from _written_before(target)
 
 
@@ -238,10 +234,10 @@ def settle_receipt(target: Path, receipt: Receipt, noted: Path | None = None) ->
     # Another thread that put the same there may have removed it.
     keep = noted if noted is not None and noted.exists() else note_receipt(target, receipt)
     for suffix in (RECEIPT, EARLIER_INVENTORY):
-        for path, owner in owned_beside(target, suffix):
+        for one in owned_beside(target, suffix):
             # A living process's receipt is for what it is about to put there.
-            if path != keep and (owner == owner_token() or is_abandoned(path, owner)):
-                remove_named(path)
+            if one.path != keep and (one.owner == owner_token() or one.is_abandoned):
+                remove_named(one.path)
     for path in _earlier_records(target):
         if is_made_here(path):
             remove_named(path)
@@ -346,8 +342,8 @@ def _written_before(target: Path) -> Iterator[Found]:
                 yield Found(replace(receipt, inventory=inventories[digest][1]), path)
             elif not digest:
                 yield Found(receipt, path)
-    for path, _ in owned_beside(target, EARLIER_EXCHANGE):
-        yield Found(Receipt("", {"manifests": read_json(path)}), path)
+    for one in owned_beside(target, EARLIER_EXCHANGE):
+        yield Found(Receipt("", {"manifests": read_json(one.path)}), one.path)
     # Even without a record it proves who made the folder.
     yield from (Found(Receipt("", {}, inventory), path) for path, inventory in inventories.values())
 
@@ -368,10 +364,10 @@ def _earlier_receipts(raw: dict[str, Any]) -> Iterator[tuple[Receipt, str]]:
 
 
 def _earlier_inventories(target: Path) -> Iterator[tuple[Path, str, Inventory]]:
-    for path, _ in owned_beside(target, EARLIER_INVENTORY):
+    for one in owned_beside(target, EARLIER_INVENTORY):
         with contextlib.suppress(OSError):
-            text = path.read_bytes()
+            text = one.path.read_bytes()
             head, *parts = text.split(b"\0")
             if head == _EARLIER_HEAD and len(parts) % 2 == 0:
                 inventory = dict(zip(map(os.fsdecode, parts[::2]), map(os.fsdecode, parts[1::2]), strict=True))
-                yield path, hashlib.sha256(text).hexdigest()[:16], inventory
+                yield one.path, hashlib.sha256(text).hexdigest()[:16], inventory

@@ -13,7 +13,6 @@ import inspect
 import io
 import math
 import re
-import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -21,6 +20,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from colabstage.errors import NotSupportedHereError, printable
+from colabstage.io.environment import shell
 from colabstage.io.packages import refuse_import
 
 if TYPE_CHECKING:
@@ -150,7 +150,6 @@ def draw_panel(
 
 
 def plain_axes(axis: Axes) -> None:
-    """Draw axes at the left and below, with a faint grid."""
     axis.grid(alpha=0.25)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -205,10 +204,7 @@ def draws_html(shell_classes: Iterable[str]) -> bool:
 
 def in_notebook() -> bool:
     """Return whether this process belongs to a notebook that draws HTML."""
-    # Not imported here: a process that has not imported IPython is not in a notebook.
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and draws_html(kind.__name__ for kind in type(shell).__mro__)
+    return draws_html(kind.__name__ for kind in type(shell()).__mro__)
 
 
 Status = Literal["ok", "warn", "fail", "skip", "change"]
@@ -234,7 +230,6 @@ class Row:
     bar: float | None = None
     """A quantity to draw as a bar, in the unit of all bars of the report."""
     colour: str = COLOURS["accent"]
-    """The colour of the bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +323,6 @@ class Report:
     headline: str
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
-    """What else the user should know."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""

@@ -234,14 +234,14 @@ def find_owned(folder: Path, *, name: str = "", prefix: str = "", suffixes: tupl
     ]
 
 
-def owned_beside(path: Path, suffix: str) -> list[tuple[Path, str]]:
-    """Return the paths with an owned name for `path` that this user made, each with its owner."""
-    return [(one.path, one.owner) for one in find_owned(path.parent, name=path.name, suffixes=(suffix,))]
+def owned_beside(path: Path, suffix: str) -> list[Owned]:
+    """Return what has an owned name for `path` and was made by this user."""
+    return find_owned(path.parent, name=path.name, suffixes=(suffix,))
 
 
 def find_orphans(path: Path) -> list[Path]:
     """Return what dead processes, on this machine or another, left unfinished for `path`, if it is ours."""
-    found = find_owned(path.parent, name=path.name, suffixes=(TEMP,))
+    found = owned_beside(path, TEMP)
     return [one.path for one in found if one.is_abandoned and all(map(is_made_here, walk_parts(one.path)))]
 
 
@@ -440,11 +440,11 @@ def put_back(target: Path) -> bool:
     """Put back what made room for a successor whose process died; return whether there was anything."""
     if os.path.lexists(target):
         return False
-    for entry, owner in owned_beside(target, WAS):
-        alive = owner_is_alive(owner)
+    for one in owned_beside(target, WAS):
+        alive = owner_is_alive(one.owner)
         with contextlib.suppress(OSError):
-            if alive is False or (alive is None and time.time() - entry.lstat().st_ctime > _FOREIGN_RENAME_S):
-                entry.rename(target)
+            if alive is False or (alive is None and time.time() - one.path.lstat().st_ctime > _FOREIGN_RENAME_S):
+                one.path.rename(target)
                 return True
     return False
 
@@ -515,9 +515,9 @@ def remove_named(path: Path) -> None:
         path.unlink()
 
 
-def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
-    """Rename a file that `ours` vouches for to a name that is not in use."""
-    if is_made_here(path) and path.is_file() and ours(path) and not _facts_of(to):
+def move_vouched(path: Path, to: Path) -> None:
+    """Rename a file that the caller vouches for to a name that is not in use."""
+    if is_made_here(path) and path.is_file() and not _facts_of(to):
         with contextlib.suppress(FileExistsError):
             # Another process may take the name at this moment.
             if not _rename_by(path, to, _RENAME_NOREPLACE):

@@ -37,7 +37,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from colabstage.errors import (
     ColabstageError,
@@ -73,24 +73,18 @@ from colabstage.machine.mounts import (
     drive_root,
     files_below,
     follow_links,
-    hang_words,
     list_mounts,
     mount_of,
     outside,
     probe_mount,
     remount_words,
+    silent_error,
     unmount_lazily,
 )
 from colabstage.machine.platforms import detect_platform, system_root
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 _LOG = "~/.config/Google/DriveFS/Logs/drive_fs.txt"
 _MARK = b"QUOTA_EXCEEDED"
-# A flush that ends before this share of its timeout has failed for another reason.
-_OUT_OF_TIME = 0.9
-_ROOT_MARK = b"QueryManager timed out"
 # The log may grow by megabytes a minute; what it says about a failure is at its end.
 _TAIL_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 15.0
@@ -116,11 +110,9 @@ class FlushReport(Sentences):
     """The result of `flush_drive`."""
 
     mountpoint: Path
-    """Where Drive was mounted."""
     seconds: float
     """How long it took to upload everything that was waiting."""
     remounted: bool
-    """Whether Drive is mounted there again."""
 
     def __str__(self) -> str:
         now = "it is mounted there again" if self.remounted else "no Drive is mounted there now"
@@ -275,7 +267,6 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
 
 
 def is_readonly(drive: Mount) -> bool:
-    """Return whether this Drive is mounted read-only."""
     if drive.readonly or drive.fstype not in DRIVE_TYPES:
         return drive.readonly
     # The mount table shows no Drive of the current client as read-only, but the client's command line does. The
@@ -344,11 +335,7 @@ def _is_dead(mount: Mount) -> bool:
     if probe.state in {"alive", "dead"}:
         return probe.state == "dead"
     if probe.state == "silent":
-        msg = (
-            f"Drive at '{place}' has not answered for {format_duration(_PROBE_TIMEOUT_S)}. It may be busy: wait, then "
-            f"try again. {hang_words(mount)}"
-        )
-        raise DriveDisconnectedError(msg)
+        raise silent_error(mount, _PROBE_TIMEOUT_S)
     msg = (
         f"Drive is mounted at '{place}', but its folder '{_my_drive(mount).name}' cannot be read ({probe.reason}). Try "
         "again in a minute; if that does not help, restart the session."
@@ -359,23 +346,13 @@ def _is_dead(mount: Mount) -> bool:
 def _check_main_thread(verb: str) -> None:
     if threading.current_thread() is not threading.main_thread():
         msg = (
-            f"{verb}() was called in the thread '{threading.current_thread().name}'. Colab's page answers over one "
-            "channel for the whole notebook, and a cell that runs a !command meanwhile takes the answer away, so it is "
-            "not asked from threads. Call it in a notebook cell, before the threads start."
+            f"{verb}() was called outside of the main thread, where an answer to its dialogue may get lost. Call it in "
+            "a notebook cell, before the threads start."
         )
         raise NotSupportedHereError(msg)
 
 
-_NO_UNMOUNT = (
-    "publish_file(…, wait_uploaded=True) waits until a file is uploaded and unmounts nothing: use that in loops and "
-    "scripts."
-)
-# Advice for other platforms than Colab.
-_ELSEWHERE = {
-    "mount_drive": "Remove this line, and give stage_dataset a path on this machine or a share link.",
-    "refresh_drive": "A folder that is mounted in another way shows what its own client shows; leave this call out.",
-    "flush_drive": "Nothing is waiting here to be uploaded by Colab's Drive client; leave this call out.",
-}
+_NO_UNMOUNT = "publish_file(…, wait_uploaded=True) waits for one file, and unmounts nothing."
 
 
 def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> Any:
@@ -393,13 +370,15 @@ def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> A
     try:
         client = importlib.import_module("google.colab.drive")
     except ImportError:
-        msg = f"{verb}() works in Google Colab only, and this is not Colab. {_ELSEWHERE[verb]}"
+        msg = (
+            f"{verb}() works in Google Colab only, and this is not Colab. Remove this line, and give stage_dataset a "
+            "path on this machine or a share link."
+        )
         raise NotSupportedHereError(msg) from None
     if unmounts and not platform.drive_mountable:
-        instead = f" {_NO_UNMOUNT}" if verb == "flush_drive" else ""
         msg = (
             f"{verb}() has to unmount Drive, for every program on this machine, and only a notebook cell can mount it "
-            f"again; this is a script or a terminal. Nothing was unmounted. Call {verb}() in a cell.{instead}"
+            f"again; this is a script or a terminal. Nothing was unmounted. Call {verb}() in a cell. {_NO_UNMOUNT}"
         )
         raise NotSupportedHereError(msg)
     return client
@@ -414,9 +393,8 @@ def _check_consent(client: Any, drive: Mount) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             client.mount(str(place), timeout_ms=1000 * limit_s)
     except Exception as error:
-        reason = mount_error(error, place)
-        kept = "Drive was not unmounted, because it could not be mounted again. " if _mount_at(place) else ""
-        msg = f"{kept}{reason}"
+        reason = client_error(error, place, "Mounting")
+        msg = f"Nothing was unmounted. {reason}"
         raise type(reason)(msg) from error
     # It returns in the same way after an answer and after a timeout.
     if time.monotonic() - began >= limit_s:
@@ -430,23 +408,16 @@ def _check_consent(client: Any, drive: Mount) -> None:
 
 def _check_mountpoint(place: Path) -> None:
     """Refuse what the client would refuse, before it asks the user for anything."""
-    if place.is_dir() and not place.is_symlink() and _PLAIN.fullmatch(str(place)):
+    # Colab hands it to a shell, unquoted.
+    usable = place.is_dir() or (place.parent.is_dir() and not place.exists())
+    if not usable or place.is_symlink() or not _PLAIN.fullmatch(str(place)):
+        msg = (
+            f"The mount point {str(place)!r} cannot be used; expected a folder, or a new one in a folder, no link, of "
+            f"letters, digits and _./+@%,:=- only. Use '{DEFAULT_MOUNTPOINT}'."
+        )
+        raise OptionError(msg)
+    if place.is_dir():
         _clear_place(place)
-        return
-    kind: type[ColabstageError] = OptionError
-    if not _PLAIN.fullmatch(str(place)):
-        # Colab hands it to a shell, unquoted.
-        fault = "has other characters than letters, digits and _./+@%,:=-"
-    elif place.is_symlink():
-        fault = "is a symbolic link"
-    elif place.exists():
-        fault, kind = "is a file", TargetExistsError
-    elif not place.parent.is_dir():
-        fault = "is in a folder that does not exist"
-    else:
-        return
-    msg = f"The mount point {str(place)!r} {fault}. Use '{DEFAULT_MOUNTPOINT}'."
-    raise kind(msg)
 
 
 def _clear_place(place: Path) -> None:
@@ -486,12 +457,11 @@ def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0
                 break
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 unmount_lazily(here.mountpoint)
-        log_size = drive_log_size()
         force = _mount_at(place) is not None
         try:
             client.mount(str(place), force_remount=force, timeout_ms=_milliseconds(timeout_s), readonly=readonly)
         except Exception as error:
-            raise mount_error(error, place, log_size=log_size) from error
+            raise client_error(error, place, "Mounting") from error
         mount = _mount_at(place)
         # If the dialogue is left unanswered, the client returns without an error and without a mount.
         if mount is None:
@@ -538,13 +508,11 @@ def _flush_and_mount(client: Any, drive: Mount, timeout_s: float) -> tuple[float
 
 def _flush(client: Any, drive: Mount, timeout_s: float) -> float:
     """Push everything and unmount; return how long that took, in seconds."""
-    milliseconds = _milliseconds(timeout_s)
     started = time.monotonic()
     try:
-        client.flush_and_unmount(timeout_ms=milliseconds)
+        client.flush_and_unmount(timeout_ms=_milliseconds(timeout_s))
     except Exception as error:
-        took_s = time.monotonic() - started
-        raise flush_error(error, drive.mountpoint, took_s=took_s, limit_s=milliseconds / 1000) from error
+        raise client_error(error, drive.mountpoint, "Flushing") from error
     seconds = time.monotonic() - started
     while _mount_at(drive.mountpoint) is not None:
         if time.monotonic() - started > seconds + _UNMOUNT_S:
@@ -576,16 +544,6 @@ def _clear_old_cache() -> None:
 # --- what the client answers, as typed errors ---
 
 
-class _Cause(NamedTuple):
-    name: str
-    """The name of its type, or of a base class."""
-    words: str
-    """A part of its message."""
-    kind: type[ColabstageError]
-    message: str
-    """The typed error's message."""
-
-
 WITHOUT_DRIVE = (
     "Without a mounted Drive, stage_dataset reads share links (https://drive.google.com/…), buckets (s3://…, gs://…) "
     "and hf://datasets/…, and cache_dir= takes a bucket."
@@ -597,8 +555,19 @@ _NO_KERNEL = (
     "This is a script or a shell: mount Drive in a cell first; scripts started afterwards can use it. "
     f"{WITHOUT_DRIVE}"
 )
+
+
+class _Cause(NamedTuple):
+    """An exception by the name of its type, or of a base class, and a part of its message; and its typed error."""
+
+    name: str
+    words: str
+    kind: type[ColabstageError]
+    message: str
+
+
 # The first cause that fits counts, so the general ones come last.
-_MOUNT_CAUSES = (
+_CAUSES = (
     _Cause(
         *("MessageError", "", DriveAuthError),
         "Google did not grant access to Drive. Run the cell again and, in the dialogue, choose the account "
@@ -606,22 +575,12 @@ _MOUNT_CAUSES = (
         "cookies or pop-ups also end here.",
     ),
     _Cause(
-        *("NotImplementedError", "Enterprise", NotSupportedHereError),
-        "Colab Enterprise cannot mount Google Drive. Copy the data to a Cloud Storage bucket and stage it from there.",
-    ),
-    _Cause(
         *("NotImplementedError", "", NotSupportedHereError),
-        "This machine cannot mount Google Drive: google.colab is installed, but this is not a Colab machine. "
-        f"{WITHOUT_DRIVE}",
+        f"This machine cannot mount or flush Google Drive ({{error}}). {WITHOUT_DRIVE}",
     ),
     _Cause("AttributeError", "kernel", NotSupportedHereError, _NO_KERNEL),
     # A variable that Colab sets in its notebooks is missing.
     _Cause("KeyError", "", NotSupportedHereError, _NO_KERNEL),
-    _Cause(
-        *("TIMEOUT", "", DriveError),
-        "The Drive client started for '{place}' but said nothing until the deadline. Run the cell again; if "
-        "that does not help, restart the session ('Disconnect and delete runtime').",
-    ),
     _Cause(
         *("ValueError", "timeout during initial read of root folder", DriveError),
         "Drive took too long to list 'My Drive': it holds too many items at its top level. Call "
@@ -634,14 +593,16 @@ _MOUNT_CAUSES = (
         "it to be enabled (support.google.com/a/answer/7496409), or use another account.",
     ),
     _Cause(
-        *("ValueError", "must be a directory if present", TargetExistsError),
-        "There is a file where the Drive client keeps its settings ({error}). Move it elsewhere, then mount again.",
-    ),
-    _Cause(
         *("ValueError", "mount failed", DriveError),
         "The Drive client ended before '{place}' was mounted, as it does when nobody answers the dialogue "
         "that asks for access. Run the cell again and answer it; if that does not help, restart the session "
         f"('Disconnect and delete runtime'). The client's log is {_LOG}. {WITHOUT_DRIVE}",
+    ),
+    _Cause(
+        *("ValueError", "flush_and_unmount failed", DriveError),
+        "Drive gave up, so not everything is uploaded. What is still waiting is only on this machine: keep the session "
+        "open and call flush_drive() again, with a larger timeout_s when there is much to upload. The client's log is "
+        f"{_LOG}.",
     ),
     _Cause(
         *("OSError", "Transport endpoint", DriveDisconnectedError),
@@ -649,47 +610,19 @@ _MOUNT_CAUSES = (
         "session ('Disconnect and delete runtime').",
     ),
 )
-_FLUSH_CAUSES = (
-    _Cause(
-        *("ValueError", "flush_and_unmount failed", DriveError),
-        "Drive {how}, so not everything is uploaded. What is still waiting is only on this machine: keep the "
-        "session open and call flush_drive() again{remedy}.",
-    ),
-    _Cause(
-        *("NotImplementedError", "", NotSupportedHereError),
-        "This machine cannot flush Google Drive ({error}). Files are uploaded in the background; look for "
-        "them on drive.google.com before the session ends.",
-    ),
-    _Cause("KeyError", "", NotSupportedHereError, _NO_KERNEL),
-)
 
 
-def mount_error(error: Exception, place: Path, *, log_size: int = 0) -> ColabstageError:
-    """Return the typed error for a failure of `drive.mount(place)`."""
-    said = str(error)
-    # google.colab searches the whole log for this, so after one such failure it gives the same reason for every other.
-    if "timeout during initial read" in said and _ROOT_MARK not in _written_since(log_size):
-        error = ValueError(said.partition(":")[0])
-    return _translate(error, _MOUNT_CAUSES, f"Mounting Drive at '{place}' failed", place=str(place))
-
-
-def flush_error(error: Exception, place: Path, *, took_s: float, limit_s: float) -> ColabstageError:
-    """Return the typed error for a failure of `drive.flush_and_unmount` that took `took_s` of `limit_s` seconds."""
-    # The client has one message for a timeout and for every other failure, so the clock has to tell them apart.
-    in_time = took_s < _OUT_OF_TIME * limit_s
-    what = f"gave up after {format_duration(took_s)}" if in_time else f"did not end within {format_duration(limit_s)}"
-    remedy = f"; its log is {_LOG}" if in_time else ", with a larger timeout_s when there is much to upload"
-    words = {"place": str(place), "how": what, "remedy": remedy}
-    return _translate(error, _FLUSH_CAUSES, f"Flushing Drive at '{place}' failed", **words)
-
-
-def _translate(error: Exception, causes: Iterable[_Cause], what: str, **figures: str) -> ColabstageError:
+def client_error(error: Exception, place: Path, verb: str) -> ColabstageError:
+    """Return the typed error for a failure of Drive's client in mounting or flushing (`verb`) the Drive at `place`."""
     # Base classes too: the client raises private subclasses of Python's errors.
     names = {base.__name__ for base in type(error).__mro__}
-    for cause in causes:
-        if cause.name in names and cause.words in str(error):
-            return cause.kind(cause.message.format(error=error, **figures))
-    msg = f"{what}: {type(error).__name__}: {error}. Run the cell again; if that does not help, restart the session."
+    for name, words, kind, message in _CAUSES:
+        if name in names and words in str(error):
+            return kind(message.format(error=error, place=place))
+    msg = (
+        f"{verb} Drive at '{place}' failed: {type(error).__name__}: {error}. Run the cell again; if that does not "
+        "help, restart the session."
+    )
     return DriveError(msg)
 
 

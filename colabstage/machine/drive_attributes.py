@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,7 +60,7 @@ class _Upload(NamedTuple):
     waits: bool | None
     """Whether local changes wait to be uploaded; `None` if that is not reported."""
     md5: str = ""
-    """MD5 of the content in the cloud; "" if it is not reported, or is not that of the local content."""
+    """That of the content in the cloud; "" if it is not reported, or is not that of the local content."""
     why: str = ""
     """Why there is no `md5`, in words."""
     errno: int = 0
@@ -103,13 +102,8 @@ class Md5Questions(Closing):
             # In a thread: a client that never responds must not hang the reader.
             self._wait(self._submit([path]))
 
-    def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
-        """Wait for all answers.
-
-        Returns:
-            The MD5 of each of `paths`, in order, and ""; or an empty list and the reason: one is not reported or not
-            uploaded, or the client has not answered for a minute.
-        """
+    def known(self, paths: Sequence[str]) -> list[str]:
+        """Wait for all answers, and return the MD5 of each of `paths`, in order; "" if unknown."""
         self._wait(self._asked)
         missing = [path for path in paths if path not in self._md5s]
         if missing and not self._why:
@@ -117,12 +111,13 @@ class Md5Questions(Closing):
             self.ask_before_read(missing[0])
             self.ask(missing[1:])
             self._wait(self._asked)
-        return ([], self._why) if self._why else ([self._md5s[path] for path in paths], "")
-
-    def known(self, paths: Sequence[str]) -> list[str]:
-        """Wait as `answers` does, and return the MD5 of each of `paths`; "" if unknown."""
-        self.answers(paths)
         return [self._md5s.get(path, "") for path in paths]
+
+    def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
+        """Return the MD5s as `known`, and ""; or an empty list and the reason: one is not reported or not uploaded, or
+        the client has not answered for a minute."""
+        found = self.known(paths)
+        return ([], self._why) if self._why else (found, "")
 
     def close(self) -> None:
         """Send no more queries. Calling it twice is fine."""
@@ -248,9 +243,6 @@ def _no_answer() -> str:
 
 def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:
     """Return the value of an attribute, or the error number if there is none."""
-    # Python has no extended attributes on other systems.
-    if sys.platform != "linux":
-        return "", errno.EOPNOTSUPP
     try:
         return os.getxattr(path, name).decode("ascii", "replace").strip("\0\n "), 0
     except OSError as error:  # if the mount is dying, the next call says so

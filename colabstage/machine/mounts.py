@@ -116,7 +116,6 @@ class MountProbe(NamedTuple):
 
 
 def list_mounts(mountinfo: str | None = None) -> MountTable:
-    """Read the mount table."""
     if mountinfo is None:
         try:
             # Not as text: this is read several times in a call, and decoding by a file object would double the time.
@@ -174,12 +173,6 @@ def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) 
     """
     table = list_mounts() if mounts is None else mounts
     return _covering(_resolved(path, table), table)
-
-
-def mounts_of(paths: Sequence[str | os.PathLike[str]]) -> list[Mount]:
-    """Return the mount of each path, as `mount_of`: a source may have thousands, and the table is read once."""
-    table = list_mounts()
-    return [mount_of(path, mounts=table) for path in paths]
 
 
 def _covering(path: str, mounts: MountTable) -> Mount:
@@ -407,19 +400,25 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
         if slow_reason(mount) is None:
             continue
         place, is_drive = mount.mountpoint, mount.fstype in DRIVE_TYPES
-        what = "The Drive client at" if is_drive else "The file system behind"
         state, reason = probe_mount(place, timeout_s)
         if state == "dead":
+            what = "The Drive client at" if is_drive else "The file system behind"
             again = f"Mount it again with {remount_words(place)}" if is_drive else "Mount it again"
             kept = f" {WAITS_IN_CACHE}" if is_drive else ""
             return DriveDisconnectedError(f"{what} '{place}' has died ({reason}). {again}, then try again.{kept}")
         if state == "silent":
-            msg = (
-                f"{what} '{place}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try again. "
-                f"{hang_words(mount)}"
-            )
-            return DriveDisconnectedError(msg)
+            return silent_error(mount, timeout_s)
     return None
+
+
+def silent_error(mount: Mount, timeout_s: float) -> DriveDisconnectedError:
+    """Return the error for a mount that has not answered a probe of so many seconds."""
+    what = "The Drive client at" if mount.fstype in DRIVE_TYPES else "The file system behind"
+    msg = (
+        f"{what} '{mount.mountpoint}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try again. "
+        f"{hang_words(mount)}"
+    )
+    return DriveDisconnectedError(msg)
 
 
 def _absent_drive(
@@ -428,30 +427,26 @@ def _absent_drive(
     """Return the error for the first path without its Drive. `places`: the paths from `follow_links`."""
     for path, place in zip(paths, places, strict=True):
         mountpoint = _drive_meant(place, mounts)
-        if mountpoint is not None and not _is_drive_at(mountpoint, mounts):
+        if mountpoint is not None:
+            mount = mount_of(mountpoint, mounts=mounts)
+            if mount.is_drive and mount.mountpoint == mountpoint:
+                continue
             msg = (
                 f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. What is written "
                 f"there now stays on this machine, is lost with it, and keeps Drive from being mounted. Call "
                 f"{remount_words(mountpoint)} in a notebook cell, then try again."
             )
             return DriveNotMountedError(msg)
-        meant = _meant_on_drive(place, mounts) if mountpoint is None else None
+        meant = _meant_on_drive(place, mounts)
         if meant is not None:
             usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
-            drives = [mount.mountpoint for mount in mounts.values() if mount.is_drive]
-            root = next((place for place in drives if place.is_relative_to(system_root())), None)
-            first = "Write" if root is not None else "Call mount_drive() in a notebook cell, then write"
             msg = (
-                f"'{os.fspath(path)}' is not on Google Drive: there is no '{meant.parts[0]}' in that folder. {first} "
-                f"'{(root or usual) / meant}'; or, for a folder of this machine, make it first."
+                f"'{os.fspath(path)}' is not on Google Drive: there is no '{meant.parts[0]}' in that folder. Call "
+                f"mount_drive() in a notebook cell, then write '{usual / meant}'; or, for a folder of this machine, "
+                "make it first."
             )
             return DriveNotMountedError(msg)
     return None
-
-
-def _is_drive_at(mountpoint: Path, mounts: MountTable) -> bool:
-    mount = mount_of(mountpoint, mounts=mounts)
-    return mount.is_drive and mount.mountpoint == mountpoint
 
 
 def _meant_on_drive(place: Path, mounts: MountTable) -> Path | None:
@@ -537,15 +532,10 @@ def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
         subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_UNMOUNT_S, check=False, cwd="/")
 
 
-def current_folder() -> Path | None:
-    """Return the current folder, even on a mount that has died; `None` if it no longer exists."""
-    try:
-        # `os.getcwd` fails on a dead mount. The kernel marks a deleted folder, and marks all on such a mount.
-        return follow_links(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
-    except OSError:  # this system has no such table
-        with contextlib.suppress(OSError):
-            return Path.cwd()
-        return None
+def current_folder() -> Path:
+    """Return the current folder, even on a mount that has died, or if it no longer exists."""
+    # `os.getcwd` fails on a dead mount. The kernel marks a deleted folder, and marks all on such a mount.
+    return follow_links(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
 
 
 @contextlib.contextmanager
@@ -554,7 +544,7 @@ def outside(root: Path) -> Iterator[None]:
     # Drive's client starts a shell in the current folder. Inside the mount, that shell would keep it busy, for this
     # attempt and for every later one.
     folder = current_folder()
-    if folder is None or not folder.is_relative_to(root):
+    if not folder.is_relative_to(root):
         yield
         return
     os.chdir(next(parent for parent in root.parents if parent.is_dir()))
@@ -575,40 +565,31 @@ def check_unused(root: Path) -> None:
     the process with a signal as soon as it is touched.
     """
     folder = current_folder()
-    if folder is not None and folder.is_relative_to(root):
+    if folder.is_relative_to(root):
         msg = f"The current folder is on Drive ({folder}). Leave it first: os.chdir('/content')."
         raise DriveError(msg)
 
-    def used(paths: set[str]) -> str:
-        return listed(sorted(path for path in paths if Path(path).is_relative_to(root)), _NAMES_SHOWN)
-
-    # Before open files: a mapped file may be open too, and a mapping outlives the file object it was made from.
-    if names := used(_mapped_files()):
+    used = listed(sorted(path for path in _used_files() if Path(path).is_relative_to(root)), _NAMES_SHOWN)
+    if used:
         msg = (
-            f"Files on Drive are mapped into this notebook's memory: {names}. Touching that after Drive "
-            "is unmounted ends the notebook. Delete what was read from them (torch.load(mmap=True), safetensors and "
-            "numpy.memmap map files), or load it from a local copy, then try again."
+            f"Files on Drive are open in this notebook, or mapped into its memory, and touching them after Drive is "
+            f"unmounted may end it: {used}. Close them, and delete what was read from them (torch.load(mmap=True), "
+            "safetensors and numpy.memmap map files), then try again."
         )
         raise DriveError(msg)
-    if names := used(_open_files()):
-        msg = f"Files on Drive are open in this notebook and would break: {names}. Close them, then try again."
-        raise DriveError(msg)
 
 
-def _open_files() -> set[str]:
+def _used_files() -> set[str]:
+    """Return the files that this process has open or mapped: a mapping outlives the file object it was made from."""
     found = set()
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile, for example the handle that lists this folder
             found.add(str(link.readlink()))
-    return found
-
-
-def _mapped_files() -> set[str]:
     # proc(5): five fields, then the path, in which a newline is written as \\012.
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-        return {fields[5].removesuffix(" (deleted)") for line in lines if len(fields := line.split(None, 5)) == 6}
-    return set()
+        found |= {fields[5].removesuffix(" (deleted)") for line in lines if len(fields := line.split(None, 5)) == 6}
+    return found
 
 
 class InCaller(Protocol):
@@ -637,7 +618,8 @@ def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.Path
     For the caller's own code: it runs where it would without a mount, one call after the other, and may take any time.
     The mount is checked between such calls.
     """
-    slow = [place for place, mount in zip(places, mounts_of(places), strict=True) if slow_reason(mount) is not None]
+    table = list_mounts()
+    slow = [place for place in places if slow_reason(mount_of(place, mounts=table)) is not None]
     if not slow:
         return work(call_here)
     # Imported late: few calls need it, and it loads everything about Drive.
@@ -659,7 +641,8 @@ def run_with_one_remount(
             hang is an error.
         notice: called with a sentence when Drive was mounted again.
     """
-    drive = next((mount for mount in mounts_of(places) if mount.is_drive), None)
+    table = list_mounts()
+    drive = next((mount for place in places if (mount := mount_of(place, mounts=table)).is_drive), None)
     if drive is None:
         return run_watched(work, *places)
     # Imported late, as above.

@@ -9,13 +9,10 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from colabstage.errors import OptionError
-from colabstage.io.environment import LOCAL_DIR_VARIABLE, PLATFORM_VARIABLE, SYSTEM_ROOT_VARIABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from colabstage.io.environment import LOCAL_DIR_VARIABLE, PLATFORM_VARIABLE, SYSTEM_ROOT_VARIABLE, shell
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,65 +38,19 @@ class Platform:
     runs in a notebook's kernel."""
 
 
-class _Facts:
-    """The present value of each fact that the rows of the table test."""
+class _Row(NamedTuple):
+    """How a platform is recognised, and where its folders are; the other names as in `Platform`.
 
-    def any_set(self, *names: str) -> bool:
-        # Empty ones count as set, like Colab's `COLAB_GPU` on a machine without a GPU.
-        return any(name in os.environ for name in names)
-
-    def exists(self, path: str) -> bool:
-        return self.system(path).exists()
-
-    def system(self, path: str) -> Path:
-        """Return an absolute path below the system root, which a practice machine replaces."""
-        return system_root() / path.lstrip("/")
-
-    @property
-    def home(self) -> Path:
-        try:
-            return Path(os.environ.get("HOME") or Path.home())
-        except RuntimeError:  # a user without an entry, as containers are started with a number
-            return self.temp
-
-    @property
-    def temp(self) -> Path:
-        return Path(os.environ.get("TMPDIR") or self.system("/tmp"))
-
-    @property
-    def cache(self) -> Path:
-        """Return where the user's own computer keeps files that can be made again."""
-        # Not /tmp, which is kept in memory on many systems.
-        if os.environ.get("TMPDIR"):
-            return self.temp
-        home = self.home
-        return Path(os.environ.get("XDG_CACHE_HOME") or (home if home == self.temp else home / ".cache"))
-
-    @property
-    def kernel(self) -> Any:
-        """Return the notebook kernel that this process is; `None` for a script that a notebook started."""
-        # Without importing IPython: where it is not imported, this is no kernel.
-        get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-        return getattr(get_shell() if get_shell else None, "kernel", None)
-
-    @property
-    def attended(self) -> bool:
-        """Return whether the kernel's client can answer prompts, which each request to run code declares."""
-        get_request = getattr(self.kernel, "get_parent", None)
-        request = get_request() if get_request else None
-        # `colab exec`, nbclient and papermill declare that they cannot; a button of a widget declares nothing.
-        return not isinstance(request, dict) or request.get("content", {}).get("allow_stdin", True) is not False
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """How a platform is recognised, and where its folders are; names as in `Platform`."""
+    A folder is the first of its candidates that exists, or the last one; `~`, `temp` and `cache` are this user's.
+    """
 
     name: str
     title: str
-    holds: Callable[[_Facts], bool]
-    fast: Callable[[_Facts], Path] = lambda facts: facts.temp
-    persistent: Callable[[_Facts], Path | None] = lambda facts: facts.home
+    marks: tuple[str, ...]
+    """Environment variables, of which any is enough. Empty ones count, like Colab's `COLAB_GPU` on a machine without a
+    GPU."""
+    fast: tuple[str, ...] = ("temp",)
+    persistent: tuple[str, ...] = ("~",)
     not_lasting: str = ""
 
 
@@ -108,57 +59,74 @@ class _Row:
 _TABLE: tuple[_Row, ...] = (
     # Before Colab: Kaggle's images are built from Colab's and have Colab's variables set.
     _Row(
-        "kaggle",
-        "Kaggle",
-        lambda facts: facts.any_set("KAGGLE_KERNEL_RUN_TYPE"),
-        lambda facts: facts.system("/kaggle/temp"),
-        lambda _: None,
-        "/kaggle/working would take the cache out of the 20 GB of the notebook's output, and lasts only where "
-        "persistence is switched on; cache_dir='/kaggle/working/colabstage' uses it all the same",
+        *("kaggle", "Kaggle", ("KAGGLE_KERNEL_RUN_TYPE",)),
+        fast=("/kaggle/temp",),
+        persistent=(),
+        not_lasting="/kaggle/working would take the cache out of the 20 GB of the notebook's output, and lasts only "
+        "where persistence is switched on; cache_dir='/kaggle/working/colabstage' uses it all the same",
+    ),
+    _Row("colab", "Google Colab", ("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION"), ("/content",), ()),
+    _Row("studio-lab", "SageMaker Studio Lab", ()),
+    _Row(
+        *("paperspace", "Paperspace Gradient", ("PAPERSPACE_NOTEBOOK_REPO_ID", "PAPERSPACE_CLUSTER_ID")),
+        persistent=("/storage", "/notebooks"),
     ),
     _Row(
-        "colab",
-        "Google Colab",
-        lambda facts: (
-            facts.any_set("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION")
-            # The package alone proves nothing: it can be installed, and other packages import it, on any machine.
-            or (sys.modules.get("google.colab") is not None and facts.exists("/var/colab/hostname"))
-        ),
-        lambda facts: facts.system("/content"),
-        lambda _: None,
+        *("lightning", "Lightning Studio", ("LIGHTNING_CLUSTER_ID", "LIGHTNING_CLOUDSPACE_HOST")),
+        fast=("/cache", "temp"),
+        persistent=("/teamspace/studios/this_studio",),
     ),
-    _Row(
-        "studio-lab",
-        "SageMaker Studio Lab",
-        lambda _: os.environ.get("HOME") == "/home/studio-lab-user",
-    ),
-    _Row(
-        "paperspace",
-        "Paperspace Gradient",
-        lambda facts: facts.any_set("PAPERSPACE_NOTEBOOK_REPO_ID", "PAPERSPACE_CLUSTER_ID"),
-        persistent=lambda facts: facts.system("/storage" if facts.exists("/storage") else "/notebooks"),
-    ),
-    _Row(
-        "lightning",
-        "Lightning Studio",
-        lambda facts: (
-            (facts.any_set("LIGHTNING_CLOUD_PROJECT_ID") and facts.any_set("LIGHTNING_CLUSTER_ID"))
-            or facts.any_set("LIGHTNING_CLOUDSPACE_HOST")
-        ),
-        lambda facts: facts.system("/cache") if facts.exists("/cache") else facts.temp,
-        lambda facts: facts.system("/teamspace/studios/this_studio"),
-    ),
-    _Row(
-        "jupyter",
-        "Jupyter",
-        lambda facts: facts.any_set("JPY_PARENT_PID") or facts.kernel is not None,
-        lambda facts: facts.cache,
-    ),
-    _Row("python", "Python", lambda _: True, lambda facts: facts.cache),
+    _Row("jupyter", "Jupyter", ("JPY_PARENT_PID",), ("cache",)),
+    _Row("python", "Python", (), ("cache",)),
 )
 
-PLATFORM_NAMES: tuple[str, ...] = tuple(row.name for row in _TABLE)
-"""Every platform's name, in the order in which they are tested."""
+
+def _is_recognised(row: _Row) -> bool:
+    # The package alone proves nothing: it can be installed, and other packages import it, on any machine.
+    on_colab = sys.modules.get("google.colab") is not None and _in_system("/var/colab/hostname").exists()
+    others = {
+        "colab": on_colab,
+        "studio-lab": os.environ.get("HOME") == "/home/studio-lab-user",
+        "jupyter": _kernel() is not None,
+        "python": True,
+    }
+    return any(name in os.environ for name in row.marks) or others.get(row.name, False)
+
+
+def _in_system(path: str) -> Path:
+    """Return an absolute path below the system root, which a practice machine replaces."""
+    return system_root() / path.lstrip("/")
+
+
+def _place(candidates: tuple[str, ...]) -> Path | None:
+    places = [_folder(name) for name in candidates]
+    return next((place for place in places if place.exists()), places[-1] if places else None)
+
+
+def _folder(name: str) -> Path:
+    """Return the folder that a row calls by this name."""
+    temp = Path(os.environ.get("TMPDIR") or _in_system("/tmp"))
+    try:
+        home = Path(os.environ.get("HOME") or Path.home())
+    except RuntimeError:  # a user without an entry, as containers are started with a number
+        home = temp
+    # Where the user's own computer keeps files that can be made again: /tmp is kept in memory on many systems.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or (home if home == temp else home / ".cache"))
+    own = {"temp": temp, "~": home, "cache": temp if os.environ.get("TMPDIR") else cache}
+    return own[name] if name in own else _in_system(name)
+
+
+def _kernel() -> Any:
+    """Return the notebook kernel that this process is; `None` for a script that a notebook started."""
+    return getattr(shell(), "kernel", None)
+
+
+def _is_attended() -> bool:
+    """Return whether the kernel's client can answer prompts, which each request to run code declares."""
+    get_request = getattr(_kernel(), "get_parent", None)
+    request = get_request() if get_request else None
+    # `colab exec`, nbclient and papermill declare that they cannot; a button of a widget declares nothing.
+    return not isinstance(request, dict) or request.get("content", {}).get("allow_stdin", True) is not False
 
 
 def system_root() -> Path:
@@ -171,21 +139,15 @@ def detect_platform() -> Platform:
 
     `COLABSTAGE_PLATFORM` overrides the answer, and `COLABSTAGE_LOCAL_DIR` replaces the platform's fast folder.
     """
-    facts, named = _Facts(), os.environ.get(PLATFORM_VARIABLE)
-    row = next((row for row in _TABLE if (row.name == named if named else row.holds(facts))), None)
+    named, local_dir, attended = os.environ.get(PLATFORM_VARIABLE), os.environ.get(LOCAL_DIR_VARIABLE), _is_attended()
+    row = next((row for row in _TABLE if (row.name == named if named else _is_recognised(row))), None)
     if row is None:
-        msg = f"{PLATFORM_VARIABLE}={named!r} names no platform. Known names: {', '.join(PLATFORM_NAMES)}."
+        msg = f"{PLATFORM_VARIABLE}={named!r} names no platform. Known names: {', '.join(row.name for row in _TABLE)}."
         raise OptionError(msg)
-    local_dir = os.environ.get(LOCAL_DIR_VARIABLE)
+    fast = Path(local_dir).expanduser() if local_dir else _place(row.fast)
+    assert fast is not None
+    # The permission is requested through the kernel; google.colab looks for the file before it mounts.
+    can_ask = _kernel() is not None and attended and _in_system("/var/colab/hostname").exists()
     return Platform(
-        name=row.name,
-        title=row.title,
-        fast_dir=Path(local_dir).expanduser() if local_dir else row.fast(facts),
-        persistent_dir=row.persistent(facts),
-        not_lasting=row.not_lasting,
-        # The permission is requested through the kernel; google.colab looks for the file before it mounts.
-        drive_mountable=(
-            row.name == "colab" and facts.kernel is not None and facts.attended and facts.exists("/var/colab/hostname")
-        ),
-        attended=facts.attended,
+        row.name, row.title, fast, _place(row.persistent), row.not_lasting, row.name == "colab" and can_ask, attended
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import functools
 import os
 import resource
@@ -16,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colabstage.errors import DriveDisconnectedError, NotEnoughSpaceError, TargetNotWritableError
+from colabstage.errors import NotEnoughSpaceError, TargetNotWritableError
+from colabstage.io.files import translate_write_error
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import drive_root
 from colabstage.machine.platforms import system_root
@@ -47,10 +47,13 @@ _OTHER_HANDLES = 64
 UNKNOWN_SPACE = 1 << 62
 """Returned by `free_space` if it is unknown: more than anything needs."""
 _SHARED_MEMORY = Path("/dev/shm")
-# cgroup v1 writes "no limit" as a number near 2**63, rounded down to a page.
+# Version 1 of cgroups writes "no limit" as a number near 2**63, rounded down to a page.
 _NO_LIMIT_BYTES = 1 << 60
-_CACHE_KEYS_V2 = ("active_file", "inactive_file")
-_CACHE_KEYS_V1 = ("total_active_file", "total_inactive_file")
+# Controller, limit, use and page cache of memory in both versions.
+_MEMORY_FILES = (
+    ("", "memory.max", "memory.current", ("active_file", "inactive_file")),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +93,7 @@ def usable_cores() -> int:
     """Count the whole cores that this process may use: its affinity, limited by the cgroup's quota; at least 1."""
     # Rounded down: threads beyond the quota are stopped for the rest of each period, all at once.
     quotas = [int(quota) for quota in _cpu_quotas(_system())]
-    # macOS and Windows have no affinity call.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *quotas]))
+    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
 
 
 def free_space(path: Path) -> int:
@@ -109,12 +110,7 @@ def free_space(path: Path) -> int:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            why = error.strerror
-            if error.errno == errno.ENOTCONN:
-                msg = f"'{candidate}' is on a mount whose client has died ({why}). Mount it again, then try again."
-                raise DriveDisconnectedError(msg) from error
-            msg = f"Cannot ask for the free space of '{candidate}' ({why}). Choose another place."
-            raise TargetNotWritableError(msg) from error
+            raise translate_write_error(error, candidate, "ask for the free space of") from error
         if not facts.f_bavail and drive_root(candidate) is not None:
             return UNKNOWN_SPACE
         # Not `f_bfree`, which includes blocks that are reserved for root.
@@ -147,14 +143,12 @@ def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int, int]]:
     """Yield limit, use and page cache in bytes of every cgroup that limits this process's memory."""
-    for folder in _cgroup_folders(root, ""):
-        limit = _read_number(folder / "memory.max")
-        if limit is not None:
-            yield limit, _read_number(folder / "memory.current") or 0, _page_cache(folder, _CACHE_KEYS_V2)
-    for folder in _cgroup_folders(root, "memory"):
-        limit = _read_number(folder / "memory.limit_in_bytes")
-        if limit is not None and limit < _NO_LIMIT_BYTES:
-            yield limit, _read_number(folder / "memory.usage_in_bytes") or 0, _page_cache(folder, _CACHE_KEYS_V1)
+    for controller, limit_name, used_name, cache_names in _MEMORY_FILES:
+        for folder in _cgroup_folders(root, controller):
+            limit = _read_number(folder / limit_name)
+            if limit is not None and limit < _NO_LIMIT_BYTES:
+                figures = _read_table(folder / "memory.stat")
+                yield limit, _read_number(folder / used_name) or 0, sum(figures.get(name, 0) for name in cache_names)
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
@@ -192,11 +186,6 @@ def _folders_of_groups(root: Path, controller: str, groups: str) -> tuple[Path, 
             # A container often sees its own group as the root of the hierarchy, while /proc names the host's path.
             folders += (folder for folder in (group, *parents) if folder.is_dir())
     return tuple(folders)
-
-
-def _page_cache(folder: Path, keys: tuple[str, ...]) -> int:
-    figures = _read_table(folder / "memory.stat")
-    return sum(figures.get(key, 0) for key in keys)
 
 
 def _read_table(path: Path) -> dict[str, int]:

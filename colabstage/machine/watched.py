@@ -193,20 +193,14 @@ def remount_once(
     except (ColabstageError, OSError) as error:
         state = _state_of(root)
         # A live client, however slow, may have files that are not uploaded yet, and a remount would lose them.
-        if state != "dead":
-            obstacle = f"its client has not died (the mount is {state})"
-        elif not detect_platform().drive_mountable:
-            obstacle = "only a Colab notebook can do that"
-        elif not may_mount:
-            obstacle = "the main thread has to ask for that, and this is another one"
-        else:
-            obstacle = ""
-        if obstacle:
-            asked = None if isinstance(error, DriveDisconnectedError) or state != "dead" else silence_of(root)
-            death = asked or error
+        if state != "dead" or not may_mount:
+            is_told = state != "dead" or isinstance(error, DriveDisconnectedError)
+            death = error if is_told else silence_of(root)
             if not isinstance(death, DriveDisconnectedError):
                 raise
             # In the message, not in a note of the exception, because notebooks do not show notes.
+            alive = f"its client has not died (the mount is {state})"
+            obstacle = "only the main thread of a Colab notebook can do that" if state == "dead" else alive
             msg = f"{death} Drive was not mounted again: {obstacle}."
             raise DriveDisconnectedError(msg) from error
         mount_drive(root, readonly=readonly)

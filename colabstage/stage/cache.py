@@ -80,17 +80,9 @@ if TYPE_CHECKING:
     from colabstage.stage.source import SourceOnce, StageCall
 
 
-# How much of the local disk staging takes, and what to do if that exceeds the free space or the disk limit.
-
-
 # A pack that is read in part keeps the index of each shard here, and as many blocks again; a smaller limit would be
 # refused.
 _LEAST_OF_LIMIT = 3 * LEAST_BLOCKS
-# What to do with a source of which everything must be local.
-_INSTEAD = (
-    "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
-    "is. Or make the pack smaller: image_size=, encoding='jpeg:90'."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +90,10 @@ class StageFigures:
     """The bytes that one staging moves."""
 
     source_bytes: int = 0
-    """Bytes read from the source."""
     archive_bytes: int = 0
     """Size of an archive that is first copied to this machine; 0 otherwise."""
     pack_bytes: int = 0
-    """Size of the pack."""
     files_bytes: int = 0
-    """Size of the plain files that are kept."""
     mount_bytes: int = 0
     """How much is read through a mount that keeps a second copy on the same disk, as Google Drive's does."""
 
@@ -150,9 +139,9 @@ def beyond_limit(request: StageRequest) -> list[str]:
         return []
     where = f"--only here --yes --local-dir {quote(str(request.folder.parent))}"
     sentence = (
-        f"All {format_bytes(size)} of the pack are here already, which is more than disk_limit={format_bytes(limit)}, "
-        f"and are used as they are. Remove it here (colabstage cache purge {quote(request.name)} {where}) and call "
-        "again, and it is read in part."
+        f"All {format_bytes(size)} of the pack are here already, more than disk_limit={format_bytes(limit)}, and are "
+        f"used as they are. Remove it here (colabstage cache purge {quote(request.name)} {where}) and call again, and "
+        "it is read in part."
     )
     return [sentence]
 
@@ -169,9 +158,9 @@ def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> Non
     if figures is not None:
         takes = f"{format_bytes(figures.peak_bytes)} of the local disk"
     msg = (
-        f"Packing '{request.source.name}' takes {takes}, and disk_limit={format_bytes(limit)}. No pack of it is in the "
-        f"cache yet. {_INSTEAD} Or stage it once where there is room, without disk_limit=; every later "
-        "call opens that pack in part."
+        f"Packing '{request.source.name}' takes {takes}, and disk_limit={format_bytes(limit)}. Unpack it into a folder "
+        "or a zip, on your Drive or in a bucket: that is read where it is. Or stage it once where there is room, "
+        "without disk_limit=; every later call opens that pack in part."
     )
     raise NotEnoughSpaceError(msg)
 
@@ -578,10 +567,11 @@ def read_cached_rows(cached: CachedPack) -> bytes | None:
     return None
 
 
-def keep_rows(pack: Path, manifest: Manifest, record: bytes | None) -> None:
+def keep_rows(request: StageRequest, cached: CachedPack, record: bytes | None) -> None:
     """Put a record of rows from the cache beside its pack on this machine."""
-    if record is not None and parse_rows(record, manifest) is not None:
-        with atomic_path(pack.with_name(rows_name(pack.name, manifest)), replaces=is_rows) as temp:
+    if record is not None and parse_rows(record, cached.manifest) is not None:
+        name = rows_name(request.pack_path.name, cached.manifest)
+        with atomic_path(request.pack_path.with_name(name), replaces=is_rows) as temp:
             temp.write_bytes(record)
 
 

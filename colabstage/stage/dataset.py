@@ -84,7 +84,6 @@ class StageStep:
     """What one step did."""
 
     name: str
-    """Its name in the report."""
     seconds: float = 0.0
     """How long it took, without the steps inside it."""
     amount: int = 0
@@ -93,8 +92,6 @@ class StageStep:
     """`"B"` for bytes, otherwise what was counted."""
     note: str = ""
     """The result, in words."""
-    moves: bool = True
-    """Whether data was moved, so that a rate makes sense."""
 
     @property
     def quantity(self) -> str:
@@ -106,8 +103,8 @@ class StageStep:
 
     @property
     def rate(self) -> str:
-        """Return amount per time as text; empty for steps that moved nothing."""
-        return format_rate(self.amount, self.seconds, self.unit) if self.moves and self.unit and self.amount else ""
+        """Return amount per time as text; empty for steps without an amount."""
+        return format_rate(self.amount, self.seconds, self.unit) if self.unit and self.amount else ""
 
 
 @dataclass(slots=True)
@@ -121,7 +118,6 @@ class StageReport:
     skipped: tuple[str, ...] = ()
     """One sentence for each sample that was left out."""
     notes: list[str] = field(default_factory=list)
-    """What else the user should know."""
     arrival: Callable[[], Mapping[str, float]] | None = field(default=None, repr=False, compare=False)
     """Returns the progress of data that is used while it arrives: bytes `fetched`, `kept` from an earlier run and
     `evicted`; `first_batch_s` from the call, `overlap_s` of training while rows arrived, and `waited_s` of loops for
@@ -133,7 +129,6 @@ class StageReport:
     state: Literal["done", "arriving", "stopped", "failed"] = "done"
     """The state of what `streaming=True` leaves to the background; `"done"` without it."""
     began_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
-    """When it was begun."""
 
     @property
     def seconds(self) -> float:
@@ -141,9 +136,9 @@ class StageReport:
         return sum(step.seconds for step in self.steps)
 
     @contextmanager
-    def timed(self, name: str, *, unit: str = "", moves: bool = True) -> Iterator[StageStep]:
+    def timed(self, name: str, *, unit: str = "") -> Iterator[StageStep]:
         """Time a step, without the steps inside it; the caller fills in its amount and note."""
-        step = StageStep(name, unit=unit, moves=moves)
+        step = StageStep(name, unit=unit)
         # A step may contain others, as looking at the source contains opening it. Their time counts once.
         began, others_s = time.monotonic(), self.seconds
         try:
@@ -252,7 +247,6 @@ class StagedDataset:
     """The blocks and figures of a pack in the cache that is larger than `disk_limit`; with `streaming=True` and a pack
     that was complete from the start, what orders its first epoch. Otherwise `None`."""
     _opened: dict[str, dataset_h5] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The splits that were opened by name."""
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -303,12 +297,7 @@ class StagedDataset:
 
     @public(LoaderOptions)
     def loader(
-        self,
-        split: str,
-        batch_size: int,
-        *,
-        options: LoaderOptions | None = None,
-        **arguments: Unpack[LoaderArguments],
+        self, split: str, batch_size: int, *, options: LoaderOptions | None = None, **arguments: Unpack[LoaderArguments]
     ) -> Loader:
         """Return batches of a split, as fast as this machine can: `make_loader(data[split], batch_size, …)`.
 
@@ -449,11 +438,8 @@ class StagedDataset:
 
         With `streaming=True` they become all of them; with `disk_limit=` never, but all can be read.
         """
-        if self.arriving is not None:
-            return self.arriving.ready
-        if self.part is not None:
-            return self.part.ready
-        return Readiness(sum(self.splits.values()), sum(self.splits.values()))
+        work, rows = self.arriving or self.part, sum(self.splits.values())
+        return Readiness(rows, rows) if work is None else work.ready
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -573,9 +559,7 @@ class StagedDataset:
         if self.path.exists():
             return format_bytes(self.path.stat().st_size)
         state = self.report.state if self.arriving is None else self.arriving.state
-        if state in ("failed", "stopped"):
-            return f"not there: staging {state} at {self.ready}"
-        return "deleted since" if state == "done" else f"{self.ready} here so far"
+        return "deleted since" if state == "done" else f"{self.ready} here, {state}"
 
     def _repr_html_(self) -> str:
         # What was found is among the facts.

@@ -11,7 +11,6 @@ from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, No
 from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.io.files import file_state
 from colabstage.io.receipts import look_at
-from colabstage.io.units import format_bytes
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
@@ -65,11 +64,9 @@ class Decision:
     reasons: tuple[str, ...]
     """Why, in sentences, one for each place that was checked."""
     record: LocalRecord | None = None
-    """The record of what is reused."""
     seal: Seal | None = None
     """The seal of the reused pack, taken before the pack was checked, so that a write during the check breaks it."""
     cached: CachedPack | None = None
-    """What is restored."""
     freshness: Freshness | None = None
     """How the source compares with what is used; `None` if it is to be compared during the copy."""
     in_part: bool = False
@@ -89,7 +86,7 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
     if not request.wants_pack or cache.place is None:
         return replace(local, reasons=(*local.reasons, "Cache: none is used."))
     if request.refresh:
-        return replace(local, reasons=(*local.reasons, f"Cache: not used, because of {_why_again(request)}."))
+        return replace(local, reasons=(*local.reasons, f"Cache: not used, because of {why_again(request)}."))
     with call.report.timed("look in cache") as step:
         cached = cache.find()
         identity = None if cached is None else cached.identity
@@ -111,7 +108,7 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
     """Reuse local data if it is complete and the source has not changed; otherwise say why not."""
     request, report, thorough = call.request, call.report, call.request.verify == "full"
     if request.refresh:
-        return Decision("stage", (f"Here: not used, because of {_why_again(request)}.",))
+        return Decision("stage", (f"Here: not used, because of {why_again(request)}.",))
     record = find_record(request)
     if record is None:
         return Decision("stage", ("Here: it is not staged on this machine.",))
@@ -138,7 +135,7 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
     return Decision("reuse", reasons, record, seal, freshness=freshness)
 
 
-def _why_again(request: StageRequest) -> str:
+def why_again(request: StageRequest) -> str:
     """Name what prevents this call from reusing what was staged or cached before."""
     held = ", ".join(request.options.incomparable)
     return f"what layout= or prepare= holds and cannot be compared ({held})" if held else "refresh=True"
@@ -153,11 +150,9 @@ class Base(NamedTuple):
     pack: BasePack
     """The local pack, or where it will be."""
     manifest: Manifest
-    """What it was made from, and the hash of each block."""
     cached: CachedPack | None = None
     """Where it must be copied from first; `None` if it is local."""
     record: bytes = b""
-    """The row record of a pack in the cache."""
 
 
 def find_base(call: StageCall, cache: Cache) -> Base | None:
@@ -200,7 +195,7 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
     except (DamagedPackError, NotEnoughSpaceError, SourceError, DriveError) as error:
         call.report.note(unusable(error))
         return None
-    keep_rows(request.pack_path, cached.manifest, base.record)
+    keep_rows(request, cached, base.record)
     # It is a complete pack of an earlier state, and recorded as one until the new one takes its place.
     identity = identity_of(cached.manifest)
     if identity is not None:
@@ -224,7 +219,6 @@ class Reading:
     in_shards: bool = False
     """Whether it exceeds `disk_limit`, and is packed into the cache shard by shard."""
     base: Base | None = None
-    """The earlier pack that rows are taken from; `None` where none are."""
     note: str = ""
     """A sentence on what is taken over from an earlier pack, or why nothing is; "" without an earlier pack."""
     in_place: bool = False
@@ -251,15 +245,10 @@ def plan_reading(
     takeover = plan_takeover(job, base.pack.rows)
     note = str(takeover)
     if takeover.taken and base.cached is not None:
-        # Copying the earlier pack takes the time of all its rows.
-        if 2 * takeover.taken < len(job.table):
-            note = "The earlier pack in the cache has less than half of the samples, so all are read"
-            return replace(reading, note=note)
+        # Copying the earlier pack takes the time of all its rows, and room beside the new one.
         needed = reading.figures.peak_bytes + base.cached.place.copies * base.cached.manifest.size
-        free = free_space(request.folder)
-        if needed > free:
-            room_text = f"{format_bytes(needed)}, and {format_bytes(free)} are free"
-            note = f"There is no room for the earlier pack beside the new one, which takes {room_text}, so all is read"
+        if 2 * takeover.taken < len(job.table) or needed > free_space(request.folder):
+            note = "The earlier pack in the cache has too few of the samples, or no room here, so all are read"
             return replace(reading, note=note)
         note = f"{takeover}. It is copied here from the cache first"
     if not takeover.taken:

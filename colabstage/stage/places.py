@@ -47,7 +47,7 @@ from colabstage.io.files import (
     parse_json,
     typed_write_errors,
 )
-from colabstage.io.pipeline import DaemonPool
+from colabstage.io.pipeline import run_each
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import show_address
 from colabstage.io.workspace import (
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.sources.remote import RemoteFile
 
-Item = TypeVar("Item")
 T = TypeVar("T")
 
 PREVIOUS_SUFFIX = ".previous"
@@ -104,8 +103,6 @@ _WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
 
 class Entry(NamedTuple):
-    """What a place knows about one name."""
-
     size: int
     mtime_ns: int
     version: str
@@ -137,7 +134,6 @@ class Present(NamedTuple):
     name: str
     entry: Entry | None
     notes: Mapping[str, Note]
-    """By the suffixes of their names."""
 
     @property
     def manifest(self) -> Manifest | None:
@@ -160,9 +156,7 @@ class CachedFile(NamedTuple):
     """A file of a place, with its manifest."""
 
     path: Path | str
-    """The file: a path, or an address."""
     manifest: Manifest
-    """What it was made from, and the hash of each block."""
     nbytes: int
     """Its actual length."""
     changed_s: float
@@ -174,7 +168,6 @@ class CachedFile(NamedTuple):
 
     @property
     def source(self) -> LocalSource | ObjectSource:
-        """Return the file as a source."""
         return _source_of(self.path)
 
     @property
@@ -195,7 +188,6 @@ class Publication:
     file: Path
     name: str
     manifest: Manifest
-    """The manifest of the file in `state`."""
     state: tuple[int, ...]
     step: ProgressStep
     cancellation: Cancellation
@@ -223,16 +215,6 @@ def _content_of(manifest: Manifest) -> bytes:
     return json_text(asdict(manifest)).encode()
 
 
-def _each(
-    look: Callable[[Item], T], items: Sequence[Item], threads: int, cancellation: Cancellation | None = None
-) -> list[T]:
-    """Call a function for several things at once: each is a round trip."""
-    if len(items) < 2 or threads < 2:
-        return [look(item) for item in items]
-    with DaemonPool(threads, "colabstage-look") as pool:
-        return pool.run(look, items, cancellation=cancellation)
-
-
 def _has_blocks(open_it: Callable[[], RemoteFile], manifest: Manifest, cancellation: Cancellation | None) -> bool:
     """Compare each block of a file, wherever that is, with its manifest."""
     with given_up(), contextlib.closing(open_it()) as opened:
@@ -243,7 +225,7 @@ def _has_blocks(open_it: Callable[[], RemoteFile], manifest: Manifest, cancellat
             return Checksum("xxh3_64", "").digest_of(read_through(file, *block, policy=RetryPolicy()))
 
         threads = max(file.facts.connections, usable_cores())
-        return tuple(_each(digest, manifest.ranges, threads, cancellation)) == manifest.hashes
+        return tuple(run_each(digest, manifest.ranges, threads, cancellation)) == manifest.hashes
 
 
 class Place(ABC):
@@ -351,7 +333,7 @@ class Place(ABC):
             found = {end: Note(there[name + end], self.read(name + end)) for end in notes if name + end in there}
             return Present(name, there.get(name), found)
 
-        return _each(look, names, _READERS)
+        return run_each(look, names, _READERS)
 
     def _now(self, name: str) -> Present:
         (there,) = self._present([name])
@@ -583,7 +565,7 @@ class FolderPlace(Place):
         name, note, workspace = new.name, new.name + UNFINISHED_SUFFIX, temp.parent
         # All that takes room comes before the first rename, so that a full disk cannot leave half of this.
         manifest = replace(new.manifest, mtime_ns=temp.stat().st_mtime_ns)
-        draft = _write_draft(workspace, _content_of(manifest))
+        draft = _write_draft(workspace, manifest)
         claim = json_text({**asdict(manifest), _WORKSPACE: workspace.name}).encode()
         # Between any two steps a process may come to a halt for longer than another one would wait for a note.
         turn = lock_for(self.folder / name)
@@ -612,15 +594,15 @@ class FolderPlace(Place):
         there, previous = self._both(name)
         manifest = self._written(there)
         if manifest is not None:
-            draft = _write_draft(workspace, _content_of(manifest))
+            draft = _write_draft(workspace, manifest)
             for one in (previous.name, *previous.our_notes):
                 self._set_aside(one, workspace)
             put_file(draft, self.folder / (previous.name + MANIFEST_SUFFIX), replaces=is_manifest)
             # The one step that a halt may delay until another run has put its own file there.
-            move_vouched(self.folder / name, self.folder / previous.name, lambda _: True)
+            move_vouched(self.folder / name, self.folder / previous.name)
             moved = self._now(previous.name)
             if moved.entry is not None and self._written(moved) is None:
-                move_vouched(self.folder / previous.name, self.folder / name, lambda _: True)
+                move_vouched(self.folder / previous.name, self.folder / name)
                 raise self.occupied(name, "another machine has published there meanwhile")
         if MANIFEST_SUFFIX in there.notes:
             self._set_aside(name + MANIFEST_SUFFIX, workspace)
@@ -657,9 +639,9 @@ class FolderPlace(Place):
                 self._set_aside(note, workspace)
 
 
-def _write_draft(workspace: Path, content: bytes) -> Path:
+def _write_draft(workspace: Path, manifest: Manifest) -> Path:
     draft = temp_beside(workspace / "manifest")
-    draft.write_bytes(content)
+    draft.write_bytes(_content_of(manifest))
     sync_file(draft)
     return draft
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from colabstage.errors import TargetExistsError, ended
+from colabstage.errors import ended
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest import check_replaceable_pack
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.files import temporary_folder
 from colabstage.io.progress import Progress
-from colabstage.io.receipts import check_replaceable
 from colabstage.io.report import Report, Row, Table, json_values
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
@@ -22,8 +20,8 @@ from colabstage.pack.arrival import PackStream
 from colabstage.stage.cache import Cache, StageFigures, is_published, less_room, on_slow_disk
 from colabstage.stage.dataset import found_in
 from colabstage.stage.decide import decide, find_base, has_to_come, plan_reading, staging_figures
-from colabstage.stage.record import is_spoilt
-from colabstage.stage.request import FILES_REMEDY, SOURCE_REMEDIES, StageArguments, make_request
+from colabstage.stage.record import check_targets
+from colabstage.stage.request import SOURCE_REMEDIES, StageArguments, make_request
 from colabstage.stage.shards import plan_shards
 from colabstage.stage.source import SourceOnce, StageCall
 from colabstage.trees.listing import total_size
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from colabstage.pack.options import PackOptions
-    from colabstage.sources.opening import OpenedSource
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import Found
     from colabstage.stage.decide import Action, Decision
@@ -60,11 +57,8 @@ class StagePlan:
     reasons: tuple[str, ...]
     """Why, in sentences, one for each place that was checked."""
     figures: StageFigures
-    """The bytes that it would move."""
     free_bytes: int
-    """The free space of the disk."""
     target: Path
-    """What it would make."""
     cache: Path | str | None
     """Where the pack is cached, or would be; `None` for no cache."""
     samples: dict[str, int]
@@ -73,9 +67,6 @@ class StagePlan:
     """Layout, classes and examples, as named texts; empty if they are not known yet."""
     in_part: bool = False
     """Whether it would be opened in part, because it exceeds `disk_limit`."""
-    refused: str = ""
-    """The error that it would raise, because the result's place holds something that is not from colabstage, or was
-    changed since; "" if nothing is in the way."""
 
     @property
     def fits(self) -> bool:
@@ -100,7 +91,6 @@ class StagePlan:
         sentence = _IN_PART if self.in_part and self.action == "restore" else _SENTENCES[self.action]
         why = [Row(("why" if not number else "", reason)) for number, reason in enumerate(self.reasons)]
         obstacles = [] if self.fits else [Row(("space", "This does not fit on the disk."), status="fail")]
-        obstacles += [Row(("refused", f"It would be refused: {self.refused}"), status="fail")] if self.refused else []
         rows = (*why, *map(Row, self._facts()), *obstacles)
         return Report(f"'{self.source}' {sentence}.", (Table(rows),))
 
@@ -181,7 +171,7 @@ def _plan_reuse(request: StageRequest, cache: Cache, decision: Decision) -> Stag
     if caches and is_published(request, cache) is False:
         reasons.append("It is not in the cache yet, and would be copied there.")
     samples, found = {} if info is None else info.rows, found_in(info)
-    return replace(_plan(request, cache, decision, reasons, StageFigures(), samples=samples, found=found), refused="")
+    return _plan(request, cache, decision, reasons, StageFigures(), samples=samples, found=found)
 
 
 def _plan_restore(
@@ -203,15 +193,18 @@ def _plan_restore(
         files = 0 if has_to_come(opened) else total_size(opened.open_tree(spool).entries)
     figures = StageFigures(source_bytes=size + files, pack_bytes=size, files_bytes=files)
     count = len(pack.files) if pack.in_shards else 0
-    plan = _plan(request, cache, decision, reasons, figures, samples=pack.manifest.samples, count=count)
     # A pack that is opened in part stays where it is, and replaces nothing here.
-    return replace(plan, in_part=True, refused="") if decision.in_part else plan
+    if not decision.in_part:
+        check_targets(request, packs=True)
+    plan = _plan(request, cache, decision, reasons, figures, samples=pack.manifest.samples, count=count)
+    return replace(plan, in_part=decision.in_part)
 
 
 def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision, spool: Path) -> StagePlan:
     request, reasons, opened = call.request, list(decision.reasons), source.open()
+    check_targets(request, packs=request.wants_pack)
     if has_to_come(opened) or opened.cost.is_walked:
-        reasons.append(_why_unknown(opened))
+        reasons.append("What is in it is known only after all of it was read: it has no table of contents in place.")
         return _plan(request, cache, decision, reasons, staging_figures(request, opened))
     base = find_base(call, cache) if request.wants_pack else None
     reading = plan_reading(request, opened, spool, packs=request.wants_pack, base=base)
@@ -230,8 +223,7 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     reasons.extend(map(ended, [*source_notes, *job.table.notes]))
     count = 0
     if reading.in_shards and request.disk_limit is not None:
-        whole = figures.peak_bytes
-        reason, count = plan_shards(request, reading.tree, job, cache, request.disk_limit, whole_bytes=whole)
+        reason, count = plan_shards(request, reading.tree, job, cache, request.disk_limit)
         reasons.append(reason)
         figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
     rows = {split.name: len(split.samples) for split in job.plan.splits}
@@ -256,14 +248,6 @@ def _plan(
     name = f"{request.name}-*-of-{count:05}.h5" if count else f"{request.name}.h5"
     place = cache.place if request.wants_pack else None
     room = [] if figures.peak_bytes <= free else [f"It does not fit: {less_room(request, free)}."]
-    refused = ""
-    try:
-        if request.wants_pack and not is_spoilt(request):
-            check_replaceable_pack(request.pack_path)
-        if request.wants_files:
-            check_replaceable(request.files_path, FILES_REMEDY)
-    except TargetExistsError as error:
-        refused = str(error)
     return StagePlan(
         source=request.source.label,
         action=decision.action,
@@ -274,14 +258,4 @@ def _plan(
         cache=None if place is None else place.at(name),
         samples=dict(samples or {}),
         found=found,
-        refused=refused,
     )
-
-
-def _why_unknown(source: OpenedSource) -> str:
-    """Say why planning would have to read the whole source."""
-    if source.cost.is_walked:
-        return "It has no table of contents: a tar is looked through where it is, which reads up to all of it once."
-    if source.cost.opens_at_once:
-        return "It is compressed as a whole; what is in it is known only after it is unpacked."
-    return "It can only be read from its beginning; what is in it is known only after it has arrived."

@@ -17,13 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from colabstage.errors import (
-    DamagedPackError,
-    OptionError,
-    SourceChangedError,
-    SourceNotFoundError,
-    TargetExistsError,
-)
+from colabstage.errors import DamagedPackError, OptionError, SourceChangedError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import is_whole, manifest_of_bytes, manifest_path, read_manifest
 from colabstage.io.arguments import whereabouts
 from colabstage.io.boundary import GOES_ON, public
@@ -71,7 +65,6 @@ class PublishReport(Sentences, Generic[P]):
     previous: Path | None
     """Where the previous version is; `None` if there is none."""
     nbytes: int
-    """How much was published."""
     seconds: float
     """How long it took, including reading back."""
     uploading: bool
@@ -82,7 +75,6 @@ class PublishReport(Sentences, Generic[P]):
     kept_bytes: int = 0
     """How much of it was already there, from an interrupted run, and was not copied again."""
     proof: Proof = "read back"
-    """What is known about it."""
     why: str = ""
     """Why it is unknown whether it was uploaded, if that was waited for and Drive's client does not report it."""
 
@@ -196,7 +188,6 @@ def published_before(place: Place, name: str, nbytes: int) -> PublishReport[Any]
 
 
 def previous_path(target: Path) -> Path:
-    """Return the path of the previous version of `target`."""
     return target.with_name(target.name + PREVIOUS_SUFFIX)
 
 
@@ -208,9 +199,8 @@ def discard_version(file: Path) -> bool:
 def check_is_file(source: Path) -> None:
     """Refuse a path that is not a file, or does not exist."""
     if not source.is_file():
-        made = f"shutil.make_archive({source.name!r}, 'zip', {str(source)!r})"
-        what = f"is not a file; expected one that is finished and closed. Make one of a folder: {made}."
-        msg = f"'{source}' {what}" if source.exists() else f"There is nothing at '{source}'. {whereabouts(source)}"
+        what = f"'{source}' is not a file; expected one that is finished and closed."
+        msg = what if source.exists() else f"There is nothing at '{source}'. {whereabouts(source)}"
         raise SourceNotFoundError(msg)
 
 
@@ -264,11 +254,9 @@ class RestoreReport(Sentences):
     """What restoring did."""
 
     path: Path
-    """Where the file is now."""
     source: Path
     """The version that was copied."""
     nbytes: int
-    """Its length."""
     passed_over: tuple[str, ...] = ()
     """One sentence for each newer version that is incomplete or damaged."""
 
@@ -336,9 +324,8 @@ def _restore_newest(newest: Path, to: Target, *, overwrite: bool, shown: Progres
     notes = [version.with_name(version.name + end) for version in versions for end in (".json", UNFINISHED_SUFFIX)]
     if not any(map(os.path.lexists, notes)):
         msg = (
-            f"'{newest}' was not written by publish_file: '{manifest_path(newest).name}' is not beside it, so "
-            f"nothing shows whether it is whole. If torch.save wrote it, read it with torch.load('{newest}'); "
-            "publish_file writes the next one so that it can be restored."
+            f"'{newest}' was not written by publish_file: '{manifest_path(newest).name}' is not beside it, so nothing "
+            "shows whether it is whole. Open it as it is, or copy it yourself."
         )
         raise OptionError(msg)
     target = to.file(newest.name)

@@ -56,11 +56,9 @@ class StoredDataset:
     source: str
     """The address that it was made from."""
     nbytes: int
-    """How much space it takes."""
     changed_s: float
     """When it was last written, in seconds since 1970."""
     samples: dict[str, int]
-    """Rows of each split, where known."""
     whole: bool
     """Whether its length agrees with its manifest; nothing is hashed."""
     previous: bool = False
@@ -83,9 +81,7 @@ class PurgeReport(Report):
     """What a purge did."""
 
     removed: tuple[StoredDataset, ...]
-    """Datasets that were removed."""
     kept: tuple[StoredDataset, ...]
-    """Datasets that were kept."""
     reasons: tuple[str, ...]
     """The reason for each dataset that was kept."""
 
@@ -114,7 +110,6 @@ def total_of(datasets: Sequence[StoredDataset]) -> str:
 
 
 def total_bytes(datasets: Sequence[StoredDataset]) -> int:
-    """Return how much space datasets take."""
     return sum(one.nbytes for one in datasets)
 
 
@@ -231,7 +226,6 @@ def _options_of(pack: CachedFile | None) -> dict[str, Any]:
 
 
 def _dataset_of(file: str) -> str:
-    """Return the name of the dataset that a file in the cache belongs to."""
     return PartName.of(Path(file.removesuffix(PREVIOUS_SUFFIX))).stem
 
 
@@ -309,8 +303,8 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     if not (isinstance(given, list | tuple) and all(isinstance(one, StoredDataset) for one in given)):
         refuse_argument("datasets", datasets, "a list of what list_datasets() returns, all of it or a part")
     removed: list[StoredDataset] = []
-    kept: dict[int, tuple[StoredDataset, str]] = {}
-    for number, one in enumerate(datasets):
+    kept: list[tuple[StoredDataset, str]] = []
+    for one in datasets:
         try:
             problem = _purge(one)
         # One failing disk does not prevent clearing the others.
@@ -321,14 +315,14 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
         if problem is None:
             removed.append(one)
         else:
-            kept[number] = one, problem
-    left = Table(tuple(Row((one.name, "kept"), below=why) for one, why in kept.values()))
+            kept.append((one, problem))
+    left = Table(tuple(Row((one.name, "kept"), below=why) for one, why in kept))
     return PurgeReport(
         headline=f"Removed {total_of(removed)}.",
         tables=(table_of(removed), left),
         removed=tuple(removed),
-        kept=tuple(one for one, _ in kept.values()),
-        reasons=tuple(why for _, why in kept.values()),
+        kept=tuple(one for one, _ in kept),
+        reasons=tuple(why for _, why in kept),
     )
 
 

@@ -12,13 +12,20 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from colabstage.errors import CancelledError, ColabstageError, NewerFormatError
-from colabstage.h5.manifest import damage_of, is_manifest, is_replaceable_pack, manifest_path, read_manifest
+from colabstage.h5.manifest import (
+    check_replaceable_pack,
+    damage_of,
+    is_manifest,
+    is_replaceable_pack,
+    manifest_path,
+    read_manifest,
+)
 from colabstage.io.files import read_fields, read_json, write_json
-from colabstage.io.receipts import Receipt, Seal, file_seal, look_at
+from colabstage.io.receipts import Receipt, Seal, check_replaceable, file_seal, look_at
 from colabstage.io.workspace import free_name, move_vouched
 from colabstage.sources.identity import SourceIdentity, compare_states
 from colabstage.sources.parse import ObjectSource
-from colabstage.stage.request import RECORD_NAME
+from colabstage.stage.request import FILES_REMEDY, RECORD_NAME
 
 if TYPE_CHECKING:
     from colabstage.h5.manifest import Manifest
@@ -36,7 +43,6 @@ class LocalRecord:
     """What one dataset's folder holds."""
 
     key: str
-    """The key of the request that it was made for."""
     identity: SourceIdentity
     """The source's state when it was staged."""
     seal: Seal = field(default_factory=dict)
@@ -60,7 +66,6 @@ def cache_name(request: StageRequest) -> str:
 
 
 def seal_of(request: StageRequest) -> Seal:
-    """Return the present seal of the packed file."""
     return file_seal(request.pack_path) if request.pack_path.is_file() else {}
 
 
@@ -101,7 +106,6 @@ def find_record(request: StageRequest) -> LocalRecord | None:
 
 
 def write_record(request: StageRequest, record: LocalRecord) -> None:
-    """Record what the folder holds now."""
     raw = {**asdict(record), "identity": record.identity.to_json()}
     write_json(request.folder / RECORD_NAME, {**raw, "version": _RECORD_VERSION, "address": request.source.address})
 
@@ -191,10 +195,18 @@ def is_spoilt(request: StageRequest) -> bool:
         return False
 
 
+def check_targets(request: StageRequest, *, packs: bool) -> None:
+    """Refuse to replace a pack, if one is made, or plain files that are not as colabstage made them."""
+    if packs and not is_spoilt(request):
+        check_replaceable_pack(request.pack_path)
+    if request.wants_files:
+        check_replaceable(request.files_path, FILES_REMEDY)
+
+
 def set_aside(request: StageRequest) -> list[str]:
     """Rename a pack that `is_spoilt`, and say so in a sentence."""
     if not is_spoilt(request):
         return []
     aside = free_name(request.pack_path, ".aside")
-    move_vouched(request.pack_path, aside, lambda _: True)
+    move_vouched(request.pack_path, aside)
     return [f"The manifest of the pack here was spoilt, so it is made again; what was there is kept as '{aside.name}'."]

@@ -54,31 +54,25 @@ class StageRequest:
     """Which dataset to stage, and how."""
 
     source: Source
-    """The source."""
     key: str
     """16 hexadecimal digits that change with the source and with every option."""
     name: str
     """The readable and unique name of the local folder, and of the file in the cache."""
     options: PackOptions
-    """How it is packed."""
     keep: Keep
-    """Whether the pack, the plain files or both are kept."""
     folder: Path
     """The folder of everything that belongs to this dataset on the local disk."""
     cache_dir: CacheDir
-    """As the caller passed it."""
     refresh: bool
     """Whether existing data must not be used: on request, or because `prepare=` or `layout=` cannot be compared."""
     verify: Verify
     """How thoroughly existing data is checked."""
     checksum: Checksum | None = None
-    """The checksum of the source, which must then be a single file."""
     disk_limit: int | None = None
     """How many bytes of the pack may be on the local disk; `None` for no limit."""
 
     @property
     def pack_path(self) -> Path:
-        """Return the packed file on the local disk."""
         return self.folder / f"{self.name}.h5"
 
     @property
@@ -89,7 +83,6 @@ class StageRequest:
 
     @property
     def files_path(self) -> Path:
-        """Return the plain tree of files on the local disk."""
         return self.folder / "files"
 
     @property
@@ -263,17 +256,14 @@ def check_for_workers(request: StageRequest) -> None:
 
 def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
     """Make sure that rows can be read while the others are packed."""
-    if has_executor:
-        msg = "streaming=True packs in this process, where readers are, and executor= in others. Leave out one."
-        raise OptionError(msg)
-    if request.keep != "pack":
-        msg = f"streaming=True is for keep='pack', and keep='{request.keep}' makes plain files. Leave out one."
-        raise OptionError(msg)
-    if request.disk_limit is not None:
-        msg = (
-            "streaming=True puts the whole pack here, and disk_limit= forbids that. Leave out streaming=True: a pack "
-            "in the cache that is opened in part gives batches at once anyway."
-        )
+    others = {
+        "executor=": has_executor,
+        f"keep='{request.keep}'": request.keep != "pack",
+        "disk_limit=": request.disk_limit is not None,
+    }
+    clash = next((name for name, is_given in others.items() if is_given), None)
+    if clash is not None:
+        msg = f"streaming=True makes all of one pack, here and in this process, which {clash} forbids. Leave out one."
         raise OptionError(msg)
 
 
@@ -301,16 +291,14 @@ def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
 
 
 def _read_address(text: str, name: str) -> ObjectSource | Path:
-    shown = show_address(text)
-    expected = "expected a folder, or an address as 's3://bucket/cache'"
     # A single slash is a typing error; as a path it would become a folder called "s3:".
     source = parse_source(text) if "://" in text else None
     if isinstance(source, LocalSource):
         return source.path
-    if not isinstance(source, ObjectSource):
-        msg = f"{name}='{shown}' is not a place that packs can be written to; {expected}."
-        raise OptionError(msg)
-    if re.search(r"[?*\[#]", text):
-        msg = f"{name}='{shown}' has a pattern or a query in it; {expected}."
+    if not isinstance(source, ObjectSource) or re.search(r"[?*\[#]", text):
+        msg = (
+            f"{name}='{show_address(text)}' is not a place that packs can be written to; expected a folder, or an "
+            "address as 's3://bucket/cache', without a pattern or a query."
+        )
         raise OptionError(msg)
     return source

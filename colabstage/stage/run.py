@@ -15,12 +15,12 @@ import numpy as np
 
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest import check_replaceable_pack, sweep_exchanges
+from colabstage.h5.manifest import sweep_exchanges
 from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder, tag_cache_folder
 from colabstage.io.pipeline import in_thread
-from colabstage.io.receipts import check_replaceable, sweep_receipts
+from colabstage.io.receipts import sweep_receipts
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back, remove_empty, sweep_orphans
 from colabstage.machine.mounts import required_to_stay, run_with_one_remount
@@ -60,12 +60,14 @@ from colabstage.stage.decide import (
     has_to_come,
     plan_reading,
     staging_figures,
+    why_again,
 )
 from colabstage.stage.publish import discard_version
 from colabstage.stage.record import (
     LocalRecord,
     are_files_staged,
     cache_name,
+    check_targets,
     files_receipt,
     files_record,
     seal_of,
@@ -73,7 +75,6 @@ from colabstage.stage.record import (
     write_record,
 )
 from colabstage.stage.request import (
-    FILES_REMEDY,
     SOURCE_REMEDIES,
     StageArguments,
     check_for_streaming,
@@ -222,7 +223,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
     with SourceOnce(call) as source:
         decision = decide_here(call, source)
         if decision.record is not None:
-            staged = _reuse(call, source, cache, decision, decision.record)
+            staged = _reuse(call, source, cache, decision)
             clear_lock(lock)
             return staged
         # Nothing is written yet, so this is the moment to report an unreadable source. With the pack in the cache the
@@ -238,7 +239,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             put_back(request.files_path)
             decision = decide(call, source, cache, beside=True)
             if decision.record is not None:
-                return _reuse(call, source, cache, decision, decision.record)
+                return _reuse(call, source, cache, decision)
             if decision.cached is not None and decision.in_part:
                 return open_in_part(call, decision.cached)
             restored = None
@@ -247,9 +248,11 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             return restored or _stage_source(call, source, cache, wait=wait)
 
 
-def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision, found: LocalRecord) -> StagedDataset:
+def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision) -> StagedDataset:
     """Return what is staged on this machine, and publish it if that is not done yet."""
     request, caches = call.request, call.request.wants_pack and call.request.cache_dir is not None
+    found = decision.record
+    assert found is not None
     call.report.origin, record = "local", found
     call.report.note(*beyond_limit(request))
     if request.wants_pack:
@@ -293,7 +296,7 @@ def _restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fre
     if identity is None:
         return None
     if not cached.in_shards:
-        keep_rows(request.pack_path, cached.manifest, read_cached_rows(cached))
+        keep_rows(request, cached, read_cached_rows(cached))
     # Right after every block was hashed, so that the seal stands for exactly what was compared.
     seal = seal_of(request)
     report.origin, report.skipped = "cache", cached.manifest.skipped
@@ -310,11 +313,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     request, report = call.request, call.report
     report.origin = "source"
     if request.options.incomparable:
-        held = ", ".join(request.options.incomparable)
-        report.note(
-            f"The function given as layout= or prepare= holds objects that cannot be compared ({held}), so nothing "
-            "that was made with it before is used. A function that holds only arrays, numbers and strings is run once."
-        )
+        report.note(f"Nothing that was made before is used, because of {why_again(request)}")
     try:
         made = make_local(call, source.open(reads_next=True), cache)
     except SourceListingError as error:
@@ -361,13 +360,11 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
     packs = cache is not None and request.wants_pack
     if packs:
         report.note(*set_aside(request))
-        check_replaceable_pack(request.pack_path)
+    # A run that died while it exchanged old files for new ones left the old ones under another name.
+    put_back(request.files_path)
+    check_targets(request, packs=packs)
     make_folder(request.folder)
     try:
-        if request.wants_files:
-            # A run that died while it exchanged old files for new ones left the old ones under another name.
-            put_back(request.files_path)
-            check_replaceable(request.files_path, FILES_REMEDY)
         # The pack's leftovers stay: packing continues what an interrupted run has finished.
         sweep_orphans(request.folder, name=request.copy_path.name)
         base = find_base(call, cache) if packs and cache is not None else None
@@ -375,7 +372,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             reading, stream = _plan(call, source, spool, packs=packs, base=base)
             if reading.in_shards and reading.job is not None and cache is not None:
                 large = plan_without_room(reading.tree, request, reading.job)
-                return pack_into_cache(call, source, large, cache, whole_bytes=reading.figures.peak_bytes)
+                return pack_into_cache(call, source, large, cache)
             taken_from = None if reading.base is None else bring_base(call, reading.base)
             if reading.note and (reading.base is None or taken_from is not None):
                 report.note(reading.note)
@@ -406,7 +403,7 @@ def _plan(
     """Plan what is made, and check that it fits, before anything is fetched or unpacked."""
     request, report = call.request, call.report
     make_folder(spool)
-    with report.timed("plan", unit="files", moves=False) as step:
+    with report.timed("plan", unit="files") as step:
         if request.disk_limit is not None and has_to_come(source):
             cost = source.cost
             check_disk_limit(request, None if cost.unpacks_first else staging_figures(request, source))
@@ -421,9 +418,7 @@ def _plan(
                 msg = (
                     f"Packing '{request.source.name}' takes {format_bytes(reading.figures.peak_bytes)} of the local "
                     f"disk, and disk_limit={format_bytes(request.disk_limit)}. It can be packed in shards, but not by "
-                    "the workers of executor=. Leave out executor=. Or let the workers pack into the place that it is "
-                    'to be read from: pack_dataset(source, "s3://bucket/NAME.h5", shards=40, executor=…), and '
-                    "dataset_h5(report.path, disk_limit=…)."
+                    "the workers of executor=. Leave out executor=."
                 )
                 raise NotEnoughSpaceError(msg)
             return reading, None

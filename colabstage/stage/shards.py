@@ -65,19 +65,15 @@ _REFRESHING = "refreshing.json"
 
 
 class ShardSizes(NamedTuple):
-    """How a pack is divided."""
-
     number: int
     most: int
-    """The length of the longest shard, in bytes."""
     total: int
-    """The length of all shards together, in bytes."""
 
     def __str__(self) -> str:
         return f"{format_count(self.number, 'shards')} of up to {format_bytes(self.most)}"
 
 
-def divide(job: PackJob, limit: int, *, whole_bytes: int) -> ShardSizes:
+def divide(job: PackJob, limit: int) -> ShardSizes:
     """Decide how many shards a pack has under a limit: small enough that packing, publishing and reading have space.
 
     Raises:
@@ -123,11 +119,9 @@ def divide(job: PackJob, limit: int, *, whole_bytes: int) -> ShardSizes:
     # this loop ends.
     while fewest(parse_bytes(format_bytes(needed), "disk_limit")) is None:
         needed = int(needed * _STEP) + 1
-    # A small pack takes less space as one file than its shards would. Three figures may be half a per cent less.
-    enough = min(needed, whole_bytes + whole_bytes // 150)
     msg = (
         f"disk_limit={format_bytes(limit)} is too little to pack '{job.label}' in shards and to read them in part. "
-        f"Give {format_bytes(enough)} or more, or make the pack smaller: image_size=, encoding='jpeg:90'."
+        f"Give {format_bytes(needed)} or more, or make the pack smaller: image_size=, encoding='jpeg:90'."
     )
     raise NotEnoughSpaceError(msg)
 
@@ -157,15 +151,13 @@ def check_cache(cache: Cache, job: PackJob, limit: int) -> Place:
     raise NotEnoughSpaceError(msg)
 
 
-def plan_shards(
-    request: StageRequest, tree: Tree, job: PackJob, cache: Cache, limit: int, *, whole_bytes: int
-) -> tuple[str, int]:
+def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache, limit: int) -> tuple[str, int]:
     """Say in a sentence how a pack would be made in shards, and return their number.
 
     Raises:
         NotEnoughSpaceError: as `divide` and `check_cache`.
     """
-    sizes = divide(plan_without_room(tree, request, job), limit, whole_bytes=whole_bytes)
+    sizes = divide(plan_without_room(tree, request, job), limit)
     place = check_cache(cache, job, limit)
     sentence = (
         f"It is larger than disk_limit={format_bytes(limit)}: its {format_bytes(sizes.total)} would be packed in "
@@ -175,11 +167,8 @@ def plan_shards(
     return sentence, sizes.number
 
 
-def pack_into_cache(
-    call: StageCall, source: OpenedSource, job: PackJob, cache: Cache, *, whole_bytes: int
-) -> CachedPack:
-    """Pack shard by shard into the cache, and return the whole set. `job` is from `plan_without_room`; `whole_bytes` is
-    the local space that packing everything at once would take.
+def pack_into_cache(call: StageCall, source: OpenedSource, job: PackJob, cache: Cache) -> CachedPack:
+    """Pack shard by shard into the cache, and return the whole set. `job` is from `plan_without_room`.
 
     Raises:
         NotEnoughSpaceError: the limit is too little, the cache has no room, or there is none.
@@ -192,17 +181,17 @@ def pack_into_cache(
     source.read_in_place()
     job = settled(job)
     # First, so that a limit that is too small is refused with the same figure as by `plan_shards`.
-    planned = _SetOfShards.of(call, job, place, whole_bytes)
+    planned = _SetOfShards.of(call, job, place)
     if job.options.encoding == "auto" and job.plan.encoding == "pixels" and has_files(job.table):
         # An earlier call may have found, by an image that this call has not seen, that images have many sizes.
         with suppress(NotEnoughSpaceError):  # with less to divide, shards would leave too little space for blocks
-            kept = _SetOfShards.of(call, keeps_files(job), place, whole_bytes)
+            kept = _SetOfShards.of(call, keeps_files(job), place)
             if kept.find_finished(source):
                 planned = kept
     try:
         return planned.write(source)
     except ReplanError as found:
-        return _SetOfShards.of(call, found.plan_again(job), place, whole_bytes).write(source)
+        return _SetOfShards.of(call, found.plan_again(job), place).write(source)
 
 
 @contextmanager
@@ -241,19 +230,17 @@ class _SetOfShards:
 
     call: StageCall
     job: PackJob
-    """The plan of all samples."""
     sizes: ShardSizes
     names: tuple[ShardName, ...]
-    """All shards, in order."""
     place: Place
     starts_over: bool
     """Whether finished shards must not be used."""
 
     @classmethod
-    def of(cls, call: StageCall, job: PackJob, place: Place, whole_bytes: int) -> Self:
+    def of(cls, call: StageCall, job: PackJob, place: Place) -> Self:
         """Plan a set whose shards go to `place`."""
         assert call.request.disk_limit is not None
-        sizes = divide(job, call.request.disk_limit, whole_bytes=whole_bytes)
+        sizes = divide(job, call.request.disk_limit)
         names = tuple(shard_names(job, sizes.number))
         starts_over = call.request.refresh
         if starts_over and not call.request.options.incomparable:
@@ -264,7 +251,6 @@ class _SetOfShards:
 
     @property
     def _target(self) -> str:
-        """Return the path that the single file would have."""
         return f"{self.call.request.name}.h5"
 
     def find_finished(self, source: OpenedSource) -> dict[int, CachedFile]:

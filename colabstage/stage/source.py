@@ -48,7 +48,6 @@ class StageCall:
 
     @property
     def cancellation(self) -> Cancellation:
-        """Return the cancellation of the call's progress."""
         return self.progress.cancellation
 
 

@@ -98,7 +98,6 @@ class BackgroundPack:
 
     @property
     def arrival(self) -> Arriving:
-        """Return the object through which readers wait for rows."""
         assert self._arrival is not None
         return self._arrival
 
@@ -132,12 +131,10 @@ class BackgroundPack:
 
     @property
     def ready(self) -> Readiness:
-        """Return how many rows are local."""
         return self.arrival.ready
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """Return the number of rows in each split."""
         return self._planned.result().rows
 
     @property

@@ -26,8 +26,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from colabstage import ColabstageError, extract_archive, fetch_files, stage_dataset
-from colabstage.errors import NotEnoughSpaceError, WebPageError
+from colabstage import ColabstageError, fetch_files, stage_dataset
+from colabstage.errors import WebPageError
 from colabstage.options import token_blocks
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
@@ -368,15 +368,6 @@ def test_a_bucket_whose_readers_pay_is_named(
             monkeypatch.setenv(name, value)
         refusal = stage("s3://satellite/photos").refusal
     assert re.search("requester.?pays", refusal, re.IGNORECASE), refusal
-
-
-def test_a_disk_that_takes_no_more_files_is_named(tmp_path: Path, make_disk: Callable[[int], Path]) -> None:
-    """Space is free, but the inodes are used up."""
-    disk = make_disk(100)
-    subprocess.run(["mount", "-o", "remount,nr_inodes=40", str(disk)], check=True, timeout=30)
-    (tmp_path / "pets.zip").write_bytes(zip_of({f"{n}.txt": b"x" for n in range(60)}))
-    with pytest.raises(NotEnoughSpaceError, match="40 files"):
-        extract_archive(tmp_path / "pets.zip", disk / "pets", progress=False)
 
 
 def test_a_row_of_files_is_a_list_of_them(tmp_path: Path, stage: Callable[..., Packed]) -> None:

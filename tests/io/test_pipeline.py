@@ -235,7 +235,9 @@ def test_cancelling_stops_the_run_soon() -> None:
 
 
 @pytest.mark.parametrize(("readers", "budget"), [(2, LIMITS.budget_bytes), (0, 1)])
-def test_a_read_that_hangs_is_an_error_within_the_deadline(readers: int, budget: int) -> None:
+def test_a_read_that_hangs_is_an_error_within_the_deadline(
+    readers: int, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It says how far the run got, although a thread still hangs: a reader, or a worker that reads for itself."""
     release = threading.Event()
 
@@ -244,10 +246,11 @@ def test_a_read_that_hangs_is_an_error_within_the_deadline(readers: int, budget:
             release.wait(60)
         return b""
 
+    monkeypatch.setattr("colabstage.io.pipeline._READERS_END_S", 0.1)
     limits = replace(LIMITS, readers=readers, max_readers=readers, budget_bytes=budget, stall_timeout_s=180.0)
     try:
         with pytest.raises(SourceReadError, match=r" 1[89]\d seconds .*7 of 1000.*mount_drive\(\)"):
-            run_with(read, use_nothing, replace(limits, readers_end_s=0.1), clock=SilentClock())
+            run_with(read, use_nothing, limits, clock=SilentClock())
     finally:
         release.set()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         ("colab_gpu", "colab", DriveError, "pass one"),
         ("colab_enterprise", "colab", NotSupportedHereError, "Colab Enterprise"),
         ("colab_subprocess", "colab", NotSupportedHereError, "notebook cell"),
-        ("kaggle", "kaggle", NotSupportedHereError, "not a Colab machine"),
+        ("kaggle", "kaggle", NotSupportedHereError, "cannot mount"),
     ],
 )
 def test_each_machine_is_taken_for_what_it_plays(

@@ -9,7 +9,7 @@ import pytest
 
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
-from tests.sources.servers import BucketService, moto_service, use_login
+from tests.sources.conftest import moto_server, s3  # noqa: F401 - fixtures
 from tests.support.archives import write_archive
 from tests.support.images import make_tree, noise
 from tests.support.invariants import check_afterwards, contents
@@ -80,20 +80,3 @@ def my_drive(drive: SimulatedDrive) -> Path:
     """`MyDrive` as a notebook sees it."""
     assert drive.mountpoint is not None
     return drive.mountpoint / "MyDrive"
-
-
-@pytest.fixture(scope="session")
-def moto_server() -> Iterator[BucketService]:
-    """One S3 server for all tests, because it takes a second to start."""
-    with moto_service() as service:
-        yield service
-
-
-@pytest.fixture
-def s3(moto_server: BucketService, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketService]:
-    """An S3 server with one empty bucket, and valid credentials in the environment."""
-    use_login(monkeypatch, moto_server)
-    moto_server.backend.create_bucket(moto_server.bucket, "us-east-1")
-    yield moto_server
-    moto_server.demand_known_logins(wanted=False)
-    moto_server.backend.reset()

@@ -172,8 +172,10 @@ def test_a_drive_that_refuses_renames_is_named(drive: SimulatedDrive, my_drive: 
     make_places(drive.cloud / "MyDrive", tmp_path / "local")
     drive.set_faults(DriveFaults(ops=(OpFault(op="rename", errno=errno.EACCES),)))
     on, refused = On(my_drive, tmp_path / "local"), {"publish_file", "pack_dataset", "fetch_files"}
-    assert kinds_of_errors(on, refused, "renam") == dict.fromkeys(sorted(refused), TargetNotWritableError.__name__)
-    assert "renam" in str(VERBS["stage_dataset, cache_dir"](on).report)
+    assert kinds_of_errors(on, refused, str(my_drive)) == dict.fromkeys(
+        sorted(refused), TargetNotWritableError.__name__
+    )
+    assert VERBS["stage_dataset, cache_dir"](on).report.cached.startswith("no")
     assert not list((my_drive / "cache").glob("*.h5"))
 
 

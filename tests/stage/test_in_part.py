@@ -69,7 +69,7 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
     whole = stage_dataset(source, **places)
     assert whole.part is None
     # A complete local pack is used whatever the limit, but not silently.
-    note = "of the pack are here already, which is more than disk_limit=3.5 MB"
+    note = "of the pack are here already, more than disk_limit=3.5 MB"
     assert note in str(plan_stage(source, disk_limit=LIMIT, cache_dir=cache, local_dir=local))
     over = stage_dataset(source, disk_limit=LIMIT, **places)
     assert (over.part, over.report.origin) == (None, "local")

@@ -252,37 +252,18 @@ def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
     assert not [path for path in places["local_dir"].rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize(
-    ("count", "remote", "limit", "splits"),
-    [
-        (6, True, 1000, None),
-        (COUNT, False, 150_000, None),
-        (COUNT, False, 1_100_000, {"train": 0.8, "dev": 0.1, "test": 0.1}),
-    ],
-)
+@pytest.mark.parametrize(("limit", "splits"), [(150_000, None), (1_100_000, {"train": 0.8, "dev": 0.1, "test": 0.1})])
 def test_the_limit_that_a_refusal_asks_for_is_enough(
-    count: int,
-    remote: bool,
-    limit: int,
-    splits: dict[str, float] | None,
-    archive: Path,
-    places: dict[str, Any],
-    tmp_path: Path,
+    limit: int, splits: dict[str, float] | None, archive: Path, places: dict[str, Any]
 ) -> None:
-    """And never more than the whole pack takes: for a few blocks, shards would need more room than that."""
-    few = archive if count == COUNT else write_archive(tmp_path / "few.stored.zip", images(count))
-    with WebServer({"few.zip": few}) as server:
-        source = server.url("few.zip") if remote else few
-        peak = plan_stage(source, splits=splits, **places).figures.peak_bytes
-        told = []
-        for call in (plan_stage, partial(stage_dataset, progress=False)):
-            with pytest.raises(NotEnoughSpaceError) as refused:
-                call(source, disk_limit=limit, splits=splits, **places)
-            told += re.findall(r"Give ([\d.]+) ([kM])B", str(refused.value))
-        assert told[0] == told[1]
-        named = float(told[0][0]) * {"k": 1e3, "M": 1e6}[told[0][1]]
-        assert named <= 1.02 * peak
-        with staged(source, places, disk_limit=int(named), splits=splits) as data:
-            assert sum(data.splits.values()) == count
-            assert all(len(data[split][:3][0]) for split in data.splits)
-            assert (data.part is None) is (count != COUNT)
+    told = []
+    for call in (plan_stage, partial(stage_dataset, progress=False)):
+        with pytest.raises(NotEnoughSpaceError) as refused:
+            call(archive, disk_limit=limit, splits=splits, **places)
+        told += re.findall(r"Give ([\d.]+) ([kM])B", str(refused.value))
+    assert told[0] == told[1]
+    named = float(told[0][0]) * {"k": 1e3, "M": 1e6}[told[0][1]]
+    assert named <= 1.02 * plan_stage(archive, splits=splits, **places).figures.peak_bytes
+    with staged(archive, places, disk_limit=int(named), splits=splits) as data:
+        assert sum(data.splits.values()) == COUNT
+        assert all(len(data[split][:3][0]) for split in data.splits)

@@ -262,5 +262,5 @@ def test_a_plan_of_a_web_archive_reads_little(server: WebServer, archive: Path, 
     assert "at least" in str(plan)
     assert plan.figures.peak_bytes == (tmp_path / "photos.tar.gz").stat().st_size
     server.set_knobs(WebKnobs(ranges="none"))
-    assert "known only after it has arrived" in str(plan_stage(server.url("d/photos.zip"), cache_dir=None))
+    assert "known only after all of it was read" in str(plan_stage(server.url("d/photos.zip"), cache_dir=None))
     assert sorted(tmp_path.rglob("*")) == before
