@@ -96,7 +96,6 @@ class ReservedDataset(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return the length of its bytes in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -115,7 +114,6 @@ class PackContent:
 
     @property
     def nbytes(self) -> int:
-        """Return the length of all its datasets in the file."""
         lengths = [
             rows.nbytes if hasattr(rows, "nbytes") else len(rows) * _longest(rows) for rows in self.arrays.values()
         ]

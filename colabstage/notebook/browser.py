@@ -22,7 +22,7 @@ from colabstage.errors import ColabstageError, DecodeError, OptionError
 from colabstage.images.decode import encode_jpeg
 from colabstage.images.geometry import VOID
 from colabstage.io.boundary import public
-from colabstage.io.report import COLOURS, STYLE, TEXT_COLOUR, Row, Table, facts, notes
+from colabstage.io.report import COLOURS, STYLE, TEXT_COLOUR, facts, notes
 from colabstage.io.units import format_count
 from colabstage.notebook.samples import (
     Sample,
@@ -52,7 +52,6 @@ _MASK_OPACITY = 0.5
 _BACKGROUNDS = frozenset({"background", "_background_", "__background__", "bg", "unlabeled", "unlabelled", "void"})
 # The golden ratio of a turn: consecutive classes are far apart in hue, however many there are.
 _TURN = 0.618034
-_GREY = 128
 # Size of the drawing in its own units; it is stretched to fit.
 _WAVE = (240, 120)
 # More would cover the picture, and make pages of megabytes.
@@ -95,20 +94,14 @@ def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]
     """Convert an image of any dtype, `(H, W)`, `(H, W, C)` or `(C, H, W)`, to uint8 `(H, W, 3)`, with a text that says
     how values became grey levels; empty if they are grey levels.
 
-    Of two channels the first is shown, of five or more the first three; a fourth is transparency, over grey. Larger
-    images are reduced to about `longest_px`, by leaving out pixels.
+    Of two channels the first is shown, of four or more the first three. Larger images are reduced to about
+    `longest_px`, by leaving out pixels.
     """
     pixels = np.moveaxis(x, 0, -1) if channels_first(x.shape) else np.atleast_3d(x)
     # Twice as large as shown, because the following filter takes means.
     step = max(1, max(pixels.shape[:2]) // (2 * longest_px))
     values, note = to_bytes(pixels[::step, ::step])
-    if values.shape[2] == 2:
-        values = values[..., :1]
-    elif values.shape[2] == 4:
-        # Over grey, on which both dark and light objects are visible.
-        alpha = values[..., 3:].astype(np.float32) / 255
-        values = (values[..., :3] * alpha + _GREY * (1 - alpha) + 0.5).astype(np.uint8)
-    values = values[..., :3]
+    values = values[..., : 1 if values.shape[2] == 2 else 3]
     return np.ascontiguousarray(np.broadcast_to(values, (*values.shape[:2], 3))), note
 
 
@@ -222,7 +215,6 @@ def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], font: fl
 
 
 def _labels_of(boxes: dict[str, NDArray[Any]]) -> list[int]:
-    """Return the class of each box; -1 if boxes have none."""
     return [int(label) for label in boxes.get("labels", np.full(len(boxes["boxes"]), -1)).tolist()]
 
 
@@ -336,7 +328,6 @@ def draw_legend(samples: Iterable[Sample], *, classes: Sequence[str]) -> str:
 
 
 def draw_large(sample: Sample, *, split: str, classes: Sequence[str], layout: str | None) -> str:
-    """Draw one sample with all its details."""
     picture, legend = _draw_sample(sample, classes, layout, large=True), draw_legend([sample], classes=classes)
     x, y = sample.x, sample.y
     known = [("sample", f"{split}[{sample.row}]")]
@@ -357,29 +348,7 @@ def draw_large(sample: Sample, *, split: str, classes: Sequence[str], layout: st
     if x.size and x.dtype.kind in "iuf":
         least, mean, most = float(x.min()), float(x.mean(dtype=np.float64)), float(x.max())
         known.append(("min, mean, max", f"{least:,.4g}, {mean:,.4g}, {most:,.4g}"))
-    return (
-        f"<div class='cs-large'><div>{picture}{legend}</div>"
-        f"<div>{facts(known).html}{_draw_table(sample, classes)}</div></div>"
-    )
-
-
-def _draw_table(sample: Sample, classes: Sequence[str]) -> str:
-    """Draw a table of the boxes of a sample, or of the classes in its mask."""
-    boxes, head, rows = sample.boxes, list[str](), list[Row]()
-    if boxes is not None:
-        # Additional columns of a layout are shown as they are.
-        others = [name for name in boxes if name not in ("boxes", "labels")]
-        head = ["class", "x0", "y0", "x1", "y1", *others]
-        for number, label in enumerate(_labels_of(boxes)[:_MOST_IN_TABLE]):
-            corners = (f"{corner:.1f}" for corner in boxes["boxes"][number].tolist())
-            values = (boxes[name][number].item() for name in others)
-            shown = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
-            rows.append(Row((class_name(label, classes), *corners, *shown)))
-    elif sample.mask is not None:
-        head = ["class", "of the pixels"]
-        for value, share in _shares(sample.mask)[:_MOST_IN_TABLE]:
-            rows.append(Row(("no class" if value == VOID else class_name(value, classes), f"{share:.1%}")))
-    return Table(tuple(rows), tuple(head), numbers=frozenset(range(1, len(head)))).html if head else ""
+    return f"<div class='cs-large'><div>{picture}{legend}</div><div>{facts(known).html}</div></div>"
 
 
 def draw_bars(bars: Sequence[tuple[str, int, bool]], most: int) -> str:
@@ -458,15 +427,11 @@ class Browsing:
     """The current position in a dataset."""
 
     source: ShownSplits
-    """The dataset."""
     split: str
-    """Which split is shown."""
     page_size: int
-    """Samples on a page."""
     chosen: int | None = None
     """The index in `labels.names` of the class that is shown; `None` for all."""
     page: int = 0
-    """The number of the page, from 0."""
     place: int | None = None
     """The position of the enlarged sample among all that are shown; `None` for the grid."""
     _labels: dict[str, SplitClasses] = field(default_factory=dict)
@@ -481,7 +446,6 @@ class Browsing:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return the class names as the file has them, in label order."""
         return self.source.reader(self.split).classes
 
     @property
@@ -491,23 +455,19 @@ class Browsing:
 
     @property
     def count(self) -> int:
-        """Return how many samples match the split and the class."""
         return len(self.shown)
 
     @property
     def pages(self) -> int:
-        """Return the number of pages, at least 1."""
         return max(1, -(-self.count // self.page_size))
 
     @property
     def rows(self) -> list[int]:
-        """Return the rows of this page, in the order of the file."""
         start = self.page * self.page_size
         return [int(row) for row in self.shown[start : start + self.page_size]]
 
     @property
     def row(self) -> int | None:
-        """Return the row that is enlarged."""
         return None if self.place is None else int(self.shown[self.place])
 
     def choose_split(self, split: str) -> None:
@@ -575,7 +535,6 @@ class Overlay:
         self.widget.add_class("cs-stack")
 
     def show(self, drawn: str, count: int) -> None:
-        """Draw so many cells."""
         self.drawn.value = drawn
         for number, button in enumerate(self.buttons):
             # A button over an empty cell would open the wrong one.
@@ -586,7 +545,6 @@ class Bars:
     """The classes as bars; if there are many, the most frequent of those that a search field finds."""
 
     def __init__(self, widgets: Any, choose: Callable[[int | None], object]) -> None:
-        """Make the widgets; a press on a bar calls `choose`."""
         self._choose, self._labels = choose, SplitClasses()
         self._chosen: int | None = None
         self._shown: list[int] = []
@@ -598,7 +556,6 @@ class Bars:
         self.widget = widgets.VBox([self._search, self._bars.widget, self._found], layout=layout)
 
     def show(self, labels: SplitClasses, chosen: int | None) -> None:
-        """Draw the bars of a split."""
         another, self._labels, self._chosen = labels is not self._labels, labels, chosen
         if another:
             self._search.value = ""
@@ -730,7 +687,6 @@ class DatasetBrowser:
         self.show()
 
     def show(self) -> None:
-        """Draw the position in `state`."""
         try:
             self._bars.show(self.state.labels, self.state.chosen)
             self._draw()
@@ -770,7 +726,6 @@ class DatasetBrowser:
         return f"{state.source.name}: {format_count(state.count, 'samples')}{chosen} in {state.split}{few}.{why}"
 
     def _follow(self) -> None:
-        """Make the widgets show the current position."""
         state = self.state
         self._quiet = True
         try:

@@ -158,7 +158,6 @@ class PackJournal(Closing):
             return next(iter(self.skipped.values()), "")
 
     def close(self) -> None:
-        """Close the file."""
         self._lines.close()
 
 
@@ -172,7 +171,6 @@ class Spool(Closing):
         self._end = start
 
     def append(self, data: memoryview) -> int:
-        """Write a piece, and return where it begins."""
         # Only the position is reserved under the lock; several threads write at the same time.
         with self._lock:
             start = self._end
@@ -181,7 +179,6 @@ class Spool(Closing):
         return start
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -200,7 +197,6 @@ class SampleColumn(Closing):
         self._file = TargetFile(path, fresh=False)
 
     def write(self, index: int, value: bytes) -> None:
-        """Write the bytes of one sample's fact."""
         self._file.write(value, index * self._dtype.itemsize)
 
     def put(self, indices: NDArray[np.int64], values: NDArray[Any]) -> None:
@@ -209,11 +205,9 @@ class SampleColumn(Closing):
         mapped[indices] = values
 
     def read(self) -> NDArray[Any]:
-        """Return the facts of all samples."""
         return np.fromfile(self._path, self._dtype)
 
     def close(self) -> None:
-        """Close the file, which can still be read."""
         self._file.close()
 
 

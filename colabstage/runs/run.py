@@ -361,7 +361,6 @@ class Run:
 
     @property
     def saving(self) -> bool:
-        """Return whether a version is on its way."""
         return self._saver is not None and self._saver.busy
 
     def plot(self, *names: str) -> Any:
@@ -596,7 +595,6 @@ class Run:
         self._pass = now
 
     def _job(self) -> Job:
-        """Copy the state as it is now."""
         self._follow_loader()
         self._end_row()
         parts, states = self._all_parts(), self._states()
@@ -777,11 +775,7 @@ def _is_distributed() -> bool:
 
 
 def _on_each_rank(work: Callable[[], T]) -> list[T]:
-    """Do work on each rank, and return the results of all, the first rank's first.
-
-    Raises:
-        ColabstageError: it failed on one rank, so it fails on all: none may wait for one that has ended.
-    """
+    """Do work on each rank, and return the results of all, the first rank's first."""
     if not _is_distributed():
         return [work()]
     result: T | None = None

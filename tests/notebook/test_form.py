@@ -205,7 +205,7 @@ def test_the_form_stages_what_it_says(tmp_path: Path, nurseries: Nurseries, vers
     assert "is not a size" in texts[5]
     assert "OptionError" in texts[5]
     assert "[  ]" in texts[5], "it is said once, where the code would be"
-    assert 'data = stage_dataset("photos", image_size=(8, 8), local_dir="fast", cache_dir=None)' in texts[6]
+    assert "data = stage_dataset('photos', image_size=(8, 8), local_dir='fast', cache_dir=None)" in texts[6]
     assert "would be read from its source" in texts[7]
     assert texts[8].startswith("None")
     assert "cs-done" in texts[8]
