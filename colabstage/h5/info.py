@@ -318,7 +318,7 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
     if not names:
         msg = (
             f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {_show_names(file)}. "
-            f"Say which are what: dataset_h5(path, x='NAME', y='NAME'). {_PACKING}."
+            f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
         )
         raise PackFormatError(msg)
     # The usual splits in the usual order, then all others by name.

@@ -62,7 +62,7 @@ THUMB_PX = 176
 LARGE_PX = 640
 _MOST_IN_LEGEND = 24
 _MOST_IN_CAPTION = 3
-_MOST_IN_TABLE = 50
+_MOST_VALUES = 50
 # Bars beside the grid; more would make the page longer than the pictures do.
 _AT_A_TIME = 14
 _MOST_ON_A_PAGE = 100
@@ -90,9 +90,8 @@ def is_background(value: int, classes: Sequence[str]) -> bool:
     return classes[value].strip().lower() in _BACKGROUNDS if value < len(classes) else value == 0 and not classes
 
 
-def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]:
-    """Convert an image of any dtype, `(H, W)`, `(H, W, C)` or `(C, H, W)`, to uint8 `(H, W, 3)`, with a text that says
-    how values became grey levels; empty if they are grey levels.
+def to_rgb(x: NDArray[Any], *, longest_px: int) -> NDArray[np.uint8]:
+    """Convert an image of any dtype, `(H, W)`, `(H, W, C)` or `(C, H, W)`, to uint8 `(H, W, 3)`.
 
     Of two channels the first is shown, of four or more the first three. Larger images are reduced to about
     `longest_px`, by leaving out pixels.
@@ -100,26 +99,26 @@ def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]
     pixels = np.moveaxis(x, 0, -1) if channels_first(x.shape) else np.atleast_3d(x)
     # Twice as large as shown, because the following filter takes means.
     step = max(1, max(pixels.shape[:2]) // (2 * longest_px))
-    values, note = to_bytes(pixels[::step, ::step])
+    values = to_bytes(pixels[::step, ::step])
     values = values[..., : 1 if values.shape[2] == 2 else 3]
-    return np.ascontiguousarray(np.broadcast_to(values, (*values.shape[:2], 3))), note
+    return np.ascontiguousarray(np.broadcast_to(values, (*values.shape[:2], 3)))
 
 
-def to_bytes(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str]:
+def to_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Convert numbers to grey levels: bytes as they are, fractions from 0 to 1 times 255, others from minimum to
     maximum."""
     if values.dtype == np.uint8:
-        return values, ""
+        return values
     if values.dtype == np.bool_:
-        return values.astype(np.uint8) * np.uint8(255), ""
+        return values.astype(np.uint8) * np.uint8(255)
     # A single NaN must not make all other pixels black.
     numbers = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
     least, most = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 0.0)
     # The usual meaning of floats in an image.
     if values.dtype.kind == "f" and least >= 0 and most <= 1:
-        return (numbers * 255 + 0.5).astype(np.uint8), ""
+        return (numbers * 255 + 0.5).astype(np.uint8)
     scaled = (numbers - least) * (255.0 / (most - least)) if most > least else np.zeros_like(numbers)
-    return (scaled + 0.5).astype(np.uint8), f"black is {least:,.4g}, white is {most:,.4g}"
+    return (scaled + 0.5).astype(np.uint8)
 
 
 def paint_mask(image: NDArray[np.uint8], mask: NDArray[Any], classes: Sequence[str]) -> NDArray[np.uint8]:
@@ -181,7 +180,7 @@ def _draw_sample(sample: Sample, classes: Sequence[str], layout: str | None, *, 
 
 def _draw_picture(sample: Sample, classes: Sequence[str], *, large: bool) -> str:
     longest_px = LARGE_PX if large else THUMB_PX
-    image = shrink(to_rgb(sample.x, longest_px=longest_px)[0], longest_px)
+    image = shrink(to_rgb(sample.x, longest_px=longest_px), longest_px)
     if sample.mask is not None:
         image = paint_mask(image, sample.mask, classes)
     height, width = sample.size or image.shape[:2]
@@ -333,21 +332,12 @@ def draw_large(sample: Sample, *, split: str, classes: Sequence[str], layout: st
     known = [("sample", f"{split}[{sample.row}]")]
     known += [("made from", sample.key)] if sample.key else []
     known.append(("target", caption(sample, classes)))
-    if isinstance(y, int | float) and not isinstance(y, bool):
-        known.append(("value", str(y)))
-    elif isinstance(y, np.ndarray) and sample.mask is None:
-        known.append(("values", np.array2string(y.reshape(-1)[:_MOST_IN_TABLE], precision=4, separator=" ")))
-    shape, note, grey = " x ".join(map(str, x.shape)), "", ""
-    if sample.size is not None and sample_kind(x.shape, x.dtype, layout) == "image":
-        # It is read at the size at which it is shown; the facts are about the original image.
-        if sample.size not in (x.shape[:2], x.shape[1:]):
-            shape, note = f"{sample.size[0]} x {sample.size[1]}", ", shown smaller"
-        grey = to_rgb(x, longest_px=LARGE_PX)[1]
-    known.append(("input", f"{shape} {x.dtype}{note}"))
-    known += [("shown so that", grey)] if grey else []
-    if x.size and x.dtype.kind in "iuf":
-        least, mean, most = float(x.min()), float(x.mean(dtype=np.float64)), float(x.max())
-        known.append(("min, mean, max", f"{least:,.4g}, {mean:,.4g}, {most:,.4g}"))
+    if isinstance(y, np.ndarray) and sample.mask is None:
+        known.append(("values", np.array2string(y.reshape(-1)[:_MOST_VALUES], precision=4, separator=" ")))
+    # An image is read at the size at which it is shown.
+    is_smaller = sample.size is not None and sample.size not in (x.shape[:2], x.shape[1:])
+    shape = sample.size if is_smaller and sample.size is not None else x.shape
+    known.append(("input", f"{' x '.join(map(str, shape))} {x.dtype}{', shown smaller' if is_smaller else ''}"))
     return f"<div class='cs-large'><div>{picture}{legend}</div><div>{facts(known).html}</div></div>"
 
 
@@ -651,13 +641,11 @@ class DatasetBrowser:
         filters = widgets.HBox([self._split, widgets.HBox([widgets.Label("sample"), self._row])])
         filters.layout.flex_flow = "row wrap"
 
-        self._first = button("«", "First page", lambda: state.turn_to(0))
         self._back = button("‹", "Page before", lambda: state.turn_to(state.page - 1))
         self._on = button("›", "Next page", lambda: state.turn_to(state.page + 1))
-        self._last = button("»", "Last page", lambda: state.turn_to(state.pages - 1))
         self._page = follow(widgets.BoundedIntText(**number), "80px", lambda page: state.turn_to(page - 1))
         self._of = widgets.Label(layout=widgets.Layout(flex="0 0 auto"))
-        pager = widgets.HBox([self._first, self._back, self._page, self._of, self._on, self._last])
+        pager = widgets.HBox([self._back, self._page, self._of, self._on])
 
         self._bars = Bars(widgets, lambda number: move(state.choose_class, number))
         self._message, self._legend, self._large = (widgets.HTML() for _ in range(3))
@@ -734,8 +722,8 @@ class DatasetBrowser:
             self._row.max = max(0, state.source.rows[state.split] - 1)
             if state.row is not None:
                 self._row.value = state.row
-            self._first.disabled = self._back.disabled = state.page == 0
-            self._on.disabled = self._last.disabled = state.page == state.pages - 1
+            self._back.disabled = state.page == 0
+            self._on.disabled = state.page == state.pages - 1
         finally:
             self._quiet = False
 

@@ -40,7 +40,6 @@ from colabstage.pack.set_stores import STAMPS, ShardResult
 from colabstage.pack.writer import (
     CONTENT,
     LEVELS,
-    WITHOUT_EXIF,
     WriteJob,
     array_bytes,
     compares_masks,
@@ -143,10 +142,6 @@ _TINY_DECODED_BYTES = 1024
 # The file that holds a copy of the manifest of the file that was moved into place last.
 _PUBLISHED = "published"
 _ROWS = "rows.npz"
-_TURNED = (
-    "boxes and masks count as drawn on the upright image, as Ultralytics takes them. If they were drawn on the pixels "
-    f"as the file stores them, write these images without EXIF: {WITHOUT_EXIF}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +213,7 @@ class PackReport:
 _LOSSES: dict[Loss, tuple[str, str]] = {
     "frames": ("several frames or pages", "the first of each counts"),
     "bits": ("16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
-    "turned": ("an EXIF orientation", _TURNED),
+    "turned": ("an EXIF orientation", "boxes and masks count as drawn on the upright image"),
 }
 _NAN = "NaN in place of numbers", "stored as it is, and a model makes NaN of it"
 

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 # Which values of a byte a mask has, a bit for each.
 LEVELS = np.dtype(("u1", (32,)))
-# Saves a photograph without EXIF and without visible loss.
-WITHOUT_EXIF = "from PIL import Image; Image.open(path).save(path, quality=95)"
 # A digest of an image file; 0 stands for none, because its sample was left out.
 CONTENT = np.dtype("<u8")
 

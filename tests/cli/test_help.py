@@ -197,7 +197,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, ask: Ask, line: str) -> list[str]:
 
 
 def test_the_tab_key_knows_words(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands, layouts and the values of options; files are left to the shell."""
+    """Commands and the values of options; files are left to the shell."""
     assert offered(monkeypatch, ask, "colabstage ver") == ["verify"]
     assert offered(monkeypatch, ask, "colabstage cache ") == ["list", "purge"]
     assert offered(monkeypatch, ask, "colabstage stage x --keep ") == ["pack", "files", "both"]
