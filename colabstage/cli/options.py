@@ -38,8 +38,14 @@ def option(
 ) -> typer.models.OptionInfo:
     """Define an option.
 
-    `name`: with its dashes; `metavar`: the placeholder of its value, empty for a switch; `words`: what the Tab key
-    offers instead of file names; `parser`: converts the text to the argument, where typer does not.
+    Args:
+        name: with its dashes.
+        metavar: the placeholder of its value; empty for a switch.
+        text: its help.
+        panel: the panel of the help that it belongs to.
+        words: what the Tab key offers instead of file names.
+        parser: converts the text to the argument, where typer does not.
+        least: the smallest number allowed.
     """
     info: typer.models.OptionInfo = typer.Option(
         name,

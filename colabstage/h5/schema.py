@@ -121,10 +121,14 @@ class PackContent:
 
 
 def create_pack(path: Path, content: PackContent) -> dict[str, int]:
-    """Write a new file with everything but its samples; the same content makes the same bytes.
+    """Write a new file with everything but its samples.
 
-    An existing file is overwritten, so `path` should be a temporary name. Returns the offset in the file, in bytes, of
-    each reserved dataset that has elements.
+    Args:
+        path: the file; one that exists is overwritten, so give a temporary name.
+        content: what it holds. The same content makes the same bytes.
+
+    Returns:
+        Offset in the file, in bytes, of each reserved dataset. Datasets without elements are left out.
     """
     with _disk_errors(path), _new_file(path) as file:
         file.attrs[FORMAT_ATTRIBUTE] = FORMAT_VERSION

@@ -109,8 +109,10 @@ def units_together(nbytes: int, units: int) -> int:
 def pack_units(costs: NDArray[np.int64], most_bytes: int) -> NDArray[np.int32]:
     """Return the unit of the sample at each position of the reading order, int32 `(N,)`, counted from 0.
 
-    `costs`: how many bytes are read for each sample; `most_bytes`: how many to read together, as in an archive; 0 for
-    files of a folder, whose units are as small as the journal allows.
+    Args:
+        costs: int64 `(N,)`, how many bytes are read for each sample.
+        most_bytes: how many bytes to read together, as in an archive; 0 for files of a folder, whose units are
+            as small as the journal allows.
     """
     # Whole blocks of the journal, because a kill loses unfinished ones.
     blocks = np.arange(len(costs)) // BLOCK_SAMPLES

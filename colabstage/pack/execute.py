@@ -181,6 +181,10 @@ class PackReport:
     `"bits"` of 16; and of those that EXIF `"turned"`, if nothing shows whether boxes or a mask were drawn before."""
     resizer: Resizer | None = None
     """What resized the images, `"torch"` or `"pillow"`; `None` if they were not resized."""
+    outside: tuple[int, str] = (0, "")
+    """How many boxes are partly or wholly outside of their image, and the first such image."""
+    nan: tuple[str, ...] = ()
+    """Names of samples with NaN among the numbers that were read with them."""
     takeover: Takeover | None = None
     """What was taken over from an earlier pack of the same source; `None` if there was none."""
     unit: str = "samples"
@@ -211,17 +215,22 @@ _LOSSES: dict[Loss, tuple[str, str]] = {
     "bits": ("16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
     "turned": ("an EXIF orientation", "boxes and masks count as drawn on the upright image"),
 }
+_NAN = "NaN in place of numbers", "stored as it is, and a model makes NaN of it"
 
 
 def report_of(
     job: PackJob, plan: PackPlan, done: ShardResult, *, seconds: float = 0.0, learnt: Iterable[str] = ()
 ) -> PackReport:
     """Return the report of what was written by a plan, not yet in place; `learnt`: notes on what showed at the end."""
+    found = [(done.nan, *_NAN), *((done.lost.get(loss, ()), *told) for loss, told in _LOSSES.items())]
     losses = (
         f"{counted(len(names), job.table.unit, 'have')} {what} (first '{names[0]}'): {kept}"
-        for loss, (what, kept) in _LOSSES.items()
-        if (names := done.lost.get(loss))
+        for names, what, kept in found
+        if names
     )
+    outside, first = done.outside
+    where = f"partly or wholly outside of the image (first in '{first}')"
+    note = f"{counted(outside, 'boxes', 'are', which=where)} kept as written."
     return PackReport(
         path="",
         encoding=plan.encoding,
@@ -231,7 +240,7 @@ def report_of(
         seconds=seconds,
         packing_s=seconds,
         found=job.found,
-        notes=(*job.notes, *losses, *learnt),
+        notes=(*job.notes, *losses, *([note] if outside else []), *learnt),
         resizer=plan.resizer,
         unit=job.table.unit,
         **done._asdict(),
@@ -337,7 +346,9 @@ class PackRun:
             packing_s = time.monotonic() - began
             skipped = tuple(why for _, why in sorted(journal.skipped.items()))
             left_out = work.order[sorted(journal.skipped)]
-            final, plan = finish_pack(work, left_out=left_out, skipped=skipped, attributes=self._attributes())
+            final, plan, outside, nan = finish_pack(
+                work, left_out=left_out, skipped=skipped, attributes=self._attributes()
+            )
             learnt = self._learn(work, plan)
             if self.records_rows and (rows := rows_made(work, plan, journal, takeover)) is not None:
                 write_rows(workspace / _ROWS, rows)
@@ -348,7 +359,7 @@ class PackRun:
             if part in journal.lost
         }
         samples = {split.name: len(split.samples) for split in plan.splits}
-        done = ShardResult(samples, skipped, resumed, readers, lost)
+        done = ShardResult(samples, skipped, resumed, readers, lost, outside, nan)
         report = report_of(job, plan, done, seconds=packing_s, learnt=learnt)
         return final, replace(report, path=self.out, nbytes=final.stat().st_size, takeover=takeover)
 
@@ -531,9 +542,13 @@ def pipeline_limits(
 ) -> PipelineLimits:
     """Return how many readers and workers the pipeline has on this machine.
 
-    `tree`: `None` for a dataset of Python objects; `slow`: whether it is known to respond slowly; `decodes`: whether
-    samples are decoded, or at least checked; `tiny`: whether they are so small that most of the work is Python's own;
-    `threads`: how many decode them fastest, if known; `is_part`: whether only scattered samples are read.
+    Args:
+        tree: the source's files; `None` for a dataset of Python objects.
+        slow: whether the tree is known to respond slowly.
+        decodes: whether samples are decoded, or at least checked.
+        tiny: whether they are so small that most of the work is Python's own.
+        threads: the number of threads that decode them fastest, if known.
+        is_part: whether only scattered samples are read.
     """
     cores = usable_cores() if threads is None else min(threads, usable_cores())
     few = min(2, cores)

@@ -451,8 +451,12 @@ def plan_pack(
 ) -> PackPlan:
     """Decide how `table` is stored.
 
-    `facts`: those of a few images, if `needs_facts` says so; `free_bytes`: the free space of the disk, `None` to skip
-    the question whether the pack fits; `has_torch`: whether torch's kernel is available to resize images.
+    Args:
+        table: the samples.
+        options: what the caller asked for.
+        facts: those of a few images, if `needs_facts` says so.
+        free_bytes: the free space of the disk; `None` to skip the question whether the pack fits.
+        has_torch: whether torch's kernel is available to resize images.
     """
     rows = split_rows(table, options.fractions, seed=options.seed, group_by=options.group_by)
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())

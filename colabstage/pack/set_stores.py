@@ -77,13 +77,15 @@ class ShardName(NamedTuple):
 
 
 class ShardResult(NamedTuple):
-    """What one task has written; the last one is empty unless this run has seen them."""
+    """What one task has written; the last three are empty unless this run has seen them."""
 
     samples: Mapping[str, int]
     skipped: tuple[str, ...]
     resumed: int
     readers: int
     lost: Mapping[Loss, tuple[str, ...]]
+    outside: tuple[int, str]
+    nan: tuple[str, ...]
 
     @classmethod
     def of(cls, report: PackReport) -> ShardResult:
@@ -97,7 +99,7 @@ class ShardResult(NamedTuple):
 
 def result_of(manifest: Manifest) -> ShardResult:
     """Return the result of a shard that was finished before."""
-    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0, {})
+    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0, {}, (0, ""), ())
 
 
 @dataclass(slots=True)

@@ -289,6 +289,10 @@ class _AsLongAs(Cancellation):
                 self.cancel()
         return super().cancelled
 
+    def check(self) -> None:
+        if self.cancelled:
+            super().check()
+
 
 def write_shards(
     names: Sequence[ShardName],
@@ -463,6 +467,8 @@ def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> Pa
         sum(one.resumed for one in results),
         max(one.readers for one in results),
         {part: tuple(name for one in results for name in one.lost.get(part, ())) for part in LOSSES},
+        (sum(one.outside[0] for one in results), next((one.outside[1] for one in results if one.outside[0]), "")),
+        tuple(name for one in results for name in one.nan),
     )
     return report_of(job, job.plan, done, seconds=time.monotonic() - began)
 

@@ -308,6 +308,8 @@ FORMS = [
     row("YOLO's boxes by their first corner", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(FIRST_CORNER)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("first corner")]),
     row("COCO's boxes by their corners", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60, 40]} for i in range(3)]}}),
         right=[refused("two corners")]),
+    row("one of COCO's boxes reaches outside", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60 - 30 * (i > 0), 4]} for i in range(3)]}}),
+        right=[noted("outside")]),
     row("one label file for two images", turned(1, OF_YOLO) | {"images/0.png": image(9)}, right=[noted("1 image has the label file of another")]),
     row("a box in two classes", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 1), "data.yaml": "names: [cat, dog]\n"}), right=[lambda packed: packed.found == "train: boxes cat 3, dog 3" and not packed.notes]),
     *(row(f"YOLO's boxes in {labels}", files(f"{images}/{{0..2}}.jpg", {labels.format("{0..2}"): first_of(0)}), right=[found("train: boxes .* 3")])
@@ -773,6 +775,8 @@ ARRAYS = [
     row("no targets to train on", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_test=FROM_1 - 1)}), right=[refused("x_train.*array_rows")]),
     row("no targets of the test", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_train=FROM_1 - 1)}), right=[noted("12 rows of 'x.npz/x_test'")]),
     row("pickles alone", files("", {"{train,test}.p": pickle.dumps({"features": 1})}), right=[refused("numpy.savez")]),
+    row("NaN in a row", files("", {"x.npz": npz(X=np.where(np.eye(12, 8), np.nan, 1.0), y=FROM_1 - 1)}), right=[noted(r"8 rows have NaN .*x\.npz: X")]),
+    row("no NaN in a row", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1)}), right=[lambda packed: not noted("NaN")(packed)]),
     *(row(f"targets as large as resized images: {name}", files("", {"x.npz": npz(X=SMALL, y=y)}), right=[right], **dict[str, Any](options))
       for name, y, right, options in [
           ("floats", np.zeros((4, 8, 6), np.float32), refused(r"image_size=\(4, 4\).*8x6"), {"image_size": 4}), ("channels last", np.zeros((4, 8, 6, 2), np.uint8), refused("8x6x2"), {"image_size": 4}),

@@ -101,6 +101,16 @@ def test_encoded_rows_are_the_files_own_bytes(tmp_path: Path, photos: Path, read
     assert stored.color_mode == "grayscale"
 
 
+def test_split_folders_are_kept_as_they_are(tmp_path: Path, photos: Path, read_pack: Any) -> None:
+    """Split folders become datasets of that name; test keeps the source's order, train is shuffled."""
+    for split in ("train", "test"):
+        shutil.copytree(photos, tmp_path / "source" / split)
+    found = read_pack(pack(tmp_path / "source", tmp_path / "out.h5").path)
+    assert found["key_test"] == sorted(found["key_test"])
+    assert found["key_train"] != sorted(found["key_train"])
+    assert len(found["key_train"]) == len(found["key_test"]) == COUNT
+
+
 def test_names_of_any_kind_survive(tmp_path: Path, photos: Path, read_pack: Any) -> None:
     """Umlauts stay as they are, and a name that is not UTF-8 does not stop the pack."""
     (photos / "cat/000.png").rename(photos / "cat/größe №1.png")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -123,6 +124,22 @@ def test_shards_of_mixed_images_are_all_kept_as_they_came(tmp_path: Path) -> Non
     assert shards_in(tmp_path / "pool") == shards_in(tmp_path / "alone")
     with pytest.raises(LayoutError, match="pixels"):
         pack_dataset(folder, tmp_path / "no.h5", shards=3, encoding="pixels", progress=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("broken", [False, True], ids=["all are stored", "one is left out"])
+def test_nan_is_noted_of_all_shards(tmp_path: Path, workers: int, broken: bool) -> None:
+    for number in range(12):
+        path = tmp_path / "source" / "ab"[number % 2] / f"{number:02}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.array([[1.0, np.inf, -np.inf], [2.0, np.nan if number in (3, 8) else 0.0, 1.0]], np.float32))
+        if broken and number == 5:
+            path.write_bytes(path.read_bytes()[:-1])
+    pool = ThreadPoolExecutor(workers) if workers else None
+    with pool or contextlib.nullcontext():
+        done = pack_dataset(tmp_path / "source", tmp_path / "a.h5", executor=pool, on_error="skip", progress=False)
+    assert sorted(done.nan) == ["a/08.npy", "b/03.npy"]
+    assert (len(done.skipped), sum("NaN" in note for note in done.notes)) == (broken, 1)
 
 
 @pytest.mark.parametrize("kind", [None, "threads"])
