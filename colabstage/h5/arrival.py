@@ -96,6 +96,7 @@ class Readiness(NamedTuple):
 
     @property
     def fraction(self) -> float:
+        """Return the local fraction, from 0 to 1."""
         return self.rows / self.total if self.total else 1.0
 
     def __str__(self) -> str:

@@ -2,8 +2,8 @@
 
 External links, virtual datasets and external storage name other files, and HDF5 opens whatever they name: a file from a
 stranger could have a private key read as samples, or a pipe that never answers. And HDF5 invents missing data: values
-of a missing source read as zeros. So every name is followed here first, link by link, up to the datasets and their
-sources, and every file on the way is judged before HDF5 opens it. External storage is refused.
+of a missing source, or of external storage that is too short, read as zeros. So every name is followed here first, link
+by link, up to the datasets and their sources, and every file on the way is judged before HDF5 opens it.
 """
 
 from __future__ import annotations
@@ -77,11 +77,7 @@ class Reach:
         # Neither opening the object nor this makes HDF5 look for a source; asking for the shape does.
         properties = node.get_create_plist()
         if properties.get_layout() == h5d.CONTIGUOUS and properties.get_external_count():
-            msg = (
-                f"{_name_of(node)} in '{self._label}' has its values in files that are no HDF5, such as "
-                f"'{os.fsdecode(properties.get_external(0)[0])}'. Copy the dataset into one file."
-            )
-            raise ExternalFileError(msg)
+            self._check_storage(node, properties)
         if properties.get_layout() != h5d.VIRTUAL:
             return
         source = (h5f.get_name(node), h5o.get_info(node).addr)
@@ -111,6 +107,21 @@ class Reach:
                 if not self.check(root, part):
                     raise self._broken(node, f"is put together from '{part}' in '{file}', which is not there")
 
+    def _check_storage(self, node: Any, properties: Any) -> None:
+        left = node.get_space().get_simple_extent_npoints() * node.get_type().get_size()
+        for number in range(properties.get_external_count()):
+            name, offset, size = properties.get_external(number)
+            written = os.fsdecode(name)
+            # Unlike the files of links and virtual sources, HDF5 looks for these in the current folder.
+            there = self._judge(Path(written), written, node)
+            # The last file may be unlimited, which h5py reports as a very large size.
+            wanted = min(left, int(size))
+            left -= wanted
+            if there is None:
+                raise self._broken(node, f"is in '{written}', which is not there")
+            if there < int(offset) + wanted:
+                raise self._broken(node, f"needs {int(offset) + wanted:,} bytes of '{written}', which has {there:,}")
+
     def _broken(self, node: Any, what: str) -> PackFormatError:
         return PackFormatError(
             f"{_name_of(node)} in '{self._label}' {what}; HDF5 would give zeros for its values. Put all files where "
@@ -130,7 +141,7 @@ class Reach:
             # If HDF5 cannot open a file in one place, it also tries the next.
             with contextlib.suppress(OSError):
                 opener = functools.partial(h5py.File, place, "r")
-                found = with_any_locking(opener) if self._may_open(place) else None
+                found = None if self._judge(place, written, node) is None else with_any_locking(opener)
                 if found is not None:
                     break
         else:
@@ -139,36 +150,50 @@ class Reach:
         with found:
             yield found.id
 
-    def _may_open(self, place: Path) -> bool:
-        """Return whether there is a file; refuse one that must not be read."""
+    def _judge(self, place: Path, written: str, node: Any) -> int | None:
+        """Return the length of a file that may be read; `None` if there is none."""
+        if self._path is None:
+            raise self._refusal(written)
         try:
-            mode = place.stat().st_mode
+            facts = place.stat()
         except (OSError, ValueError):
-            return False
-        if stat.S_ISDIR(mode):
-            return False
+            return None
+        if stat.S_ISDIR(facts.st_mode):
+            return None
         # Opening a pipe would block, and a device does not belong to a dataset.
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(facts.st_mode):
             msg = f"'{self._label}' leads to '{place}', which is not a regular file. Copy its values into one file."
             raise ExternalFileError(msg)
-        assert self._path is not None
-        if not self._anywhere and not place.resolve().is_relative_to(self._path.resolve().parent):
-            raise self._refusal(str(place))
-        return True
+        is_full = Path(written).is_absolute()
+        if not self._anywhere and not self._is_inside(place, node, is_full=is_full):
+            raise self._refusal(str(place), by_full_path=is_full)
+        return facts.st_size
 
-    def _refusal(self, target: str) -> ExternalFileError:
+    def _is_inside(self, place: Path, node: Any, *, is_full: bool) -> bool:
+        assert self._path is not None
+        found, home = place.resolve(), _home(node)
+        # The folder may hold all of the user's files. A full path into it names a file that did not come with the
+        # dataset, unless that is right beside this one, where writers use full paths for short ones.
+        beside = {(folder / place.name).resolve() for folder in (home.parent, home.resolve().parent)}
+        return found.is_relative_to(self._path.resolve().parent) and (not is_full or found in beside)
+
+    def _refusal(self, target: str, *, by_full_path: bool = False) -> ExternalFileError:
         if self._path is None:
             return ExternalFileError(
                 f"'{self._label}' leads to another file, '{target}', and files are found beside each other only in a "
                 "folder. Stage the folder that has both, unpacked, or copy all of it into one file."
             )
+        read = "only files in its own folder, and in folders below that, are read"
+        if by_full_path:
+            read = "by a full path only files beside it are read"
         return ExternalFileError(
-            f"'{self._label}' leads to '{target}', which did not come with it: only files in its own folder, and in "
-            f"folders below that, are read. If you trust the file: dataset_h5('{self._path}', allow_external=True)."
+            f"'{self._label}' leads to '{target}', which did not come with it: {read}. "
+            f"If you trust the file: dataset_h5('{self._path}', allow_external=True)."
         )
 
 
 def _home(node: Any) -> Path:
+    """Return the file that an open object is stored in."""
     return Path(os.fsdecode(h5f.get_name(node)))
 
 
@@ -186,6 +211,7 @@ def _candidates(written: str, home: Path) -> Iterator[Path]:
 
 
 def _parts(name: bytes) -> list[bytes]:
+    """Return the names in a path, last first."""
     return [part for part in reversed(name.split(b"/")) if part not in (b"", b".")]
 
 
@@ -248,6 +274,7 @@ class ConfinedFile(_Confined, h5py.File):  # type: ignore[misc]
         return other.get(inner, default, getclass, getlink)
 
     def close(self) -> None:
+        """Close it, and the files beside it."""
         for other, _ in self.beside.values():
             other.close()
         super().close()

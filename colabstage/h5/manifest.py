@@ -114,6 +114,7 @@ _NEEDED = _FIELDS - {"shard", "mtime_ns"}
 
 
 def manifest_path(file: Path) -> Path:
+    """Return the path of a file's manifest."""
     return file.with_name(f"{file.name}.json")
 
 
@@ -332,6 +333,7 @@ def _compare(
     cancellation: Cancellation | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> VerifiedFile:
+    """Compare every byte of a file with its manifest."""
     began = time.monotonic()
     damaged = tuple(damaged_blocks(file, manifest, cancellation, advance))
     seconds, size = time.monotonic() - began, file.stat().st_size

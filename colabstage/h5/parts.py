@@ -104,6 +104,7 @@ def _list(classes: tuple[str, ...]) -> str:
 
 
 def check_schemas(infos: list[PackInfo], split: str) -> None:
+    """Make sure that files can be read as one."""
     # Each is compared with the first file, so that thousands of shards take one comparison each.
     expected = pack_schema(infos[0], split)
     for other in infos[1:]:

@@ -114,6 +114,7 @@ class PackContent:
 
     @property
     def nbytes(self) -> int:
+        """Return the length of all its datasets in the file."""
         lengths = [
             rows.nbytes if hasattr(rows, "nbytes") else len(rows) * _longest(rows) for rows in self.arrays.values()
         ]

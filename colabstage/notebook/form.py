@@ -242,6 +242,7 @@ class StageForm:
         self._start(self._stage, cancellable=True)
 
     def cancel(self) -> None:
+        """Ask the running staging to stop, which it does at its next file."""
         if self.busy:
             self._cancellation.cancel()
             self._cancel_button.disabled = True

@@ -81,6 +81,7 @@ class ShownSplits:
     _keys: dict[str, list[str]] = field(default_factory=dict)
 
     def reader(self, split: str) -> SplitReader:
+        """Return the reader of a split, the same one each time."""
         if split not in self._readers:
             self._readers[split] = self.open(split)
         return self._readers[split]
@@ -102,6 +103,7 @@ class ShownSplits:
         return [self._keys[split][row] for row in rows]
 
     def close(self) -> None:
+        """Release the files; the next read opens them again, in a few milliseconds."""
         for reader in self._readers.values():
             reader.close()
 

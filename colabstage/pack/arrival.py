@@ -632,11 +632,13 @@ class PackStream:
             self._rows.set_placed()
 
     def failed(self, error: BaseException) -> None:
+        """Tell readers why no more rows will come."""
         if self._rows is not None:
             self._rows.set_failed(error)
 
     @property
     def waits_for(self) -> str:
+        """Return why nothing arrives at present; "" if something does."""
         return self._source.waits_for
 
     def bytes_moved(self) -> dict[str, int]:

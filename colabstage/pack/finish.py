@@ -141,6 +141,7 @@ def _with_nan(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, in
 
 
 def _noted(work: WriteJob) -> NDArray[np.void]:
+    """Return the facts recorded about each sample, `(N,)`."""
     assert work.facts is not None
     return work.facts.read()
 

@@ -171,6 +171,7 @@ class Spool(Closing):
         self._end = start
 
     def append(self, data: memoryview) -> int:
+        """Write a piece, and return where it begins."""
         # Only the position is reserved under the lock; several threads write at the same time.
         with self._lock:
             start = self._end
@@ -208,6 +209,7 @@ class SampleColumn(Closing):
         return np.fromfile(self._path, self._dtype)
 
     def close(self) -> None:
+        """Close the file, which can still be read."""
         self._file.close()
 
 

@@ -337,6 +337,7 @@ class PackPlan:
 
     @property
     def fields(self) -> tuple[StoredField, ...]:
+        """Return the fields that each sample is written to."""
         return (self.x,) if self.y is None else (self.x, self.y)
 
     @property

@@ -251,6 +251,7 @@ class Takeover:
 
     @property
     def taken(self) -> int:
+        """Return the number of samples that are not read."""
         return int(np.count_nonzero(self.rows >= 0))
 
     def __str__(self) -> str:

@@ -120,6 +120,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def begin(self, names: Sequence[ShardName], job: PackJob, *, overwrite: bool) -> Iterator[Self]:
+        """Yield the store while workers may write shards into it."""
         # If something must not be replaced, this raises within a second, not after hours of work.
         self._find_others(names, overwrite=overwrite)
         model = self.target.with_name(f"{self.target.stem}-shards{self.target.suffix}")
@@ -225,6 +226,7 @@ class RemoteStore:
 
     @contextlib.contextmanager
     def begin(self, names: Sequence[ShardName], _job: PackJob, *, overwrite: bool) -> Iterator[Self]:
+        """Yield the open store while workers may write shards into it."""
         with self.open() as store:
             store._find_others(names, overwrite=overwrite)
             store._open.put_bytes(b"wanted", store._mark)
@@ -244,6 +246,7 @@ class RemoteStore:
         return self._store
 
     def finished(self, name: ShardName) -> ShardResult | None:
+        """Return the result of a complete shard, in place or uploaded."""
         return self._result(self._final(name), name) or self._result(self._part(name), name)
 
     def _result(self, path: str, name: ShardName) -> ShardResult | None:
@@ -304,6 +307,7 @@ class RemoteStore:
         self._others = [f"{self._folder}/{found}" for found in foreign if found not in own]
 
     def stop(self) -> None:
+        """Withdraw the set: workers that still write a shard stop."""
         self._open.remove(self._mark)
 
     def place(self, names: Sequence[ShardName]) -> int:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import pickle
 import time
+import traceback
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -117,6 +118,7 @@ class ShardRows(NamedTuple):
 
 
 def shard_job(job: PackJob, name: ShardName) -> PackJob:
+    """Return the part of a job that is one shard."""
     chosen, plan = ShardRows.of(job.plan, name)
     return PackJob(job.tree, take_rows_of_table(job.table, chosen), plan, _shard_options(job))
 
@@ -581,5 +583,10 @@ def _loss_of(future: Future[Any]) -> BaseException | None:
     error = CancelledError("cancelled") if future.cancelled() else future.exception()
     if error is None or isinstance(error, BrokenExecutor | CancelledError):
         return error
-    # By the name of Dask's module, so that it need not be imported, or installed.
-    return error if type(error).__module__.partition(".")[0] == "distributed" else None
+    frames = list(traceback.walk_tb(error.__traceback__))
+    # By the names of Dask's modules, so that it need not be imported, or installed. If a worker dies as its task ends,
+    # the executor takes the result for the parts of an error, which is itself an error.
+    is_dasks = type(error).__module__.partition(".")[0] == "distributed" or (
+        bool(frames) and frames[-1][0].f_globals.get("__name__") == "distributed.cfexecutor"
+    )
+    return error if is_dasks else None

@@ -56,12 +56,16 @@ Size = tuple[int, int]
 
 
 class RawSample(NamedTuple):
+    """A sample as its sources return it."""
+
     x: Content
     y: Content | None
     """`None` if targets are known in advance."""
 
 
 class StoredSample(NamedTuple):
+    """A sample as it is stored."""
+
     parts: tuple[memoryview, ...]
     size: Size
     """Height and width of its upright image before resizing; zeros if it is not an image."""
@@ -252,6 +256,7 @@ def _row(values: NDArray[Any], place: StoredField, name: str) -> memoryview:
 
 
 def array_bytes(values: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array, in C order."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 

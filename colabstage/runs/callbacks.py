@@ -41,6 +41,7 @@ class Loop:
         self._last: dict[str, Any] = {}
 
     def join(self, run: Run) -> Callable[[], object]:
+        """Count steps in this run from now on; returns what ends that, as the trainer may serve another run."""
         raise NotImplementedError
 
 

@@ -55,6 +55,7 @@ class Lease:
     step: int = 0
 
     def age(self) -> str:
+        """Return the time since its last sign of life, by this machine's clock."""
         return format_duration(max(0.0, time.time() - self.beat))
 
 

@@ -357,6 +357,7 @@ class Run:
 
     @property
     def saving(self) -> bool:
+        """Return whether a version is on its way."""
         return self._saver is not None and self._saver.busy
 
     def plot(self, *names: str) -> Any:

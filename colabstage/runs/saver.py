@@ -89,6 +89,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
+        """Return whether a version is on its way."""
         return not self._last.done()
 
     def save(self, job: Job, progress: Progress | None = None) -> None:

@@ -55,6 +55,11 @@ def virtual(folder: Path, file: h5py.File) -> None:
     file["Y_train"] = LABELS
 
 
+def external(folder: Path, file: h5py.File) -> None:
+    file.create_dataset("X_train", data=IMAGES, external=[(str(folder / "raw.bin"), 0, h5py.h5f.UNLIMITED)])
+    file["Y_train"] = LABELS
+
+
 def nested(folder: Path, file: h5py.File) -> None:
     file["deep/images"], file["Y_train"] = IMAGES, LABELS
     file["X_train"] = h5py.SoftLink("/deep/images")
@@ -80,6 +85,7 @@ KINDS: dict[str, tuple[str, Callable[[Path, h5py.File], None]]] = {
     "rows of any length": ("h5py", ragged),
     "links to another file": ("mapped", linked),
     "a virtual dataset": ("h5py", virtual),
+    "external storage": ("h5py", external),
     "a soft link": ("mapped", nested),
 }
 
@@ -149,7 +155,7 @@ def test_rows(pair: tuple[Path, Any, Any], in_memory: bool, tmp_path: Path, requ
 # The rest differ in how rows are read, which `test_rows` compares.
 IN_A_LOADER = {
     "contiguous", "chunked across rows", "float64 of another byte order", "bool", "one axis", "targets of several axes",
-    "rows of any length", "links to another file",
+    "rows of any length", "links to another file", "external storage",
 }  # fmt: skip
 
 
