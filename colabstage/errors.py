@@ -129,10 +129,7 @@ _ENDING = 1000
 
 
 class ColabstageError(Exception):
-    """The base of all errors that colabstage raises on purpose.
-
-    What to do: catch this one to catch all.
-    """
+    """The base of all errors that colabstage raises on purpose. What to do: catch this one to catch all."""
 
     def __str__(self) -> str:
         # `KeyError` shows its argument in quotes, and a sentence reads better without.
@@ -150,94 +147,66 @@ class ColabstageError(Exception):
 
 
 class OptionError(ColabstageError, ValueError):
-    """An argument has a value that cannot work, on its own or beside another.
-
-    What to do: choose a value that the message lists.
-    """
+    """An argument has a value that cannot work, on its own or beside another. What to do: choose a value that the
+    message lists."""
 
 
 class ArgumentError(OptionError, TypeError):
-    """No argument has that name, one is missing, or a keyword-only one was passed by position.
-
-    What to do: use the one that the message suggests.
-    """
+    """No argument has that name, one is missing, or a keyword-only one was passed by position. What to do: use the one
+    that the message suggests."""
 
 
 class SplitNotFoundError(ColabstageError, KeyError):
-    """No split has that name.
-
-    What to do: choose one that the message lists; validation data is called as in the source.
-    """
+    """No split has that name. What to do: choose one that the message lists; validation data is called as in the
+    source."""
 
 
 class NotSupportedHereError(ColabstageError, NotImplementedError):
-    """This platform or thread cannot do it, for example mount Drive outside Colab.
-
-    What to do: the message says where it can be done.
-    """
+    """This platform or thread cannot do it, for example mount Drive outside Colab. What to do: the message says where
+    it can be done."""
 
 
 class MissingDependencyError(ColabstageError, ImportError):
-    """An optional package, or the tool that reads a 7z or rar, is missing or cannot be imported.
-
-    What to do: run the install line in the message, or restart the runtime.
-    """
+    """An optional package, or the tool that reads a 7z or rar, is missing or cannot be imported. What to do: run the
+    install line in the message, or restart the runtime."""
 
 
 class CancelledError(ColabstageError, RuntimeError):
-    """The work, or an iterator, was cancelled.
-
-    `because`: the error that stopped work for which nobody waits any more, if there is one.
-
-    What to do: call again; start a new iterator.
-    """
+    """The work, or an iterator, was cancelled. What to do: call again; start a new iterator."""
 
     because: ColabstageError | None = None
+    """The error that stopped work for which nobody waits any more."""
 
 
 class NotStagedError(ColabstageError, RuntimeError):
-    """A staging form has staged nothing yet; or a file is local only in part, under `disk_limit=`.
-
-    What to do: press Stage; or read `data["train"]` or `data.to_keras("train", 64)`.
-    """
+    """A staging form has staged nothing yet; or a file is local only in part, under `disk_limit=`. What to do: press
+    Stage; or read `data["train"]` or `data.to_keras("train", 64)`."""
 
 
 # --- Google Drive ---
 
 
 class DriveError(ColabstageError, OSError):
-    """The mount failed in a way that has no class of its own.
-
-    What to do: the message quotes the client.
-    """
+    """The mount failed in a way that has no class of its own. What to do: the message quotes the client."""
 
 
 class DriveNotMountedError(DriveError):
-    """The path is on Drive, and no Drive is mounted there any more.
-
-    What to do: `mount_drive()` in a cell, then the same call.
-    """
+    """The path is on Drive, and no Drive is mounted there any more. What to do: `mount_drive()` in a cell, then the
+    same call."""
 
 
 class DriveAuthError(DriveError, PermissionError):
-    """Access was refused, the dialogue was not answered, or an administrator forbids it.
-
-    What to do: run the cell again and answer the dialogue.
-    """
+    """Access was refused, the dialogue was not answered, or an administrator forbids it. What to do: run the cell again
+    and answer the dialogue."""
 
 
 class DriveDisconnectedError(DriveError, ConnectionError):
-    """The client died or does not answer.
-
-    What to do: `mount_drive()`, then the same call.
-    """
+    """The client died or does not answer. What to do: `mount_drive()`, then the same call."""
 
 
 class DriveQuotaError(DriveError):
-    """Too many people have downloaded this file, or this machine's address has sent too many requests.
-
-    What to do: copy the file into your own Drive, or wait a day.
-    """
+    """Too many people have downloaded this file, or this machine's address has sent too many requests. What to do: copy
+    the file into your own Drive, or wait a day."""
 
 
 # --- The source ---
@@ -248,45 +217,31 @@ class SourceError(ColabstageError, OSError):
 
 
 class SourceNotFoundError(SourceError, FileNotFoundError):
-    """Nothing is at that address.
-
-    What to do: check the spelling; files added to Drive elsewhere appear after `refresh_drive()`.
-    """
+    """Nothing is at that address. What to do: check the spelling; files added to Drive elsewhere appear after
+    `refresh_drive()`."""
 
 
 class SourceAccessError(SourceError, PermissionError):
-    """A login, a permission or an accepted licence is missing.
-
-    What to do: share the file with "Anyone with the link", log in with the service's own tool, or accept its terms.
-    """
+    """A login, a permission or an accepted licence is missing. What to do: share the file with "Anyone with the link",
+    log in with the service's own tool, or accept its terms."""
 
 
 class SourceReadError(SourceError):
-    """It exists but could not be read, even after retries; or a server sent less than 1 KiB/s for minutes.
-
-    What to do: call again; what has arrived is kept.
-    """
+    """It exists but could not be read, even after retries; or a server sent less than 1 KiB/s for minutes. What to do:
+    call again; what has arrived is kept."""
 
 
 class SourceChangedError(SourceReadError):
-    """It changed while it was being read.
-
-    What to do: call again once nothing writes to it any more.
-    """
+    """It changed while it was being read. What to do: call again once nothing writes to it any more."""
 
 
 class WebPageError(SourceReadError):
-    """The server sent a page, or text for an archive, instead of the data: a login, a confirmation, an error.
-
-    What to do: use the address of the download itself.
-    """
+    """The server sent a page, or text for an archive, instead of the data: a login, a confirmation, an error. What to
+    do: use the address of the download itself."""
 
 
 class ChecksumMismatchError(SourceReadError):
-    """The file does not have the hash given as `hash=`.
-
-    What to do: compare the two hashes in the message.
-    """
+    """The file does not have the hash given as `hash=`. What to do: compare the two hashes in the message."""
 
 
 # --- Archives and what is in them ---
@@ -297,106 +252,74 @@ class ArchiveError(ColabstageError, ValueError):
 
 
 class CorruptArchiveError(ArchiveError):
-    """It ends early, something follows its end, or a checksum is wrong.
-
-    What to do: download it again; an upload to Drive may not have finished.
-    """
+    """It ends early, something follows its end, or a checksum is wrong. What to do: download it again; an upload to
+    Drive may not have finished."""
 
 
 class UnsafeArchiveError(ArchiveError):
-    """It holds paths outside the target, devices, one name with two contents, or far more bytes than it can hold.
-
-    What to do: do not extract it with another tool either.
-    """
+    """It holds paths outside the target, devices, one name with two contents, or far more bytes than it can hold. What
+    to do: do not extract it with another tool either."""
 
 
 class LayoutError(ColabstageError, ValueError):
-    """The files are not a dataset in any layout that was tried.
-
-    What to do: the message gives the reasons; choose one with `layout=`, or write your own.
-    """
+    """The files are not a dataset in any layout that was tried. What to do: the message gives the reasons; choose one
+    with `layout=`, or write your own."""
 
 
 class EmptySourceError(LayoutError):
-    """No samples were found.
-
-    What to do: the message says which files there are instead.
-    """
+    """No samples were found. What to do: the message says which files there are instead."""
 
 
 class DecodeError(ColabstageError, ValueError):
-    """One sample cannot be decoded.
-
-    What to do: fix or remove the file that it names, or use `on_error="skip"`.
-    """
+    """One sample cannot be decoded. What to do: fix or remove the file that it names, or use `on_error="skip"`."""
 
 
 # --- Disk and files ---
 
 
 class NotEnoughSpaceError(ColabstageError, OSError):
-    """It would not fit on the disk or in memory.
-
-    What to do: use a smaller `image_size`, `encoding="encoded"` or `"jpeg:90"`, another `local_dir`, or `colabstage
-    cache purge`.
-    """
+    """It would not fit on the disk or in memory. What to do: use a smaller `image_size`, `encoding="encoded"` or
+    `"jpeg:90"`, another `local_dir`, or `colabstage cache purge`."""
 
 
 class TargetNotWritableError(ColabstageError, PermissionError):
-    """Nothing can be written there, or the disk or mount fails meanwhile.
-
-    What to do: choose another folder; the Drive may be mounted read-only.
-    """
+    """Nothing can be written there, or the disk or mount fails meanwhile. What to do: choose another folder; the Drive
+    may be mounted read-only."""
 
 
 class TargetExistsError(ColabstageError, FileExistsError):
-    """Something is already at the target that colabstage did not make, or that has changed since.
-
-    What to do: use another name, or `overwrite=True` where there is such an option.
-    """
+    """Something is already at the target that colabstage did not make, or that has changed since. What to do: use
+    another name, or `overwrite=True` where there is such an option."""
 
 
 class PackFormatError(ColabstageError, ValueError):
-    """The file is not an HDF5 file with `X_<split>` and `Y_<split>`, or several files do not fit together.
-
-    What to do: the message says how.
-    """
+    """The file is not an HDF5 file with `X_<split>` and `Y_<split>`, or several files do not fit together. What to do:
+    the message says how."""
 
 
 class ExternalFileError(PackFormatError):
-    """An HDF5 file leads to a file outside of its own folder.
-
-    What to do: put all files into one folder; if you trust the file, `dataset_h5(path, allow_external=True)`.
-    """
+    """An HDF5 file leads to a file outside of its own folder. What to do: put all files into one folder; if you trust
+    the file, `dataset_h5(path, allow_external=True)`."""
 
 
 class NewerFormatError(PackFormatError):
-    """A newer colabstage wrote it.
-
-    What to do: install a newer colabstage, as the README says.
-    """
+    """A newer colabstage wrote it. What to do: install a newer colabstage, as the README says."""
 
 
 class DamagedPackError(ColabstageError, OSError):
-    """The pack's bytes are not those that were written.
-
-    What to do: delete it, then stage, copy or publish it again; `colabstage verify` lists the damaged blocks.
-    """
+    """The pack's bytes are not those that were written. What to do: delete it, then stage, copy or publish it again;
+    `colabstage verify` lists the damaged blocks."""
 
 
 # --- Many machines ---
 
 
 class RunInUseError(ColabstageError, RuntimeError):
-    """Another session trains with the folder of this `resumable` run, or has taken it over.
-
-    What to do: stop the other one, or pass `take_over=True`.
-    """
+    """Another session trains with the folder of this `resumable` run, or has taken it over. What to do: stop the other
+    one, or pass `take_over=True`."""
 
 
 class WorkersLostError(ColabstageError, RuntimeError):
     """An executor's workers died again and again or stopped answering, a loader's worker died, or another rank failed.
-
     What to do: usually there is too little memory, or a file crashes its decoder. Call again: finished shards are kept.
-    Another rank's output says why it failed.
-    """
+    Another rank's output says why it failed."""

@@ -108,10 +108,9 @@ def _errors(page: str) -> str:
 
 
 def _error(kind: type[errors.ColabstageError]) -> str:
-    means, _, remedy = (inspect.getdoc(kind) or "").partition("What to do: ")
+    means, _, remedy = " ".join((inspect.getdoc(kind) or "").split()).partition("What to do: ")
     builtin = next((f"`{base.__name__}`" for base in kind.__bases__ if base.__module__ == "builtins"), "")
-    # Not attributes, which a second paragraph explains.
-    cells = [" ".join(text.split()).removesuffix(".") for text in (means.partition("\n\n")[0], remedy)]
+    cells = [text.strip().removesuffix(".") for text in (means, remedy)]
     row = " | ".join([f"`{kind.__name__}`", builtin, cells[0][:1].lower() + cells[0][1:], cells[1]])
     for words, target in _EXPLAINED.items():
         row = row.replace(words, f"[{words}]({target})")

@@ -75,7 +75,6 @@ def exit_codes(*, debug: bool, interrupted: str = GOES_ON) -> Iterator[None]:
 
 
 def _describe(error: BaseException, interrupted: str, *, debug: bool) -> tuple[str, int]:
-    """Return the line and the exit code of an error."""
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted. {interrupted}", INTERRUPTED
     if isinstance(error, ColabstageError):
@@ -135,17 +134,9 @@ def say_usage_error(error: Exception) -> None:
         return
     context: Any = getattr(error, "ctx", None)
     message = " ".join(str(error.format_message()).split())
-    # If one word is given for SOURCE… and TARGET, it counts as the TARGET, though it may be meant as a SOURCE.
-    if getattr(getattr(error, "param", None), "nargs", 1) == -1:
-        needed = [one.metavar for one in context.command.params if one.param_type_name == "argument" and one.required]
-        message = f"Missing argument: give {' and '.join(needed)}" if len(needed) > 1 else message
     command = "colabstage" if context is None else context.command_path
     end = "" if message.endswith((".", "?", "!")) else "."
-    takes = ""
-    if context is not None and type(error).__name__ == "MissingParameter":
-        # If several arguments are missing, the parser may name the wrong one.
-        takes = f" Usage: {command} {' '.join(context.command.collect_usage_pieces(context))}."
-    _say(f"{message}{end}{takes} See: {command} --help")
+    _say(f"{message}{end} See: {command} --help")
 
 
 def say_interrupted() -> int:

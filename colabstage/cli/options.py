@@ -33,7 +33,6 @@ def option(
     panel: str | None = None,
     *,
     words: tuple[str, ...] = (),
-    offer: Callable[[str], list[str]] | None = None,
     parser: Callable[[str], Any] | None = None,
     least: float | None = None,
 ) -> typer.models.OptionInfo:
@@ -45,7 +44,6 @@ def option(
         text: its help.
         panel: the panel of the help that it belongs to.
         words: what the Tab key offers instead of file names.
-        offer: returns these words.
         parser: converts the text to the argument, where typer does not.
         least: the smallest number allowed.
     """
@@ -55,7 +53,7 @@ def option(
         help=text,
         rich_help_panel=panel,
         parser=None if parser is None else _refused_as_typed(parser),
-        autocompletion=(offer or _words_starting(*words)) if metavar else None,
+        autocompletion=_words_starting(*words) if metavar else None,
         min=least,
     )
     return info
@@ -83,12 +81,6 @@ def argument(metavar: str, text: str) -> typer.models.ArgumentInfo:
 
 def _words_starting(*words: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
-
-
-def _offer_layouts(incomplete: str) -> list[str]:
-    from colabstage.layouts.detect import LAYOUTS
-
-    return _words_starting("auto", *(reader.name for reader in LAYOUTS))(incomplete)
 
 
 def _refused_as_typed(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -131,7 +123,6 @@ def _flag(
     text: str,
     *,
     words: tuple[str, ...] = (),
-    offer: Callable[[str], list[str]] | None = None,
     parser: Callable[[str], Any] | None = None,
 ) -> tuple[str, Any]:
     """Return the Python argument of an option, and its type with its definition; the words of a `Literal` are its
@@ -139,14 +130,14 @@ def _flag(
     written = f"--{name.replace('_', '-')}"
     if isinstance(kind, type(Keep)):
         return name, Annotated[kind, choice(written, get_args(kind), text, panel)]
-    return name, Annotated[kind, option(written, metavar, text, panel, words=words, offer=offer, parser=parser)]
+    return name, Annotated[kind, option(written, metavar, text, panel, words=words, parser=parser)]
 
 
 _of_images, _of_places = partial(_flag, _IMAGES), partial(_flag, _PLACES)
 # The options that are arguments of several functions; functions cannot be given on a command line.
 _FLAGS: dict[str, Any] = dict(
     [
-        _of_images("layout", str, "NAME", "How files become samples; auto detects it.", offer=_offer_layouts),
+        _of_images("layout", str, "NAME", "How files become samples; auto detects it."),
         _of_images(
             "image_size",
             Any,

@@ -92,9 +92,7 @@ class Readiness(NamedTuple):
     """How much of an arriving dataset is local."""
 
     rows: int
-    """Rows that are local."""
     total: int
-    """All rows."""
 
     @property
     def fraction(self) -> float:
@@ -122,7 +120,6 @@ class HandedOut:
         self.last_s = 0.0
 
     def note(self, rows: int, waited_s: float) -> None:
-        """Count rows that a reader has received after a wait."""
         self.last_s = SYSTEM_CLOCK.now()
         self.first_s = self.last_s if self.first_s is None else self.first_s
         self.rows += rows

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import re
 import stat
@@ -55,7 +54,7 @@ from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from colabstage.io.progress import Cancellation, Progress
 
@@ -66,7 +65,7 @@ _EXCHANGED = "packs being exchanged"
 _MOST_BLOCK_BYTES = 256 * 1024 * 1024
 # Every manifest begins like this, so one that a full disk cut off is still recognised as ours.
 _BEGINNING = b'{\n "block_bytes": '
-_MOST_RANGES = 20
+_MOST_SHOWN = 20
 _HASH = re.compile("[0-9a-f]{16}")
 # The resolution of file times, in nanoseconds: Windows shares, microseconds, Google Drive, NFS and FAT.
 _TIME_UNITS = (1, 100, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
@@ -77,9 +76,7 @@ class Manifest:
     """What was true of the file when it was finished."""
 
     size: int
-    """Bytes."""
     block_bytes: int
-    """Length of a block."""
     hashes: tuple[str, ...]
     """xxh3-64 of each block, 16 hexadecimal digits."""
     key: str = ""
@@ -87,11 +84,9 @@ class Manifest:
     identity: dict[str, Any] = field(default_factory=dict)
     """The source's state at that time."""
     samples: dict[str, int] = field(default_factory=dict)
-    """Rows of each split."""
     skipped: tuple[str, ...] = ()
     """One sentence for each sample left out."""
     written_by: str = ""
-    """The version of colabstage that wrote it."""
     shard: str = ""
     """For a shard, which one it is and of which set; empty for other files."""
     mtime_ns: int = field(default=0, compare=False)
@@ -153,7 +148,6 @@ class ManifestState:
     detail: str
     """The same in a sentence."""
     written_by: str = ""
-    """The version of colabstage that wrote it."""
 
 
 def look_at_manifest(path: Path, nbytes: int) -> ManifestState:
@@ -237,9 +231,7 @@ class VerifiedFile(Sentences):
     """The result of `verify_file`."""
 
     path: Path
-    """The file."""
     nbytes: int
-    """Length of the file."""
     expected_bytes: int
     """Its length according to the manifest."""
     block_bytes: int
@@ -249,7 +241,6 @@ class VerifiedFile(Sentences):
     damaged: tuple[int, ...]
     """Numbers of the blocks that differ, from 0."""
     seconds: float
-    """Seconds that the comparison took."""
 
     @property
     def whole(self) -> bool:
@@ -257,7 +248,6 @@ class VerifiedFile(Sentences):
         return self.nbytes == self.expected_bytes and not self.damaged
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         return {
             "path": str(self.path),
             "whole": self.whole,
@@ -288,7 +278,8 @@ class VerifiedFile(Sentences):
             size = format_bytes(self.block_bytes)
             faults.append(
                 f"{len(self.damaged):,} of {self.blocks:,} blocks of {size} are not what was written: "
-                f"{join_ranges(self.damaged)} (the first block is 0)"
+                f"{', '.join(map(str, self.damaged[:_MOST_SHOWN]))}"
+                f"{', …' if len(self.damaged) > _MOST_SHOWN else ''} (the first block is 0)"
             )
         return f"'{self.path}' is damaged: {' and '.join(faults)}" if faults else ""
 
@@ -352,18 +343,6 @@ def _compare(
 def damage_of(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> str:
     """Compare every byte of `file` with its manifest, and say in a clause how they differ; "" where they do not."""
     return _compare(file, manifest, cancellation).damage
-
-
-def join_ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers as ranges.
-
-    >>> join_ranges([0, 1, 2, 7])
-    '0-2, 7'
-    """
-    # Damage often covers whole ranges; their ends say more than thousands of numbers.
-    runs = [list(run) for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
-    texts = [str(run[0][1]) if len(run) == 1 else f"{run[0][1]}-{run[-1][1]}" for run in runs[:_MOST_RANGES]]
-    return ", ".join(texts) + (", …" if len(runs) > _MOST_RANGES else "")
 
 
 def is_manifest(path: Path) -> bool:
@@ -557,7 +536,9 @@ def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None
             remove_manifest(out)
             put_file(file, out, replaces=whatever_is_there)  # the caller asked for it, or it was checked to be ours
             put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
-    sweep_pack_leftovers(out)
+    for path in (out, manifest_path(out)):
+        sweep_orphans(out.parent, name=path.name)
+    sweep_exchanges(out)
 
 
 def sweep_exchanges(file: Path) -> None:
@@ -566,10 +547,3 @@ def sweep_exchanges(file: Path) -> None:
         named = name_and_owner(note)
         if "manifests" in receipt.about and named is not None and is_abandoned(note, named[1]):
             remove_named(note)
-
-
-def sweep_pack_leftovers(file: Path, *, empty: bool = False) -> None:
-    """Remove what dead processes left behind for a file and its manifest; `empty` as for `sweep_orphans`."""
-    for path in (file, manifest_path(file)):
-        sweep_orphans(file.parent, name=path.name, empty=empty)
-    sweep_exchanges(file)

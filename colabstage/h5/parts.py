@@ -48,7 +48,6 @@ class PackSchema(NamedTuple):
 
 
 def rows_schema(shape: tuple[int, ...], dtype: np.dtype[Any]) -> FieldSchema:
-    """Return the schema of rows of one shape."""
     # Readers return native byte order however values are stored, so files may differ in it.
     return {"kind": "values of one shape", "shape": shape, "dtype": str(dtype.newbyteorder("="))}
 
@@ -64,7 +63,6 @@ def encoded_schema(options: Mapping[str, Any], *, masks: bool = False) -> FieldS
 
 
 def field_schema(info: FieldInfo) -> FieldSchema:
-    """Return the schema of one field of a file."""
     if info.kind == "fixed" and info.shape is not None:
         return rows_schema(info.shape, info.dtype)
     if info.kind == "boxes":
@@ -79,7 +77,6 @@ def field_schema(info: FieldInfo) -> FieldSchema:
 
 
 def pack_schema(info: PackInfo, split: str) -> PackSchema:
-    """Return the schema of one split of a file."""
     fields = info.split(split)
     return PackSchema(info.classes, field_schema(fields.x), None if fields.y is None else field_schema(fields.y))
 
@@ -212,15 +209,7 @@ def check_files(files: object) -> None:
             if "\0" in str(one):
                 refuse_argument("path", one, "a name without the character \\0, which no file has")
             continue
-        opened = getattr(one, "filename", None)
         remedy = instead_of(one, several=True, otherwise="stage_dataset and pack_dataset make such files.")
-        if isinstance(opened, str):
-            remedy = f"Of an open file pass its path: {opened!r}."
-        if isinstance(getattr(one, "path", None), os.PathLike):
-            remedy = (
-                "What stage_dataset returns has its splits already: data['train'], data.loader('train', 64), "
-                "data.to_keras('train', 64)."
-            )
         refuse_argument("path", one, "the path of a file, or a list of them", remedy=remedy)
 
 

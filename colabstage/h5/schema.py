@@ -96,7 +96,6 @@ class ReservedDataset(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return the length of its bytes in the file."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -101,9 +101,9 @@ def check_extent(dataset: Any, name: str, path: Path) -> None:
     # Neither many rows nor long ones.
     if max(math.prod(shape[:1]), math.prod(shape[1:])) <= _FEW:
         return
-    # Virtual datasets and external storage have no bytes here; no filter compresses more than this.
+    # Virtual datasets have no bytes here; no filter compresses more than this.
     stored = dataset.id.get_storage_size()
-    held = _MOST_ELSEWHERE if dataset.is_virtual or dataset.external else _MOST_PACKED * stored
+    held = _MOST_ELSEWHERE if dataset.is_virtual else _MOST_PACKED * stored
     if math.prod(shape) * dataset.dtype.itemsize > held:
         msg = (
             f"{name} in '{path}' claims to be of the shape {shape}, which was not written: it has "

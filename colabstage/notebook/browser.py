@@ -22,7 +22,7 @@ from colabstage.errors import ColabstageError, DecodeError, OptionError
 from colabstage.images.decode import encode_jpeg
 from colabstage.images.geometry import VOID
 from colabstage.io.boundary import public
-from colabstage.io.report import COLOURS, STYLE, TEXT_COLOUR, Row, Table, facts, notes
+from colabstage.io.report import COLOURS, STYLE, TEXT_COLOUR, facts, notes
 from colabstage.io.units import format_count
 from colabstage.notebook.samples import (
     Sample,
@@ -52,7 +52,6 @@ _MASK_OPACITY = 0.5
 _BACKGROUNDS = frozenset({"background", "_background_", "__background__", "bg", "unlabeled", "unlabelled", "void"})
 # The golden ratio of a turn: consecutive classes are far apart in hue, however many there are.
 _TURN = 0.618034
-_GREY = 128
 # Size of the drawing in its own units; it is stretched to fit.
 _WAVE = (240, 120)
 # More would cover the picture, and make pages of megabytes.
@@ -63,7 +62,7 @@ THUMB_PX = 176
 LARGE_PX = 640
 _MOST_IN_LEGEND = 24
 _MOST_IN_CAPTION = 3
-_MOST_IN_TABLE = 50
+_MOST_VALUES = 50
 # Bars beside the grid; more would make the page longer than the pictures do.
 _AT_A_TIME = 14
 _MOST_ON_A_PAGE = 100
@@ -91,42 +90,35 @@ def is_background(value: int, classes: Sequence[str]) -> bool:
     return classes[value].strip().lower() in _BACKGROUNDS if value < len(classes) else value == 0 and not classes
 
 
-def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]:
-    """Convert an image of any dtype, `(H, W)`, `(H, W, C)` or `(C, H, W)`, to uint8 `(H, W, 3)`, with a text that says
-    how values became grey levels; empty if they are grey levels.
+def to_rgb(x: NDArray[Any], *, longest_px: int) -> NDArray[np.uint8]:
+    """Convert an image of any dtype, `(H, W)`, `(H, W, C)` or `(C, H, W)`, to uint8 `(H, W, 3)`.
 
-    Of two channels the first is shown, of five or more the first three; a fourth is transparency, over grey. Larger
-    images are reduced to about `longest_px`, by leaving out pixels.
+    Of two channels the first is shown, of four or more the first three. Larger images are reduced to about
+    `longest_px`, by leaving out pixels.
     """
     pixels = np.moveaxis(x, 0, -1) if channels_first(x.shape) else np.atleast_3d(x)
     # Twice as large as shown, because the following filter takes means.
     step = max(1, max(pixels.shape[:2]) // (2 * longest_px))
-    values, note = to_bytes(pixels[::step, ::step])
-    if values.shape[2] == 2:
-        values = values[..., :1]
-    elif values.shape[2] == 4:
-        # Over grey, on which both dark and light objects are visible.
-        alpha = values[..., 3:].astype(np.float32) / 255
-        values = (values[..., :3] * alpha + _GREY * (1 - alpha) + 0.5).astype(np.uint8)
-    values = values[..., :3]
-    return np.ascontiguousarray(np.broadcast_to(values, (*values.shape[:2], 3))), note
+    values = to_bytes(pixels[::step, ::step])
+    values = values[..., : 1 if values.shape[2] == 2 else 3]
+    return np.ascontiguousarray(np.broadcast_to(values, (*values.shape[:2], 3)))
 
 
-def to_bytes(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str]:
+def to_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Convert numbers to grey levels: bytes as they are, fractions from 0 to 1 times 255, others from minimum to
     maximum."""
     if values.dtype == np.uint8:
-        return values, ""
+        return values
     if values.dtype == np.bool_:
-        return values.astype(np.uint8) * np.uint8(255), ""
+        return values.astype(np.uint8) * np.uint8(255)
     # A single NaN must not make all other pixels black.
     numbers = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
     least, most = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 0.0)
     # The usual meaning of floats in an image.
     if values.dtype.kind == "f" and least >= 0 and most <= 1:
-        return (numbers * 255 + 0.5).astype(np.uint8), ""
+        return (numbers * 255 + 0.5).astype(np.uint8)
     scaled = (numbers - least) * (255.0 / (most - least)) if most > least else np.zeros_like(numbers)
-    return (scaled + 0.5).astype(np.uint8), f"black is {least:,.4g}, white is {most:,.4g}"
+    return (scaled + 0.5).astype(np.uint8)
 
 
 def paint_mask(image: NDArray[np.uint8], mask: NDArray[Any], classes: Sequence[str]) -> NDArray[np.uint8]:
@@ -188,7 +180,7 @@ def _draw_sample(sample: Sample, classes: Sequence[str], layout: str | None, *, 
 
 def _draw_picture(sample: Sample, classes: Sequence[str], *, large: bool) -> str:
     longest_px = LARGE_PX if large else THUMB_PX
-    image = shrink(to_rgb(sample.x, longest_px=longest_px)[0], longest_px)
+    image = shrink(to_rgb(sample.x, longest_px=longest_px), longest_px)
     if sample.mask is not None:
         image = paint_mask(image, sample.mask, classes)
     height, width = sample.size or image.shape[:2]
@@ -222,7 +214,6 @@ def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], font: fl
 
 
 def _labels_of(boxes: dict[str, NDArray[Any]]) -> list[int]:
-    """Return the class of each box; -1 if boxes have none."""
     return [int(label) for label in boxes.get("labels", np.full(len(boxes["boxes"]), -1)).tolist()]
 
 
@@ -336,50 +327,18 @@ def draw_legend(samples: Iterable[Sample], *, classes: Sequence[str]) -> str:
 
 
 def draw_large(sample: Sample, *, split: str, classes: Sequence[str], layout: str | None) -> str:
-    """Draw one sample with all its details."""
     picture, legend = _draw_sample(sample, classes, layout, large=True), draw_legend([sample], classes=classes)
     x, y = sample.x, sample.y
     known = [("sample", f"{split}[{sample.row}]")]
     known += [("made from", sample.key)] if sample.key else []
     known.append(("target", caption(sample, classes)))
-    if isinstance(y, int | float) and not isinstance(y, bool):
-        known.append(("value", str(y)))
-    elif isinstance(y, np.ndarray) and sample.mask is None:
-        known.append(("values", np.array2string(y.reshape(-1)[:_MOST_IN_TABLE], precision=4, separator=" ")))
-    shape, note, grey = " x ".join(map(str, x.shape)), "", ""
-    if sample.size is not None and sample_kind(x.shape, x.dtype, layout) == "image":
-        # It is read at the size at which it is shown; the facts are about the original image.
-        if sample.size not in (x.shape[:2], x.shape[1:]):
-            shape, note = f"{sample.size[0]} x {sample.size[1]}", ", shown smaller"
-        grey = to_rgb(x, longest_px=LARGE_PX)[1]
-    known.append(("input", f"{shape} {x.dtype}{note}"))
-    known += [("shown so that", grey)] if grey else []
-    if x.size and x.dtype.kind in "iuf":
-        least, mean, most = float(x.min()), float(x.mean(dtype=np.float64)), float(x.max())
-        known.append(("min, mean, max", f"{least:,.4g}, {mean:,.4g}, {most:,.4g}"))
-    return (
-        f"<div class='cs-large'><div>{picture}{legend}</div>"
-        f"<div>{facts(known).html}{_draw_table(sample, classes)}</div></div>"
-    )
-
-
-def _draw_table(sample: Sample, classes: Sequence[str]) -> str:
-    """Draw a table of the boxes of a sample, or of the classes in its mask."""
-    boxes, head, rows = sample.boxes, list[str](), list[Row]()
-    if boxes is not None:
-        # Additional columns of a layout are shown as they are.
-        others = [name for name in boxes if name not in ("boxes", "labels")]
-        head = ["class", "x0", "y0", "x1", "y1", *others]
-        for number, label in enumerate(_labels_of(boxes)[:_MOST_IN_TABLE]):
-            corners = (f"{corner:.1f}" for corner in boxes["boxes"][number].tolist())
-            values = (boxes[name][number].item() for name in others)
-            shown = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
-            rows.append(Row((class_name(label, classes), *corners, *shown)))
-    elif sample.mask is not None:
-        head = ["class", "of the pixels"]
-        for value, share in _shares(sample.mask)[:_MOST_IN_TABLE]:
-            rows.append(Row(("no class" if value == VOID else class_name(value, classes), f"{share:.1%}")))
-    return Table(tuple(rows), tuple(head), numbers=frozenset(range(1, len(head)))).html if head else ""
+    if isinstance(y, np.ndarray) and sample.mask is None:
+        known.append(("values", np.array2string(y.reshape(-1)[:_MOST_VALUES], precision=4, separator=" ")))
+    # An image is read at the size at which it is shown.
+    is_smaller = sample.size is not None and sample.size not in (x.shape[:2], x.shape[1:])
+    shape = sample.size if is_smaller and sample.size is not None else x.shape
+    known.append(("input", f"{' x '.join(map(str, shape))} {x.dtype}{', shown smaller' if is_smaller else ''}"))
+    return f"<div class='cs-large'><div>{picture}{legend}</div><div>{facts(known).html}</div></div>"
 
 
 def draw_bars(bars: Sequence[tuple[str, int, bool]], most: int) -> str:
@@ -458,15 +417,11 @@ class Browsing:
     """The current position in a dataset."""
 
     source: ShownSplits
-    """The dataset."""
     split: str
-    """Which split is shown."""
     page_size: int
-    """Samples on a page."""
     chosen: int | None = None
     """The index in `labels.names` of the class that is shown; `None` for all."""
     page: int = 0
-    """The number of the page, from 0."""
     place: int | None = None
     """The position of the enlarged sample among all that are shown; `None` for the grid."""
     _labels: dict[str, SplitClasses] = field(default_factory=dict)
@@ -481,7 +436,6 @@ class Browsing:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return the class names as the file has them, in label order."""
         return self.source.reader(self.split).classes
 
     @property
@@ -491,23 +445,19 @@ class Browsing:
 
     @property
     def count(self) -> int:
-        """Return how many samples match the split and the class."""
         return len(self.shown)
 
     @property
     def pages(self) -> int:
-        """Return the number of pages, at least 1."""
         return max(1, -(-self.count // self.page_size))
 
     @property
     def rows(self) -> list[int]:
-        """Return the rows of this page, in the order of the file."""
         start = self.page * self.page_size
         return [int(row) for row in self.shown[start : start + self.page_size]]
 
     @property
     def row(self) -> int | None:
-        """Return the row that is enlarged."""
         return None if self.place is None else int(self.shown[self.place])
 
     def choose_split(self, split: str) -> None:
@@ -575,7 +525,6 @@ class Overlay:
         self.widget.add_class("cs-stack")
 
     def show(self, drawn: str, count: int) -> None:
-        """Draw so many cells."""
         self.drawn.value = drawn
         for number, button in enumerate(self.buttons):
             # A button over an empty cell would open the wrong one.
@@ -586,7 +535,6 @@ class Bars:
     """The classes as bars; if there are many, the most frequent of those that a search field finds."""
 
     def __init__(self, widgets: Any, choose: Callable[[int | None], object]) -> None:
-        """Make the widgets; a press on a bar calls `choose`."""
         self._choose, self._labels = choose, SplitClasses()
         self._chosen: int | None = None
         self._shown: list[int] = []
@@ -598,7 +546,6 @@ class Bars:
         self.widget = widgets.VBox([self._search, self._bars.widget, self._found], layout=layout)
 
     def show(self, labels: SplitClasses, chosen: int | None) -> None:
-        """Draw the bars of a split."""
         another, self._labels, self._chosen = labels is not self._labels, labels, chosen
         if another:
             self._search.value = ""
@@ -694,13 +641,11 @@ class DatasetBrowser:
         filters = widgets.HBox([self._split, widgets.HBox([widgets.Label("sample"), self._row])])
         filters.layout.flex_flow = "row wrap"
 
-        self._first = button("«", "First page", lambda: state.turn_to(0))
         self._back = button("‹", "Page before", lambda: state.turn_to(state.page - 1))
         self._on = button("›", "Next page", lambda: state.turn_to(state.page + 1))
-        self._last = button("»", "Last page", lambda: state.turn_to(state.pages - 1))
         self._page = follow(widgets.BoundedIntText(**number), "80px", lambda page: state.turn_to(page - 1))
         self._of = widgets.Label(layout=widgets.Layout(flex="0 0 auto"))
-        pager = widgets.HBox([self._first, self._back, self._page, self._of, self._on, self._last])
+        pager = widgets.HBox([self._back, self._page, self._of, self._on])
 
         self._bars = Bars(widgets, lambda number: move(state.choose_class, number))
         self._message, self._legend, self._large = (widgets.HTML() for _ in range(3))
@@ -730,7 +675,6 @@ class DatasetBrowser:
         self.show()
 
     def show(self) -> None:
-        """Draw the position in `state`."""
         try:
             self._bars.show(self.state.labels, self.state.chosen)
             self._draw()
@@ -770,7 +714,6 @@ class DatasetBrowser:
         return f"{state.source.name}: {format_count(state.count, 'samples')}{chosen} in {state.split}{few}.{why}"
 
     def _follow(self) -> None:
-        """Make the widgets show the current position."""
         state = self.state
         self._quiet = True
         try:
@@ -779,8 +722,8 @@ class DatasetBrowser:
             self._row.max = max(0, state.source.rows[state.split] - 1)
             if state.row is not None:
                 self._row.value = state.row
-            self._first.disabled = self._back.disabled = state.page == 0
-            self._on.disabled = self._last.disabled = state.page == state.pages - 1
+            self._back.disabled = state.page == 0
+            self._on.disabled = state.page == state.pages - 1
         finally:
             self._quiet = False
 

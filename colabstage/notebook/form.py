@@ -19,7 +19,7 @@ from colabstage.io.boundary import public
 from colabstage.io.display import Board, panel_html
 from colabstage.io.progress import Cancellation
 from colabstage.io.report import COLOURS, STYLE
-from colabstage.io.units import hide_secrets, parse_bytes, parse_fractions, parse_sides
+from colabstage.io.units import hide_secrets, parse_fractions, parse_sides
 from colabstage.notebook.saved import import_widgets, make_button, show_with_picture
 from colabstage.pack.options import split_fractions, square
 from colabstage.stage.request import FormArguments, Keep, Verify, make_request
@@ -60,12 +60,6 @@ def optional(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: read(text) if text.strip() else None
 
 
-def read_limit(text: str) -> str:
-    """Check a disk limit, such as `20GB`, while it is typed."""
-    parse_bytes(text, "disk_limit")
-    return text.strip()
-
-
 def write_text(value: Any) -> str:
     """Return the text of a field for an argument: for a size, fractions, several sources, or anything else."""
     if isinstance(value, dict):
@@ -85,14 +79,14 @@ _TEXTS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "local_dir": ("fast local folder", str.strip),
     "cache_dir": ("nowhere", str.strip),
     "hash": ("e.g. sha256:…", str.strip),
-    "disk_limit": ("none; e.g. 20GB", read_limit),
+    "disk_limit": ("none; e.g. 20GB", str.strip),
 }
 
 
 def python_of(arguments: Mapping[str, Any]) -> str:
     """Write the import and the call, with the arguments that differ from the defaults."""
     others = changed({name: value for name, value in arguments.items() if name != "source"})
-    parts = [_literal(arguments["source"]), *(f"{name}={_literal(value)}" for name, value in others.items())]
+    parts = [repr(arguments["source"]), *(f"{name}={value!r}" for name, value in others.items())]
     line = f"data = stage_dataset({', '.join(parts)})"
     if len(line) > _LONGEST_LINE and others:
         line = "\n".join(["data = stage_dataset(", *(f"    {part}," for part in parts), ")"])
@@ -106,19 +100,6 @@ def changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     # The defaults come from the function itself, so the line stays right if one changes.
     usual = inspect.signature(stage_dataset).parameters
     return {name: value for name, value in arguments.items() if value != usual[name].default}
-
-
-def _literal(value: object) -> str:
-    """Write a value as `repr` does, with double quotes if that needs no escape."""
-    if isinstance(value, str):
-        # As Python writes it, so that the line means the same value, whatever characters it contains.
-        plain = repr(value)
-        return f'"{plain[1:-1]}"' if plain[0] == "'" and not {'"', "'"} & set(value) else plain
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_literal(key)}: {_literal(one)}' for key, one in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    return repr(value)
 
 
 def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, tuple[Any, Callable[[Any], Any]]]:
@@ -156,38 +137,6 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, tuple[Any, 
         return widgets.IntText(value=value, **look), int
 
     return {name: make(name, value) for name, value in start.items()}
-
-
-class Worker:
-    """Run one piece of work at a time."""
-
-    def __init__(self) -> None:
-        # A second click may come before the first has taken effect.
-        self._lock = threading.Lock()
-        self.busy = False
-
-    def start(self, work: Callable[[], None], *, begun: Callable[[], None], ended: Callable[[], None]) -> None:
-        """Call `begun`, then run `work`, then call `ended`, even after an error. Does nothing while something runs."""
-        with self._lock:
-            if self.busy:
-                return
-            self.busy = True
-        begun()
-
-        def run() -> None:
-            try:
-                work()
-            finally:
-                # Under the lock: the button that `ended` enables may be pressed before this thread continues; that
-                # click then waits instead of being ignored.
-                with self._lock:
-                    ended()
-                    self.busy = False
-
-        # A daemon that ends with the kernel: finished work is kept, and the next call continues from there.
-        threading.Thread(
-            target=contextvars.copy_context().run, args=(run,), name="colabstage-form", daemon=True
-        ).start()
 
 
 @public(
@@ -232,14 +181,23 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
 
 
 class StageForm:
-    """The form of `stage_form`. Its buttons and fields can be used from code too."""
+    """The form of `stage_form`. Its buttons and fields can be used from code too.
+
+    Attributes:
+        fields: the widget of each argument, by the argument's name.
+        busy: whether planning or staging is running.
+        error: the error of the last plan or staging.
+    """
 
     def __init__(self, widgets: Any, start: Mapping[str, Any]) -> None:
         """Create the widgets from the module ipywidgets; `start` has the initial values by argument."""
-        self._worker, self._cancellation = Worker(), Cancellation()
+        # A second click may come before the first has taken effect.
+        self._lock, self._cancellation = threading.Lock(), Cancellation()
         self._dataset: StagedDataset | None = None
-        self._error: BaseException | None = None
         self._fields = make_fields(widgets, start)
+        self.fields = {name: widget for name, (widget, _) in self._fields.items()}
+        self.busy = False
+        self.error: BaseException | None = None
         self._line, self._panel, self._outcome = (widgets.HTML() for _ in range(3))
         self._plan_button = make_button(widgets, "Plan", "Say what would be done, and do nothing", self.plan)
         self._stage_button = make_button(widgets, "Stage", "Make the dataset local and ready", self.stage)
@@ -253,45 +211,18 @@ class StageForm:
         self._show_line()
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """Return the widget of each argument, by the argument's name."""
-        return {name: widget for name, (widget, _) in self._fields.items()}
-
-    @property
     def arguments(self) -> dict[str, Any]:
-        """Return the values of the fields, as arguments of `stage_dataset`.
-
-        Raises:
-            OptionError: a field holds what cannot be read; the message names it.
-        """
+        """Return the values of the fields, as arguments of `stage_dataset`."""
         return {name: read(widget.value) for name, (widget, read) in self._fields.items()}
 
     @property
     def code(self) -> str:
-        """Return the same as Python code: an import and one call.
-
-        Raises:
-            OptionError: a field holds what cannot be read.
-        """
+        """Return the same as Python code: an import and one call."""
         return python_of(self.arguments)
 
     @property
-    def busy(self) -> bool:
-        """Return whether planning or staging is running."""
-        return self._worker.busy
-
-    @property
-    def error(self) -> BaseException | None:
-        """Return the error of the last plan or staging."""
-        return self._error
-
-    @property
     def dataset(self) -> StagedDataset:
-        """Return the dataset that was staged last.
-
-        Raises:
-            NotStagedError: nothing has been staged yet.
-        """
+        """Return the dataset that was staged last."""
         if self._dataset is None:
             msg = (
                 "The form is still staging; wait until it says that all is done."
@@ -299,7 +230,7 @@ class StageForm:
                 else "The form has staged nothing yet. Press its button Stage first, or call stage_dataset."
             )
             # The error of the last try is the cause, and a traceback shows it.
-            raise NotStagedError(msg) from self._error
+            raise NotStagedError(msg) from self.error
         return self._dataset
 
     def plan(self) -> None:
@@ -323,7 +254,7 @@ class StageForm:
 
     def _arranged(self, widgets: Any) -> Any:
         wrap = widgets.Layout(flex_flow="row wrap")
-        fields = self.fields
+        fields = dict(self.fields)
         source = fields.pop("source")
         first = widgets.Box([fields.pop(name) for name in _FIRST], layout=wrap)
         more = widgets.Accordion([widgets.Box(list(fields.values()), layout=wrap)])
@@ -355,26 +286,36 @@ class StageForm:
             self._line.value = _line_html(str(error), muted=self._is_empty, colour="" if self._is_empty else "fail")
 
     def _start(self, work: Callable[[], None], *, cancellable: bool) -> None:
+        with self._lock:
+            if self.busy:
+                return
+            self.busy = True
+        self._cancellation, self.error = Cancellation(), None
+        self._set_buttons(running=True, cancellable=cancellable)
+
         def run() -> None:
-            self._error = None
             _put(self._panel, "")
             self._say("Looking at the source …")
             try:
                 work()
             except CancelledError as error:
-                self._error = error
+                self.error = error
                 self._say("Cancelled. What is finished is kept: staging again continues from there.")
             except Exception as error:  # noqa: BLE001 - shown, and kept as `error`
-                self._error = error
+                self.error = error
                 # A field's mistake is already shown in place of the line of code.
                 is_shown = html.escape(str(error)) in self._line.value and not self._is_empty
                 _put(self._outcome, "" if is_shown else _error_html(error))
+            finally:
+                # Under the lock: a button that is enabled here may be pressed before this thread continues; that click
+                # then waits instead of being ignored.
+                with self._lock:
+                    self._set_buttons(running=False, cancellable=False)
+                    self.busy = False
 
-        def begun() -> None:
-            self._cancellation = Cancellation()
-            self._set_buttons(running=True, cancellable=cancellable)
-
-        self._worker.start(run, begun=begun, ended=lambda: self._set_buttons(running=False, cancellable=False))
+        # A daemon that ends with the kernel: finished work is kept, and the next call continues from there.
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(run,), name="colabstage-form", daemon=True).start()
 
     def _plan(self) -> None:
         from colabstage.stage.plan import plan_stage

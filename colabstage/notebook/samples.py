@@ -71,13 +71,10 @@ class ShownSplits:
     """Splits to show, each opened on first use."""
 
     name: str
-    """The file's name, for people."""
     layout: str | None
     """The layout, according to the file."""
     rows: Mapping[str, int]
-    """How many samples each split has."""
     open: Callable[[str], SplitReader]
-    """Opens the reader of a split."""
     infos: Sequence[PackInfo]
     """What each file holds, in the order of their rows."""
     _readers: dict[str, SplitReader] = field(default_factory=dict)
@@ -147,10 +144,7 @@ def _of_files(paths: Sequence[Path], *, arrival: Arrival | None = None, **how: A
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample."""
-
     row: int
-    """Its row in the split."""
     x: NDArray[Any]
     """The input as stored, or an image reduced to the requested size."""
     y: Any
@@ -264,10 +258,7 @@ def channels_first(shape: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SplitClasses:
-    """The classes of a split."""
-
     names: tuple[str, ...] = ()
-    """The names of the classes."""
     counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Number of samples with each, int64 `(K,)`; a sample with boxes or a mask may have several."""
     why_none: str = ""

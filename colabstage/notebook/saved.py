@@ -32,7 +32,6 @@ _BOX = re.compile(r"viewBox='0 0 (\d+) (\d+)'")
 
 
 def import_widgets(user: str) -> Any:
-    """Return the module ipywidgets, which `user` needs."""
     try:
         return import_module("ipywidgets")
     except ImportError as error:
@@ -40,7 +39,6 @@ def import_widgets(user: str) -> Any:
 
 
 def make_button(widgets: Any, text: str, tooltip: str, press: Callable[[], object]) -> Any:
-    """Return a button that calls `press`."""
     button = widgets.Button(description=text, tooltip=tooltip)
     button.on_click(lambda _: press())
     return button
@@ -77,6 +75,5 @@ def show_with_picture(widget: Any, picture: str, text: str) -> None:
 
 
 def widget_view(widget: Any) -> dict[str, Any]:
-    """Return the data that makes a notebook show a widget."""
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     return {"application/vnd.jupyter.widget-view+json": view}

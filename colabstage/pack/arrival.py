@@ -140,8 +140,6 @@ def units_in_turn(units: NDArray[np.int32]) -> NDArray[np.intp]:
 
 
 class PackState(IntEnum):
-    """The state of packing."""
-
     RUNNING = 0
     """More rows will come."""
     PLACED = 1
@@ -186,7 +184,6 @@ class RowMap:
 
     @property
     def state(self) -> PackState:
-        """Return the state of packing."""
         return PackState(int(self._head["state"][0]))
 
     @property
@@ -234,7 +231,6 @@ class SplitRows(NamedTuple):
     start: int
     """The position of its first row in the map."""
     units: NDArray[np.int32]
-    """The unit of each row."""
 
 
 class ArrivalPlan(NamedTuple):
@@ -242,7 +238,6 @@ class ArrivalPlan(NamedTuple):
 
     splits: Mapping[str, SplitRows]
     unit: str
-    """What samples are called."""
     window_units: int
     """How many units one window of the first epoch may hold; depends on the source's layout."""
     together: int
@@ -318,7 +313,6 @@ class PackArrival:
 
     @property
     def moved(self) -> int:
-        """Return how much of that is done."""
         return self.ready.rows
 
     @property
@@ -634,7 +628,6 @@ class PackStream:
             self._rows.rows[row] = True
 
     def placed(self) -> None:
-        """Record that the file has been moved into place."""
         if self._rows is not None:
             self._rows.set_placed()
 
@@ -665,7 +658,6 @@ class MemberRanges:
     """Where in an archive the members are that samples are read from, each up to the next one."""
 
     def __init__(self, job: PackJob) -> None:
-        """Examine all samples of a job."""
         source = None if job.tree is None or job.tree.kind not in _ARCHIVES else job.tree.source
         self._starts = np.empty(0, np.int64) if source is None else _each_once(np.concatenate(_positions(job.table)))
         self._ends = np.append(self._starts[1:], 0 if source is None else source.size)
@@ -705,7 +697,6 @@ def _positions(table: SampleTable) -> list[NDArray[np.int64]]:
 
 
 def _each_once(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the distinct values, sorted."""
     # The values are nearly sorted, so this takes a tenth of the time of `np.unique`, which hashes.
     ordered = np.sort(values, kind="stable")
     found: NDArray[np.int64] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]

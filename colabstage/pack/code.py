@@ -42,7 +42,6 @@ class Description(NamedTuple):
     """A description of a function, to compare it with another one."""
 
     name: str
-    """Its name for people."""
     digest: str
     """16 hexadecimal digits that change whenever the function may behave differently."""
     unknown: tuple[str, ...] = ()
@@ -108,7 +107,6 @@ class _CodeWalk:
         return [self.digest(value) for value in values]
 
     def _parts(self, value: Any) -> Iterable[Any]:
-        """Return the parts of a value, as texts and digests."""
         kind = type(value)
         if kind in _CONTAINERS:
             parts = self._container(value)

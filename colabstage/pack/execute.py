@@ -31,7 +31,7 @@ from colabstage.io.workspace import disk_use, find_orphans, link_own, open_works
 from colabstage.layouts.formats.masks import compare_with_all
 from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
-from colabstage.pack.finish import OVERHEAD_BYTES, OddBoxes, finish_pack
+from colabstage.pack.finish import OVERHEAD_BYTES, finish_pack
 from colabstage.pack.job import ReplanError, settled, with_foreground
 from colabstage.pack.journal import FACTS, KEPT_AFTER, PackJournal, SampleColumn, Spool, spool_end
 from colabstage.pack.plan import pack_content
@@ -40,7 +40,6 @@ from colabstage.pack.set_stores import STAMPS, ShardResult
 from colabstage.pack.writer import (
     CONTENT,
     LEVELS,
-    WITHOUT_EXIF,
     WriteJob,
     array_bytes,
     compares_masks,
@@ -143,10 +142,6 @@ _TINY_DECODED_BYTES = 1024
 # The file that holds a copy of the manifest of the file that was moved into place last.
 _PUBLISHED = "published"
 _ROWS = "rows.npz"
-_TURNED = (
-    "boxes and masks count as drawn on the upright image, as Ultralytics takes them. If they were drawn on the pixels "
-    f"as the file stores them, write these images without EXIF: {WITHOUT_EXIF}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +181,8 @@ class PackReport:
     `"bits"` of 16; and of those that EXIF `"turned"`, if nothing shows whether boxes or a mask were drawn before."""
     resizer: Resizer | None = None
     """What resized the images, `"torch"` or `"pillow"`; `None` if they were not resized."""
-    odd_boxes: OddBoxes = field(default_factory=OddBoxes)
-    """How many boxes a model may refuse or misread."""
+    outside: tuple[int, str] = (0, "")
+    """How many boxes are partly or wholly outside of their image, and the first such image."""
     nan: tuple[str, ...] = ()
     """Names of samples with NaN among the numbers that were read with them."""
     takeover: Takeover | None = None
@@ -218,7 +213,7 @@ class PackReport:
 _LOSSES: dict[Loss, tuple[str, str]] = {
     "frames": ("several frames or pages", "the first of each counts"),
     "bits": ("16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
-    "turned": ("an EXIF orientation", _TURNED),
+    "turned": ("an EXIF orientation", "boxes and masks count as drawn on the upright image"),
 }
 _NAN = "NaN in place of numbers", "stored as it is, and a model makes NaN of it"
 
@@ -233,6 +228,9 @@ def report_of(
         for names, what, kept in found
         if names
     )
+    outside, first = done.outside
+    where = f"partly or wholly outside of the image (first in '{first}')"
+    note = f"{counted(outside, 'boxes', 'are', which=where)} kept as written."
     return PackReport(
         path="",
         encoding=plan.encoding,
@@ -242,7 +240,7 @@ def report_of(
         seconds=seconds,
         packing_s=seconds,
         found=job.found,
-        notes=(*job.notes, *losses, *done.odd_boxes.notes(), *learnt),
+        notes=(*job.notes, *losses, *([note] if outside else []), *learnt),
         resizer=plan.resizer,
         unit=job.table.unit,
         **done._asdict(),
@@ -254,13 +252,11 @@ class PackRun:
     """A planned pack, and how it is written."""
 
     job: PackJob
-    """The plan."""
     out: Path
     """The file to make, in a folder that exists."""
     slow: bool
     """Whether the tree is known to respond slowly, so that many reads are started at once."""
     progress: Progress
-    """Shows the work, and stops it."""
     key: str = ""
     """What the manifest records as the source's key in the cache."""
     identity: Callable[[], Mapping[str, Any]] = dict
@@ -350,7 +346,9 @@ class PackRun:
             packing_s = time.monotonic() - began
             skipped = tuple(why for _, why in sorted(journal.skipped.items()))
             left_out = work.order[sorted(journal.skipped)]
-            final, plan, odd, nan = finish_pack(work, left_out=left_out, skipped=skipped, attributes=self._attributes())
+            final, plan, outside, nan = finish_pack(
+                work, left_out=left_out, skipped=skipped, attributes=self._attributes()
+            )
             learnt = self._learn(work, plan)
             if self.records_rows and (rows := rows_made(work, plan, journal, takeover)) is not None:
                 write_rows(workspace / _ROWS, rows)
@@ -361,7 +359,7 @@ class PackRun:
             if part in journal.lost
         }
         samples = {split.name: len(split.samples) for split in plan.splits}
-        done = ShardResult(samples, skipped, resumed, readers, lost, odd, nan)
+        done = ShardResult(samples, skipped, resumed, readers, lost, outside, nan)
         report = report_of(job, plan, done, seconds=packing_s, learnt=learnt)
         return final, replace(report, path=self.out, nbytes=final.stat().st_size, takeover=takeover)
 

@@ -35,14 +35,12 @@ from colabstage.h5.schema import (
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.geometry import ImageOptions, fit_boxes
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly, typed_write_errors
-from colabstage.io.units import counted
 from colabstage.io.workspace import whatever_is_there
 from colabstage.layouts.evidence import take_targets
 from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space
 from colabstage.pack.plan import SplitPlan, pack_content
 from colabstage.pack.writer import array_bytes
-from colabstage.trees.listing import hash_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -83,18 +81,18 @@ def copy_runs(
 
 def finish_pack(
     work: WriteJob, *, left_out: NDArray[np.int64], skipped: tuple[str, ...], attributes: Mapping[str, Any]
-) -> tuple[Path, PackPlan, OddBoxes, tuple[str, ...]]:
+) -> tuple[Path, PackPlan, tuple[int, str], tuple[str, ...]]:
     """Make the final file from decoded samples. May be called again after an interruption.
 
     Returns:
-        The file to publish; its plan, without the samples that were left out; their odd boxes; and the names of those
-        with NaN among their numbers.
+        The file to publish; its plan, without the samples that were left out; their `boxes_outside`; and the names of
+        those with NaN among their numbers.
     """
     job, data = work.job, work.target
     # Every sample is in its final place, so nothing is copied.
     if not skipped and not job.plan.is_open:
-        odd = _write_boxes(work, job, job.plan, data, work.offsets)
-        return data, job.plan, odd, _with_nan(job, job.plan, data, work.offsets)
+        outside = _write_boxes(work, job, job.plan, data, work.offsets)
+        return data, job.plan, outside, _with_nan(job, job.plan, data, work.offsets)
     # Gaps are closed, so that the file is byte for byte that of a source without the broken samples.
     splits = [SplitPlan(one.name, one.samples[~np.isin(one.samples, left_out)]) for one in job.plan.splits]
     plan = replace(job.plan, splits=tuple(split for split in splits if len(split.samples)))
@@ -122,8 +120,8 @@ def finish_pack(
             places = part.places(plan.splits, offsets, len(starts))
             with open(file, "rb") as old:
                 copy_runs(old.fileno(), new, starts[kept], places[kept], part.lengths_of(kept))
-    odd = _write_boxes(work, job, plan, final, offsets)
-    return final, plan, odd, _with_nan(job, plan, final, offsets)
+    outside = _write_boxes(work, job, plan, final, offsets)
+    return final, plan, outside, _with_nan(job, plan, final, offsets)
 
 
 def _with_nan(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int]) -> tuple[str, ...]:
@@ -157,11 +155,13 @@ def _spooled_boxes(targets: UnreadBoxes, spool: Path, noted: NDArray[np.void]) -
     return targets.read(rows, np.array(lengths, np.int64) // targets.dtype.itemsize)
 
 
-def _write_boxes(work: WriteJob, job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int]) -> OddBoxes:
-    """Write the boxes of all samples, now that every image's size is known; return what is odd about them."""
+def _write_boxes(
+    work: WriteJob, job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int]
+) -> tuple[int, str]:
+    """Write the boxes of all samples, now that every image's size is known; return what `boxes_outside` does."""
     boxes = job.table.targets
     if not isinstance(boxes, Boxes):
-        return OddBoxes()
+        return 0, ""
     noted = _noted(work)
     sizes = np.stack([noted["height"], noted["width"]], axis=1).astype(np.int64)
     # Images stored as files are resized on reading, and their boxes with them; arrays are not resized.
@@ -172,7 +172,7 @@ def _write_boxes(work: WriteJob, job: PackJob, plan: PackPlan, file: Path, offse
                 if values.nbytes:
                     target.write(array_bytes(values), offsets[name])
     samples = np.concatenate([split.samples for split in plan.splits])
-    return odd_boxes(boxes, sizes, samples, job.table.inputs.source.name)
+    return boxes_outside(boxes, sizes, samples, job.table.inputs.source.name)
 
 
 def _split_boxes(
@@ -210,57 +210,20 @@ def _split_boxes(
     }
 
 
-class OddBoxes(NamedTuple):
-    """Boxes that are stored as written, although a model may refuse or misread them: how many of each kind, and the
-    image of the first."""
-
-    outside: tuple[int, str] = (0, "")
-    """Partly or wholly outside their image, by more than rounding explains."""
-    flat: tuple[int, str] = (0, "")
-    """Without width or height."""
-    repeated: tuple[int, str] = (0, "")
-    """Equal to another box of the same image in every number."""
-
-    def with_those_of(self, other: OddBoxes) -> OddBoxes:
-        """Return the sum of these and those of another shard."""
-        pairs = zip(self, other, strict=True)
-        return OddBoxes(*((count + further, first or second) for (count, first), (further, second) in pairs))
-
-    def notes(self) -> tuple[str, ...]:
-        """Return a note for each kind that occurs."""
-        kinds = (
-            f"partly or wholly outside of the image (first in '{self.outside[1]}')",
-            f"without any width or height (first in '{self.flat[1]}')",
-            f"written twice, in each number the same (first in '{self.repeated[1]}')",
-        )
-        return tuple(
-            f"{counted(count, 'boxes', 'are', which=which)} kept as written."
-            for (count, _), which in zip(self, kinds, strict=True)
-            if count
-        )
-
-
-def odd_boxes(
+def boxes_outside(
     boxes: Boxes, sizes: NDArray[np.int64], samples: NDArray[np.int64], name: Callable[[int], str]
-) -> OddBoxes:
-    """Count the odd boxes of some samples; `sizes`: as for `_split_boxes`, zeros if a sample is not an image."""
-    counts = np.isin(np.arange(len(boxes)), samples)
+) -> tuple[int, str]:
+    """Return how many boxes of some samples are partly or wholly outside of their image, by more than rounding
+    explains, and the name of the first such image.
+
+    `sizes`: as for `_split_boxes`, zeros if a sample is not an image.
+    """
     of_image = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets))
-    first, last = boxes.boxes[:, :2], boxes.boxes[:, 2:]
-    own = sizes[of_image][:, ::-1]
+    first, last, own = boxes.boxes[:, :2], boxes.boxes[:, 2:], sizes[of_image][:, ::-1]
     sides, slack = (np.ones_like(own), _EDGE_SLACK_OF_PARTS) if boxes.relative else (own, _EDGE_SLACK)
     outside = ((first < -slack) | (last > sides + slack)).any(axis=1) & (own > 0).all(axis=1)
-    flat = (last == first).any(axis=1)
-    numbers = [
-        values.reshape(len(of_image), -1).astype(np.float64) for values in (boxes.boxes, *boxes.columns.values())
-    ]
-    rows = hash_rows(*np.concatenate(numbers, axis=1).T.copy().view(np.uint64), of_image + 1)
-    repeated = np.ones(len(rows), np.bool_)
-    repeated[np.unique(rows, return_index=True)[1]] = False
-    kinds = (which & counts[of_image] for which in (outside, flat, repeated))
-    return OddBoxes(
-        *((int(which.sum()), name(int(of_image[np.argmax(which)])) if which.any() else "") for which in kinds)
-    )
+    found = of_image[outside & np.isin(of_image, samples)]
+    return len(found), name(int(found[0])) if len(found) else ""
 
 
 # Shards are joined into the rows and the bytes that a single process would have written.
@@ -316,9 +279,7 @@ class _Column(NamedTuple):
     """A dataset of a joined file."""
 
     name: str
-    """Its path."""
     nodes: list[Any]
-    """The shards' datasets that it is made of, in order."""
     used: list[int]
     """How many rows of each come first; the unused rows of all come last."""
     values: NDArray[Any] | None = None

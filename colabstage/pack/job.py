@@ -12,7 +12,6 @@ starts over.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +39,7 @@ from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.formats.items import array_of, read_dataset
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
@@ -114,10 +113,8 @@ class OpenSource:
     tree: Tree | None
     """The source's files; `None` for a dataset of Python objects."""
     dataset: IndexableDataset | CallersDataset | None
-    """The dataset; `None` for files."""
     layout: str | LayoutFunction | TableFile
     slow: bool = False
-    """Whether reads take long."""
     identity: Callable[[], Mapping[str, int]] = dict
     """Returns size and time of an archive, which tell it from another with members of the same names, sizes and times;
     raises `SourceChangedError` if it was written to since it was opened."""
@@ -229,18 +226,15 @@ class PackJob:
     table: SampleTable
     plan: PackPlan
     options: PackOptions
-    """The options that the plan was made for."""
     takeover: Takeover | None = None
     """What is taken over from an earlier pack, once that is decided."""
 
     @property
     def label(self) -> str:
-        """Return the source's address, for messages."""
         return f"a dataset of {len(self.table)} items" if self.tree is None else self.tree.label
 
     @property
     def found(self) -> tuple[tuple[str, str], ...]:
-        """Return what was found in a source of files."""
         return () if self.tree is None else self.table.summary()
 
     @property
@@ -264,7 +258,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     if len(table) == 0:
         msg = "The source has no samples to split."
         raise LayoutError(msg)
-    table = replace(table, notes=(*table.notes, *_notes_on_labels(table), *_notes_on_arrays(table, options)))
+    table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options)))
     facts: Sequence[ImageFacts] = ()
     if options.prepare is not None:
         table = prepared_table(completed(table), options)
@@ -284,7 +278,8 @@ def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False)
     """Examine a few images: with `spread` across all of them, otherwise the first; `in_caller` in this thread."""
     # The first images of an archive arrive first.
     source = table.inputs.source
-    chosen = _spread(source) if spread else np.argsort(source.positions)[:SAMPLES].tolist()
+    even = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int)
+    chosen = (even if spread else np.argsort(source.positions)[:SAMPLES]).tolist()
     # Packing finds broken files again, and names them then.
     return read_each(
         source,
@@ -305,26 +300,6 @@ def _raise_why_none(source: SampleSource) -> None:
         raise DecodeError(msg) from error
 
 
-def _spread(source: SampleSource) -> list[int]:
-    """Return a few samples, spread evenly, from as many folders as possible."""
-    even: list[int] = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int).tolist()
-    if not isinstance(source, TreeFiles):
-        return even
-    folders, of_files = source.entries.folders
-    order = sorted(range(len(folders)), key=folders.__getitem__)
-    found: list[int] = []
-    for number, count in Counter(_evenly(len(folders), SAMPLES)).items():
-        rows = np.flatnonzero(of_files == order[number])
-        found += rows[sorted(set(_evenly(len(rows), count)))].tolist()
-    # If some folders hold too few.
-    return sorted([*found, *(row for row in even if row not in found)][: len(even)])
-
-
-def _evenly(things: int, count: int) -> list[int]:
-    """Return the numbers of `count` of `things`, spread evenly; with repeats if there are fewer."""
-    return [(2 * number + 1) * things // (2 * count) for number in range(count)]
-
-
 def _image_facts(content: Content) -> ImageFacts:
     if isinstance(content, bytes):
         facts = probe_image(content)
@@ -337,20 +312,6 @@ def _image_facts(content: Content) -> ImageFacts:
     height, width, channels = pixels.shape
     peak = int(pixels.max()) if pixels.dtype == np.uint16 and pixels.size else None
     return ImageFacts(height, width, channels, pixels.dtype, "array", peak)
-
-
-def _notes_on_labels(table: SampleTable) -> Iterator[str]:
-    """Yield which labels are none of the named classes: secret ones in test sets are -1."""
-    if not (isinstance(table.targets, Values) and table.classes and table.targets.values.ndim == 1):
-        return
-    below = np.flatnonzero(table.targets.values < 0)
-    if len(below):
-        number = int(table.targets.values[below[0]])
-        yield (
-            f"{counted(len(below), table.unit, 'have', of=len(table))} a label below 0, which is no class (first "
-            f"'{table.keys[below[0]]}', {number}). Leave them out of the loss, in PyTorch's by ignore_index={number}, "
-            "or out of the source"
-        )
 
 
 def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
@@ -366,18 +327,7 @@ def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
 
 
 def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts]) -> Iterator[str]:
-    """Yield what is known about images before packing: files of 0 bytes, and values that 8 bits would lose."""
-    for what, part in (("images", table.inputs), ("masks", table.targets)):
-        # In other sources a size of 0 may mean that it is unknown.
-        if not isinstance(part, Images | Masks) or not isinstance(part.source, TreeFiles):
-            continue
-        empty = np.flatnonzero(part.source.sizes == 0)
-        if len(empty):
-            does = "stops at the first" if options.skip_share is None else "leaves such out"
-            yield (
-                f"{counted(len(empty), what, 'have', of=len(part.source))} 0 bytes, the first "
-                f"'{part.source.name(int(empty[0]))}'; packing {does}. Bring them again, or take them out"
-            )
+    """Yield what 8 bits in three channels would lose of the images that were examined."""
     if image_options(table, options).color_mode == "keep":
         return
     with_alpha = sum(one.channels in (2, 4) for one in facts)

@@ -158,7 +158,6 @@ class PackJournal(Closing):
             return next(iter(self.skipped.values()), "")
 
     def close(self) -> None:
-        """Close the file."""
         self._lines.close()
 
 
@@ -181,7 +180,6 @@ class Spool(Closing):
         return start
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -200,7 +198,6 @@ class SampleColumn(Closing):
         self._file = TargetFile(path, fresh=False)
 
     def write(self, index: int, value: bytes) -> None:
-        """Write the bytes of one sample's fact."""
         self._file.write(value, index * self._dtype.itemsize)
 
     def put(self, indices: NDArray[np.int64], values: NDArray[Any]) -> None:
@@ -209,7 +206,6 @@ class SampleColumn(Closing):
         mapped[indices] = values
 
     def read(self) -> NDArray[Any]:
-        """Return the facts of all samples."""
         return np.fromfile(self._path, self._dtype)
 
     def close(self) -> None:

@@ -51,38 +51,9 @@ _NEWER_RULES = {
 # what they were before the two were told apart.
 _ASKED = "color_mode_asked"
 
-# Arguments of `LoaderOptions`, defined in a higher layer, that people pass when packing.
-_FOR_BATCHES = (
-    "batch_size",
-    "batch_transform",
-    "device",
-    "drop_last",
-    "dtype",
-    "num_workers",
-    "pin_memory",
-    "prefetch_factor",
-    "sampler",
-    "shuffle",
-    "strategy",
-)
-
 Encoding = Literal["auto", "pixels", "encoded"]
 OnError = Literal["raise", "skip"]
 Splits = Mapping[str, float] | Sequence[float] | Sequence[tuple[str, float]] | float
-
-
-def remedies_for_batches(loader: str) -> dict[str, str]:
-    """Return what to write instead of the loader's arguments; `loader`: its call, without the closing bracket."""
-    remedies = {name: f"It is an argument of the loader: {loader}, {name}=…)." for name in _FOR_BATCHES}
-    remedies["batch_size"] = f"It is an argument of the loader: {loader})."
-    for name in ("test_size", "validation_split"):
-        remedies[name] = "Write the share of each split: splits={'train': 0.8, 'val': 0.2}."
-    for name in ("augment", "augmentation", "transform", "transforms"):
-        remedies[name] = (
-            f"Write prepare= for what is done once, when the data is packed, and {loader}, batch_transform=…) for what "
-            "is random in each epoch."
-        )
-    return remedies
 
 
 class ImageArguments(TypedDict, total=False):

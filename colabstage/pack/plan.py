@@ -61,8 +61,6 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 class SplitPlan(NamedTuple):
-    """The samples of a split."""
-
     name: str
     samples: NDArray[np.int64]
     """int64, indices into the table, in row order."""
@@ -275,7 +273,6 @@ class StoredField:
         return 0 if self.shape is None else int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def name(self, split: str) -> str:
-        """Return the name of its dataset or group in a split."""
         return x_name(split) if self.side == "x" else y_name(split)
 
     def lengths_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -328,7 +325,6 @@ class PackPlan:
     encoding: str
     """How inputs are stored, with `"auto"` decided: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` for others."""
     reason: str
-    """The reason for that, in a sentence."""
     x: StoredField
     """The inputs. If only a few images were examined, another one may still contradict their shape."""
     y: StoredField | None

@@ -73,7 +73,6 @@ class PackRows(NamedTuple):
     form: str
     """Everything besides its content that a row's bytes depend on."""
     splits: dict[str, int]
-    """Rows of each split, in the order of the file."""
     rows: NDArray[np.void]
     """`(N,)` of `ROW`, split after split."""
     levels: NDArray[np.uint8] | None = None
@@ -92,7 +91,6 @@ def is_rows_name(name: str, pack: str) -> bool:
 
 
 def write_rows(path: Path, found: PackRows) -> None:
-    """Write a record, in a workspace."""
     head = json.dumps({"format": _FORMAT, "form": found.form, "splits": list(found.splits.items())}).encode()
     levels = {} if found.levels is None else {"levels": found.levels}
     with path.open("wb") as file:
@@ -228,7 +226,6 @@ class BasePack(NamedTuple):
     path: Path
     """The file, or where it will be once it is copied from the cache."""
     rows: PackRows
-    """Its record."""
     state: tuple[int, ...] = ()
     """The state of the file whose bytes were verified, from `file_state`."""
 
@@ -248,9 +245,7 @@ class Takeover:
     gone: int
     """Its rows whose files no longer exist."""
     files: int
-    """Files that are read."""
     nbytes: int
-    """Their bytes."""
     why_none: str = ""
     """Why nothing of it can be used, in a clause; "" if something could be."""
 
@@ -346,8 +341,6 @@ def _without_odd(job: PackJob, rows: NDArray[np.int64], base: NDArray[np.void]) 
 
 
 class _Stored(NamedTuple):
-    """Where the rows of one field are in a pack."""
-
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
 

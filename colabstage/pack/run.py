@@ -44,12 +44,11 @@ from colabstage.layouts.table import Boxes, Masks, UnreadBoxes, Values
 from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller
 from colabstage.pack.execute import PackRun, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
-from colabstage.pack.options import PackArguments, PackOptions, recorded_image, remedies_for_batches
+from colabstage.pack.options import PackArguments, PackOptions, recorded_image
 from colabstage.pack.plan import divide, groups_of_keys
 from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import pack_set
 from colabstage.sources.parse import absolute_path, check_outside, refuse_address
-from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -216,7 +215,6 @@ def _stored_schema(field: StoredField) -> FieldSchema:
 
 @public(
     PackOptions,
-    remedies=remedies_for_batches('make_loader(dataset_h5("file.h5"), 64'),
     reads=("source",),
     writes=("target", "append_to"),
     stopped=GOES_ON,
@@ -311,13 +309,9 @@ def pack_dataset(
         path = Path(target)
         if path.name and isinstance(source, str | os.PathLike):
             _check_apart(Path(source), path, in_shards=in_shards)
-        if os.path.basename(target) in ("", ".", ".."):  # noqa: PTH119 - a Path would lose the slash
-            example = path / "pack.h5"
-            msg = f"target='{os.fspath(target)}' is a folder; expected the name of a file, for example '{example}'."
-            raise OptionError(msg)
-        if path.name.lower().endswith(ARCHIVE_SUFFIXES):
-            written = path.with_name(f"{path.name.partition('.')[0]}.h5")
-            msg = f"target='{path}' has the name of an archive, and a pack is an HDF5 file; write '{written}'."
+        # A Path would lose the slash of a folder.
+        if path.is_dir() or os.path.basename(target) in ("", ".", ".."):  # noqa: PTH119
+            msg = f"target='{os.fspath(target)}' is a folder; expected a file's name, for example '{path / 'pack.h5'}'."
             raise OptionError(msg)
         # Before the source is opened, which may take minutes on a mount.
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
@@ -405,9 +399,6 @@ def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptio
 
 
 def _check_pack_target(target: Path, *, overwrite: bool, in_shards: bool) -> None:
-    if target.is_dir():
-        msg = f"'{target}' is a folder; expected the name of a file, for example '{target / 'pack.h5'}'."
-        raise TargetExistsError(msg)
     if os.path.lexists(target) and not overwrite:
         msg = f"'{target}' exists. Choose another name, or give overwrite=True to replace it."
         raise TargetExistsError(msg)

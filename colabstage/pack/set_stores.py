@@ -28,7 +28,6 @@ from colabstage.io.files import parse_json, temporary_folder
 from colabstage.io.units import show_address
 from colabstage.io.workspace import disk_use, open_workspace, remove_own, remove_vouched, whatever_is_there
 from colabstage.machine.resources import check_space
-from colabstage.pack.finish import OddBoxes
 from colabstage.pack.job import ReplanError
 from colabstage.sources.parse import is_address
 
@@ -81,20 +80,15 @@ class ShardResult(NamedTuple):
     """What one task has written; the last three are empty unless this run has seen them."""
 
     samples: Mapping[str, int]
-    """Rows of each split."""
     skipped: tuple[str, ...]
-    """One sentence for each sample that was left out."""
     resumed: int
-    """Samples that were in place before."""
     readers: int
-    """The largest number of reads in flight."""
     lost: Mapping[Loss, tuple[str, ...]]
-    odd_boxes: OddBoxes
+    outside: tuple[int, str]
     nan: tuple[str, ...]
 
     @classmethod
     def of(cls, report: PackReport) -> ShardResult:
-        """Return the result of a newly written shard."""
         return cls._make(getattr(report, name) for name in cls._fields)
 
     @property
@@ -105,7 +99,7 @@ class ShardResult(NamedTuple):
 
 def result_of(manifest: Manifest) -> ShardResult:
     """Return the result of a shard that was finished before."""
-    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0, {}, OddBoxes(), ())
+    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0, {}, (0, ""), ())
 
 
 @dataclass(slots=True)
@@ -122,7 +116,6 @@ class LocalStore:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Self]:
-        """Yield itself, which needs no connection."""
         yield self
 
     @contextlib.contextmanager
@@ -226,7 +219,6 @@ class RemoteStore:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Self]:
-        """Yield the store with a connection of its own."""
         from colabstage.sources.buckets import ObjectStore
 
         with contextlib.closing(ObjectStore(self.url)) as store:
@@ -295,7 +287,6 @@ class RemoteStore:
         return None
 
     def _find_others(self, names: Sequence[ShardName], *, overwrite: bool) -> None:
-        """Find the files to remove at the end, as `LocalStore`."""
         target, store = Path(self._name), self._open
         own = {name.file_of(self._name): name for name in names}
         foreign = []
@@ -354,7 +345,6 @@ class RemoteStore:
         self._open.remove(self._part(name))
 
     def shown(self, file: str) -> str:
-        """Return how a report names a file of the set."""
         return f"{show_address(self.url).rpartition('/')[0]}/{file}"
 
     @property

@@ -15,7 +15,7 @@ import traceback
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -37,7 +37,7 @@ from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import TreeFiles
 from colabstage.machine.resources import free_space, usable_cores
 from colabstage.pack.execute import PackReport, PackRun, report_of, target_arrays
-from colabstage.pack.finish import OddBoxes, place_joined
+from colabstage.pack.finish import place_joined
 from colabstage.pack.job import (
     CallersDataset,
     PackJob,
@@ -104,11 +104,9 @@ class ShardRows(NamedTuple):
     chosen: NDArray[np.int64]
     """Their numbers in the whole table, ascending, the source's order: a worker reads its part front to back."""
     plan: PackPlan
-    """The plan for them."""
 
     @classmethod
     def of(cls, plan: PackPlan, name: ShardName) -> ShardRows:
-        """Return the rows of a shard, given the plan of all samples."""
         # By integer arithmetic: shards differ by at most one row, and together have each row once.
         parts = [
             SplitPlan(split, rows[len(rows) * name.number // name.total : len(rows) * (name.number + 1) // name.total])
@@ -294,7 +292,6 @@ class _AsLongAs(Cancellation):
         return super().cancelled
 
     def check(self) -> None:
-        """Raise `CancelledError` if so."""
         if self.cancelled:
             super().check()
 
@@ -472,7 +469,7 @@ def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> Pa
         sum(one.resumed for one in results),
         max(one.readers for one in results),
         {part: tuple(name for one in results for name in one.lost.get(part, ())) for part in LOSSES},
-        reduce(OddBoxes.with_those_of, (one.odd_boxes for one in results)),
+        (sum(one.outside[0] for one in results), next((one.outside[1] for one in results if one.outside[0]), "")),
         tuple(name for one in results for name in one.nan),
     )
     return report_of(job, job.plan, done, seconds=time.monotonic() - began)

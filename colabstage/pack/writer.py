@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 # Which values of a byte a mask has, a bit for each.
 LEVELS = np.dtype(("u1", (32,)))
-# Saves a photograph without EXIF and without visible loss.
-WITHOUT_EXIF = "from PIL import Image; Image.open(path).save(path, quality=95)"
 # A digest of an image file; 0 stands for none, because its sample was left out.
 CONTENT = np.dtype("<u8")
 
@@ -69,7 +67,6 @@ class StoredSample(NamedTuple):
     """A sample as it is stored."""
 
     parts: tuple[memoryview, ...]
-    """The bytes of each of its fields."""
     size: Size
     """Height and width of its upright image before resizing; zeros if it is not an image."""
     lost: tuple[Loss, ...]
@@ -218,15 +215,9 @@ def is_turned(image: Content, size: Size, drawn: Size, *, mask: Content | None) 
     if drawn in ((0, 0), size):
         # An image that EXIF turns sideways has these sides only upright.
         return turns[0] != turns[1] and not (is_across and drawn == size)
-    remedy = "Take the images that they were drawn on, or scale them."
-    if drawn == size[::-1]:
-        change = "exchange these numbers in the file" if mask is None else "turn the mask"
-        remedy = f"If they were drawn on the image as it is shown, {change}."
-    if drawn == size[::-1] and is_across:
-        remedy += f" If on the pixels as the file stores them, write the image without EXIF: {WITHOUT_EXIF}."
     msg = (
         f"Its {'label file' if mask is None else 'mask'} has {drawn[0]} x {drawn[1]} pixels and the image {size[0]} x "
-        f"{size[1]} (height x width, upright). {remedy}"
+        f"{size[1]} (height x width, upright). Take the image that it was drawn on, or correct it."
     )
     raise DecodeError(msg)
 
@@ -255,7 +246,6 @@ def _checked_file(
 
 
 def _row(values: NDArray[Any], place: StoredField, name: str) -> memoryview:
-    """Return an array as the bytes of its row."""
     if values.shape != place.shape or values.dtype != place.dtype:
         msg = (
             f"'{name}' has shape {values.shape} and dtype {values.dtype}; expected {place.shape} and {place.dtype}, as "
@@ -275,13 +265,11 @@ class WriteJob:
     """What one run of the writer works on, read-only."""
 
     job: PackJob
-    """What is packed."""
     order: NDArray[np.int64]
     """int64 `(N,)`, the sample at each position of the reading order."""
     target: Path
     """The file, which has space for all samples whose lengths are known."""
     offsets: Mapping[str, int]
-    """Byte offsets of its datasets."""
     places: tuple[NDArray[np.int64], ...]
     """For each field of the plan, int64 `(N,)`: byte offset of each sample in `target`."""
     facts: SampleColumn | None = None

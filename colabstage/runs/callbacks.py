@@ -79,7 +79,6 @@ class LightningLoop(Loop):
         state["checkpoint"].numpy().tofile(self.checkpoint)
 
     def join(self, run: Run) -> Callable[[], object]:
-        """Add a callback to the trainer."""
         _check_alone(self._owner.world_size)
         last = self.state_dict
 
@@ -130,7 +129,6 @@ class HuggingFaceLoop(Loop):
         self.checkpoint = str(folder)
 
     def join(self, run: Run) -> Callable[[], object]:
-        """Add a callback to the trainer."""
         _check_alone(self._owner.args.world_size)
         # Each is called with everything in the trainer, by name.
         events = {
@@ -167,14 +165,11 @@ class KerasLoop(Loop):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set all variables to their values."""
         for name, variables in self._variables().items():
             for variable, value in zip(variables, state[name], strict=True):
                 variable.assign(value.numpy())
 
     def join(self, run: Run) -> Callable[[], object]:
-        """Make the callback for `fit(initial_epoch=run.epoch, callbacks=[run.callback])`."""
-
         class Counting(self._library.callbacks.Callback):  # type: ignore[misc,name-defined]
             def on_train_begin(self, logs: Any = None) -> None:
                 run.restore_random()

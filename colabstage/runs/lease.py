@@ -40,11 +40,9 @@ class Lease:
     """What a session says about itself."""
 
     session: int
-    """Its number, from 1."""
     owner: str
     """Which process it is, as `io.workspace.owner_token` names it."""
     host: str
-    """The machine's name."""
     began: float
     """When it began, in seconds since 1970."""
     beat: float
@@ -54,9 +52,7 @@ class Lease:
     newest: str = ""
     """The version that it saved last."""
     epoch: int = 0
-    """The epoch of that version."""
     step: int = 0
-    """Its steps."""
 
     def age(self) -> str:
         """Return the time since its last sign of life, by this machine's clock."""
@@ -64,11 +60,7 @@ class Lease:
 
 
 def read_lease(folder: Path) -> Lease | None:
-    """Return the lease in a run's folder; `None` if there is none, or an incomplete one.
-
-    Raises:
-        TargetExistsError: there is a file of that name that does not belong to a run.
-    """
+    """Return the lease in a run's folder; `None` if there is none, or an incomplete one."""
     file = folder / NAME
     try:
         text = file.read_bytes()
@@ -117,11 +109,7 @@ class Heartbeat:
         self._thread.start()
 
     def check(self) -> None:
-        """Check whether the run is still ours.
-
-        Raises:
-            RunInUseError: another session has taken it over.
-        """
+        """Check whether the run is still ours."""
         there, ours = read_lease(self._folder), self._lease
         # Two that began at the same moment have one number; the one that wrote last continues.
         other = there is not None and (there.owner, there.began) != (ours.owner, ours.began)
@@ -133,7 +121,6 @@ class Heartbeat:
             raise self.lost
 
     def note(self, newest: str, epoch: int, step: int) -> None:
-        """Write down the newest version."""
         self._beat(newest=newest, epoch=epoch, step=step)
 
     def _beat(self, **changes: Any) -> None:
@@ -145,7 +132,6 @@ class Heartbeat:
                 write_lease(self._folder, self._lease)
 
     def leave(self) -> None:
-        """Leave the run to the next session."""
         self._left.set()
         # A mount may never respond; to others, a session that is silent this long has left.
         self._thread.join(SILENT_S)
@@ -161,9 +147,6 @@ def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Call
 
     A session of this machine whose process has ended is gone. One of another machine may have been terminated, or may
     be training right now, and its clock may be wrong: signs of life are timed by this machine's clock.
-
-    Raises:
-        RunInUseError: it is active, and `take_over` is not set.
     """
     before = read_lease(folder)
     alive = before is not None and owner_is_alive(before.owner)

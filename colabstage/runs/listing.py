@@ -46,7 +46,6 @@ class Version:
 
     @property
     def name(self) -> str:
-        """Return the name of its file."""
         return f"session-{self.session:04}-save-{self.save:04}-step-{self.step:08}.pt"
 
 
@@ -95,7 +94,6 @@ class RunFacts(Report):
     host: str
     """Where the last session ran."""
     versions: tuple[RunVersion, ...]
-    """The newest first."""
 
 
 @public(reads=("folder",))
@@ -181,12 +179,7 @@ PLACES = ("session", "epoch", "step", "time")
 
 
 def plot_history(history: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> Figure:
-    """Draw columns of a history over the steps, one below the other, with a dashed line where a session began.
-
-    Raises:
-        OptionError: there is no such column, or there are no rows yet.
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Draw columns of a history over the steps, one below the other, with a dashed line where a session began."""
     columns = list(dict.fromkeys(name for row in history for name in row if name not in PLACES))
     if unknown := [name for name in names if name not in columns]:
         msg = f"The history has no column {unknown[0]!r}; it has {listed(columns) or 'no rows yet'}."

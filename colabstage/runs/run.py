@@ -287,10 +287,6 @@ class Run:
         """Count a finished epoch, and save a version if one is due; for loops that do not iterate over `epochs`."""
         self._check_open()
         self._counts = True
-        began = self._loader_began
-        if began is not None and not began["batches_done"] and self._loader.state_dict() != began:
-            self._loader_began = None
-            self._note("Batches were read without run.step(), so no step is counted. Call it last in the loop.")
         self._end_row()
         # A pass that the loop has left early, as with `islice`, is over.
         if isinstance(self._loader, Loader) and not self._loops() and self._loader.state_dict()["batches_done"]:
@@ -596,7 +592,6 @@ class Run:
         self._pass = now
 
     def _job(self) -> Job:
-        """Copy the state as it is now."""
         self._follow_loader()
         self._end_row()
         parts, states = self._all_parts(), self._states()
@@ -777,11 +772,7 @@ def _is_distributed() -> bool:
 
 
 def _on_each_rank(work: Callable[[], T]) -> list[T]:
-    """Do work on each rank, and return the results of all, the first rank's first.
-
-    Raises:
-        ColabstageError: it failed on one rank, so it fails on all: none may wait for one that has ended.
-    """
+    """Do work on each rank, and return the results of all, the first rank's first."""
     if not _is_distributed():
         return [work()]
     result: T | None = None

@@ -98,11 +98,7 @@ class Saver:
         self._last = in_thread(lambda: self._try(job), "colabstage-run")
 
     def wait(self) -> None:
-        """Wait until nothing is on its way; Ctrl-C ends the waiting.
-
-        Raises:
-            ColabstageError: the last version could not be saved.
-        """
+        """Wait until nothing is on its way; Ctrl-C ends the waiting."""
         while self.busy:
             wait((self._last,), _LOOK_S)
         self._last.result()

@@ -48,11 +48,7 @@ class Copier:
         self._spare: dict[tuple[Any, ...], list[torch.Tensor]] = {}
 
     def copy(self, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy the state of each part; tensors that share memory share it in the copy.
-
-        Raises:
-            OptionError: there is something in a state that could not be read back without running code.
-        """
+        """Copy the state of each part; tensors that share memory share it in the copy."""
         with torch.no_grad():
             known: dict[tuple[Any, ...], torch.Tensor] = {}
             return {name: self._copy(state, name, known) for name, state in states.items()}
@@ -157,11 +153,7 @@ def set_random_state(state: Mapping[str, Any], *, rank: int = 0) -> None:
 
 
 def check_parts(parts: Mapping[str, object]) -> None:
-    """Refuse objects without a state to save.
-
-    Raises:
-        OptionError: a part is a class, or has no `state_dict` or no `load_state_dict`; or an optimizer trains others.
-    """
+    """Refuse objects without a state to save."""
     if not parts:
         msg = "There is nothing to save; expected the parts of the training: resumable(folder, model=model, …)."
         raise OptionError(msg)
@@ -305,9 +297,6 @@ def load_parts(
 
     Returns:
         sentences about what begins again.
-
-    Raises:
-        OptionError: the parts are others, or a state does not fit its part.
     """
     if missing := sorted({*states} ^ {*parts}):
         saved, given = listed(sorted(states)), listed(sorted(parts))

@@ -18,7 +18,7 @@ from colabstage.io.units import parse_bytes, show_address
 from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import drive_root, place_in, require_drive
 from colabstage.machine.platforms import detect_platform
-from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments, remedies_for_batches
+from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments
 from colabstage.sources.parse import (
     LocalSource,
     ManySource,
@@ -42,7 +42,6 @@ Verify = Literal["fast", "full"]
 RECORD_NAME, LOCK_NAME = "stage.json", ".colabstage-{}.lock"
 FILES_REMEDY = "Move what is yours out of it, or delete it if nothing there is, then stage again."
 SOURCE_REMEDIES = {
-    **remedies_for_batches('data.loader("train", 64'),
     "source": 'Write the dataset\'s path or address first: "photos.zip".',
 }
 # A folder, a prefix in a bucket, this platform's default, or none.

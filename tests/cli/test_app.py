@@ -174,7 +174,7 @@ def test_verify_compares_every_block(run: Run, photos: Path, tmp_path: Path) -> 
     assert result(run("verify", "a.h5", "--json"))["whole"] is True
     for block in (1, 2, 4):
         damage(tmp_path / "a.h5", block * (8 << 20) + 77)
-    assert "3 of 6 blocks of 8.39 MB are not what was written: 1-2, 4 " in reason(run("verify", "a.h5"), 1)
+    assert "3 of 6 blocks of 8.39 MB are not what was written: 1, 2, 4 " in reason(run("verify", "a.h5"), 1)
     told = run("verify", "a.h5", "--json")
     assert told.returncode == 1
     assert json.loads(told.stdout)["damaged_blocks"] == [1, 2, 4]
@@ -303,7 +303,7 @@ def test_a_terminal_that_cannot_show_a_name_fails_for_none(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ("pack photos out/", 2, "'out/' is a folder; expected the name of a file, for example 'out/pack.h5'."),
+        ("pack photos out/", 2, "'out/' is a folder; expected a file's name, for example 'out/pack.h5'."),
         ("pack photos photos/", 2, "Choose another name, for example '{here}/photos-pack.h5'."),
         ("pack photos photos/set.h5", 2, "Choose a place beside it, for example '{here}/photos-set.h5'."),
         ("pack photos s3:/bucket/set.h5", 2, "expected a path, or text as 's3://bucket/set.h5'."),

@@ -111,7 +111,7 @@ def test_what_is_no_file_is_told_by_what_it_is(tmp_path: Path) -> None:
     """Alone and among others; an open file's names are not taken for files."""
     with h5py.File(tmp_path / "open.h5", "w") as file:
         file["x"] = [1]
-        with pytest.raises(OptionError, match=r"path=File.*open\.h5'"):
+        with pytest.raises(OptionError, match=r"path=File"):
             dataset_h5(file)
     wrong: tuple[tuple[Any, str], ...] = (
         (b"a.h5", "b'a.h5'"),

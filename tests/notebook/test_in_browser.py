@@ -204,7 +204,7 @@ def test_fields_make_the_line_and_errors_leave_it_usable(
     fields.get_by_label("image_size").fill("64x48")
     fields.get_by_label("encoding", exact=True).select_option("jpeg:90")
     page.locator(".cs-code", has_text="image_size=(64, 48)").wait_for()
-    page.locator(".cs-code", has_text=re.compile('encoding="jpeg:90"')).wait_for()
+    page.locator(".cs-code", has_text=re.compile("encoding='jpeg:90'")).wait_for()
     press(page, "Plan")
     page.get_by_text("would be read from its source").wait_for()
     notebook.screenshot("form_plan_dark")

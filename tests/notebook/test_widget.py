@@ -32,13 +32,13 @@ def shown(browser: Any) -> int:
 def test_pages_are_turned(tmp_path: Path) -> None:
     """By buttons and by number; at the ends there is no way on."""
     browser = browse(PACKS["labels"](tmp_path / "a.h5"), page_size=8)
-    assert (browser._first.disabled, browser._on.disabled, browser._of.value) == (True, False, "of 4")
+    assert (browser._back.disabled, browser._on.disabled, browser._of.value) == (True, False, "of 4")
     browser._on.click()
     assert ("#8 " in browser._grid.drawn.value, "#7 " in browser._grid.drawn.value) == (True, False)
     browser._page.value = 4
     assert (shown(browser), browser._on.disabled, browser.state.page) == (6, True, 3)
-    browser._first.click()
-    assert (shown(browser), browser._page.value) == (8, 1)
+    browser._back.click()
+    assert (shown(browser), browser._page.value) == (8, 3)
 
 
 def test_class_and_split_are_chosen(tmp_path: Path) -> None:

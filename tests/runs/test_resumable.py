@@ -595,9 +595,10 @@ def test_a_run_that_streamed_goes_on_with_the_whole_pack(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "later", [nn.DataParallel, torch.compile, lambda model: model], ids=["parallel", "compiled", "plain"]
+    ("first", "later"),
+    [(nn.DataParallel, torch.compile), (nn.DataParallel, lambda model: model), (lambda model: model, nn.DataParallel)],
+    ids=["parallel, compiled", "parallel, plain", "plain, parallel"],
 )
-@pytest.mark.parametrize("first", [nn.DataParallel, lambda model: model], ids=["parallel", "plain"])
 @pytest.mark.filterwarnings("default")
 def test_a_model_goes_on_in_another_wrapper(tmp_path: Path, first: Any, later: Any) -> None:
     """As on a machine with more GPUs, or after compiling."""
@@ -775,19 +776,6 @@ def test_a_loop_over_another_loader_is_noted(data: Path, tmp_path: Path) -> None
         said.append(run.notes)
     assert [len(notes) for notes in said] == [1, 0, 0]
     assert "loader=" in said[0][0]
-
-
-@pytest.mark.parametrize("steps", [0, 1])
-def test_epochs_without_a_step_are_noted_once(steps: int, data: Path, tmp_path: Path) -> None:
-    """Of a loop that forgot it. After one step a loop that skips the others has its reasons."""
-    loader = make_loader(dataset_h5(data), 8)
-    with resumable(tmp_path / "run", model=nn.Linear(2, 2), loader=loader, progress=False) as run:
-        for _ in run.epochs(3):
-            for _ in loader:
-                if run.steps < steps:
-                    run.step()
-    assert [note for note in run.notes if "without run.step()" in note] == run.notes
-    assert len(run.notes) == 1 - steps
 
 
 def test_a_loader_without_a_place_is_refused(data: Path, tmp_path: Path) -> None:
