@@ -49,8 +49,7 @@ from colabstage import (
 from colabstage import errors as all_errors
 from colabstage.errors import ColabstageError
 from colabstage.options import LoaderOptions, table_rows
-from tests.support.colab import simulated_colab
-from tests.support.colab_machine import ColabKnobs
+from tests.support.colab import ColabKnobs, simulated_colab
 from tests.support.faulty_mount import faulty_mount
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.colab_machine import SimulatedColab
+    from tests.support.colab import SimulatedColab
 
 pytestmark = pytest.mark.fuse
 
