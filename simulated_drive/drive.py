@@ -17,14 +17,11 @@ import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from colabstage.errors import NotSupportedHereError, OptionError
 from colabstage.machine.mounts import list_mounts, unmount_lazily
 from simulated_drive.knobs import DriveFaults, DriveKnobs, DriveStats
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _CAP_SYS_ADMIN = 21
 _INSTALL = "On Debian, Ubuntu or Colab: apt-get install fuse3; then pip install mfusepy"
@@ -313,7 +310,5 @@ class SimulatedDrive:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.unmount()

@@ -34,7 +34,7 @@ from simulated_drive.cache import (
     canonical,
     is_below_root,
 )
-from simulated_drive.knobs import ContentFault, DriveFaults, DriveKnobs, DriveStats, FaultLedger, FaultOp, Traffic
+from simulated_drive.knobs import SHORT_BYTES, DriveFaults, DriveKnobs, DriveStats, FaultLedger, FaultOp, Traffic
 from simulated_drive.uploads import Account, Pending, UploadQueue
 
 if TYPE_CHECKING:
@@ -126,13 +126,13 @@ def _fail(number: int, path: str) -> NoReturn:
 class ReadHandle:
     """A cloud file open for reading, through the content cache."""
 
-    __slots__ = ("content", "counted", "damage", "path", "visit")
+    __slots__ = ("content", "counted", "is_short", "path", "visit")
 
     def __init__(self, path: str, content: Content, visit: Visit) -> None:
         self.path = path
         self.content = content
         self.visit = visit
-        self.damage: ContentFault | None = None
+        self.is_short = False
         self.counted = False
 
     def entry(self) -> Entry:
@@ -362,9 +362,9 @@ class FuseDrive:
         with self._lock:
             handle.counted = self.ledger.counts_reads_of(path[1:])
             if isinstance(handle, ReadHandle):
-                handle.damage = self.ledger.damage_for(path[1:])
+                handle.is_short = self.ledger.ends_early(path[1:])
         # The kernel's page cache would merge reads, and fill up short ones from the size in the listing.
-        fi.direct_io = int(handle.counted or (isinstance(handle, ReadHandle) and handle.damage is not None))
+        fi.direct_io = int(handle.counted or (isinstance(handle, ReadHandle) and handle.is_short))
         return self._hand_out(handle, fi)
 
     def _hand_out(self, handle: ReadHandle | LocalHandle, fi: Any) -> int:
@@ -425,19 +425,13 @@ class FuseDrive:
         if isinstance(handle, LocalHandle):
             return self._read_local(handle, size, offset)
         content = handle.content
-        end = content.size
-        if handle.damage is not None and handle.damage.kind == "truncate":
-            end = max(0, end - handle.damage.tail_bytes)
+        end = content.size - SHORT_BYTES if handle.is_short else content.size
         size = min(size, end - offset)
         if size <= 0:
             return b""
         if handle.counted:
             self._enter("read", handle.path)
-        data = self._content.read(content, handle.visit, size, offset)
-        if handle.damage is not None and handle.damage.kind == "zero_tail":
-            sound = max(0, content.size - handle.damage.tail_bytes - offset)
-            data = data[:sound].ljust(len(data), b"\0")
-        return data
+        return self._content.read(content, handle.visit, size, offset)
 
     def _read_local(self, handle: LocalHandle, size: int, offset: int) -> bytes:
         data = os.pread(handle.fd, size, offset)

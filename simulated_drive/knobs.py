@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+SHORT_BYTES = 5
 FaultOp = Literal["stat", "list", "open", "read", "write", "create", "mkdir", "rename", "unlink"]
 
 
@@ -109,35 +110,17 @@ class OpFault:
     errno: int = errno.EIO
     """The errno of the call."""
     first: int | None = None
-    """Only among this many first matching calls; `None` for no limit."""
-    every: int | None = None
-    """Only every n-th matching call fails: 3 fails the third, sixth, …; `None` for all."""
+    """Only this many first matching calls; `None` for no limit, 0 only counts reads."""
     per_file: bool = False
     """Calls are counted separately for each path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContentFault:
-    """Files with wrong content, but the right size in every listing."""
-
-    pattern: str
-    """As in `OpFault`."""
-    kind: Literal["zero_tail", "truncate"]
-    """`"zero_tail"` reads the last `tail_bytes` as zeros, `"truncate"` ends the file that much early."""
-    tail_bytes: int
-    """Length of the damage in bytes."""
-    first_opens: int | None = None
-    """Only this many first opens of matching files are damaged; `None` for all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ListingFault:
-    """Folders whose listing silently lacks entries."""
+    """Folders whose listing silently lacks half of the entries."""
 
     pattern: str
     """As in `OpFault`, matched against the folder."""
-    keep: float = 0.5
-    """The share of entries that is listed, from 0 to 1."""
     first: int | None = None
     """Only this many first listings lack entries; `None` for all."""
 
@@ -148,8 +131,8 @@ class DriveFaults:
 
     ops: tuple[OpFault, ...] = ()
     """Calls that fail."""
-    contents: tuple[ContentFault, ...] = ()
-    """Files whose content is wrong or late."""
+    short_files: tuple[str, ...] = ()
+    """Globs of files that end `SHORT_BYTES` early, with the right size in every listing."""
     listings: tuple[ListingFault, ...] = ()
     """Folders that are listed in part or late."""
     drop_uploads: tuple[str, ...] = ()
@@ -164,7 +147,7 @@ class DriveFaults:
         """Rebuild from the result of `dataclasses.asdict`, also after conversion to JSON and back."""
         return cls(
             ops=tuple(OpFault(**rule) for rule in value["ops"]),
-            contents=tuple(ContentFault(**rule) for rule in value["contents"]),
+            short_files=tuple(value["short_files"]),
             listings=tuple(ListingFault(**rule) for rule in value["listings"]),
             drop_uploads=tuple(value["drop_uploads"]),
             stall_uploads=value["stall_uploads"],
@@ -287,8 +270,7 @@ class FaultLedger:
 
     def _strikes(self, rule: OpFault, path: str) -> bool:
         number = self._count(rule, path if rule.per_file else "")
-        within = rule.first is None or number <= rule.first
-        return within and (rule.every is None or number % rule.every == 0)
+        return rule.first is None or number <= rule.first
 
     def errno_for(self, op: FaultOp, path: str) -> int | None:
         """Return the errno this call answers, or `None` when it may go ahead. Counts the call."""
@@ -297,14 +279,9 @@ class FaultLedger:
         struck = [rule for rule in matching if self._strikes(rule, path)]
         return struck[0].errno if struck else None
 
-    def damage_for(self, path: str) -> ContentFault | None:
-        """Return the damage for the file being opened. Counts the open."""
-        for rule in self.faults.contents:
-            if fnmatchcase(path, rule.pattern):
-                # The first rule for a file decides, even when it is used up: a later one would begin in its middle.
-                within = rule.first_opens is None or self._count(rule, "") <= rule.first_opens
-                return rule if within else None
-        return None
+    def ends_early(self, path: str) -> bool:
+        """Return whether that file ends before its size."""
+        return any(fnmatchcase(path, pattern) for pattern in self.faults.short_files)
 
     def counts_reads_of(self, path: str) -> bool:
         """Return whether reads of that file must not be cached by the kernel."""
@@ -316,7 +293,7 @@ class FaultLedger:
         for rule in self.faults.listings:
             if fnmatchcase(path, rule.pattern):
                 within = rule.first is None or self._count(rule, "") <= rule.first
-                return int(entries * rule.keep) if within else entries
+                return entries // 2 if within else entries
         return entries
 
     def drops_upload(self, path: str) -> bool:

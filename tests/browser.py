@@ -261,10 +261,6 @@ class Notebook:
         """Save the notebook and open it again with a new kernel, in which nothing has run yet."""
         self.page.evaluate(_REOPEN, trusted)
 
-    def text(self) -> str:
-        """The text of all outputs."""
-        return "\n".join(self.page.locator(".jp-OutputArea-output").all_inner_texts())
-
     def wait_for_text(self, text: str) -> None:
         """Wait until an output shows `text`."""
         self.page.locator(".jp-OutputArea-output", has_text=text).first.wait_for()

@@ -6,7 +6,6 @@ a module that a file no longer imports has to be removed.
 
 from __future__ import annotations
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -14,9 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_name("imports.txt")
 FACE = {"colabstage", "colabstage.errors", "colabstage.options", "colabstage.transforms"}
-# In a script that a test runs, and as the target of a patch.
-_SCRIPTED = re.compile(r"^\s*(?:from|import) (colabstage(?:\.\w+)+)(?: import (\w+))?", re.MULTILINE)
-_PATCHED = re.compile(r"colabstage(?:\.\w+)+")
+# Also in scripts that tests run.
+_IMPORTED = re.compile(
+    r"^\s*(?:from|import) (colabstage(?:\.\w+)*)(?: import (?:\(([^)]*)\)|([^\n;(]*)))?", re.MULTILINE
+)
+_PATCHED = re.compile(r"""["'](colabstage(?:\.\w+)+)["']""")
 
 
 def protocols() -> set[str]:
@@ -38,18 +39,14 @@ def module_of(name: str) -> str:
 
 
 def internal_modules(text: str) -> set[str]:
-    """Return the internal modules that a test's text imports."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names |= {".".join(filter(None, found)) for found in _SCRIPTED.findall(node.value)}
-            names |= {node.value} if _PATCHED.fullmatch(node.value) else set()
-    modules = {module_of(name) for name in names if name.partition(".")[0] == "colabstage"}
-    return modules - FACE - protocols()
+    """Return the internal modules that a test's text imports, or names as the target of a patch."""
+    names = {name for found in _IMPORTED.findall(text) for name in names_of(*found)} | {*_PATCHED.findall(text)}
+    return {module_of(name) for name in names} - FACE - protocols()
+
+
+def names_of(module: str, *imported: str) -> list[str]:
+    """Return the dotted names in an import of one or several names from a module."""
+    return [f"{module}.{name.split()[0]}" for name in ",".join(imported).split(",") if name.strip()] or [module]
 
 
 def listed() -> dict[str, set[str]]:

@@ -24,25 +24,19 @@ _CODE = re.compile(r"^`{3,}.*?^`{3,}$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
 @functools.cache
-def forbidden() -> list[str]:
-    """Return the phrases in the first column of the word list."""
+def forbidden() -> re.Pattern[str]:
+    """Return what finds the phrases in the first column of the word list."""
     table = _STYLE.read_text(encoding="utf-8").partition("## Word list")[2]
-    return [phrase for line in table.splitlines() if line.startswith("| `") for phrase in phrases_of(line)]
-
-
-def phrases_of(line: str) -> list[str]:
-    """Return the code-marked phrases in a row's first cell."""
-    return re.findall(r"`([^`]+)`", line.partition(" | ")[0])
+    rows = [line.partition(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    phrases = [phrase for row in rows for phrase in re.findall(r"`([^`]+)`", row)]
+    ends = [re.escape(phrase) + (r"\b" if phrase[-1].isalnum() else "") for phrase in phrases]
+    return re.compile(rf"(?i)\b(?:{'|'.join(ends)})")
 
 
 def complaints(text: str) -> list[str]:
     """Return the forbidden phrases in a text, with the text after them; line ends and capitals make no difference."""
     flat = " ".join(text.split())
-    found = []
-    for phrase in forbidden():
-        end = r"\b" if phrase[-1].isalnum() else ""
-        found += [flat[match.start() :][:60] for match in re.finditer(rf"(?i)\b{re.escape(phrase)}{end}", flat)]
-    return found
+    return [flat[match.start() :][:60] for match in forbidden().finditer(flat)]
 
 
 def pages() -> list[Path]:

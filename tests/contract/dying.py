@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,19 +27,12 @@ class DyingDrive:
     """Uploads are slow, so that kills interrupt them; everything else is quick."""
 
     def __init__(self, home: Path, *, upload_bytes_per_s: float, seed: int) -> None:
-        quick = dict.fromkeys(["stream_bytes_per_s", "total_bytes_per_s", "warm_bytes_per_s"], 1e9)
-        waits = [
-            "cold_open_latency_s",
-            "warm_open_latency_s",
-            "listing_latency_s",
-            "listing_per_entry_s",
-            "warm_listing_s",
-        ]
-        knobs = {**quick, **dict.fromkeys(waits, 0.0), "upload_bytes_per_s": upload_bytes_per_s, "visibility_s": 0.1}
+        quick = DriveKnobs.quick().scaled()
+        knobs = replace(quick, upload_bytes_per_s=upload_bytes_per_s, visibility_s=0.1)
         self.chance = random.Random(seed)
         self.place = home / "content" / "drive"
         self.place.mkdir(parents=True)
-        self.drive = SimulatedDrive(home / "google", knobs=DriveKnobs(**knobs))  # type: ignore[arg-type]
+        self.drive = SimulatedDrive(home / "google", knobs=knobs)
         self.drive.mount(self.place)
         self._timers: list[threading.Timer] = []
 

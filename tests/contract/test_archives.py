@@ -1,4 +1,4 @@
-"""All kinds of archive are the same dataset: staged, they have the same rows; extracted, the same files."""
+"""All kinds of archive are the same dataset: they have the same rows, and as plain files the same files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage import extract_archive, stage_dataset
+from colabstage import stage_dataset
 from tests.contract.served import labels_in, numbers_in
 from tests.support.archives import MAKERS, write_archive
 from tests.support.http_knobs import WebKnobs
@@ -39,12 +39,6 @@ def test_staged(archive: Path, tmp_path: Path) -> None:
     assert (numbers_in(data.path), labels_in(data.path)) == (NUMBERS, LABELS)
     assert data.files is not None
     home.check(finished=True, found={"files": contents(data.files)}, expected=[{"files": FILES}])
-
-
-def test_extracted(archive: Path, tmp_path: Path) -> None:
-    home = Home(tmp_path, theirs=["mine"])
-    extract_archive(archive, tmp_path / "it", progress=False)
-    home.check(finished=True, found={"it": contents(tmp_path / "it")}, expected=[{"it": FILES}])
 
 
 @pytest.mark.parametrize("ranges", ["honoured", "none"])

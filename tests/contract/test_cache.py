@@ -9,9 +9,10 @@ import pytest
 
 from colabstage import plan_stage, stage_dataset
 from colabstage.errors import TargetExistsError
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
 from tests.sources.servers import BucketService, use_login
-from tests.support.faulty_mount import faulty_mount
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import Home
 
@@ -68,9 +69,9 @@ def cache(
     if request.param == "folder":
         yield FolderCache(tmp_path / "cache")
     elif request.param == "Drive":
-        (tmp_path / "home/MyDrive").mkdir(parents=True)
-        with faulty_mount(tmp_path / "home", tmp_path / "content/drive", subtype="drive") as mount:
-            yield FolderCache(mount.place / "MyDrive/cache")
+        with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+            drive.mount(tmp_path / "content/drive")
+            yield FolderCache(tmp_path / "content/drive/MyDrive/cache")
     else:
         service: BucketService = request.getfixturevalue("moto")
         use_login(monkeypatch, service)
@@ -181,11 +182,9 @@ def spoil(cache: FolderCache | BucketCache, damage: str) -> None:
     ("cache", "damage"),
     [
         *(("folder", damage) for damage in ("flipped", "cut", "gone", "without its manifest")),
-        # Each damage on a folder, each kind of place once with one that only the bytes show; all else in the long form.
+        # Each damage on a folder, and on each other place one that only the bytes show.
         pytest.param("Drive", "cut", marks=pytest.mark.fuse),
-        pytest.param("Drive", "gone", marks=[pytest.mark.fuse, pytest.mark.long]),
         ("bucket", "flipped"),
-        pytest.param("bucket", "gone", marks=pytest.mark.long),
     ],
     indirect=["cache"],
 )

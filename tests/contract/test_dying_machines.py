@@ -179,7 +179,7 @@ class Training:
             self.dying.later(at, lambda: self.drive.set_faults(DriveFaults(quota_exceeded=True)))
             self.dying.later(at + 0.5, lambda: self.drive.set_faults(DriveFaults()))
         elif self.trouble == "listing is stale":
-            stale = ListingFault(pattern=f"MyDrive/runs/{self.folder.name}", keep=0.5, first=1)
+            stale = ListingFault(pattern=f"MyDrive/runs/{self.folder.name}", first=1)
             self.drive.set_faults(DriveFaults(listings=(stale,)))
         elif self.trouble == "version is damaged":
             self.damage()

@@ -12,21 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from colabstage import fetch_files
-from colabstage.errors import SourceReadError
 from tests.contract.cases import CASES
 from tests.contract.matrix import Walk
-from tests.support.http_knobs import WebFault
-from tests.support.http_server import WebServer
-from tests.support.images import make_tree
-from tests.support.invariants import Home, contents
 from tests.support.moments import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from tests.support.http_knobs import WebFaultKind
     from tests.support.moments import Processes, What
 
 # More than any of these calls makes on so little data.
@@ -133,21 +126,3 @@ def test_a_source_that_changes_midway(name: str, walk_of: Callable[[str], Walk])
 @pytest.mark.parametrize("name", CASES)
 def test_a_source_that_changes_at_each_call(name: str, walk_of: Callable[[str], Walk]) -> None:
     change_at(walk_of(name).changing(), range(1, MOST))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["hang", "stall", "drip"])
-def test_a_server_that_falls_silent(kind: WebFaultKind, tmp_path: Path) -> None:
-    """Connections stay open but deliver hardly anything: an error within minutes; the next call fetches the rest."""
-    content = bytes(range(256)) * 4000
-    make_tree(tmp_path, {"mine/notes.txt": "mine"})
-    home = Home(tmp_path, theirs=["mine"])
-    with WebServer({"model.bin": content}) as server:
-        server.set_faults(WebFault(kind=kind, at_byte=1000, bytes_per_s=10, min_bytes=2000))
-        with pytest.raises(SourceReadError, match=r"model\.bin"):
-            fetch_files(server.url("model.bin"), tmp_path / "out/it", progress=False)
-        home.check(finished=False, found=contents(tmp_path / "out"), expected=[{}])
-        server.set_faults()
-        fetch_files(server.url("model.bin"), tmp_path / "out/it", progress=False)
-    home.check(finished=True, found=contents(tmp_path / "out"), expected=[{"it": content}])

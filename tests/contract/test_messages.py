@@ -9,7 +9,6 @@ anew and review the diff:
 from __future__ import annotations
 
 import contextlib
-import errno
 import gzip
 import io
 import json
@@ -49,9 +48,9 @@ from colabstage import (
 from colabstage import errors as all_errors
 from colabstage.errors import ColabstageError
 from colabstage.options import LoaderOptions, table_rows
-from tests.support.colab import simulated_colab
-from tests.support.colab_machine import ColabKnobs
-from tests.support.faulty_mount import faulty_mount
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveKnobs
+from tests.support.colab import ColabKnobs, simulated_colab
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
 from tests.support.images import image, in_classes, make_tree
@@ -218,11 +217,12 @@ def in_colab(world: World, call: Callable[[Path], object], **knobs: Any) -> obje
 
 def on_drive(world: World, call: Callable[[Path], object], *, dies: bool = False) -> object:
     """Make a call on a machine with a mounted Drive, whose client may have died."""
-    behind, place = world.new(), world.new() / "content/drive"
-    make_tree(behind / "MyDrive/photos", in_classes(4))
-    with faulty_mount(behind, place, subtype="drive") as mount:
+    place = world.new() / "content/drive"
+    with SimulatedDrive(world.new(), knobs=DriveKnobs.quick()) as drive:
+        make_tree(drive.cloud / "MyDrive/photos", in_classes(4))
+        drive.mount(place)
         if dies:
-            mount.fail("getattr", errno.ENOTCONN)
+            drive.kill()
         return call(place / "MyDrive")
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import zipfile
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from colabstage import stage_dataset
 from demo import __main__ as demo_program
 from demo.report import DemoResult, DemoSize, Session, broken_claims
-from demo.run import SIDE, write_digits
-from demo.train import Epoch, FolderOfImages, Training, stock_loader
+from demo.train import Epoch, Training
 from simulated_drive.knobs import DriveKnobs
 from tests.cli.conftest import practice_environment, write_images
 
@@ -58,20 +55,6 @@ def test_the_short_demo(tmp_path: Path, nurseries: Nurseries) -> None:
     assert list(tmp_path.glob("colabstage-demo-*")) == []
     for expected in ("30.0 ms until its first byte", "Straight from the Drive folder", "accuracy"):
         assert expected in done.stderr
-
-
-def test_digits_are_written_as_folder_and_zip(tmp_path: Path) -> None:
-    """80 to 20, the same for the same seed, with one folder for each class; the zip holds the same files."""
-    assert write_digits(tmp_path, images=200, seed=3)[0] == 200
-    train, test = (FolderOfImages(tmp_path / "digits" / split) for split in ("train", "test"))
-    assert (len(train), len(test)) == (160, 40)
-    images, labels = next(iter(stock_loader(train, workers=0, shuffle=False, seed=0)))
-    assert (images.shape[1:], images.dtype, labels.dtype) == ((1, SIDE, SIDE), torch.float32, torch.int64)
-    assert 0 <= float(images.min()) < 0.1
-    assert 0.9 < float(images.max()) <= 1
-    names = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("digits/*/*/*.jpg")}
-    with zipfile.ZipFile(tmp_path / "digits.zip") as archive:
-        assert set(archive.namelist()) == names
 
 
 def result_of(

@@ -33,8 +33,7 @@ from colabstage import (
 from colabstage.errors import DriveAuthError, DriveDisconnectedError, DriveError, SourceReadError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
-from tests.support.colab import simulated_colab
-from tests.support.colab_machine import ColabKnobs, SimulatedColab
+from tests.support.colab import ColabKnobs, SimulatedColab, simulated_colab
 from tests.support.images import in_classes, make_tree
 from tests.support.steps import Meanwhile
 

@@ -17,7 +17,7 @@ from tests.support.colab import simulated_colab
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.colab_machine import Preset
+    from tests.support.colab import Preset
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,19 +149,6 @@ def test_a_dead_client_answers_errno_107_until_the_next_mount(make_drive: MakeDr
     assert contents(mountpoint / "MyDrive") == {}
 
 
-def test_a_dying_client_first_denies_that_files_exist(make_drive: MakeDrive, mountpoint: Path) -> None:
-    """From a given number of opens on, existing files are not found for a while, and then nothing works."""
-    drive = make_drive(time_scale=1, cold_open_latency_s=0, listing_latency_s=0, death_after_opens=2, death_enoent_s=1)
-    make_tree(drive.cloud / "MyDrive", {"a": "1", "b": "2"})
-    drive.mount(mountpoint)
-    (mountpoint / "MyDrive/a").read_bytes()
-    assert errno_of((mountpoint / "MyDrive/b").read_bytes) == errno.ENOENT
-    deadline = time.monotonic() + 10
-    while drive.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert errno_of((mountpoint / "MyDrive/b").read_bytes) == errno.ENOTCONN
-
-
 def test_mounting_over_something_is_refused(make_drive: MakeDrive, mountpoint: Path) -> None:
     """A folder with files, a mounted folder, and a second mount of one Drive."""
     first, second = make_drive(), make_drive()
@@ -222,16 +208,3 @@ def test_without_fuse_the_sentence_says_what_to_install(tmp_path: Path, monkeypa
         drive.mount(tmp_path / "drive")
     assert str(caught.value) == problem
     assert not (tmp_path / "drive").exists()
-
-
-def test_a_client_that_cannot_start_is_an_error_that_quotes_it(
-    drive: SimulatedDrive, tmp_path: Path, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_tree(tmp_path / "broken", {"mfusepy.py": "raise OSError('no luck today')"})
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
-    with pytest.raises(NotSupportedHereError, match="no luck today"):
-        drive.mount(mountpoint)
-    assert drive.mountpoint is None
-    monkeypatch.delenv("PYTHONPATH")
-    drive.mount(mountpoint)
-    assert (mountpoint / "MyDrive").is_dir()

@@ -13,8 +13,9 @@ import pytest
 
 from colabstage import list_datasets, plan_stage, stage_dataset
 from colabstage.errors import ColabstageError, NotStagedError, TargetExistsError
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.contract.served import numbers_in
-from tests.support.faulty_mount import faulty_mount
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import snapshot
 
@@ -193,12 +194,13 @@ def test_what_is_somebodys_is_refused_by_both(keep: Any, tmp_path: Path) -> None
 @pytest.mark.fuse
 @pytest.mark.parametrize("place", ["here", "cache"])
 def test_a_place_that_cannot_be_listed_is_not_empty(place: str, tmp_path: Path) -> None:
-    World(tmp_path / "world").stage()
-    (tmp_path / "mount").mkdir()
-    with faulty_mount(tmp_path / "world", tmp_path / "mount") as mount:
-        places: Any = {"local_dir": mount.place / "here", "cache_dir": mount.place / "cache"}
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        World(drive.cloud / "MyDrive").stage()
+        drive.mount(tmp_path / "mount")
+        mine = tmp_path / "mount/MyDrive"
+        places: Any = {"local_dir": mine / "here", "cache_dir": mine / "cache"}
         assert len(list_datasets(**places)) == 2
-        mount.fail("readdir", errno.EACCES, below=place)
+        drive.set_faults(DriveFaults(ops=(OpFault(op="list", pattern=f"MyDrive/{place}*", errno=errno.EACCES),)))
         with pytest.raises(ColabstageError, match=place):
             list_datasets(**places)
 

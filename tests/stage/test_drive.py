@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.colab_machine import SimulatedColab
+    from tests.support.colab import SimulatedColab
 
 pytestmark = pytest.mark.fuse
 
@@ -183,7 +183,7 @@ def test_a_listing_that_lacks_files_is_listed_again(
     images: Path, drive: SimulatedDrive, my_drive: Path, tmp_path: Path
 ) -> None:
     """Half a folder's pack never counts: the folder is listed again before anything is recorded or published."""
-    drive.set_faults(DriveFaults(listings=(ListingFault(pattern="MyDrive/photos/*", keep=0.5, first=2),)))
+    drive.set_faults(DriveFaults(listings=(ListingFault(pattern="MyDrive/photos/*", first=2),)))
     staged = stage(my_drive / "photos", cache_dir=tmp_path / "cache")
     assert staged.splits == {"train": 20}
     assert any("10 files more" in note for note in staged.report.notes)

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from colabstage import fetch_files, publish_file, stage_dataset
 from colabstage.errors import ColabstageError, TargetExistsError, TargetNotWritableError
 from colabstage.h5.manifest import is_time_as_noted, manifest_path
 from colabstage.stage.publish import previous_path
-from tests.support.faulty_mount import faulty_mount
+from simulated_drive.drive import SimulatedDrive
+from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.images import image, make_tree
 from tests.support.invariants import contents
 
@@ -183,18 +185,19 @@ def test_another_users_record_or_content_is_not_taken_for_ours(tmp_path: Path, w
 @pytest.mark.fuse
 def test_a_mount_with_one_owner_for_all_may_fail_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To this user, all files there, new ones included, belong to somebody else; only creating one shows it."""
-    (tmp_path / "root").mkdir()
-    model = checkpoint(tmp_path / "model.pt", 1, nbytes=1000)
-    with faulty_mount(tmp_path / "root", tmp_path / "mount") as mount:
-        publish_file(model, mount.place / "model.pt", progress=False)
+    model, knobs = checkpoint(tmp_path / "model.pt", 1, nbytes=1000), replace(DriveKnobs.quick(), type="mirror")
+    with SimulatedDrive(tmp_path / "home", knobs=knobs) as drive:
+        drive.mount(tmp_path / "mount")
+        target = tmp_path / "mount/MyDrive/model.pt"
+        publish_file(model, target, progress=False)
         checkpoint(model, 2, nbytes=1000)
         monkeypatch.setattr(os, "geteuid", lambda: OTHER)
-        mount.fail("create", errno.ENOSPC)
+        drive.set_faults(DriveFaults(ops=(OpFault(op="create", errno=errno.ENOSPC),)))
         with pytest.raises(ColabstageError):
-            publish_file(model, mount.place / "model.pt", progress=False)
-        assert (tmp_path / "root/model.pt").read_bytes() == bytes([1]) * 1000
-        mount.heal()
-        assert publish_file(model, mount.place / "model.pt", progress=False).previous
+            publish_file(model, target, progress=False)
+        assert target.read_bytes() == bytes([1]) * 1000
+        drive.set_faults(DriveFaults())
+        assert publish_file(model, target, progress=False).previous
 
 
 def test_what_is_staged_in_its_source_through_a_link_is_no_part_of_it(tmp_path: Path) -> None:

@@ -13,26 +13,20 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
-import threading
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
-from tests.support.colab_machine import (
-    ColabKnobs,
-    PracticeDrive,
-    Preset,
-    SimulatedColab,
-    environment,
-    make_machine,
-)
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from simulated_drive.drive import SimulatedDrive
 
 _UNSUPPORTED = (
     "Mounting drive is unsupported in this environment. Use PyDrive2 instead. See examples at "
@@ -49,12 +43,125 @@ _UMOUNT_S = 10.0
 # Longer than any test runs.
 _SHELL_S = 600
 
+Preset = Literal["colab_cpu", "colab_gpu", "colab_enterprise", "colab_subprocess", "kaggle"]
 
-class TIMEOUT(Exception):  # noqa: N818 - the name of the exception it stands for
-    """What pexpect raises if the client prints nothing; our code must work knowing only its name."""
+# These identify platforms, so the real machine's own must be hidden.
+_TELLTALES = re.compile(
+    "COLAB|KAGGLE|VERTEX_|TBE_|SAGEMAKER_|PAPERSPACE_|LIGHTNING_|DATABRICKS_|DEEPNOTE_|CODESPACES|DATALORE_|HEX_|"
+    "CLOUD_SHELL|JPY_PARENT_PID|CLOUDSDK_CONFIG|USE_AUTH_EPHEM|ENABLE_DIRECTORYPREFETCHER"
+)
+# The form since 2026, from which programs take the date; before, it was `release-colab_20250902-…`.
+_RELEASE = "release-colab-external-images_20260909-060100_RC00"
 
 
-TIMEOUT.__module__ = "pexpect.exceptions"
+def variables_of(preset: Preset, root: Path) -> dict[str, str]:
+    """Return the environment variables that the platform sets, with its folders under `root`."""
+    practice = {"COLABSTAGE_SYSTEM_ROOT": str(root)}
+    home = {"HOME": str(root / "root"), "COLAB_RELEASE_TAG": _RELEASE}
+    if preset == "kaggle":
+        # Its images are based on Colab's, and keep this.
+        home["COLAB_IMAGE_TYPE"] = "cpu"
+        proxy = {"KAGGLE_DATA_PROXY_URL": "https://dp.kaggle.net", "KAGGLE_URL_BASE": "https://www.kaggle.com"}
+        return practice | home | proxy | {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "JPY_PARENT_PID": "9"}
+    return practice | home | _colab_variables(preset, root)
+
+
+def _colab_variables(preset: Preset, root: Path) -> dict[str, str]:
+    variables = {
+        "COLAB_GPU": "1" if preset == "colab_gpu" else "",  # set but empty on a machine without a GPU
+        "COLAB_TPU_1VM": "",
+        "COLAB_IMAGE_TYPE": "gpu" if preset == "colab_gpu" else "cpu",  # exists since 2026
+        "COLAB_BACKEND_VERSION": "next",
+        "COLAB_JUPYTER_TRANSPORT": "ipc",
+        "COLAB_JUPYTER_IP": "172.28.0.12",
+        "COLAB_NOTEBOOK_ID": "practice",
+        "COLAB_FILE_HANDLER_ADDR": "localhost:3453",
+        "TBE_CREDS_ADDR": "172.28.0.1:8008",
+        "TBE_EPHEM_CREDS_ADDR": "172.28.0.1:8009",
+        "TBE_RUNTIME_ADDR": "172.28.0.1:8011",
+        "USE_AUTH_EPHEM": "1",
+        "CLOUDSDK_CONFIG": str(root / "content/.config"),
+        "ENABLE_DIRECTORYPREFETCHER": "1",
+        "JPY_PARENT_PID": "94",
+        "PYTHONUTF8": "1",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
+    if find_spec("matplotlib_inline"):
+        variables["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+    if preset == "colab_enterprise":
+        variables["VERTEX_PRODUCT"] = "COLAB_ENTERPRISE"
+    return variables
+
+
+def make_machine(preset: Preset, root: Path) -> None:
+    """Create the folders and marker files of a fresh machine; existing ones stay."""
+    root.mkdir(parents=True, exist_ok=True)
+    folders = ("root", "kaggle/working", "kaggle/input") if preset == "kaggle" else ("root", "content/.config")
+    for name in folders:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    if preset != "kaggle":
+        (root / "var/colab").mkdir(parents=True, exist_ok=True)
+        (root / "var/colab/hostname").write_text("m-s-practice\n", encoding="ascii")
+
+
+@contextlib.contextmanager
+def environment(preset: Preset, root: Path) -> Iterator[None]:
+    """Give this process the platform's environment variables; restore its own afterwards."""
+    before = dict(os.environ)
+    try:
+        # Otherwise a test in such a platform's container would be on two platforms at once.
+        for name in [name for name in os.environ if _TELLTALES.match(name)]:
+            del os.environ[name]
+        os.environ.update(variables_of(preset, root))
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class MessageError(Exception):
+    """`google.colab._message.MessageError`: the front end responded with an error."""
+
+
+MessageError.__module__ = "google.colab._message"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColabKnobs:
+    """How the practice Colab responds."""
+
+    auth: Literal["granted", "refused", "silent"] = "granted"
+    """How the permission dialogue ends: granted, refused, or, after the time that the request allows, unanswered."""
+    mount: Literal["works", "root_too_large", "policy_disabled", "client_exits"] = "works"
+    """What the Drive client does at its start."""
+
+
+@dataclass(slots=True)
+class SimulatedColab:
+    """The practice machine behind the stand-in package, and the requests to it."""
+
+    root: Path
+    """The folder that stands for `/`."""
+    drive: SimulatedDrive | None
+    """What `drive.mount` mounts; `None` for a machine without one."""
+    knobs: ColabKnobs
+    """What goes wrong; may be replaced at any time."""
+    calls: list[str] = field(default_factory=list)
+    """The calls in order, as `module.function`."""
+    shells: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """The shell that the client has left in a mount."""
+
+    def request_auth(self, kind: str, *, timeout_s: int) -> bool:
+        """Ask the front end for a permission, if there is a kernel to ask through; return whether it was granted."""
+        get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+        shell: Any = get_shell() if get_shell else None
+        _ = shell.kernel  # outside a kernel the shell is None, so this fails as on Colab
+        self.calls.append(f"request_auth {kind}")
+        if self.knobs.auth == "refused":
+            msg = "Error: credential propagation was unsuccessful"
+            raise MessageError(msg)
+        assert timeout_s > 0, "this request would wait for ever"
+        return self.knobs.auth == "granted"
 
 
 def drive_module(colab: SimulatedColab) -> ModuleType:
@@ -103,10 +210,10 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
         if colab.drive is None or colab.drive.mountpoint is None:
             print("Drive not mounted, so nothing to flush and unmount.")
             return
-        if colab.knobs.flush == "fails" or not colab.drive.flush(timeout_s=int(timeout_ms / 1000)):
+        if not colab.drive.flush(timeout_s=int(timeout_ms / 1000)):
             msg = "flush_and_unmount failed"
             raise ValueError(msg)
-        _unmount_soon(colab)
+        colab.drive.unmount()
 
     module: Any = ModuleType("google.colab.drive")
     module.__all__ = ["flush_and_unmount", "mount"]
@@ -115,7 +222,7 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
 
 
 def _check_environment(colab: SimulatedColab, mountpoint: str) -> None:
-    if not colab.marker("/var/colab/hostname").exists():
+    if not (colab.root / "var/colab/hostname").exists():
         raise NotImplementedError(_UNSUPPORTED)
     if " " in mountpoint:
         msg = "Mountpoint must not contain a space."
@@ -152,7 +259,6 @@ def _is_mounted(place: Path) -> bool:
 
 def _end_client(colab: SimulatedColab, place: Path) -> None:
     """Unmount plainly, then kill any client."""
-    colab.wait_unmounted()
     if _is_mounted(place):
         tools = ["umount", "-f"], ["umount"], ["fusermount3", "-u", "-q"]
         for tool in [tool for tool in tools if shutil.which(tool[0])]:
@@ -190,38 +296,21 @@ def _start_client(colab: SimulatedColab, place: Path, *, answered: bool, readonl
         file.write("practice client starting\n")
         if problem == "root_too_large":
             file.write(f"{_ROOT_TIMEOUT_MARK}\n")
-    if problem == "hangs":
-        msg = "Timeout exceeded."
-        raise TIMEOUT(msg)
     if problem == "policy_disabled":
         raise ValueError(_POLICY)
-    fails = problem in {"client_exits", "root_too_large"} or (colab.knobs.remount == "fails" and colab.was_flushed)
     # On a dead mount that could not be removed, no client can mount.
-    if fails or not answered or _is_mounted(place):
+    if problem in {"client_exits", "root_too_large"} or not answered or _is_mounted(place):
         said = log.read_text(encoding="utf-8", errors="replace")
         msg = "mount failed" + (_ROOT_TIMEOUT if _ROOT_TIMEOUT_MARK in said else "")
         raise ValueError(msg)
     place.mkdir(exist_ok=True)
-    colab.practice_drive().mount(place, readonly=readonly)
-    if problem == "dies":
-        with contextlib.suppress(OSError):
-            colab.practice_drive().kill()
-
-
-def _unmount_soon(colab: SimulatedColab) -> None:
-    """Unmount at once, or a little later, as the knobs say; the caller is told at once that everything is done."""
-    drive, lag_s = colab.practice_drive(), colab.knobs.unmount_lag_s
-    colab.was_flushed = True
-    if not lag_s:
-        drive.unmount()
-        return
-    colab.leaving = threading.Timer(lag_s, drive.unmount)
-    colab.leaving.start()
+    assert colab.drive is not None, "pass one: simulated_colab(root, drive=SimulatedDrive(…))"
+    colab.drive.mount(place, readonly=readonly)
 
 
 @contextlib.contextmanager
 def simulated_colab(
-    root: Path, *, preset: Preset = "colab_cpu", drive: PracticeDrive | None = None, knobs: ColabKnobs | None = None
+    root: Path, *, preset: Preset = "colab_cpu", drive: SimulatedDrive | None = None, knobs: ColabKnobs | None = None
 ) -> Iterator[SimulatedColab]:
     """Make this process look like one on a notebook platform, `google.colab` included; undone at the end.
 
@@ -229,22 +318,21 @@ def simulated_colab(
         root: a folder that stands for `/` on that machine: `root/content`, `root/var/colab/hostname`. Only Drives
             mounted below it are found by `ask_drives`.
         preset: `colab_cpu`, `colab_gpu`, `colab_enterprise`, `colab_subprocess` (a script that a notebook started: no
-            kernel), `kaggle` (which carries some of Colab's variables), `local` (no `google.colab` at all).
+            kernel), `kaggle` (which carries some of Colab's variables).
         drive: what `drive.mount` mounts; unmounted at the end.
         knobs: what goes wrong.
     """
     root = root.resolve()
-    colab = SimulatedColab(root=root, preset=preset, drive=drive, knobs=knobs or ColabKnobs())
+    colab = SimulatedColab(root=root, drive=drive, knobs=knobs or ColabKnobs())
     make_machine(preset, root)
     try:
         with (
             environment(preset, root),
-            _stand_in_shell(has_kernel=preset not in {"colab_subprocess", "local"}),
+            _stand_in_shell(has_kernel=preset != "colab_subprocess"),
             _package(colab),
         ):
             yield colab
     finally:
-        colab.wait_unmounted()
         for shell in colab.shells:
             shell.kill()
             shell.wait()
@@ -259,9 +347,7 @@ def _package(colab: SimulatedColab) -> Iterator[None]:
         google: Any = importlib.import_module("google") if find_spec("google") else _empty_package("google")
         before = getattr(google, "colab", None)
         sys.modules["google"] = google
-        # `None` is Python's own mark for a module that cannot be imported.
-        absent: dict[str, Any] = {"google.colab": None}
-        sys.modules.update(absent if colab.preset == "local" else _present(colab))
+        sys.modules.update(_present(colab))
         google.colab = sys.modules["google.colab"]
         try:
             yield

@@ -9,7 +9,6 @@ so nothing reaches beyond loopback.
 from __future__ import annotations
 
 import datetime
-import time
 import urllib.parse
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -51,10 +50,6 @@ class HostAnswer:
     body: bytes | memoryview = b""
     cut_after: int | None = None
     """Bytes of the body after which the connection is cut, although its length was announced; `None` for all."""
-    bytes_per_s: float = 0.0
-    """The pace of the body; 0 for no limit."""
-    wait_s: float = 0.0
-    """Seconds before the first byte of the response."""
 
 
 def answer_page(html: str, status: int = 200, *, headers: Mapping[str, str] | None = None) -> HostAnswer:
@@ -150,8 +145,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, answer: HostAnswer) -> None:
         server = cast("HttpsHosts", self.server)
-        closing = server.closing
-        closing.wait(answer.wait_s)
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
@@ -160,14 +153,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         body = memoryview(answer.body)[: answer.cut_after]
-        began = time.monotonic()
         for start in range(0, len(body), _PIECE_BYTES):
             self.wfile.write(body[start : start + _PIECE_BYTES])
             server._sent.append(len(body[start : start + _PIECE_BYTES]))
-            if answer.bytes_per_s:
-                ahead = min(start + _PIECE_BYTES, len(body)) / answer.bytes_per_s - (time.monotonic() - began)
-                closing.wait(max(0.0, ahead))
-            if closing.is_set():
+            if server.closing.is_set():
                 break
         if len(body) < len(answer.body):
             self.close_connection = True

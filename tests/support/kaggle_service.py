@@ -52,8 +52,6 @@ class HostedDataset:
     """Who may download it: everybody, owners of the token, or nobody because a licence has not been accepted."""
     cut_every: int = 0
     """Bytes after which each connection to the storage is cut; 0 for never."""
-    bytes_per_s: float = 0.0
-    """The storage's pace; 0 for no limit."""
     busy: int = 0
     """The number of 503 responses before the first good one."""
     lasts: int = 0
@@ -169,7 +167,7 @@ class KaggleService:
         headers = {"Content-Type": "application/zip", "x-goog-hash": f"crc32c=AAAAAA==,md5={digest}"}
         answer = answer_file(request, dataset.archive, headers, etag=f'"{digest}"')
         cut = dataset.cut_every if 0 < dataset.cut_every < len(answer.body) else None
-        return replace(answer, cut_after=cut, bytes_per_s=dataset.bytes_per_s)
+        return replace(answer, cut_after=cut)
 
     def _mounting(self, request: HostRequest) -> HostAnswer:
         asked = json.loads(request.body or b"{}")

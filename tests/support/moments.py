@@ -34,7 +34,6 @@ from colabstage.errors import ColabstageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
 
 What = Literal["kill before", "kill after", "fail", "dead", "full", "short", "cut", "call"]
@@ -117,11 +116,7 @@ class Processes:
 
     def run(self, arguments: list[Any], moment: Moment | None = None, **environment: str) -> Ran:
         """Call the function in a new process, with these environment variables."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps([arguments, asdict(moment or Moment()), environment]) + "\n")
-        self._server.stdin.flush()
-        killed, reached, error, result = json.loads(self._server.stdout.readline())
+        killed, reached, error, result = self._ask(arguments, asdict(moment or Moment()), environment)
         return Ran(killed, reached, error and Failure(*error), result)
 
     def warm_up(self, name: str, arguments: list[Any], **environment: str) -> None:
@@ -130,18 +125,19 @@ class Processes:
         if name in self._warm:
             return
         self._warm.add(name)
+        assert self._ask(arguments, None, environment) == 1, "threads are left, and what is forked would hang"
+
+    def _ask(self, *request: Any) -> Any:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps([arguments, None, environment]) + "\n")
+        self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
-        assert json.loads(self._server.stdout.readline()) == 1, "threads are left, and what is forked would hang"
+        return json.loads(self._server.stdout.readline())
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the server."""
         self._server.communicate()
 

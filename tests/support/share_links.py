@@ -27,7 +27,7 @@ import html
 import threading
 import urllib.parse
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tests.support.https_hosts import HostAnswer, HostRequest, HttpsHosts, answer_file, answer_page
@@ -54,10 +54,6 @@ _SORRY_PAGE = (
 )
 
 
-# A request for no more than this wants a file's facts, or its list of contents.
-_QUESTION_BYTES = 256 * 1024
-
-
 @dataclass(frozen=True, slots=True)
 class SharedItem:
     """A file, folder or document on the imitated Drive."""
@@ -70,22 +66,7 @@ class SharedItem:
     entries: tuple[str, ...] = ()
     state: FileState = "public"
     resource_key: str = ""
-    cut_every: int = 0
-    """Bytes after which each connection that sends the file is cut; 0 for never."""
-    ranges: bool = True
-    """Whether ranges are honoured."""
-    bytes_per_s: float = 0.0
-    """Its pace; 0 for no limit."""
     modified: str = "Mon, 02 Mar 2026 10:00:00 GMT"
-
-
-@dataclass(slots=True)
-class _Log:
-    """How often each path was requested, and the first byte of each download."""
-
-    requests: Counter[str] = field(default_factory=Counter)
-    starts: list[tuple[str, int]] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class DriveShares:
@@ -101,7 +82,8 @@ class DriveShares:
         self._wants_form = wants_form
         self._items: dict[str, SharedItem] = {}
         self._scan_limit_bytes = scan_limit_bytes
-        self._log = _Log()
+        self._requests: Counter[str] = Counter()
+        self._lock = threading.Lock()
         self.hosts = HttpsHosts(
             {
                 "drive.google.com": self._site,
@@ -124,13 +106,8 @@ class DriveShares:
 
     def count(self, path: str) -> int:
         """Return how often a path of any host, such as `/embeddedfolderview`, was requested."""
-        with self._log.lock:
-            return self._log.requests[path]
-
-    def starts(self, item_id: str) -> list[int]:
-        """Return the first byte of each download of a file, in order, without requests for a few bytes."""
-        with self._log.lock:
-            return [start for found, start in self._log.starts if found == item_id]
+        with self._lock:
+            return self._requests[path]
 
     def close(self) -> None:
         """End it. Calling it twice is fine."""
@@ -144,8 +121,8 @@ class DriveShares:
 
     def _find(self, request: HostRequest) -> SharedItem | HostAnswer:
         """Return a request's item, or the response in its place."""
-        with self._log.lock:
-            self._log.requests[request.path] += 1
+        with self._lock:
+            self._requests[request.path] += 1
         item = self._items.get(request.query.get("id", ""))
         if item is None:
             return answer_page(_MISSING_PAGE, 404)
@@ -195,15 +172,7 @@ class DriveShares:
             "x-goog-hash": "md5="
             + base64.b64encode(hashlib.md5(item.content, usedforsecurity=False).digest()).decode(),
         }
-        start, _, end = request.headers.get("range", "bytes=0-").removeprefix("bytes=").partition("-")
-        if start and (not end or int(end) - int(start) >= _QUESTION_BYTES):
-            with self._log.lock:
-                self._log.starts.append((item.id, int(start)))
-        if not item.ranges:
-            request = replace(request, headers={})
-        answer = answer_file(request, item.content, headers)
-        cut = item.cut_every if 0 < item.cut_every < len(answer.body) else None
-        return replace(answer, cut_after=cut, bytes_per_s=item.bytes_per_s)
+        return answer_file(request, item.content, headers)
 
     def _folder_page(self, folder: SharedItem) -> str:
         entries = "".join(_entry(self._items[item_id]) for item_id in folder.entries)
