@@ -104,14 +104,20 @@ class FieldInfo:
 
 @dataclass(frozen=True, slots=True)
 class SplitInfo:
+    """One split of a file."""
+
     name: str
+    """Its name: "train", "test"."""
     x: FieldInfo
+    """Its inputs."""
     y: FieldInfo | None
     """Its targets; `None` where the file has none."""
     keys: str | None
+    """The dataset of the row keys, or `None`."""
 
     @property
     def rows(self) -> int:
+        """Number of samples."""
         return self.x.rows
 
 
@@ -120,6 +126,7 @@ class PackInfo:
     """What a file holds, according to its headers; `None` for what they do not say."""
 
     path: Path
+    """The file."""
     format_version: int | None
     """`None` for a file that colabstage did not write."""
     layout: str | None
@@ -127,6 +134,7 @@ class PackInfo:
     classes: tuple[str, ...]
     """Names of the classes in label order; empty where the file has none."""
     splits: Mapping[str, SplitInfo]
+    """The splits by name."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The options that it was packed with, in the file's own words."""
     source: str | None = None
@@ -136,6 +144,7 @@ class PackInfo:
     encoding_reason: str | None = None
     """Why samples are stored the way they are."""
     encoding: str | None = None
+    """How samples are stored."""
     shard_set: str | None = None
     """For a shard, the value that all shards of the same run share."""
     resizer: str | None = None
@@ -143,9 +152,11 @@ class PackInfo:
 
     @property
     def rows(self) -> dict[str, int]:
+        """Return the number of samples in each split."""
         return {name: split.rows for name, split in self.splits.items()}
 
     def split(self, name: str) -> SplitInfo:
+        """Return the split called `name`."""
         if (found := self.splits.get(name)) is not None:
             return found
         msg = f"'{self.path.name}' has no split '{name}'. {format_splits(self)}"
@@ -280,14 +291,23 @@ def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool 
     return file
 
 
+# HDF5 has neither types nor codes for these errors: only its text tells them apart.
+_TROUBLES = {
+    "truncated file": "is cut off: it has {size:,} bytes and its header promises more ({text}).",
+    "already open for write": "is marked as being written: another program has it open, or was killed. Close it there.",
+    "": "cannot be opened as HDF5 ({text}).",
+}
+
+
 def _open_error(path: Path, size: int, error: OSError) -> Exception:
+    text = str(error)
     # Errors with a number come from the disk or mount and say nothing about the file.
     if error.errno is not None:
         return translate_read_error(error, str(path), 1)
-    # HDF5 has neither a type nor a code for this.
-    if "signature not found" in str(error):
+    if "signature not found" in text:
         return _no_signature(path, size)
-    return DamagedPackError(f"'{path}' ({size:,} bytes) cannot be opened as HDF5 ({error}). Copy or stage it again.")
+    trouble = next(trouble for words, trouble in _TROUBLES.items() if words in text).format(size=size, text=text)
+    return DamagedPackError(f"'{path}' {trouble} Copy or stage it again.")
 
 
 def _no_signature(path: Path, size: int) -> Exception:
@@ -318,7 +338,7 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
     if not names:
         msg = (
             f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {_show_names(file)}. "
-            f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
+            f"{_advised_fields(file, path)}"
         )
         raise PackFormatError(msg)
     # The usual splits in the usual order, then all others by name.
@@ -326,13 +346,54 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
     return {name: _read_split(file, name, path) for name in sorted(names, key=lambda n: (order.get(n, len(order)), n))}
 
 
+def _advised_fields(file: Any, path: Path) -> str:
+    """Suggest names for inputs and targets: the largest dataset, and the only other one with as many rows. Otherwise
+    suggest packing, which looks at the whole file."""
+    found: list[FieldInfo] = []
+    for name in _names_in(file):
+        with suppress(ColabstageError):
+            found.append(_read_field(file, name, path))
+    # Tables with several columns are not plain numbers.
+    found = [one for one in found if one.dtype.names is None]
+    x = max(found, key=lambda one: one.nbytes, default=None)
+    others = [one.name for one in found if x is not None and one is not x and one.rows == x.rows]
+    if x is not None and not x.reversed_axes:
+        y = others[0] if len(others) == 1 else None if len(found) == 1 else "NAME"
+        groups = {one.name.rpartition("/")[0] for one in found} - {""}
+        # If there are several groups, each has inputs of its own.
+        if len(groups) < 2 and (y != "NAME" or (others and not groups)):
+            return f"Say which are what: dataset_h5(path, x={x.name!r}, y={y!r})."
+    return f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
+
+
 # Packing recognises arrays that hold one sample each, and MATLAB's order of axes, or says what to do.
 _PACKING = "Pack it, which looks for inputs and targets: pack_dataset(path, 'packed.h5')"
 
 
+def _names_in(file: Any) -> list[str]:
+    """Return the names of the first datasets, with paths for those in groups."""
+    import h5py
+
+    names: list[str] = []
+    for name in sorted(file)[:_NAMES_SHOWN]:
+        node = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+        # A group with offsets holds rows of variable length, and is read by its own name.
+        if not isinstance(node, h5py.Group) or OFFSETS in node:
+            names.append(name)
+            continue
+
+        def note(inner: str, one: Any, outer: str = name) -> bool | None:
+            if isinstance(one, h5py.Dataset):
+                names.append(f"{outer}/{inner}")
+            return True if len(names) >= _NAMES_SHOWN else None
+
+        node.visititems(note)
+    return names[:_NAMES_SHOWN]
+
+
 def _show_names(file: Any) -> str:
-    names = sorted(file)
-    return ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "") or "nothing"
+    """Say which datasets there are, for an error."""
+    return ", ".join(_names_in(file)) or "nothing"
 
 
 def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitInfo]:
@@ -454,6 +515,7 @@ def _read_boxes(group: Any, name: str) -> FieldInfo:
 
 
 def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
+    """Return the value of a group's `mask_options` attribute."""
     return {
         "size": options.size and list(options.size),
         "resize": options.resize,
@@ -470,6 +532,7 @@ def _size_of(raw: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def mask_options_from_json(text: str) -> MaskOptions:
+    """Read a group's `mask_options` attribute."""
     raw = json.loads(text)
     colors = raw.get("colors")
     colors = None if colors is None else tuple((int(red), int(green), int(blue)) for red, green, blue in colors)
@@ -477,11 +540,13 @@ def mask_options_from_json(text: str) -> MaskOptions:
 
 
 def image_options_to_json(options: ImageOptions) -> dict[str, Any]:
+    """Return the value of a group's `image_options` attribute."""
     # Earlier versions do not know "auto", which decodes files to RGB anyway.
     color_mode = "rgb" if options.color_mode == "auto" else options.color_mode
     return {"size": options.size and list(options.size), "color_mode": color_mode, "resize": options.resize}
 
 
 def image_options_from_json(text: str) -> ImageOptions:
+    """Read a group's `image_options` attribute."""
     raw = json.loads(text)
     return ImageOptions(_size_of(raw), raw.get("color_mode", "rgb"), raw.get("resize", "stretch"))

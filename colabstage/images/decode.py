@@ -1,16 +1,19 @@
 """Image bytes to arrays and back, from any number of threads at once.
 
 JPEG is decoded by libjpeg-turbo through `simplejpeg`, which releases the interpreter lock meanwhile; whatever that
-cannot do, and every other format, goes through Pillow. Colour JPEGs come out equal, byte for byte
-(tests/images/test_decoding.py).
+cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour JPEGs
+come out equal, byte for byte (tests/images/test_decoding.py checks that).
+
+Rarer kinds of images:
 
 - EXIF orientation is always applied; XMP orientation where EXIF has none.
-- Palettes are looked up. Alpha is dropped for `"rgb"` and `"grayscale"` (it is not blended with a background), and
-  kept as the fourth channel for `"keep"`.
-- `"grayscale"` of a colour JPEG is the luma that the file stores; other formats use Pillow's weights (ITU-R 601-2).
+- Palettes are looked up. Alpha is dropped for `"rgb"` and `"grayscale"`, as Pillow's `convert` does (it is not blended
+  with a background), and kept as the fourth channel for `"keep"`.
+- `"grayscale"` of a colour JPEG is the luma that the file stores, which Pillow gets after `draft("L")`; other formats
+  use Pillow's weights (ITU-R 601-2).
 - 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Of 16-bit
-  colours Pillow reads the upper 8 alone. What is lost shows in `DecodedImage.lost`. Floating point and 32-bit grayscale
-  come as float32 for `"keep"`, with no agreed range for a conversion to 8 bits: an error.
+  colours Pillow reads the upper 8 alone. What is lost shows in `DecodedImage.lost`. Floating
+  point and 32-bit grayscale come as float32 for `"keep"`, with no agreed range for a conversion to 8 bits: an error.
 - Animations give their first frame.
 
 Faulting in fresh pages takes a tenth of the time of decoding, so each thread reuses the memory that it decodes into.
@@ -84,13 +87,19 @@ def resample(
     resizer: Resizer = "pillow",
     scratch: Scratch | None = None,
 ) -> NDArray[Any]:
-    """Scale C-contiguous `(H, W, C)` of 1, 3 or 4 channels, uint8, uint16 or float32, as `placement` says, and pad it
-    with 0.
+    """Scale an image as `placement` says, and pad it with 0.
 
     Args:
-        gap: with Pillow, a side that shrinks by at least twice this factor is first reduced block by block.
-        resizer: `"torch"` scales uint8 images of 3 channels whose box has integer edges; all others go through Pillow.
+        pixels: C-contiguous `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
+        placement: where it goes.
+        gap: with Pillow, a side that shrinks by at least twice this factor is first reduced by a whole number, block by
+            block.
+        resizer: `"torch"` scales uint8 images of 3 channels whose box has integer edges by torch; all others go through
+            Pillow, as do all with `"pillow"`.
         scratch: memory in which the result may be.
+
+    Returns:
+        C-contiguous `(H, W, C)` of the placement's target size, of the dtype of `pixels`.
     """
     shape = (*placement.scaled, pixels.shape[2])
     if resizer == "torch" and (
@@ -115,7 +124,10 @@ def resample(
 
 
 def can_torch_resize() -> bool:
-    """Return whether torch, which is imported, has its fast kernel here and is within one grey level of Pillow."""
+    """Return whether torch is installed, has its fast kernel on this processor, and is within one grey level of Pillow.
+
+    Imports torch, which takes one core one to two seconds if nothing else has.
+    """
     try:
         # Checked each time: a kernel found earlier is useless if torch has been uninstalled since.
         return find_spec("torch") is not None and _is_torch_fast()
@@ -133,8 +145,10 @@ def expects_torch() -> bool:
 
 
 def scale_by_torch(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Scale C-contiguous, writable uint8 `(H, W, C)` of 1 or 3 channels into C-contiguous `out`, `(h, w, C)`: torch's
-    channels-last, so nothing is copied, nor divided among threads."""
+    """Scale C-contiguous, writable uint8 `(H, W, C)` of 1 or 3 channels into C-contiguous `out`, `(h, w, C)`.
+
+    This memory layout is torch's channels-last, so nothing is copied, nor divided among threads.
+    """
     kernel, from_numpy = _torch_kernel()
     # Transposed by numpy, because each of torch's functions releases the interpreter lock and must wait for it again.
     content, target = (from_numpy(each.transpose(2, 0, 1)[None]) for each in (pixels, out))
@@ -231,7 +245,10 @@ class PixelRoom:
         self._changed = threading.Condition()
 
     def room_for(self, content: object) -> AbstractContextManager[None]:
-        """Return a context in which to decode a file; it begins when there is space, or nothing else is decoded."""
+        """Return a context in which to decode an image file.
+
+        It begins when there is space for the image, at the latest when nothing else is decoded.
+        """
         pixels = _count_pixels(content) if isinstance(content, bytes) else 0
         # Nearly every image is small, and a lock for each would cost more than it saves.
         return nullcontext() if pixels <= _FEW_PIXELS else self._occupied(pixels)
@@ -312,12 +329,15 @@ class ImageFacts:
     """The facts about `decode_image(data, ImageOptions(color_mode="keep"))`, usually read from the header alone."""
 
     height: int
-    """Orientation applied, as `width`."""
+    """In pixels, orientation applied."""
     width: int
+    """In pixels, orientation applied."""
     channels: int
+    """1, 3 or 4."""
     dtype: np.dtype[Any]
+    """uint8, uint16 or float32."""
     format: str
-    """Pillow's name of it."""
+    """Pillow's name of the format, for example `"JPEG"`."""
     peak: int | None = None
     """The largest value of 16-bit pixels, if these were decoded to find it."""
     animated: bool = False
@@ -335,6 +355,7 @@ class DecodedImage(NamedTuple):
     """An image file as an array."""
 
     pixels: NDArray[Any]
+    """`(H, W, C)`, as `decode_image` returns it."""
     size: tuple[int, int]
     """Height and width of the upright image before it was resized."""
     lost: tuple[Loss, ...]
@@ -342,16 +363,23 @@ class DecodedImage(NamedTuple):
 
 
 def decode_image(data: bytes, options: ImageOptions) -> NDArray[Any]:
-    """Decode one image file to a C-contiguous, writable array `(H, W, C)`; uint8, except for `color_mode="keep"` of
-    16-bit (uint16) and floating-point (float32) grayscale files."""
+    """Decode one image file.
+
+    Returns:
+        C-contiguous, writable array `(H, W, C)`; uint8, except for `color_mode="keep"` of 16-bit (uint16) and
+        floating-point (float32) grayscale files.
+    """
     return decode_sized(data, options).pixels
 
 
 def decode_sized(
     data: bytes, options: ImageOptions, *, resizer: Resizer = "pillow", scratch: Scratch | None = None
 ) -> DecodedImage:
-    """Decode one image file, as `decode_image`, and return what else becomes known. `scratch`: this thread's memory;
-    the result may be in it, until the next call."""
+    """Decode one image file, as `decode_image`; also return what else becomes known.
+
+    `scratch`: this thread's memory; the result may be in it, until the next call. Without it every image faults in
+    fresh pages, a tenth of the time when several threads decode.
+    """
     # An image that is not resized is itself the result, so it needs its own memory.
     decoded = scratch.decoded if scratch is not None and options.size is not None else None
     found = _decode_turbo(data, options, decoded) if is_jpeg(data) else None
@@ -376,8 +404,10 @@ def decode_sized(
 
 
 def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer = "pillow") -> NDArray[Any]:
-    """Convert a decoded image, `(H, W)` or `(H, W, C)`, to the requested colours and size, as `decode_image` a
-    file's."""
+    """Convert a decoded image to the requested colours and size, as `decode_image` does a file's.
+
+    `pixels`: `(H, W)` or `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
+    """
     values = pixels[..., None] if pixels.ndim == 2 else pixels
     if values.ndim != 3 or values.shape[2] not in (1, 3, 4) or values.dtype not in _IMAGE_DTYPES or not values.size:
         msg = (
@@ -426,6 +456,7 @@ def probe_image(data: bytes) -> ImageFacts:
 
 
 def _losses(dtype: np.dtype[Any], *, animated: bool, deep: bool) -> tuple[Loss, ...]:
+    """Return what of an image file is lost in pixels of this dtype."""
     lost: dict[Loss, bool] = {"frames": animated, "bits": deep and dtype == np.uint8}
     return tuple(loss for loss, is_lost in lost.items() if is_lost)
 
@@ -457,9 +488,11 @@ def _is_deep(image: Image.Image, data: bytes) -> bool:
 def _decode_turbo(
     data: bytes, options: ImageOptions, scratch: bytearray | None
 ) -> tuple[NDArray[np.uint8], tuple[int, int], int] | None:
-    """Decode by simplejpeg, at a half, a quarter or an eighth if the options allow: the upright pixels, each the mean
-    of a block of `factor` by `factor`, the size of the whole image, and the factor. `None` if that is left to
-    Pillow."""
+    """Decode by simplejpeg, at a half, a quarter or an eighth if the options allow; `None` if that is left to Pillow.
+
+    Return the upright pixels, each the mean of a block of `factor` by `factor`; height and width of the whole image;
+    and the factor.
+    """
     header = read_jpeg_header(data)
     check_pixels(header.width, header.height)
     if not is_plain(header):
@@ -604,6 +637,7 @@ def _orientation_left(image: Image.Image, data: bytes) -> int:
 
 
 def _open_pillow(data: bytes) -> Image.Image:
+    """Open the header, and nothing else."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -616,6 +650,9 @@ def _open_pillow(data: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:
         found = f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are" if data else "The file is empty:"
+        # Most failed downloads are one of these.
+        if data[:256].lstrip()[:1] == b"<":
+            found = "The file is a web page or an SVG drawing:"
         instead = stand_in(data[:_HEAD_BYTES])
         if instead:
             msg = f"The file is no image but {instead}."
@@ -624,6 +661,13 @@ def _open_pillow(data: bytes) -> Image.Image:
         # If Pillow knows the format, the file is damaged.
         if _is_heic(data) and "HEIF" not in Image.OPEN:
             missing = " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
+        elif data[4:12] == b"ftypavif" and "AVIF" not in Image.OPEN:
+            missing = " It is AVIF, which needs Pillow 11.3 or newer. Update it with: pip install -U pillow"
+        elif data[:4] in (b"II*\0", b"MM\0*"):
+            missing = (
+                " It is a TIFF that Pillow does not read, as of more than four channels (bands). Use tifffile: "
+                "give pack_dataset an object whose items are (x, y), x = tifffile.imread(path)."
+            )
         msg = f"{found} no image format that can be read here.{missing}"
         raise DecodeError(msg) from error
     # Pillow's plugins raise whatever a broken file makes them raise.
@@ -647,6 +691,7 @@ _HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 
 
 def _is_heic(data: bytes) -> bool:
+    """Tell whether a file begins like a phone's HEIC photograph."""
     return data[4:8] == b"ftyp" and data[8:12] in _HEIC
 
 
@@ -720,11 +765,21 @@ Crop = tuple[int, int, int, int]
 def decode_region(
     data: bytes, color_mode: ColorMode, crop: Crop, target: tuple[int, int], *, scratch: bytearray | None = None
 ) -> NDArray[Any]:
-    """Decode `crop` of an image file, uint8 `(h, w, C)` over `scratch`, not contiguous.
+    """Decode a part of an image file.
 
     A JPEG whose rows are stored in order is decoded only to the part's last row; and at a half, a quarter or an eighth
-    of its size if the part is that much larger than `target`, the size that it will be resized to: the edges are then
-    rounded to whole pixels of the smaller image, by up to half a pixel.
+    of its size if the part is that much larger than `target`: the edges are then rounded to whole pixels of the smaller
+    image, by up to half a pixel.
+
+    Args:
+        data: the whole file.
+        color_mode: `"rgb"` or `"grayscale"`.
+        crop: top, left, height and width of the part in the upright image, in pixels.
+        target: height and width that it will be resized to, in pixels.
+        scratch: memory to decode into, one for each thread; grows as needed.
+
+    Returns:
+        uint8 `(h, w, C)`; over `scratch`, and not contiguous.
     """
     part = _decode_jpeg(data, color_mode, crop, target, scratch) if is_jpeg(data) else None
     if part is not None:
@@ -753,6 +808,12 @@ class WholeImage(NamedTuple):
         return turn_upright(self.pixels[slice(*rows), slice(*columns)], self.header.orientation)
 
 
+def region_factor(crop: Crop, target: tuple[int, int]) -> int:
+    """Return the factor by which `decode_region` reduces a JPEG: 1, 2, 4 or 8."""
+    # The same rule as for whole images, so that a crop of everything equals the whole image.
+    return block_side(crop[2], crop[3], target)
+
+
 # The share of a JPEG's rows that counts as nearly all. Decoding the last tenth takes less time than decoding one of ten
 # later crops of the same image; decoding more would slow the first epoch so much that two epochs took longer than
 # without.
@@ -767,9 +828,20 @@ def decode_whole(
     *,
     scratch: bytearray | None = None,
 ) -> WholeImage | None:
-    """Decode an image file so that any crop with this factor can be cut from it, if this crop needs nearly all
-    of it anyway. `None` if `decode_region` takes considerably less time, or the content of a crop depends on how far
-    the file is decoded (in some such cases the decoder warns)."""
+    """Decode an image file so that any crop with this `region_factor` can be cut from it, if this crop needs nearly all
+    of it anyway.
+
+    Args:
+        data: the whole file.
+        color_mode: `"rgb"` or `"grayscale"`.
+        crop: as of `decode_region`.
+        factor: of the crop.
+        scratch: memory that the result may be in.
+
+    Returns:
+        `None` if `decode_region` takes considerably less time, or the content of a crop depends on how far the file is
+        decoded (in some such cases the decoder warns).
+    """
     header = read_jpeg_header(data) if is_jpeg(data) else None
     if header is None or not is_plain(header):
         return WholeImage(decode_image(data, ImageOptions(color_mode=color_mode)), 0, None)
@@ -788,7 +860,7 @@ def _decode_jpeg(
     header = read_jpeg_header(data)
     if not is_plain(header):
         return None
-    factor = block_side(crop[2], crop[3], target)
+    factor = region_factor(crop, target)
     (_, last_row), _ = _reduced_crop(crop, factor, header)
     # One more row, from which the last one takes half of its colours.
     rows = min(header.height, (last_row + 1) * factor)
@@ -849,8 +921,11 @@ _LOOK_BYTES = 128 * 1024
 def check_complete(data: bytes) -> ImageFacts:
     """Check that an image file has a readable header, and pixels that can be decoded; return what its header says.
 
-    For most JPEGs the segments before the codes are tried, for a PNG the checksums; any other file is decoded. Data
-    after the end (padding, a second picture) does not matter.
+    For most JPEGs the segments before the codes are tried, for a PNG the checksums. Data after the end (padding, a
+    second picture) does not matter. Any other file passes if it can be decoded.
+
+    Raises:
+        DecodeError: it is cut off, damaged, or not an image.
     """
     if is_jpeg(data) and comes_by_rows(data, read_jpeg_header(data)):
         segments = segments_before_codes(data)

@@ -52,6 +52,8 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
 # People often pass something else where a dataset_h5 is needed; this says what to write.
 ONE_SPLIT = "Pass one split of what stage_dataset returned, data['train'], or open a file with dataset_h5(path)."
 
+# Of names, as difflib measures it: `image_size` is not what `batch_size` was meant to be.
+_CLOSE = 0.65
 
 # The docstring entry that stands for all arguments defined elsewhere, and the section of all arguments.
 _ENTRY = re.compile(r"^( +)\*\*\w+:.*\n(?:\1 +.*\n)*", re.MULTILINE)
@@ -155,7 +157,7 @@ def refused_call(
         return OptionError(f"{function}() has no {unknown}=. {remedies[unknown]}")
     own = [one.name for one in shown]
     # `size` is spelt more like `resize`, but means `image_size`.
-    near = [one for one in own if unknown in one.split("_")] or difflib.get_close_matches(unknown, own, 1)
+    near = [one for one in own if unknown in one.split("_")] or difflib.get_close_matches(unknown, own, 1, _CLOSE)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return ArgumentError(f"{function}() {error}.{hint}")
 
@@ -269,6 +271,8 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
         return "Give a list of paths." if several else "Give one path, and call once for each."
     if isinstance(value, Mapping | str | bytes | type) or is_frame(value) or not hasattr(value, "__getitem__"):
         return otherwise
+    if hasattr(value, "__array__"):
+        return "Save arrays first, np.savez('data.npz', x_train=x, y_train=y), and give that file."
     return "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y)."
 
 

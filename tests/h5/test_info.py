@@ -90,13 +90,16 @@ def test_a_file_of_anybody_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shapes", "said"),
     [
-        ({"train_set_x": (6, 4, 4), "train_set_y": (6,)}, "It holds: train_set_x, train_set_y."),
-        ({"0/normals": (6, 3), "1/points": (9, 3)}, "pack_dataset(path"),
+        ({"train_set_x": (6, 4, 4), "train_set_y": (6,), "list_classes": (2,)}, "x='train_set_x', y='train_set_y'"),
+        ({"data": (6, 4)}, "x='data', y=None"),
+        ({"data": (6, 4), "age": (6,), "sex": (6,)}, "x='data', y='NAME'"),
+        ({"0/normals": (6, 3), "0/points": (6, 3), "1/normals": (9, 3), "1/points": (9, 3)}, "pack_dataset(path"),
     ],
 )
-def test_a_file_with_other_names_is_refused_with_these(
+def test_the_advice_names_what_may_be_inputs_and_targets(
     tmp_path: Path, shapes: dict[str, tuple[int, ...]], said: str
 ) -> None:
+    """Chosen by size, so that the line works as it stands."""
     path = tmp_path / "theirs.h5"
     with h5py.File(path, "w") as file:
         for name, shape in shapes.items():
@@ -245,5 +248,5 @@ def test_the_lock_of_a_writer_does_not_keep_readers_out(tmp_path: Path, writer: 
 def test_a_pack_that_somebody_changes_is_said_to_be_written(pack: Path, writer: Callable[[Path], None]) -> None:
     """HDF5 marks newer files as open for writing; the error says so, instead of reporting wrong bytes."""
     writer(pack)
-    with pytest.raises(DamagedPackError, match="open for write"):
+    with pytest.raises(DamagedPackError, match="being written"):
         read_info(pack)

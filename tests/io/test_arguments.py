@@ -83,8 +83,8 @@ def _frame() -> Any:
 # The object, and what the suggested line contains, or what is expected.
 GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "table": (_frame, "expected"),
-    "array": (lambda: np.zeros((100, 28, 28)), r"pack_dataset\(dataset"),
-    "column": (lambda: _frame()["image"], r"pack_dataset\(dataset"),
+    "array": (lambda: np.zeros((100, 28, 28)), r"np\.savez"),
+    "column": (lambda: _frame()["image"], r"np\.savez"),
     "dataset": (Items, r"pack_dataset\(dataset"),
     "splits": (lambda: {"train": Items(), "test": Items()}, "expected|one of them"),
     "class": (lambda: Items, "expected"),
@@ -109,7 +109,7 @@ HAVE_SAMPLES = ("column", "array", "dataset")
 def test_what_is_no_path_is_answered_in_a_line(tmp_path: Path, kind: str) -> None:
     """By every call that reads a path, before anything is created."""
     make, says = GIVEN[kind]
-    meant = {"pack_dataset": f"{says}|For an iterator", "dataset_h5": "path="}
+    meant = {"pack_dataset": f"{says}|Give list", "dataset_h5": "path="}
     for name, call in CALLS.items():
         if (name, kind) == ("dataset_h5", "column") or (name == "pack_dataset" and kind in HAVE_SAMPLES):
             continue

@@ -226,5 +226,5 @@ def test_an_address_is_not_looked_for_as_a_file(name: str) -> None:
 
 def test_pack_dataset_says_what_takes_several_sources(tmp_path: Path) -> None:
     """Errors about archives beside a table recommend a list, which was taken for a dataset of texts."""
-    with pytest.raises(OptionError, match=r"list of paths .*stage_dataset"):
+    with pytest.raises(OptionError, match=r"paths for samples.*stage_dataset"):
         pack_dataset([tmp_path / "table", tmp_path / "table/train.zip"], tmp_path / "a.h5")

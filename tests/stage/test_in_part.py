@@ -196,7 +196,7 @@ def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_pa
         data.wait(progress=False)
     part: Any = train.reader.arrival
     left = np.flatnonzero(~part.file.state).tolist()
-    with pytest.raises(CancelledError, match=r"blocks \d are here"):
+    with pytest.raises(CancelledError):
         train.read_batch(range(COUNT))
     gate.read.clear()
     again = stage(source, tmp_path / "a").wait(progress=False)
