@@ -272,7 +272,9 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
     if isinstance(value, Mapping | str | bytes | type) or is_frame(value) or not hasattr(value, "__getitem__"):
         return otherwise
     if hasattr(value, "__array__"):
-        return "Save arrays first, np.savez('data.npz', x_train=x, y_train=y), and give that file."
+        return (
+            "Save arrays first, np.savez('data.npz', x_train=x, y_train=y), and give that file; of paths give a list."
+        )
     return "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y)."
 
 

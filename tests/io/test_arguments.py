@@ -84,7 +84,7 @@ def _frame() -> Any:
 GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "table": (_frame, "expected"),
     "array": (lambda: np.zeros((100, 28, 28)), r"np\.savez"),
-    "column": (lambda: _frame()["image"], r"np\.savez"),
+    "column": (lambda: _frame()["image"], "of paths give a list"),
     "dataset": (Items, r"pack_dataset\(dataset"),
     "splits": (lambda: {"train": Items(), "test": Items()}, "expected|one of them"),
     "class": (lambda: Items, "expected"),
