@@ -151,6 +151,8 @@ def _parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
 
 # How many duplicated images are read to make sure that they are equal.
 _COMPARED = 8
+# Pictures in unreadable formats: a folder of them is a class whose samples are missing.
+_OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
 _PART_ENDS = frozenset(
     {"mask", "label", "labels", "lab", "gt", "seg", "target", "hair", "skin", "l", "rgb", "img", "image"}
 )
@@ -186,7 +188,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     paths, folder_of_file = files.folders
     split_paths = [tuple(path.split("/")) if path else () for path in paths]
     filled = [(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(split_paths)]
-    folders = _unwrap([*filled, *_without_files(source, filled)])
+    folders = _unwrap([*filled, *_without_files(source, kind, filled)])
     splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source, paths)
     every = sorted(_classes_in(folders, splits, level))
     flat = _flat_splits(every) if splits and level is None else set()
@@ -238,13 +240,17 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     return Evidence(table, "the folders", frozenset(lists), is_guess=True)
 
 
-def _without_files(source: Source, filled: list[_Folder]) -> list[_Folder]:
+def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:
     """Find the folders without files of the kind that are empty or hold only pictures in unreadable formats."""
+    names = set(source.tree.empty_folders)
+    # Covers and spectrograms beside audio are not a class.
+    if kind.extensions != words.SOUNDS:
+        names |= {folder for folder in source.ending_in(_OTHER_PICTURES).folders[0] if folder}
     # A folder above one with files is not a class of its own.
     used = {parts[:depth] for parts, _ in filled for depth in range(1, len(parts) + 1)}
     return [
         (parts, -1)
-        for parts in sorted({tuple(name.split("/")) for name in source.tree.empty_folders} - used)
+        for parts in sorted({tuple(name.split("/")) for name in names} - used)
         if not any(map(words.is_foreign, parts)) and not words.is_split(parts[-1]) and not words.is_role(parts[-1])
     ]
 
@@ -351,7 +357,8 @@ def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
 def _place_of(parts: tuple[str, ...], level: int) -> int:
     at = level - 1 if level > 0 else len(parts) + level
     if not 0 <= at < len(parts):
-        msg = f"folders(level={level}): '{'/'.join(parts)}' is {len(parts)} folders deep. -1 is the innermost."
+        deep = format_count(len(parts), "folders")
+        msg = f"folders(level={level}): '{'/'.join(parts)}' is {deep} deep. -1 is the innermost."
         raise LayoutError(msg)
     return at
 
