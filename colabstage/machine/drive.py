@@ -85,6 +85,7 @@ from colabstage.machine.platforms import detect_platform, system_root
 
 _LOG = "~/.config/Google/DriveFS/Logs/drive_fs.txt"
 _MARK = b"QUOTA_EXCEEDED"
+_ROOT_MARK = b"QueryManager timed out"
 # The log may grow by megabytes a minute; what it says about a failure is at its end.
 _TAIL_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 15.0
@@ -457,11 +458,16 @@ def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0
                 break
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 unmount_lazily(here.mountpoint)
-        force = _mount_at(place) is not None
+        force, log_size = _mount_at(place) is not None, drive_log_size()
         try:
             client.mount(str(place), force_remount=force, timeout_ms=_milliseconds(timeout_s), readonly=readonly)
         except Exception as error:
-            raise client_error(error, place, "Mounting") from error
+            found = error
+            # google.colab searches the whole log for this, so after one such failure it gives the same reason for every
+            # other.
+            if "timeout during initial read" in str(error) and _ROOT_MARK not in _written_since(log_size):
+                found = ValueError(str(error).partition(":")[0])
+            raise client_error(found, place, "Mounting") from error
         mount = _mount_at(place)
         # If the dialogue is left unanswered, the client returns without an error and without a mount.
         if mount is None:
@@ -581,6 +587,13 @@ _CAUSES = (
     _Cause("AttributeError", "kernel", NotSupportedHereError, _NO_KERNEL),
     # A variable that Colab sets in its notebooks is missing.
     _Cause("KeyError", "", NotSupportedHereError, _NO_KERNEL),
+    # Before those of mounting: their words are part of these.
+    _Cause(
+        *("ValueError", "flush_and_unmount failed", DriveError),
+        "Drive gave up, so not everything is uploaded. What is still waiting is only on this machine: keep the session "
+        "open and call flush_drive() again, with a larger timeout_s when there is much to upload. The client's log is "
+        f"{_LOG}.",
+    ),
     _Cause(
         *("ValueError", "timeout during initial read of root folder", DriveError),
         "Drive took too long to list 'My Drive': it holds too many items at its top level. Call "
@@ -597,12 +610,6 @@ _CAUSES = (
         "The Drive client ended before '{place}' was mounted, as it does when nobody answers the dialogue "
         "that asks for access. Run the cell again and answer it; if that does not help, restart the session "
         f"('Disconnect and delete runtime'). The client's log is {_LOG}. {WITHOUT_DRIVE}",
-    ),
-    _Cause(
-        *("ValueError", "flush_and_unmount failed", DriveError),
-        "Drive gave up, so not everything is uploaded. What is still waiting is only on this machine: keep the session "
-        "open and call flush_drive() again, with a larger timeout_s when there is much to upload. The client's log is "
-        f"{_LOG}.",
     ),
     _Cause(
         *("OSError", "Transport endpoint", DriveDisconnectedError),

@@ -232,6 +232,8 @@ HEAD_BYTES = 1024
 _KNOWN: tuple[tuple[bytes, str, ArchiveKind | None], ...] = (
     (b"PK\3\4", "a zip archive", "zip"),
     (b"PK\5\6", "an empty zip archive", "zip"),
+    (b"PK\7\x08PK\3\4", "a zip archive", "zip"),
+    (b"PK00PK\3\4", "a zip archive", "zip"),
     (b"\x1f\x8b\x08", "a gzip file", "gz"),
     (b"BZh", "a bzip2 file", "bz2"),
     (b"\xfd7zXZ\0", "an xz file", "xz"),
