@@ -27,6 +27,7 @@ from colabstage import (
 from colabstage.errors import (
     ColabstageError,
     DriveDisconnectedError,
+    DriveError,
     DriveNotMountedError,
     NotEnoughSpaceError,
     SourceChangedError,
@@ -377,3 +378,12 @@ class TestUnmounted:
         report = purge_datasets(cached)
         assert (report.removed, report.kept) == ((), tuple(cached))
         assert any((drive.cloud / "MyDrive/colabstage").glob("*.h5"))
+
+    def test_a_flush_that_fails_says_to_keep_the_session(
+        self, on: On, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its words contain those of a mount that failed, whose advice would lose what is not uploaded."""
+        mount_drive(on.drive.parent)
+        monkeypatch.setattr(drive, "flush", lambda **_: False)
+        with pytest.raises(DriveError, match="keep the session"):
+            flush_drive(remount=False)
