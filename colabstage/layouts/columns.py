@@ -232,10 +232,9 @@ def in_order_of(number: Column, label: Column, classes: Sequence[str]) -> tuple[
     for first, how in (0, ""), (1, ", which counts from 1, and y from 0"):
         if {*stated} == {*range(first, first + len(classes))}:
             return sorted(classes, key=number_of.__getitem__), f"Classes are in the order of '{number.name}'{how}."
-    return (
-        classes,
-        f"'{number.name}' numbers classes otherwise: '{show(classes[0])}' is {stated[0]:g} there, and 0 here.",
-    )
+    odd = next(place for place, one in enumerate(stated) if one != place)
+    which = f"'{show(classes[odd])}' is {stated[odd]:g} there, and {odd} here"
+    return classes, f"'{number.name}' numbers classes otherwise: {which}."
 
 
 def split_of_cell(column: str, cell: str) -> str:

@@ -217,7 +217,7 @@ BOXES = [
         right=[found("train: boxes cat 4"), refused("via_export_csv", but_not=r"labels=\['file_attributes'\]")]),
     row("nc is not the number of names", yolo("0 1 2", {"data.yaml": "nc: 3\nnames: [cat, dog]\n"}), right=[refused("nc: 3")]),
     row("LabelMe's flags", files("{0..5}.jpg", {f"{i}.json": {**LABELME, "flags": {"good": i % 2 == 0, "bad": i % 2 == 1}, "imagePath": f"{i}.jpg"} for i in range(6)}),
-        right=[found("train: bad 3, good 3"), refused("have no boxes")]),
+        right=[found("train: bad 3, good 3"), noted("flags"), refused("flags")]),
 ]
 
 
@@ -295,7 +295,10 @@ FORMS = [
     row("classes of YOLO that count from 1", yolo("a b", {"data.yaml": "names: [cat, dog]\n", "labels/./a.txt": first_of(1), "labels/./b.txt": first_of(2)}), right=[refused("no class 2.*count from 0, up to 1")]),
     row("COCO's boxes, one of them empty", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 6, 4] * (i > 0)} for i in range(3)]}}),
         right=[refused(r"bbox is \[\]; give it one, or leave it out")]),
-    row("Pascal VOC's boxes that are turned", turned(1, {f"{i}.xml": "<annotation><object><name>cat</name><robndbox><cx>30</cx></robndbox></object></annotation>" for i in range(3)}), right=[refused("'cat' has no readable bndbox")]),
+    *(row(f"Pascal VOC's boxes that are turned: {name}", turned(1, {f"{i}.xml": f"<annotation><object><name>cat</name>{box}</object></annotation>" for i in range(3)}), right=[right])
+      for name, box, right in [
+          ("as they were drawn", "<robndbox><cx>30</cx><cy>20</cy><w>8</w><h>4</h><angle>0.5</angle></robndbox>", found("train: boxes cat 3")),
+          ("without an angle", "<robndbox><cx>30</cx><cy>20</cy><w>8</w><h>4</h></robndbox>", refused("'cat' has no readable bndbox"))]),
     row("YOLO's boxes by their corners", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(CORNERS)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("two corners")]),
     row("YOLO's boxes by their first corner", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(FIRST_CORNER)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("first corner")]),
     row("COCO's boxes by their corners", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60, 40]} for i in range(3)]}}),
@@ -344,6 +347,7 @@ TABLES = [
       ]),
     row("a number and its word in one of two tables", files("images/{0..3}.jpg", {"train.csv": "file,label,label_name\n0.jpg,1,cat\n1.jpg,0,dog\n", "test.csv": "file,label_name\n2.jpg,cat\n3.jpg,dog\n"}),
         right=[found("train: dog 1, cat 1; test: dog 1, cat 1")]),
+    row("a number and its word, numbered with a gap", files("images/{0..3}.jpg", {"labels.csv": "image,label,label_id\n0.jpg,cat,0\n1.jpg,dog,2\n2.jpg,cat,0\n3.jpg,dog,2\n"}), right=[noted("'dog' is 2 there, and 1 here")]),
     row("a number and its word, otherwise in the second table", files("images/{0..3}.jpg", {"train.csv": "file,label,label_name\n0.jpg,1,cat\n1.jpg,0,dog\n", "test.csv": "file,label,label_name\n2.jpg,0,cat\n3.jpg,1,dog\n"}),
         right=[refused("'label' and 'label_name' divide")]),
     row("a quote that stays open", table("image,label,note", '{i}.jpg,{c},"a') | {"labels.csv": b'image,label,note\n0.jpg,cat,b\n1.jpg,dog,"a\n2.jpg,cat,b\n3.jpg,dog,b\n'}, right=OPEN),

@@ -509,7 +509,7 @@ RECENT = [
           layout="detection", found="train: 4 images, 4 boxes: cat 2, dog 2; valid: 4 images, 4 boxes: cat 2, dog 2"),
     known("Darknet with lists (obj.data)", "obj_train_data/{0..5}.jpg", {"obj_train_data/{0..5}.txt": YOLO_BOX, "obj.names": "car\n", "obj.data": "classes = 1\ntrain = data/train.txt\nvalid = data/valid.txt\nnames = data/obj.names\n", "train.txt": rows("data/obj_train_data/{0..3}.jpg"), "valid.txt": rows("data/obj_train_data/{4,5}.jpg")},
           layout="detection", found="train: 4 images, 4 boxes: car 4; valid: 2 images, 2 boxes: car 2"),
-    known("VisDrone", "VisDrone2019-DET-train/images/{0000001..0000004}_v_1.jpg", {"VisDrone2019-DET-train/annotations/{0000001..0000004}_v_1.txt": "684,8,273,116,0,0,0,0\n"}, error=r"annotations/0000001_v_1.txt'.*is not a YOLO box"),
+    known("VisDrone", "VisDrone2019-DET-train/images/{0000001..0000004}_v_1.jpg", {"VisDrone2019-DET-train/annotations/{0000001..0000004}_v_1.txt": "684,8,273,116,0,0,0,0\n"}, error=r"annotations/0000001_v_1.txt'.*table"),
     known("SA-1B", "sa_{1..4}.jpg", {"sa_{1..4}.json": {"image": {"image_id": 1}, "annotations": [{"bbox": [1, 2, 3, 4], "segmentation": {"counts": "x"}}]}}, error=r"'sa_1.json'.*table"),
     known("LLaVA-Pretrain", "{00000,00001}/{000..003}9.jpg", {"blip_laion_cc_sbu_558k.json": [{"id": f"{d}{n:03}9", "image": f"{d}/{n:03}9.jpg", "conversations": [{"value": "x"}]} for d in ("00000", "00001") for n in range(4)]}, error=r"'blip_laion_cc_sbu_558k.json'"),
     known("Captions beside images (LoRA)", "{1..5}.jpg", {"{1..5}.txt": "a photo of sks dog"}, error=r"'1.txt'.*images"),

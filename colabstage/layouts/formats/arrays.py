@@ -29,7 +29,7 @@ from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.names import folders_state
 from colabstage.layouts.reading import broken, decode_text, open_member, open_unpacked, refuse_stand_in
-from colabstage.layouts.records import ShardFile, ShardParts, make_labels, records_state, splits_of_fields
+from colabstage.layouts.records import ShardFile, ShardParts, splits_of_fields
 from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import (
     Arrays,
@@ -136,7 +136,7 @@ def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = N
     # For another split or none: x_train beside labels. If they were left out, all samples would lack labels.
     has_more = any(roles["y"] for split, roles in by_split.items() if split not in with_x)
     # Nor may nothing be left to train on.
-    if not (bare and has_more) and not ("train" in bare and len(bare) < len(found)):
+    if not (bare and has_more) and not ({"", "train"} & {*bare} and len(bare) < len(found)):
         named = [one if len(found) == 1 or one.split else one._replace(split="train") for one in found]
         if found and len({one.split for one in named}) == len(named):
             # Training rows are first, whatever the order of the files.
@@ -331,50 +331,68 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> li
 def _join_series(arrays: Sequence[StoredArray], x: str | None, y: str | None) -> tuple[list[StoredArray], int]:
     """Return the arrays, with those of numbered files joined if each of these has rows of inputs and a label for each:
     train1.npz, train2.npz, or x_0.npy, x_1.npy, y_0.npy, y_1.npy; and how many files of inputs were joined."""
-    by_pattern: dict[str, dict[_Numbers, StoredArray]] = defaultdict(dict)
+    by_pattern: dict[str, dict[_Numbers, StoredArray]] = {}
     for one in arrays:
         file, key = _file_and_key(one.name)
-        by_pattern[_DIGITS.sub("#", file) + key][_numbers_in(file)] = one
-    columns = {next(iter(files.values())).name: files for files in by_pattern.values()}
-    named = [name for name, files in columns.items() if all(one.shape for one in files.values())]
-    try:
-        splits = find_splits([name for name in named if not is_class_names(name)], x=x, y=y)
-    except LayoutError:
-        splits = []
+        by_pattern.setdefault(_DIGITS.sub("#", file) + key, {})[_numbers_in(file)] = one
+    series: dict[frozenset[_Numbers], list[dict[_Numbers, StoredArray]]] = {}
+    for files in by_pattern.values():
+        series.setdefault(frozenset(files), []).append(files)
+    found: list[StoredArray] = []
+    count = 0
     # A single array with the given name is meant itself.
     is_one = x is not None and len(_called([one.name for one in arrays], x)) == 1
-    series = [
-        columns[one.x] for one in splits if not is_one and _is_series(columns[one.x], columns.get(one.y or "", {}))
-    ]
-    numbers = list(map(dict.keys, series))
-    found: list[StoredArray] = []
-    for name, files in columns.items():
-        parts = list(files.values())
-        if files.keys() not in numbers:
-            found += parts
-        elif is_class_names(name):
-            known = [one for one in parts if not one.trouble]
-            odd = next((one for one in known if one.whole().tolist() != known[0].whole().tolist()), None)
-            if odd is not None:
-                raise broken(odd.name, f"it is another one than '{name}'", "the same names of classes in each file")
-            found.append(parts[0])
-        else:
-            (first, key), (last, _) = (_file_and_key(one.name) for one in (parts[0], parts[-1]))
-            found += [StoredArray.joined(f"{first} … {last}{key}", parts)] if _are_alike(parts) else parts[:1]
-    return found, len({_file_and_key(one.name)[0] for files in series for one in files.values()})
+    for numbers, columns in series.items():
+        joined, of_inputs = _joined(columns, x, y) if len(numbers) > 1 and not is_one else ([], 0)
+        found += joined or [one for files in columns for one in files.values()]
+        count += of_inputs
+    return found, count
 
 
-def _is_series(xs: Mapping[_Numbers, StoredArray], ys: Mapping[_Numbers, StoredArray]) -> bool:
-    """Tell whether several files have rows of inputs, and one label for each of them."""
-    if len(xs) < 2 or xs.keys() != ys.keys() or not _are_alike([*xs.values()]) or not _are_alike([*ys.values()]):
-        return False
-    shapes = [(one.shape, ys[number].shape) for number, one in xs.items()]
-    return all(len(x) > 1 and x[0] == y[0] == math.prod(y) for x, y in shapes)
-
-
-def _are_alike(arrays: Sequence[StoredArray]) -> bool:
+def _joined(
+    columns: Sequence[dict[_Numbers, StoredArray]], x: str | None, y: str | None
+) -> tuple[list[StoredArray], int]:
+    """Return a series' arrays, each joined into one, and how many files have inputs; empty if a file lacks rows."""
+    by_name = {next(iter(files.values())).name: files for files in columns}
+    of_rows = [name for name, files in by_name.items() if files and all(one.shape for one in files.values())]
+    try:
+        splits = find_splits([name for name in of_rows if not is_class_names(name)], x=x, y=y)
+    except LayoutError:
+        return [], 0
     # Texts have the width of the longest one in the file.
-    return len({(one.shape[1:], one.is_text or one.dtype) for one in arrays if one.shape}) == 1
+    alike = {
+        name
+        for name in of_rows
+        if len({(one.shape[1:], one.is_text or one.dtype) for one in by_name[name].values()}) == 1
+    }
+    for split in splits:
+        if split.y is None or not {split.x, split.y} <= alike:
+            return [], 0
+        # One array has inputs, and the other one label for each of them.
+        sides = [(one.shape, by_name[split.y][number].shape) for number, one in by_name[split.x].items()]
+        if not all(len(x_shape) > 1 and x_shape[0] == y_shape[0] == math.prod(y_shape) for x_shape, y_shape in sides):
+            return [], 0
+    found = []
+    for name, files in by_name.items():
+        # Names of targets may sort in another order than those of their inputs.
+        x_name = next((split.x for split in splits if name in (split.x, split.y)), splits[0].x)
+        parts = [files[number] for number in by_name[x_name]]
+        if name in alike and not is_class_names(name):
+            (first, key), (last, _) = (_file_and_key(one.name) for one in (parts[0], parts[-1]))
+            found.append(StoredArray.joined(f"{first} … {last}{key}", parts))
+            continue
+        if is_class_names(name):
+            _check_same_names(parts)
+        found.append(parts[0])
+    return found, len({_file_and_key(one.name)[0] for split in splits for one in by_name[split.x].values()})
+
+
+def _check_same_names(arrays: Sequence[StoredArray]) -> None:
+    first, *others = [(one.name, one.whole().tolist()) for one in arrays if not one.trouble] or [("", [])]
+    odd = next((name for name, values in others if values != first[1]), None)
+    if odd is not None:
+        (file, key), (other, _) = _file_and_key(odd), _file_and_key(first[0])
+        raise broken(file, f"'{key.lstrip('/')}' is another one than in '{other}'", "the same names of classes in each")
 
 
 def _file_and_key(name: str) -> tuple[str, str]:
@@ -779,24 +797,28 @@ class _PixelColumns(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """One table. Lines of pixels are parsed when packed, because in memory all would be several times the pack."""
+    """One table, N rows. Lines of pixels are parsed when packed, because in memory all would be several times the
+    pack."""
 
     name: str
     shape: tuple[int, ...]
     images: SampleSource
     labels: list[int]
-    """Of each row, or empty; so are the splits that a column states."""
-    usages: list[str]
+    """Empty if it has none."""
+    splits: list[str]
 
 
 def pixels_state(source: Source) -> Found:
     """Read .csv files whose rows are images: square, with one or three channels, with a class or none."""
-    of_pixels: dict[FileEntry, _PixelColumns] = {}
-    for entry in source.ending_in((".csv",)):
-        head = source.head(entry, _HEAD_BYTES)
+    of_pixels: dict[FileEntry, tuple[ByteSource | None, _PixelColumns]] = {}
+    files = source.ending_in((".csv", ".gz"))
+    for entry in files.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
+        # A .csv.gz shows its header only unpacked.
+        packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
+        head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
         columns = _read_columns(entry.name, head)
         if columns is not None:
-            of_pixels[entry] = columns
+            of_pixels[entry] = packed, columns
             continue
         cells = _cells(head.partition(b"\n")[0])
         if all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None:
@@ -806,8 +828,8 @@ def pixels_state(source: Source) -> Found:
             )
     copies = _copies(source, list(of_pixels))
     found = [
-        _read_rows(open_member(source.tree, entry), entry, columns)
-        for entry, columns in of_pixels.items()
+        _read_rows(packed or open_member(source.tree, entry), entry, columns)
+        for entry, (packed, columns) in of_pixels.items()
         if entry not in copies
     ]
     require_files(found, source, "table of pixels (.csv with columns label, pixel0, … or label, pixels)")
@@ -820,24 +842,32 @@ def pixels_state(source: Source) -> Found:
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels] or found
-    other = next((one for one in labelled if one.shape != labelled[0].shape), None)
-    if other is not None:
-        what = f"its images are {other.shape}, and those of '{labelled[0].name}' {labelled[0].shape}"
-        raise broken(other.name, what, f"one shape; stage one of them, {only_line(source.tree, labelled[0].name)}")
+    shapes = {one.shape: one.name for one in labelled}
+    if len(shapes) > 1:
+        shapes_listed = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
+        only = only_line(source.tree, labelled[0].name)
+        raise broken(
+            source.label, f"its tables hold images of different shapes ({shapes_listed}); stage one of them, {only}"
+        )
+    splits = [split for one in labelled for split in one.splits]
+    # If only some tables have a split, the rows of the others would belong to no file.
+    if not all(splits) and any(splits):
+        names = ", ".join(one.name for one in labelled)
+        how = only_line(source.tree, *(one.name for one in labelled if any(one.splits)))
+        what = f"some of its tables are called after a split and others not ({names}); stage those of splits, {how}"
+        raise broken(source.label, what)
+    values = np.array([label for one in labelled for label in one.labels], np.int64)
     left = [one.name for one in found if one not in labelled]
-    images = join_samples([one.images for one in labelled])
-    made = records_state(
-        PIXELS,
-        "a table of pixels",
-        Images(images, decoded=True, own_channels=True),
-        make_labels([label for one in labelled for label in one.labels], []),
-        shards=[one.name for one in labelled],
-        shard_of=np.repeat(np.arange(len(labelled)), [len(one.images) for one in labelled]),
-        notes=[f"Tables without classes were left out: {', '.join(left)}."] if left else [],
+    table = SampleTable(
+        layout=PIXELS,
+        keys=tuple(one.images.name(row) for one in labelled for row in range(len(one.images))),
+        inputs=Images(join_samples([one.images for one in labelled]), decoded=True, own_channels=True),
+        targets=Values(values) if len(values) else None,
+        splits=known_splits(splits),
+        classes=class_numbers(values),
+        notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
     )
-    usages = [usage for one in labelled for usage in one.usages]
-    splits = known_splits(usages) if len(usages) == len(images) else made.table.splits
-    return replace(made, table=replace(made.table, splits=splits), used=made.used.union(left))
+    return Evidence(table, "a table of pixels", frozenset(one.name for one in of_pixels))
 
 
 def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:
@@ -899,7 +929,9 @@ def _cell(line: bytes, number: int) -> bytes:
 
 
 def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
-    parts, labels, usages = array("q"), list[int](), list[str]()
+    parts, labels, splits = array("q"), [], []
+    name = re.sub(r"\.csv(\.gz)?$", "", posixpath.basename(entry.name), flags=re.IGNORECASE)
+    own = split_name(name).split
     for start, line in _lines_of(source):
         parts.extend((0, start, len(line)))
         # As an editor counts: the header is line 1.
@@ -912,15 +944,14 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
                 what = f"it has the class {show(cell.decode(errors='replace'))!r}"
                 raise broken(entry.name, what, "a number", line=number)
             labels.append(int(cell))
-        if columns.usage is not None:
-            usage = _cell(line, columns.usage).decode("utf-8", "replace")
-            usages.append(_USAGE.get(usage.lower()) or split_name(usage).split)
-            if not usages[-1]:
-                raise broken(entry.name, f"it has the usage {show(usage)!r}, which is not a known split", line=number)
+        usage = "" if columns.usage is None else _cell(line, columns.usage).decode("utf-8", "replace")
+        splits.append(own if columns.usage is None else _USAGE.get(usage.lower()) or split_name(usage).split)
+        if columns.usage is not None and not splits[-1]:
+            raise broken(entry.name, f"it has the usage {show(usage)!r}, which is not a known split", line=number)
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), lambda: source)
     lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
-    return _Table(entry.name, columns.shape, map_samples(lines, partial(_pixels_of, columns)), labels, usages)
+    return _Table(entry.name, columns.shape, map_samples(lines, partial(_pixels_of, columns)), labels, splits)
 
 
 def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:

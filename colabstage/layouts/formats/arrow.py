@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError, kind_of
+from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError, MissingDependencyError, kind_of
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
@@ -26,6 +26,7 @@ from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, as_corners, find_form
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
+    LABELS,
     Label,
     Labels,
     ScanMemory,
@@ -62,8 +63,8 @@ _ROWS = 100
 _BATCHES_KEPT, _ROWS_KEPT = 3, 100
 _NOWHERE = -1 - _BATCHES_KEPT
 _COLUMN_BUFFER_BYTES = 1 << 20
-# The end of a stream.
-_END = b"\xff\xff\xff\xff\0\0\0\0"
+# The ends of streams; the second is for streams that do not begin with its first half.
+_END, _OLD_END = b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0"
 _PARQUET, _FEATHER = b"PAR1", b"ARROW1"
 # Types whose values all fit into int64.
 _WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"})
@@ -105,6 +106,10 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     candidates = label_fields([name for name in names if name != image], first)
     called = [name for name in candidates if name in flat]
     objects = next((name for name in OBJECTS if not called and f"{_BOX}: " in str(kinds.get(name))), "")
+    odd = next((name for name in candidates if plain_name(name) in (*first, *LABELS)), None)
+    if not called and not objects and odd is not None:
+        what = f"the column '{odd}' holds {schema.field(odd).type} values, which are not labels"
+        raise broken(source.label, what, "one number or word in each row")
     columns = list(dict.fromkeys([*called, *splits, *filter(None, [objects])]))
     # A different schema would otherwise appear as a missing column in the middle of packing.
     for other in files:
@@ -181,9 +186,12 @@ class _ArrowFile:
     def __init__(self, shard: ShardFile, kept: _Kept, image: str = "", starts: NDArray[np.int64] | None = None) -> None:
         self.name, self.shard = shard.name, shard
         self.sizes = np.zeros(0, np.int64)
-        # Opened before pyarrow is imported: for a Git LFS pointer, installing a package would not help.
-        at = shard.content.size - len(_END)
-        self._arrow = _import_arrow(shard.name)
+        try:
+            self._arrow = _import_arrow(shard.name)
+        except MissingDependencyError:
+            # A Git LFS pointer or a web page is refused as such: installing a package would not help.
+            shard.pread(len(_PARQUET), 0)
+            raise
         self._lock = threading.Lock()
         # The number of the first row of each batch.
         self._kept, self._image = kept, image
@@ -193,11 +201,8 @@ class _ArrowFile:
         with self._errors():
             reader = self._open()
             self.schema: Any = reader.schema_arrow if self.is_parquet else reader.schema
-            # A stream may be cut between two batches, which pyarrow takes as its end.
-            is_stream = not self._head.startswith((_PARQUET, _FEATHER))
-            if is_stream and read_with_retry(lambda: shard.pread(len(_END), at), self.name) != _END:
-                msg = f"'{self.name}' is truncated: its end marker is missing. Copy or upload it again."
-                raise CorruptArchiveError(msg)
+            if not self._head.startswith((_PARQUET, _FEATHER)):
+                self._check_end()
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -218,6 +223,13 @@ class _ArrowFile:
             # A column is read as a stream, not by whole row groups.
             return self._arrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_COLUMN_BUFFER_BYTES)
         return self._arrow.ipc.open_file(file) if self._head.startswith(_FEATHER) else self._arrow.ipc.open_stream(file)
+
+    def _check_end(self) -> None:
+        """Refuse a stream that is cut between two batches, which pyarrow takes as its end."""
+        end, size = _END if self._head.startswith(_END[:4]) else _OLD_END, self.shard.content.size
+        if read_with_retry(lambda: self.shard.pread(len(end), size - len(end)), self.name) != end:
+            msg = f"'{self.name}' is truncated: its end marker is missing. Copy or upload it again."
+            raise CorruptArchiveError(msg)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -392,7 +404,8 @@ def _content_column(label_of_tree: str, schema: Any) -> tuple[str, bool]:
     if not images and not sounds:
         msg = (
             f"The files of '{label_of_tree}' have no column of images or clips, but {', '.join(schema.names)}. "
-            "Save numbers as arrays: numpy.savez('data.npz', x=…, y=…)."
+            "Of numbers make arrays: table = pandas.read_parquet(FILE), numpy.savez('data.npz', "
+            "x=table[COLUMNS].to_numpy('float32'), y=table[LABEL].to_numpy())."
         )
         raise LayoutError(msg)
     return next((name for name in _IMAGE_COLUMNS if name in images), [*images, *sounds][0]), not images
@@ -427,10 +440,7 @@ def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, c
             what = f"it has {len(found)} boxes and {len(stated)} classes"
             raise broken(name, what, "four numbers and a class each")
         boxes.append(np.array(found, np.float64).reshape(-1, 4))
-        odd = next((each for each in stated if not isinstance(each, int | float | str | None)), None)
-        if odd is not None:
-            raise broken(name, f"its label is {kind_of(odd)}", "a number or a word")
-        labels += stated
+        labels += [_label(each, name) for each in stated]
         owners += [name] * len(stated)
     filled = [number for number, found in enumerate(boxes) if len(found)]
 
@@ -444,3 +454,9 @@ def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, c
         raise broken(source.name(filled[0]), what, "COCO's JSON beside image files, or a function as layout=")
     corners = as_corners(np.concatenate(boxes), form)
     return make_boxes([len(found) for found in boxes], corners, labels, owners, names=dict(enumerate(classes)))
+
+
+def _label(value: Any, name: str) -> Label:
+    if value is None or isinstance(value, int | float | str):
+        return value
+    raise broken(name, f"its label is {kind_of(value)}", "a number or a word")

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
-    from colabstage.layouts.table import BrokenDatasetError
     from colabstage.trees.listing import FileEntries, FileEntry
 
 # How many files are examined before all are parsed, because other tools write such files too.
@@ -131,13 +130,20 @@ def voc_state(source: Source) -> Evidence:
             f"'{source.label}' has no XML file of Pascal VOC's form with the name of an image, beside it or elsewhere."
         )
         raise LayoutError(msg)
-    if twice:
-        raise twice
+    _refuse_two_files(twice)
     # Images without a file count only in folders where others have one.
     folders = set(map(posixpath.dirname, labels))
     chosen = images.where(lambda name: posixpath.dirname(name) in folders)
     files = [labels.get(name) for name in chosen.names]
     placed, notes = records_beside(source, chosen, files, parse_voc, "XML file", labels=annotations.names)
+    # Renumbered files keep the old name inside, so their own names count.
+    bases = set(map(_base, chosen.names))
+    others = [file.name for file, record, _ in placed if record.image in bases and record.image != _base(file.name)]
+    if others:
+        notes.append(
+            f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
+            f"'{others[0]}'): the file of an image is the one of its name."
+        )
     notes += left_out_notes((len(images) - len(chosen), "images", "in folders without annotations"))
     # The files have only class names; sorted, so that all machines number them alike.
     classes = sorted({kind for one in placed for kind, _ in one.record.shapes})
@@ -146,24 +152,26 @@ def voc_state(source: Source) -> Evidence:
     return boxes_state(source, who, placed, classes, columns=_OF_VOC, notes=notes, used=used, within=_LISTS)
 
 
+def _base(name: str) -> str:
+    return normal(posixpath.basename(name))
+
+
 def _place(name: str) -> tuple[str, ...]:
     """Return the folders that distinguish a file from others, and its stem."""
     *folders, stem = _stem(name).split("/")
     return (*(folder for folder in folders if folder.lower() not in _ROLES), stem)
 
 
-def _nearest_of(
-    images: FileEntries, annotations: FileEntries
-) -> tuple[dict[str, FileEntry], BrokenDatasetError | None]:
+def _nearest_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str, FileEntry], tuple[str, ...]]:
     """Return the file of each image: in the same folders, apart from those that only describe their content; otherwise
-    the nearest above that belongs to one image alone (crazing/1.jpg, annotations/1.xml). And the refusal of two files
-    that may belong to one image."""
+    the nearest above that belongs to one image alone (crazing/1.jpg, annotations/1.xml). And two files that may belong
+    to one image, as the one, the image and the other."""
     by_place: dict[tuple[str, ...], list[FileEntry]] = defaultdict(list)
     for file in annotations:
         by_place[_place(file.name)].append(file)
     found: dict[str, FileEntry] = {}
     above: dict[str, list[tuple[str, FileEntry]]] = defaultdict(list)
-    twice: BrokenDatasetError | None = None
+    twice: tuple[str, ...] = ()
     for image in images.names:
         *folders, stem = _place(image)
         depths = range(len(folders), -1, -1)
@@ -171,9 +179,7 @@ def _nearest_of(
         if depth is None:
             continue
         file, *more = by_place[*folders[:depth], stem]
-        if more and twice is None:
-            what = f"it may be of the image '{image}', as '{more[0].name}' may"
-            twice = broken(file.name, what, "one file for each image")
+        twice = (file.name, image, more[0].name) if more and not twice else twice
         if depth == len(folders):
             found[image] = file
         else:
@@ -184,14 +190,19 @@ def _nearest_of(
     return found | alone, twice
 
 
+def _refuse_two_files(twice: tuple[str, ...]) -> None:
+    """Refuse two files that may belong to one image, from `_nearest_of`."""
+    if twice:
+        raise broken(twice[0], f"it may be of the image '{twice[1]}', as '{twice[2]}' may", "one file for each image")
+
+
 def parse_voc(name: str, content: bytes) -> Record:
-    """Return the objects of one file, and the size of its image; the image is the one of its name, as renumbered files
-    keep the old filename inside."""
+    """Return the objects of one file, the size of its image, and the image's name in it."""
     shapes: list[tuple[str, Sequence[float]]] = []
-    size = (0, 0)
+    size, image = (0, 0), ""
 
     def take(element: Element) -> None:
-        nonlocal size
+        nonlocal size, image
         # Parts of an object (a person's head) are nested objects, not boxes of the image.
         if element.tag == "object":
             shapes.append(_object(element))
@@ -199,9 +210,11 @@ def parse_voc(name: str, content: bytes) -> Record:
             # Some tools write zeros for a size that they do not know.
             height, width = (side_of(_text(element, side)) for side in ("height", "width"))
             size = (height, width) if height and width else (0, 0)
+        elif element.tag == "filename":
+            image = _base((element.text or "").strip().replace("\\", "/"))
 
     parse_xml(name, content, "annotation", take)
-    return Record("", shapes, size)
+    return Record(image, shapes, size)
 
 
 def _text(element: Element, path: str) -> str:
@@ -211,7 +224,7 @@ def _text(element: Element, path: str) -> str:
 def _object(element: Element) -> tuple[str, Sequence[float]]:
     name, pose = _text(element, "name"), _text(element, "pose").capitalize()
     try:
-        x0, y0, x1, y1 = (float(_text(element, f"bndbox/{edge}")) for edge in ("xmin", "ymin", "xmax", "ymax"))
+        x0, y0, x1, y1 = _edges(element)
         flags = [_flag(_text(element, flag).lower()) for flag in ("difficult", "truncated")]
     except ValueError as error:
         msg = f"an object '{show(name)}' has no readable bndbox or flags ({error})"
@@ -221,6 +234,17 @@ def _object(element: Element) -> tuple[str, Sequence[float]]:
         raise ValueError(msg)
     # Tools that count from 0 write 0 here, and also mean the first pixel.
     return name, (max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, POSES.index(pose) if pose in POSES else 0)
+
+
+def _edges(element: Element) -> list[float]:
+    """Return the edges of a box, or of the one around roLabelImg's turned box, in pixels that count from 1."""
+    turned = element.find("robndbox")
+    if turned is None:
+        return [float(_text(element, f"bndbox/{edge}")) for edge in ("xmin", "ymin", "xmax", "ymax")]
+    x, y, width, height, angle = (float(_text(turned, name)) for name in ("cx", "cy", "w", "h", "angle"))
+    sine, cosine = abs(math.sin(angle)) / 2, abs(math.cos(angle)) / 2
+    across, down = width * cosine + height * sine, width * sine + height * cosine
+    return [x - across + 1, y - down + 1, x + across, y + down]
 
 
 def _flag(text: str) -> int:
@@ -254,33 +278,36 @@ def yolo_state(source: Source) -> Evidence:
     # By exact names, because thousands of labels are looked up, with the case of the images' names.
     texts = {_stem(entry.name): entry for entry in entries}
     files = [_label_file_of(name, texts) for name in images.names]
-    twice: BrokenDatasetError | None = None
     if not any(files):
         nearest, twice = _nearest_of(images, entries)
-        files = [nearest.get(name) for name in images.names]
+        read = source.texts(list(nearest.values())[:_SNIFFED])
+        # VisDrone's files are in the same places, but have another form.
+        if all(_is_box(_numbers(line)) for text in read.values() for _, line in _lines(text)):
+            _refuse_two_files(twice)
+            files = [nearest.get(name) for name in images.names]
     there = [file for file in files if file is not None]
     lists, classes = read_class_list(source) if there else ([], ClassList(()))
     folders_of = zip(map(posixpath.dirname, images.names), files, strict=True)
     beside = any(file is not None and folder == posixpath.dirname(file.name) for folder, file in folders_of)
+    if not there or (beside and not classes.names):
+        msg = (
+            f"'{source.label}' has no text file for any image, neither in a folder labels beside one called "
+            "images, nor beside the images with a classes.txt."
+        )
+        raise LayoutError(msg)
     # If there are rows of numbers in the places of YOLO's boxes, they are meant as boxes; captions and other labels are
     # not.
     some = [file for file in there if file.size][:_SNIFFED]
-    is_text = bool(some) and not any(map(_has_numbers, source.texts(some).values()))
-    if not there or is_text or (beside and not classes.names):
-        msg = (
-            f"'{source.label}' has no text file of YOLO's form for any image, neither in a folder labels beside one "
-            "called images, nor beside the images with a classes.txt."
-        )
+    if some and not any(map(_has_numbers, source.texts(some).values())):
+        msg = f"The text files of the images in '{source.label}' (first '{some[0].name}') have no lines of YOLO's form."
         raise LayoutError(msg)
-    if twice is not None:
-        raise twice
     # How many numbers of a pose follow the box in each line.
     pose = classes.keypoints[0] * classes.keypoints[1]
     rows: dict[str, list[list[float]]] = {}
 
     def parse(name: str, content: bytes) -> Record:
-        rows[name] = parse_yolo(name, content, pose=pose)
-        return Record("", [(int(row[0]), _corners(row[1:])) for row in rows[name]])
+        found = rows[name] = parse_yolo(name, content, pose=pose)
+        return Record("", [(int(row[0]), _corners(row[1:])) for row in found])
 
     labels = {entry.name for entry in texts.values()}.difference(lists)
     placed, notes = records_beside(source, images, files, parse, "label file", labels=labels)
@@ -293,9 +320,12 @@ def yolo_state(source: Source) -> Evidence:
         notes.append(f"Of each box {counted(classes.keypoints[0], 'keypoints', 'were')} left out.")
     elif why := _may_be_poses(every):
         raise broken(there[0].name, f"its lines and all others have {why}")
-    polygons = sum(len(row) > 5 for row in every)
+    polygons = [row for row in every if len(row) > 5]
     if polygons:
-        notes.append(f"Boxes around polygons, and around oriented boxes, are kept without these: {polygons:,}.")
+        # Oriented boxes look like polygons of four points; a note says that their angle is lost.
+        four = all(len(row) == 9 for row in polygons)
+        what = "outlines of four points, as oriented boxes have," if four else "polygons"
+        notes.append(f"Boxes around {what} are kept without these: {len(polygons):,}.")
     names = names_of_numbers(classes.names, {name: [int(row[0]) for row in found] for name, found in rows.items()})
     return boxes_state(
         source,
@@ -322,23 +352,26 @@ def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
 def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], list[str]]:
     """Return the split of each image from the folders that data.yaml names, empty if it names none; and notes."""
     folders, of_files = images.folders
-    found: dict[int, set[str]] = defaultdict(set)
     # Folders that are named after splits keep these names.
-    named = {} if all(split_of_path(f"{folder}/") for folder in folders) else classes.splits
+    if all(split_of_path(f"{folder}/") for folder in folders):
+        return [], []
     # By parts from the end: `../train/images` is relative to where the file was written.
-    for split, path in ((split, path) for split, paths in named.items() for path in paths):
+    found: dict[int, set[str]] = {}
+    for split, path in ((split, path) for split, paths in classes.splits.items() for path in paths):
         parts = [part for part in normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
+        if not parts or path.lower().endswith(LIST_ENDS):
+            continue
         for number, folder in enumerate(folders):
-            is_below = f"/{'/'.join(parts)}/" in f"/{normal(folder)}/"
-            if parts and is_below and not path.lower().endswith(LIST_ENDS):
-                found[number].add(split)
+            if f"/{'/'.join(parts)}/" in f"/{normal(folder)}/":
+                found.setdefault(number, set()).add(split)
     # Folders in two splits, such as coco128's train and val, say nothing.
     stated = {number: next(iter(splits)) for number, splits in found.items() if len(splits) == 1}
     splits = sorted(set(stated.values()))
     if len(stated) < len(folders) or len(splits) < 2:
         return [], []
-    note = f"Splits are those that data.yaml names: {listed(splits)}."
-    return [stated[number] for number in of_files.tolist()], [note]
+    return [stated[number] for number in of_files.tolist()], [
+        f"Splits are those that data.yaml names: {listed(splits)}."
+    ]
 
 
 def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:

@@ -105,8 +105,7 @@ def _check_dataset(dataset: Any) -> None:
     """Refuse objects without numbered samples, and what people pass by mistake."""
     is_one = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     is_pair = isinstance(dataset, tuple) and len(dataset) == 2 and all(getattr(one, "shape", ()) for one in dataset)
-    is_iterator = isinstance(dataset, Iterator) and not hasattr(dataset, "read")
-    what, remedy = "no samples by number", "Give list(…) of it." if is_iterator else instead_of(dataset)
+    what = remedy = ""
     if is_one and isinstance(dataset, Mapping) and len(dataset) and 0 not in dataset:
         # The result of load_dataset without split=.
         what, remedy = f"samples under {listed([*map(str, dataset)])}", "Pass one of them, and one file for each."
@@ -120,6 +119,9 @@ def _check_dataset(dataset: Any) -> None:
             msg = f"The {type(dataset).__name__} has no items."
             raise EmptySourceError(msg)
         return
+    if not what:
+        is_iterator = isinstance(dataset, Iterator) and not hasattr(dataset, "read")
+        what, remedy = "no samples by number", "Give list(…) of it." if is_iterator else instead_of(dataset)
     expected = "a path, or a dataset with a length and items (x, y)"
     msg = f"source={show_value(dataset)} has {what}; expected {expected}. {remedy}"
     raise OptionError(msg.rstrip())

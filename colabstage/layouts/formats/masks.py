@@ -385,9 +385,11 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     if not masks or not images:
         what = "masks" if y is None else f"masks in a folder '{y}', or whose names end so,"
         which = "" if x is None else f" in '{x}'"
+        named = [folder for folder in folders if folder]
+        where = f", in its folders {listed(named)}" if named else ""
         msg = (
-            f"'{source.label}' has no {what} beside its images{which}, in its folders {listed(folders)}; expected one "
-            "called masks, labels, annotations or the like, or files that end in _mask."
+            f"'{source.label}' has no {what} beside its images{which}{where}; expected a folder called masks, labels, "
+            "annotations or the like, or files that end in _mask."
         )
         raise LayoutError(msg)
     return _Sides(_keys(images, depth, _IMAGE_SUFFIX, x), _keys(masks, depth, _MASK_SUFFIX, y))

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ _LETTERS = np.array([(1 << 8 * count) - 1 for count in range(_SHORT + 1)], np.ui
 _LOOKED_AT = 1024
 # Files that may be tables, but are mostly something else.
 LISTS = (".txt", ".lst", ".json")
+_STATED_DELIMITER = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -40,12 +42,9 @@ class Table:
     name: str
     columns: list[Column] = field(default_factory=list)
     """By position; named by the cell in the first row, which is not among the cells."""
+    count: int = 0
     fault: str = ""
     """Why it cannot be used; "" if it can."""
-
-    @property
-    def count(self) -> int:
-        return len(self.columns[0]) if self.columns else 0
 
     @property
     def header(self) -> list[str]:
@@ -57,7 +56,7 @@ class Table:
         columns = [
             Column(f"column{place}", [column.name, *column.cells]) for place, column in enumerate(self.columns, 1)
         ]
-        return Table(self.name, columns, self.fault)
+        return Table(self.name, columns, self.count + 1, self.fault)
 
 
 def parse_table(name: str, content: bytes) -> Table:
@@ -76,10 +75,13 @@ def parse_table(name: str, content: bytes) -> Table:
 
 
 def _parse_cells(name: str, text: str) -> Table:
+    # A spreadsheet may write, and reads, its delimiter in a separate line: sep=;
+    stated = _STATED_DELIMITER.match(text)
+    text = text[stated.end() :] if stated else text
     # The header decides, because text cells may contain any delimiter.
     first = text.split("\n", 1)[0]
     is_tabbed = name.lower().endswith(".tsv") and "\t" in first
-    delimiter = "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
+    delimiter = stated[1] if stated else "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
     plain = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
     columns = None if '"' in text else _split_evenly(plain, delimiter)
     if columns is not None:
@@ -198,7 +200,7 @@ def _make_table(name: str, columns: Iterable[tuple[str, Sequence[str]]], fault: 
         if list(map(str.strip, cells)) != cells:
             column = Column(first.strip(), [cell.strip() for cell in rest])
         found.append(column)
-    return Table(name, found, fault)
+    return Table(name, found, len(found[0].cells) if found else 0, fault)
 
 
 def _parse_parquet(name: str, content: bytes) -> Table:

@@ -133,6 +133,19 @@ READ: dict[str, tuple[Mapping[str, bytes], Splits, tuple[str, ...], str]] = {
         },
         ("0", "1", "2"), "",
     ),
+    "a column of splits, and a table that is named after one": (
+        {
+            "fer.csv": digits(
+                "label,pixels,Usage", [f"{Y[n]},{' '.join(map(str, GREY[n].ravel()))},{USAGE[n]}" for n in range(6)]
+            ),
+            "test.csv": digits("label,pixels", [f"{Y[n]},{' '.join(map(str, GREY[n].ravel()))}" for n in range(2)]),
+        },
+        {
+            split: (GREY[rows, ..., None], [Y[row] for row in rows])
+            for split, rows in (("train", [0, 1, 2]), ("val", [3]), ("test", [4, 5, 0, 1]))
+        },
+        ("0", "1", "2"), "",
+    ),
 }  # fmt: skip
 
 

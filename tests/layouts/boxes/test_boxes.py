@@ -281,6 +281,7 @@ def voc_of(**filenames: str) -> Texts:
 COCO_OF_THREE = TOOLS["COCO"].files([[BOX]] * 3)
 TRAIN, VAL = (f"annotations/instances_{split}.json" for split in ("train", "val"))
 NOTED = {
+    "another image as filename": (voc_of(a="b.jpg", b="a.jpg"), "2 XML files .*'a.jpg'"),
     "points of LabelMe": (
         {"0.jpg": "", "0.json": json.dumps({"imagePath": "0.jpg", "shapes": [
             {"label": "a", "points": [[1, 2]] * count, "shape_type": "x"} for count in (1, 2, 1)
@@ -300,7 +301,7 @@ def test_what_is_left_out_is_noted(case: str) -> None:
     assert any(re.search(named, note) for note in read(texts).notes)
 
 
-@pytest.mark.parametrize("names", [{"a": "b.jpg", "b": "a.jpg"}, {"a": "x.jpg", "b": ""}], ids=str)
+@pytest.mark.parametrize("names", [{"a": "a.jpg", "b": "b.jpg"}, {"a": "x.jpg", "b": ""}], ids=str)
 def test_an_old_filename_in_an_xml_file_is_no_matter(names: dict[str, str]) -> None:
     """The file of an image is the one of its name."""
     found = read(voc_of(**names))
