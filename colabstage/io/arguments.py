@@ -235,8 +235,12 @@ _SHORT = _Short()
 
 
 def show_value(value: object) -> str:
-    """Write a value in a few words; a path in full, because its end says which file it is."""
-    return show_content(value, _LONGEST_PATH if isinstance(value, os.PathLike) else _LONGEST)
+    """Write a value as Python does if that is one short line, otherwise by its class: `DataFrame(…)`."""
+    # A path is shown in full, because its end says which file it is.
+    text = show_content(value, _LONGEST_PATH if isinstance(value, os.PathLike) else _LONGEST)
+    if isinstance(value, str | bytes | int | os.PathLike) or not ("…" in text or "..." in text):
+        return text
+    return f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}(…)"
 
 
 def show_content(value: object, most: int = _LONGEST) -> str:

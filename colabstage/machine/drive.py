@@ -168,8 +168,8 @@ def mount_drive(
         DriveAuthError: the permission was refused, or an administrator forbids it.
         DriveDisconnectedError: a client is mounted there that does not answer.
         OptionError: the mount point cannot be used.
-        TargetExistsError: something else is at the mount point, for example files that were written there while Drive
-            was not mounted; nothing there is touched. `MyDrive` with nothing but folders below is removed.
+        TargetExistsError: files are at the mount point, for example those that were written there while Drive was not
+            mounted; nothing there is touched. `MyDrive` with nothing but folders below is removed.
         DriveError: the client failed, or Drive is mounted elsewhere; the message says what to do.
     """
     place = Path(os.path.abspath(Path(mountpoint).expanduser()))  # noqa: PTH100 - links are judged below
@@ -587,6 +587,11 @@ _CAUSES = (
     _Cause("AttributeError", "kernel", NotSupportedHereError, _NO_KERNEL),
     # A variable that Colab sets in its notebooks is missing.
     _Cause("KeyError", "", NotSupportedHereError, _NO_KERNEL),
+    _Cause(
+        *("TIMEOUT", "", DriveError),
+        "The Drive client started for '{place}' but said nothing until the deadline. Run the cell again; if "
+        "that does not help, restart the session ('Disconnect and delete runtime').",
+    ),
     # Before those of mounting: their words are part of these.
     _Cause(
         *("ValueError", "flush_and_unmount failed", DriveError),
@@ -604,6 +609,10 @@ _CAUSES = (
         *("ValueError", "domain policy", DriveAuthError),
         "The administrator of this Google account has disabled Drive for desktop, which Colab uses. Ask for "
         "it to be enabled (support.google.com/a/answer/7496409), or use another account.",
+    ),
+    _Cause(
+        *("ValueError", "must be a directory if present", TargetExistsError),
+        "There is a file where the Drive client keeps its settings ({error}). Move it elsewhere, then mount again.",
     ),
     _Cause(
         *("ValueError", "mount failed", DriveError),

@@ -47,8 +47,8 @@ class _Row(NamedTuple):
     name: str
     title: str
     marks: tuple[str, ...]
-    """Environment variables, of which any is enough. Empty ones count, like Colab's `COLAB_GPU` on a machine without a
-    GPU."""
+    """Environment variables, of which any is enough, or any pair. Empty ones count, like Colab's `COLAB_GPU` on a
+    machine without a GPU."""
     fast: tuple[str, ...] = ("temp",)
     persistent: tuple[str, ...] = ("~",)
     not_lasting: str = ""
@@ -72,7 +72,11 @@ _TABLE: tuple[_Row, ...] = (
         persistent=("/storage", "/notebooks"),
     ),
     _Row(
-        *("lightning", "Lightning Studio", ("LIGHTNING_CLUSTER_ID", "LIGHTNING_CLOUDSPACE_HOST")),
+        *(
+            "lightning",
+            "Lightning Studio",
+            ("LIGHTNING_CLOUD_PROJECT_ID LIGHTNING_CLUSTER_ID", "LIGHTNING_CLOUDSPACE_HOST"),
+        ),
         fast=("/cache", "temp"),
         persistent=("/teamspace/studios/this_studio",),
     ),
@@ -90,7 +94,8 @@ def _is_recognised(row: _Row) -> bool:
         "jupyter": _kernel() is not None,
         "python": True,
     }
-    return any(name in os.environ for name in row.marks) or others.get(row.name, False)
+    is_marked = any(os.environ.keys() >= {*mark.split()} for mark in row.marks)
+    return is_marked or others.get(row.name, False)
 
 
 def _in_system(path: str) -> Path:

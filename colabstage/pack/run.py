@@ -49,6 +49,7 @@ from colabstage.pack.plan import divide, groups_of_keys
 from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import pack_set
 from colabstage.sources.parse import absolute_path, check_outside, refuse_address
+from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -309,9 +310,13 @@ def pack_dataset(
         path = Path(target)
         if path.name and isinstance(source, str | os.PathLike):
             _check_apart(Path(source), path, in_shards=in_shards)
-        # A Path would lose the slash of a folder.
-        if path.is_dir() or os.path.basename(target) in ("", ".", ".."):  # noqa: PTH119
-            msg = f"target='{os.fspath(target)}' is a folder; expected a file's name, for example '{path / 'pack.h5'}'."
+        if os.path.basename(target) in ("", ".", ".."):  # noqa: PTH119 - a Path would lose the slash
+            example = path / "pack.h5"
+            msg = f"target='{os.fspath(target)}' is a folder; expected the name of a file, for example '{example}'."
+            raise OptionError(msg)
+        if path.name.lower().endswith(ARCHIVE_SUFFIXES):
+            written = path.with_name(f"{path.name.partition('.')[0]}.h5")
+            msg = f"target='{path}' has the name of an archive, and a pack is an HDF5 file; write '{written}'."
             raise OptionError(msg)
         # Before the source is opened, which may take minutes on a mount.
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
@@ -399,6 +404,9 @@ def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptio
 
 
 def _check_pack_target(target: Path, *, overwrite: bool, in_shards: bool) -> None:
+    if target.is_dir():
+        msg = f"'{target}' is a folder; expected the name of a file, for example '{target / 'pack.h5'}'."
+        raise TargetExistsError(msg)
     if os.path.lexists(target) and not overwrite:
         msg = f"'{target}' exists. Choose another name, or give overwrite=True to replace it."
         raise TargetExistsError(msg)

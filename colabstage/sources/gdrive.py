@@ -24,7 +24,7 @@ from colabstage.errors import (
 )
 from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.pipeline import DaemonPool
-from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, page_error, shorten_name
+from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, page_title, shorten_name
 from colabstage.sources.parse import ShareSource, parse_service
 from colabstage.sources.remote import TransientError, with_retries
 from colabstage.trees.names import distinct_names, parent_folders
@@ -131,7 +131,7 @@ def _confirmed_address(link: ShareSource, query: dict[str, str]) -> str:
         return answer.url
     page = _Form(answer.text)
     if not page.form:
-        raise page_error(answer.url, link.label, answer.text.encode())
+        raise _page_instead_of_data(link.label, answer)
     parts = urlsplit(page.form)
     return urlunsplit(parts._replace(query=urlencode({**dict(parse_qsl(parts.query)), **page.fields})))
 
@@ -229,10 +229,10 @@ def _read_folder(link: ShareSource, read: Callable[..., Any], policy: RetryPolic
         _, entries = read(sess=session, folder_id=link.id, verify=True, timeout=None)
     # The error that gdown raises for a page without a title.
     except Exception as error:
-        raise page_error(answer.url, link.label, answer.text.encode()) from error
+        raise _page_instead_of_data(link.label, answer) from error
     # Otherwise an unknown page would look like a folder without files.
     if not entries and "flip-entries" not in answer.text:
-        raise page_error(answer.url, link.label, answer.text.encode())
+        raise _page_instead_of_data(link.label, answer)
     return list(entries)
 
 
@@ -283,6 +283,15 @@ def _judge_answer(label: str, answer: WebAnswer) -> None:
         kind = TransientError if status >= 500 else WebPageError
         msg = f"Google Drive answered '{label}' with status {status}; expected the file."
         raise kind(msg)
+
+
+def _page_instead_of_data(label: str, answer: WebAnswer) -> WebPageError:
+    title = page_title(answer.text.encode())
+    titled = f" titled '{title}'" if title else ""
+    return WebPageError(
+        f"Google Drive answered '{label}' with a web page{titled} instead of the file. Open the link in a browser to "
+        "see what it says; make a copy in your own Drive, mount it and stage the path there if the file itself is fine."
+    )
 
 
 def _safe_name(name: str) -> str:

@@ -659,14 +659,19 @@ def check_is_data(
 
 def page_error(url: str, label: str, head: bytes) -> WebPageError:
     """Return the error for a page that came in place of data."""
-    match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
-    text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
-    title = "".join(filter(str.isprintable, " ".join(text.split())))[:120]
+    title = page_title(head)
     named = f" with the title “{title}”" if title else ""
     return WebPageError(
         f"'{label}' returns a web page{named} instead of data: perhaps a login, a confirmation, a preview or an error. "
         f"{page_remedy(url)}"
     )
+
+
+def page_title(head: bytes) -> str:
+    """Return the title of a web page from its beginning; "" if there is none."""
+    match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
+    text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
+    return "".join(filter(str.isprintable, " ".join(text.split())))[:120]
 
 
 # Connections: redirects, logins, time limits, and the meaning of failures.

@@ -92,6 +92,8 @@ class StageStep:
     """`"B"` for bytes, otherwise what was counted."""
     note: str = ""
     """The result, in words."""
+    moves: bool = True
+    """Whether data was moved, so that a rate makes sense."""
 
     @property
     def quantity(self) -> str:
@@ -103,8 +105,8 @@ class StageStep:
 
     @property
     def rate(self) -> str:
-        """Return amount per time as text; empty for steps without an amount."""
-        return format_rate(self.amount, self.seconds, self.unit) if self.unit and self.amount else ""
+        """Return amount per time as text; empty for steps that moved nothing."""
+        return format_rate(self.amount, self.seconds, self.unit) if self.moves and self.unit and self.amount else ""
 
 
 @dataclass(slots=True)
@@ -136,9 +138,9 @@ class StageReport:
         return sum(step.seconds for step in self.steps)
 
     @contextmanager
-    def timed(self, name: str, *, unit: str = "") -> Iterator[StageStep]:
+    def timed(self, name: str, *, unit: str = "", moves: bool = True) -> Iterator[StageStep]:
         """Time a step, without the steps inside it; the caller fills in its amount and note."""
-        step = StageStep(name, unit=unit)
+        step = StageStep(name, unit=unit, moves=moves)
         # A step may contain others, as looking at the source contains opening it. Their time counts once.
         began, others_s = time.monotonic(), self.seconds
         try:

@@ -403,7 +403,7 @@ def _plan(
     """Plan what is made, and check that it fits, before anything is fetched or unpacked."""
     request, report = call.request, call.report
     make_folder(spool)
-    with report.timed("plan", unit="files") as step:
+    with report.timed("plan", unit="files", moves=False) as step:
         if request.disk_limit is not None and has_to_come(source):
             cost = source.cost
             check_disk_limit(request, None if cost.unpacks_first else staging_figures(request, source))

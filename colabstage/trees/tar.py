@@ -19,7 +19,7 @@ from colabstage.trees.bytes import (
     RequestedBytes,
     compression_of,
     describe_contents,
-    header_checksum,
+    header_checksums,
     truncated,
 )
 from colabstage.trees.compressed import unpack_into
@@ -165,7 +165,7 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
         raise truncated(source, "its last header is cut")
     raw_name, raw_mode, _, _, raw_size, raw_time, checksum, flag, link, magic, *_, prefix = _HEADER.unpack(block)
     try:
-        whole = _number(checksum) == header_checksum(block)
+        whole = _number(checksum) in header_checksums(block)
         size, mtime_ns, mode = _number(raw_size), _number(raw_time) * 10**9, _number(raw_mode)
     except ValueError:
         whole = False
@@ -187,11 +187,14 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
                 raise _damaged(source, at + BLOCK, f"the pax records of {name!r} are not readable")
             size = int(stated)
         time_ns = _nanoseconds(pax["mtime"]) if pax.get("mtime") else time_ns
-    if flag in (b"S", b"M") or _PAX_SPARSE in pax:
+    if flag == b"S" or _PAX_SPARSE in pax:
         msg = (
-            f"'{source.label}' stores {name!r} as a sparse file, or as one that continues in another volume, which is "
-            "not read here. Make the archive again in one file, without tar's option --sparse."
+            f"'{source.label}' stores {name!r} as a sparse file, which is not read here. "
+            "Make the archive again without tar's option --sparse."
         )
+        raise ArchiveError(msg)
+    if flag == b"M":
+        msg = f"'{source.label}' is one volume of an archive in several. Join them into one archive first."
         raise ArchiveError(msg)
     kind = "folder" if flag == b"\0" and name.endswith("/") else _KINDS.get(flag, "file")
     # Links, folders and devices may state a size, but only these have content after their header.
@@ -364,6 +367,7 @@ class TarTree(Tree):
         return RequestedBytes(lambda length, offset: pread(length, start + offset), own.size, label=label)
 
     def close(self) -> None:
+        """Close the archive and drop the unpacked form. Calling it twice is fine."""
         super().close()
         self._archive.close()
 

@@ -65,17 +65,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_METHODS = {
-    1: "Shrink",
-    6: "Implode",
-    9: "Deflate64",
-    14: "LZMA",
-    20: "Zstandard",
-    95: "XZ",
-    97: "WavPack",
-    98: "PPMd",
-    99: "AES",
-}
+_METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 20: "Zstandard", 97: "WavPack", 98: "PPMd", 99: "AES"}
 _END = struct.Struct("<4s4H2LH")
 _END_MARK = b"PK\5\6"
 _END64_LOCATOR = struct.Struct("<4sLQL")

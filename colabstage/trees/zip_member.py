@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import contextlib
 import importlib
+import lzma
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -22,17 +23,18 @@ if TYPE_CHECKING:
 
     from colabstage.trees.bytes import ByteSource
 
-STORED, DEFLATED, BZIP2, ZSTANDARD = 0, 8, 12, 93
-READABLE = (STORED, DEFLATED, BZIP2, ZSTANDARD)
+STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ = 0, 8, 12, 14, 93, 95
+READABLE = (STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ)
 
 LOCAL = struct.Struct("<4s5H3L2H")
-FLAG_ENCRYPTED, FLAG_UTF8 = 0x1, 0x800
+FLAG_ENCRYPTED, FLAG_LZMA_END, FLAG_UTF8 = 0x1, 0x2, 0x800
 # A local header's name and fields, a data descriptor and alignment up to this length are read with the member.
 _MAX_GAP_BYTES = 64 * 1024
 # A name and its fields are rarely longer.
 _USUAL_NAME_BYTES = 1024
 # A longer member is read after its local header, not with it, which saves copying it once more.
 _SPLIT_BYTES = 1 << 20
+_LZMA_MEMORY_BYTES = 1 << 30
 # Deflate expands data 1,032 times at most, so up to this length one unbounded call yields at most 66 MB, which are
 # checked afterwards.
 _ONE_SHOT_BYTES = 64 * 1024
@@ -40,7 +42,7 @@ _PACKED_PIECE_BYTES = 1 << 20
 _HEAD_PIECE_BYTES = 1 << 17
 
 # isal's type information declares the exception class as an instance.
-_UNPACK_ERRORS = (cast("type[Exception]", isal_zlib.IsalError), OSError, EOFError, ValueError)
+_UNPACK_ERRORS = (cast("type[Exception]", isal_zlib.IsalError), lzma.LZMAError, OSError, EOFError, ValueError)
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class ZipMember:
 
 
 class _Decompressor(Protocol):
-    """The common interface of the decompressors of bz2, zstd and isal."""
+    """The common interface of the decompressors of bz2, lzma, zstd and isal."""
 
     @property
     def eof(self) -> bool: ...
@@ -87,13 +89,12 @@ def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
 
 def _verified(source: ByteSource, member: ZipMember, pieces: Iterator[bytes]) -> Iterator[bytes]:
     crc = done = 0
-    errors = (*_UNPACK_ERRORS, zstd().ZstdError) if member.method == ZSTANDARD else _UNPACK_ERRORS
     while True:
         try:
             piece = next(pieces, None)
         except ColabstageError:
             raise
-        except errors as error:
+        except _unpack_errors(member) as error:
             if isinstance(error, OSError) and error.errno is not None:  # the medium's own error
                 raise
             raise _damaged(source, member, f"it does not unpack ({error})") from error
@@ -172,9 +173,13 @@ def _pieces(packed: Iterable[bytes], member: ZipMember) -> Iterator[bytes]:
         yield igzip_lib.decompress(b"".join(packed), igzip_lib.DECOMP_DEFLATE, 15, member.size + 1)
         return
     parts = iter(packed)
+    if member.method == LZMA:
+        parts = _with_alone_header(parts, member)
     make: dict[int, Callable[[], Any]] = {
         DEFLATED: lambda: igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_DEFLATE),
         BZIP2: bz2.BZ2Decompressor,
+        LZMA: lambda: lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=_LZMA_MEMORY_BYTES),
+        XZ: lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY_BYTES),
         ZSTANDARD: lambda: zstd().ZstdDecompressor(),
     }
     decompressor = cast("_Decompressor", make[member.method]())
@@ -184,6 +189,18 @@ def _pieces(packed: Iterable[bytes], member: ZipMember) -> Iterator[bytes]:
             raise EOFError("its data end early")  # noqa: EM101
         if piece := decompressor.decompress(data, PIECE_BYTES):
             yield piece
+
+
+def _with_alone_header(parts: Iterator[bytes], member: ZipMember) -> Iterator[bytes]:
+    # APPNOTE 5.8.8: version (2), length of properties (2), properties (5), stream. liblzma reads the stand-alone
+    # format: properties, size (8; all ones if an end mark follows), stream.
+    head = next(parts, b"")
+    if len(head) < 9 or head[2:4] != b"\5\0":
+        raise lzma.LZMAError("its LZMA header is not readable")  # noqa: EM101
+    ends_marked = member.flags & FLAG_LZMA_END
+    size = b"\xff" * 8 if ends_marked else member.size.to_bytes(8, "little")
+    yield b"".join((head[4:9], size, head[9:]))
+    yield from parts
 
 
 def zstd() -> Any:
@@ -199,6 +216,10 @@ def zstd() -> Any:
         "Python before 3.14 reads what Zstandard has packed with a package. Install it with: pip install backports.zstd"
     )
     raise MissingDependencyError(msg)
+
+
+def _unpack_errors(member: ZipMember) -> tuple[type[Exception], ...]:
+    return (*_UNPACK_ERRORS, zstd().ZstdError) if member.method == ZSTANDARD else _UNPACK_ERRORS
 
 
 def _damaged(source: ByteSource, member: ZipMember, reason: str) -> CorruptArchiveError:

@@ -390,6 +390,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "streaming plain files": lambda w: w.stage("photos", streaming=True, keep="files"),
     "staging that is cancelled": cancel,
     "no shards at all": lambda w: w.pack("photos", shards=0),
+    "a pack with the name of an archive": lambda w: w.pack("photos", w.new().with_suffix(".zip")),
     "more shards than samples": lambda w: w.pack("photos", shards=50),
     "progress that is a word": lambda w: w.pack("photos", progress="yes"),
     "workers that die": lambda w: w.pack("photos", shards=2, executor=Dying()),

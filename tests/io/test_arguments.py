@@ -158,7 +158,7 @@ def test_what_cannot_be_written_is_named_by_its_type() -> None:
             raise RuntimeError
 
     assert refused(Odd())[0] == "Odd(…)"
-    assert refused([Odd()])[0] == "[Odd(…)]"
+    assert refused([Odd()])[0] == "list(…)"
     with pytest.raises(OptionError, match=r"=Odd\(…\) cannot work; expected [^.]*\.$"):
         restore_file(Odd(), "here")  # type: ignore[arg-type]
 

@@ -423,7 +423,7 @@ def test_what_stands_at_the_target_is_not_replaced_unasked(tmp_path: Path, photo
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.h5")}
     for source, target, overwrite, error in (
         (photos, "out.h5", False, TargetExistsError),
-        (photos, "folder", True, OptionError),
+        (photos, "folder", True, TargetExistsError),
         (photos, "not-there/", False, OptionError),
         (tmp_path / "data.h5", "data.h5", True, OptionError),
         (tmp_path / "data.h5", "link.h5", True, OptionError),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import multiprocessing
@@ -13,6 +14,7 @@ import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,9 +116,39 @@ def test_shards_of_a_dead_worker_are_written_again(tmp_path: Path, photos: Path,
     assert shards_in(tmp_path / "place") == expected
 
 
+class _DaskLosingOne(Executor):
+    """Dask's executor, where the worker of the first task dies just after its result has arrived."""
+
+    def __init__(self) -> None:
+        self.tasks = 0
+
+    def submit(self, function: Any, /, *args: Any, **options: Any) -> Future[Any]:
+        cfexecutor = pytest.importorskip("distributed.cfexecutor", reason="needs distributed: pip install distributed")
+        self.tasks += 1
+        made: Future[Any] = Future()
+
+        async def result(*, raiseit: bool) -> Any:
+            return function(*args, **options)
+
+        async def work() -> None:
+            status = "lost" if self.tasks == 1 else "finished"
+            await cfexecutor._cascade_future(SimpleNamespace(_result=result, status=status), made)
+
+        asyncio.run(work())
+        return made
+
+
+def test_a_result_of_a_dead_dask_worker_is_made_again(tmp_path: Path, photos: Path, expected: dict[str, bytes]) -> None:
+    """The ValueError of Dask's own code is not an error of the task."""
+    losing = _DaskLosingOne()
+    pack_dataset(photos, tmp_path / "place/set.h5", shards=5, executor=losing, progress=False)
+    assert losing.tasks == 6
+    assert shards_in(tmp_path / "place") == expected
+
+
 def test_shards_of_mixed_images_are_all_kept_as_they_came(tmp_path: Path) -> None:
     """One image of another size, which is not among those examined first, changes how all shards are stored."""
-    folder = make_tree(tmp_path / "photos", {**in_classes(60), "cat/005x.png": image(99, size=(5, 7))})
+    folder = make_tree(tmp_path / "photos", {**in_classes(60), "cat/007x.png": image(99, size=(5, 7))})
     report = pack_dataset(folder, tmp_path / "alone/set.h5", shards=3, progress=False)
     assert report.encoding == "encoded"
     with ThreadPoolExecutor(2) as pool:

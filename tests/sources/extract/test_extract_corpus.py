@@ -32,7 +32,7 @@ ZEROS = bytes(400_000)
 
 CENTRAL, LOCAL, END = b"PK\1\2", b"PK\3\4", b"PK\5\6"
 REG, SYM, HARD, DIR = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
-DEFLATED, BZIP2 = zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2
+DEFLATED, BZIP2, LZMA = zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA
 
 GOOD = {"train/a.jpg": b"a" * 3000, "train/b.jpg": b"b"}
 TWO = stored_zip({"a.jpg": b"x" * 100, "b.jpg": b"y" * 100})
@@ -151,7 +151,7 @@ CORRUPT = {
             both(zip_of(("a.npy", FILE, ZEROS), method=method), 24, "<L", 100),
             "100 bytes",
         )
-        for method in (DEFLATED, BZIP2)
+        for method in (DEFLATED, BZIP2, LZMA)
     },
     "zip: encrypted by its own header only": (set_field(PACKED, LOCAL, 6, "<H", 1), "a.npy"),
     "zip: wrong checksum": (both(PACKED, 16, "<L", zlib.crc32(b"something else")), "a.npy"),
@@ -194,7 +194,7 @@ EXTRACTED = {
     **{f"zip: {name}": one(name, "zip") for name in ODD_NAMES},
     **{f"tar: {name}": one(name, "tar") for name in (*ODD_NAMES, "a\\b", "..\\evil", "good.jpg", "./good.jpg")},
     "zip: twice the same": zip_of(*[("good.jpg", FILE, b"good")] * 2),
-    **{f"zip: method {method}": zip_bytes(GOOD, method=method) for method in (0, DEFLATED, BZIP2)},
+    **{f"zip: method {method}": zip_bytes(GOOD, method=method) for method in (0, DEFLATED, BZIP2, LZMA)},
     "zip: comment with other signatures": zip_of(("a", FILE, b"a"), comment=b"see " + CENTRAL + LOCAL),
     "zip: a newline behind it": TWO + b"\n",
     "zip: zeros behind it": TWO + bytes(1000),
