@@ -303,7 +303,7 @@ def test_a_terminal_that_cannot_show_a_name_fails_for_none(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ("pack photos out/", 2, "'out/' is a folder; expected a file's name, for example 'out/pack.h5'."),
+        ("pack photos out/", 2, "'out/' is a folder; expected the name of a file, for example 'out/pack.h5'."),
         ("pack photos photos/", 2, "Choose another name, for example '{here}/photos-pack.h5'."),
         ("pack photos photos/set.h5", 2, "Choose a place beside it, for example '{here}/photos-set.h5'."),
         ("pack photos s3:/bucket/set.h5", 2, "expected a path, or text as 's3://bucket/set.h5'."),
