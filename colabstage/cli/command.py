@@ -134,6 +134,10 @@ def say_usage_error(error: Exception) -> None:
         return
     context: Any = getattr(error, "ctx", None)
     message = " ".join(str(error.format_message()).split())
+    # If one word is given for SOURCE… and TARGET, it counts as the TARGET, though it may be meant as a SOURCE.
+    if getattr(getattr(error, "param", None), "nargs", 1) == -1:
+        needed = [one.metavar for one in context.command.params if one.param_type_name == "argument" and one.required]
+        message = f"Missing argument: give {' and '.join(needed)}" if len(needed) > 1 else message
     command = "colabstage" if context is None else context.command_path
     end = "" if message.endswith((".", "?", "!")) else "."
     _say(f"{message}{end} See: {command} --help")

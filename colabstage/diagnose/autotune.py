@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from colabstage.diagnose.loaders import Feed, batch_size_of, time_loop
+from colabstage.diagnose.loaders import Feed, batch_size_of, end_iterator, time_loop
 from colabstage.diagnose.profile import Restored, check_step, preserve_attributes, preserve_randomness
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.io.arguments import ONE_SPLIT, check_argument, refuse_argument
@@ -209,7 +209,6 @@ def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Trial]:
 
 def choose(trials: Sequence[Trial]) -> Trial:
     """Return the lightest of the candidates within 5 % of the fastest, of those that were measured to the end."""
-    # The others were worse than one that may have been measured again since, on a busier machine.
     measured = [trial for trial in trials if not trial.problem] or trials
     # Smaller differences are not reproducible, and unused cores are left for training.
     fastest = min(trial.batch_s for trial in measured)
@@ -263,6 +262,8 @@ class _Trying:
         finally:
             if hasattr(loader, "close"):
                 loader.close()
+            # Between two epochs only the loader has its persistent workers.
+            end_iterator(getattr(loader, "_iterator", None))
         return replace(trial, batch_s=loop.both_s, problem="clearly worse, ended early" if loop.gave_up else "")
 
     def _take_step(self, batch: Any) -> None:

@@ -28,7 +28,7 @@ from colabstage.io.workspace import remove_empty, remove_own, sweep_orphans, tem
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.mounts import mount_of, require_answer, run_watched, slow_reason
-from colabstage.machine.resources import check_space, usable_cores
+from colabstage.machine.resources import check_space, read_resources, usable_cores
 from colabstage.pack.job import open_source
 from colabstage.pack.options import ImageArguments, PackOptions
 from colabstage.pack.run import pack_dataset
@@ -350,6 +350,12 @@ def _describe(path: Path, rows: int, files: _Files, packed: SourceRate, report: 
         notes.append(
             "The pack keeps the files as they came, since their sizes differ, and decodes them in every epoch: with "
             "image_size=(height, width) they are decoded once."
+        )
+    # Compared with what is free now, because the pack should stay in memory beside the model.
+    if pack_bytes > (free := read_resources().free_memory_bytes):
+        notes.append(
+            f"A pack of all does not fit in the free memory ({format_bytes(free)}), so epochs are bound by the local "
+            "disk."
         )
     return SourceComparison(
         headline=f"An epoch of {format_count(rows, 'images')}: {before_s} from {files.place}, {after_s} from a pack "

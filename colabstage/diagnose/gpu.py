@@ -164,7 +164,9 @@ def _query(what: str, columns: str, timeout_s: float) -> list[list[str]]:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, cwd="/"
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        msg = f"There is no NVIDIA GPU here that answers: {error}. The driver may hang: restart the session."
+        hangs = isinstance(error, subprocess.TimeoutExpired)
+        remedy = "The driver may hang: restart the session." if hangs else "Install the NVIDIA driver."
+        msg = f"There is no NVIDIA GPU here that answers: {error}. {remedy}"
         raise NotSupportedHereError(msg) from error
     printed = done.stdout.decode(errors="replace")
     if done.returncode:
@@ -177,7 +179,6 @@ def _query(what: str, columns: str, timeout_s: float) -> list[list[str]]:
 
 def _number(cell: str, scale: float = 1.0) -> float | None:
     """Return a number; `None` for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
-    # The program writes [N/A], [Not Supported], [Insufficient Permissions].
     with contextlib.suppress(ValueError):
         return float(cell) * scale
     return None

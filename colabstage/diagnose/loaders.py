@@ -43,6 +43,10 @@ _KEPT = (
     "Decoded images are kept for later epochs, so some of what was measured may come from memory. The first epoch "
     "takes longer, and later ones may take less. memory_budget=0 shows decoding alone."
 )
+_AS_THEY_ARE = (
+    "With batch_size=None each item of the dataset is taken for a batch, its first axis for the samples. If items are "
+    "single samples, samples/s count their rows: give a batch_size= and profile again."
+)
 
 
 @dataclass(slots=True)
@@ -71,7 +75,10 @@ def view_of(loader: object) -> View:
     is_iterable = hasattr(type(loader), "__iter__") or hasattr(type(loader), "__getitem__")
     is_other = isinstance(loader, (str, bytes, os.PathLike)) or "colabstage.StagedDataset" in names
     if gives_samples or is_other or not is_iterable:
-        remedy = "Pass DataLoader(dataset, 64), or data.loader('train', 64) of what stage_dataset returns."
+        remedy = (
+            "Pass DataLoader(dataset, 64), make_loader(dataset_h5(path), 64) of a file, or data.loader('train', 64) "
+            "of what stage_dataset returns."
+        )
         refuse_argument("loader", loader, "a loader of batches", remedy=remedy)
     return _iterable_view(loader, is_tf="tensorflow.DatasetV2" in names)
 
@@ -142,6 +149,7 @@ def _torch_view(loader: Any) -> View:
         close=close,
         known=known,
         roots=(loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn),
+        notes=(_AS_THEY_ARE,) if loader.batch_sampler is None and loader.batch_size is None else (),
     )
 
 
@@ -291,6 +299,9 @@ class Feed:
             try:
                 batch = next(self._iterator)
             except StopIteration:
+                # Persistent workers go on with the next epoch, which fails once they have been ended.
+                if getattr(self._iterator, "_persistent_workers", False):
+                    self._iterator = None
                 self.close()
                 if self._once:
                     raise

@@ -139,6 +139,9 @@ def _inspect_here(path: Path, *, counting_s: float) -> DatasetFacts:
             return _inspect_folder(replace(facts, state="folder"), path, counting_s)
         if not path.exists():
             return replace(facts, instead=whereabouts(path))
+        # Opened, because permissions, and a mount that fails at each read, show only then.
+        with path.open("rb") as file:
+            file.read(1)
         return replace(facts, state="file", nbytes=path.stat().st_size, files=1)
     except OSError as error:
         return replace(facts, state="unreachable", problem=error.strerror or str(error))

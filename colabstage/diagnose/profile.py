@@ -7,6 +7,7 @@ processes a copy without them.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import random
 import sys
@@ -415,9 +416,23 @@ def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
 
 
 def check_step(step: object) -> None:
-    """Refuse a step that is no function, before anything is measured."""
-    if step is not None:
-        check_argument("step", step, "function", remedy="It is called with a batch.")
+    """Refuse a step that cannot be called with one batch, before anything is measured."""
+    if step is None:
+        return
+    check_argument("step", step, "function", remedy="It is called with a batch.")
+    try:
+        signature = inspect.signature(step)  # type: ignore[arg-type]  # it can be called, as was just checked
+    except (TypeError, ValueError):
+        # Some functions written in C have none.
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        msg = (
+            f"step takes {signature}, and is called with one batch as the loader gives it. Write "
+            "step=lambda batch: step(*batch), with your step."
+        )
+        raise OptionError(msg) from None
 
 
 class Runs:

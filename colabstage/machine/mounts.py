@@ -534,8 +534,11 @@ def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
 
 def current_folder() -> Path:
     """Return the current folder, even on a mount that has died, or if it no longer exists."""
-    # `os.getcwd` fails on a dead mount. The kernel marks a deleted folder, and marks all on such a mount.
-    return follow_links(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
+    try:
+        # `os.getcwd` fails on a dead mount. The kernel marks a deleted folder, and marks all on such a mount.
+        return follow_links(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
+    except OSError:  # this system has no such table, as `doctor` should say
+        return Path.cwd()
 
 
 @contextlib.contextmanager

@@ -332,7 +332,10 @@ def draw_large(sample: Sample, *, split: str, classes: Sequence[str], layout: st
     known = [("sample", f"{split}[{sample.row}]")]
     known += [("made from", sample.key)] if sample.key else []
     known.append(("target", caption(sample, classes)))
-    if isinstance(y, np.ndarray) and sample.mask is None:
+    if isinstance(y, float):
+        # The caption has four digits of it.
+        known.append(("value", str(y)))
+    elif isinstance(y, np.ndarray) and sample.mask is None:
         known.append(("values", np.array2string(y.reshape(-1)[:_MOST_VALUES], precision=4, separator=" ")))
     # An image is read at the size at which it is shown.
     is_smaller = sample.size is not None and sample.size not in (x.shape[:2], x.shape[1:])

@@ -287,6 +287,10 @@ class Run:
         """Count a finished epoch, and save a version if one is due; for loops that do not iterate over `epochs`."""
         self._check_open()
         self._counts = True
+        began = self._loader_began
+        if began is not None and not began["batches_done"] and self._loader.state_dict() != began:
+            self._loader_began = None
+            self._note("Batches were read without run.step(), so no step is counted. Call it last in the loop.")
         self._end_row()
         # A pass that the loop has left early, as with `islice`, is over.
         if isinstance(self._loader, Loader) and not self._loops() and self._loader.state_dict()["batches_done"]:

@@ -48,7 +48,7 @@ def test_fetch_brings_a_file_and_knows_it_again(run: Run, server: WebServer, arc
     again = result(run("fetch", server.url("photos.zip"), "copy.zip", "--json"))
     assert again["kept_bytes"] == again["nbytes"] == archive.stat().st_size
     assert "--overwrite" in reason(run("fetch", server.url("photos.zip"), "photos.zip"), 1)
-    assert "Missing argument 'SOURCE'" in reason(run("fetch", "photos.zip"), 2)
+    assert "SOURCE and TARGET" in reason(run("fetch", "photos.zip"), 2)
     assert run("fetch", "photos.zip", "new/").returncode == 0
     assert (tmp_path / "new" / "photos.zip").is_file(), "a slash at the end means a folder"
     assert "not a checksum" in reason(run("fetch", server.url("photos.zip"), "c.zip", "--hash", "sha256:12"), 2)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import simplejpeg
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from benchmarks._photographs import repeated_photographs, write_encoded
 from colabstage import autotune_loader, dataset_h5, make_loader
@@ -84,6 +84,13 @@ def test_samples_that_are_waited_for_get_several_processes() -> None:
     assert str(tuned).startswith(tuned.call)
     assert len(tuned.tables[0].rows) == len(tuned.table)
     assert json.loads(json.dumps(tuned.to_dict()))["options"] == tuned.options
+
+
+def test_ways_of_several_epochs_are_measured() -> None:
+    """An epoch is shorter than a trial, and no process is left."""
+    tuned = autotune_loader(Subset(Numbers(0.001), range(32)), 8, budget_s=2)
+    assert not [trial.problem for trial in tuned.table if "early" not in trial.problem and trial.problem]
+    assert not multiprocessing.active_children()
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def test_a_driver_without_gpus_says_why(smi: FakeSmi, answer: dict[str, Any], sa
 def test_a_program_that_cannot_run_and_none_at_all(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken installation is told from a missing GPU."""
     (smi.folder / "nvidia-smi").write_text("#!/no/such/shell\n", encoding="ascii")
-    assert "that answers" in asked().gpu_problem
+    assert "Install the NVIDIA driver" in asked().gpu_problem
     monkeypatch.setenv("PATH", str(smi.folder.parent))
     assert "nvidia-ml-py" in asked().gpu_problem
 

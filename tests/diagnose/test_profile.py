@@ -256,6 +256,14 @@ def test_processes_that_start_in_every_epoch_are_named() -> None:
     tried(lambda: DataLoader(Samples(count=32), 8, num_workers=2), complain)
 
 
+def test_persistent_workers_go_on_with_the_next_epoch() -> None:
+    """Many short epochs are measured, and no process is left."""
+    before = set(psutil.Process().children())
+    loader = DataLoader(Samples(count=32), 8, num_workers=2, persistent_workers=True)
+    assert profile_loader(loader, lambda _: None, budget_s=1).facts.batch_samples == 8
+    assert set(psutil.Process().children()) <= before
+
+
 def test_nothing_is_left_running() -> None:
     """No worker process, no thread, and the switch interval is what it was; also of persistent workers, and after an
     error in the step."""
@@ -319,6 +327,7 @@ def test_any_iterable_will_do() -> None:
         ([], {}, "has no batches"),
         (7, {}, "expected a loader of batches"),
         ([1], {"step": 3}, "expected a function"),
+        ([1], {"step": lambda x, y: None}, "is called with one batch"),
         ([1], {"budget_s": 0}, "more than 0"),
     ],
 )

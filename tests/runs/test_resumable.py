@@ -778,6 +778,19 @@ def test_a_loop_over_another_loader_is_noted(data: Path, tmp_path: Path) -> None
     assert "loader=" in said[0][0]
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_epochs_without_a_step_are_noted_once(steps: int, data: Path, tmp_path: Path) -> None:
+    """Of a loop that forgot it. After one step a loop that skips the others has its reasons."""
+    loader = make_loader(dataset_h5(data), 8)
+    with resumable(tmp_path / "run", model=nn.Linear(2, 2), loader=loader, progress=False) as run:
+        for _ in run.epochs(3):
+            for _ in loader:
+                if run.steps < steps:
+                    run.step()
+    assert [note for note in run.notes if "without run.step()" in note] == run.notes
+    assert len(run.notes) == 1 - steps
+
+
 def test_a_loader_without_a_place_is_refused(data: Path, tmp_path: Path) -> None:
     """As Accelerate's, whose method fails."""
 
