@@ -39,7 +39,7 @@ _MODULES = ("colabstage.load.loader", "colabstage.stage.run", "PIL.Image")
 _SEED = 0
 
 FULL = DemoSize(images=None, epochs=4, min_accuracy=0.95)
-QUICK = DemoSize(images=500, epochs=4, min_accuracy=0.8)
+QUICK = DemoSize(images=500, epochs=3, min_accuracy=0.8)
 
 # All other figures are those reported for an ordinary day; with the 0.4 s per file reported, the first epoch would take
 # five minutes.

@@ -279,7 +279,9 @@ class ObjectStore(Closing):
         # Not every backend without a loop accepts one.
         callback: dict[str, Any] = {"callback": Advance()} if self._on_loop else {}
         self._write(path, "put_file", str(file), path, create=create, seconds=seconds, **callback)
-        if (arrived := self.size(path)) != length:
+        if (arrived := self.size(path)) is None:
+            raise self._taken(path)
+        if arrived != length:
             msg = f"Of '{file}', {length:,} bytes long, {arrived} bytes arrived as '{path}' at '{self.label}'."
             raise TargetNotWritableError(msg)
 
@@ -306,7 +308,7 @@ class ObjectStore(Closing):
         self._change(path, verb, *arguments, seconds=seconds, **options)
 
     def _taken(self, path: str) -> TargetExistsError:
-        msg = f"'{path}' at '{self.label}' was written by another process meanwhile. Try again."
+        msg = f"'{path}' at '{self.label}' was written or removed by another process meanwhile. Try again."
         return TargetExistsError(msg)
 
     @property

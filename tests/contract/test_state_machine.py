@@ -249,7 +249,7 @@ def live(count: int, steps: int) -> None:
 
 
 def test_what_is_served_is_what_the_source_holds(staging: None) -> None:
-    live(6, 30)
+    live(5, 25)
 
 
 @pytest.mark.long

@@ -251,6 +251,7 @@ def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(s3: BucketServi
 
     dataset = opened(f"{CACHE}/{first.path.name}")
     assert len(dataset) == 2
+    dataset.reader.arrival.close()
     dataset.close()
     for address, named in {
         f"{CACHE}/none.h5": f"{CACHE}/none.h5",

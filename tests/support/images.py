@@ -39,7 +39,9 @@ def image(number: int, *, suffix: str = ".png", size: tuple[int, int] = (SIDE, S
 def noise(number: int, *, size: tuple[int, int] = (32, 24)) -> bytes:
     """Return an incompressible PNG, with `size` as width and height."""
     buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), np.uint8)).save(buffer, "PNG")
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), np.uint8)).save(
+        buffer, "PNG", compress_level=0
+    )
     return buffer.getvalue()
 
 
