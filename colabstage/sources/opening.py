@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from colabstage.errors import ChecksumMismatchError, OptionError, SourceChangedError
+from colabstage.errors import ChecksumMismatchError, CorruptArchiveError, OptionError, SourceChangedError
 from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation, LateStep
@@ -309,7 +309,7 @@ class Part(Closing):
         state = f"{self.source.address} {facts.size} {facts.version} {facts.mtime_ns}"
         folder = temp_beside(self._copy_path)
         for orphan in find_orphans(self._copy_path):
-            if read_json(orphan / _STATE) != {"state": state}:
+            if not facts.names_its_state or read_json(orphan / _STATE) != {"state": state}:
                 remove_own(orphan)
             elif take_orphan(orphan, folder):
                 self._download = folder
@@ -366,14 +366,20 @@ class Part(Closing):
             content = walk = self._walk("look through")
         elif not self.cost.opens_at_once and self.copy is not None:
             self.copy.start()
-        tree = open_archive(
-            content,
-            spool=spool,
-            single_files=alone and self.opening.single_files,
-            name=self.file.facts.name,
-            zip_encoding=self.opening.zip_encoding,
-            cancellation=self.opening.cancellation,
-        )
+        try:
+            tree = open_archive(
+                content,
+                spool=spool,
+                single_files=alone and self.opening.single_files,
+                name=self.file.facts.name,
+                zip_encoding=self.opening.zip_encoding,
+                cancellation=self.opening.cancellation,
+            )
+        except CorruptArchiveError:
+            # Without a length nothing tells whether all of it arrived, so the next call fetches it again.
+            if self.file.facts.size is None:
+                self.discard()
+            raise
         if walk is not None:
             walk.end()
         return self._stack.enter_context(tree)
