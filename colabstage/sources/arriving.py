@@ -367,13 +367,11 @@ def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
     """Take over what a dead process left of an unfinished copy of the same file for `target`, or start over."""
     folder, content = temp_beside(target), content_of(facts)
     layout = Layout([_DATA], [facts.size or 0], BLOCK_BYTES)
-    # Otherwise old blocks could not be told from new content of the same length.
-    can_prove = bool(facts.version or facts.mtime_ns or facts.checksum)
     counts = [(count_noted(orphan, content), orphan) for orphan in find_orphans(target)]
     # The largest first; if another process takes it, the next one.
     for count, orphan in sorted(((count, orphan) for count, orphan in counts if count is not None), reverse=True):
         if take_orphan(orphan, folder):
-            if count and can_prove:
+            if count and facts.names_its_state:
                 break
             remove_own(folder)
     else:

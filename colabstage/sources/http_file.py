@@ -304,7 +304,7 @@ def _look(session: HttpSession, checksum: Checksum | None, length: int, tail: Fu
             return _describe(session, answer, checksum, head, ranges=bool(head), tail=tail)
         # An empty file has no first byte.
         if answer.status == 200 or (answer.status == 416 and answer.size == 0):
-            return _describe(session, answer, checksum, answer.beginning(length) if answer.size else b"")
+            return _describe(session, answer, checksum, b"" if answer.status == 416 else answer.beginning(length))
         if answer.status not in _NO_RANGES:
             raise answer.error()
     # Without a range, because some servers refuse ranges though they have the file.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from colabstage.errors import ChecksumMismatchError, OptionError, SourceChangedError
+from colabstage.errors import ChecksumMismatchError, CorruptArchiveError, OptionError, SourceChangedError
 from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation, LateStep
@@ -190,6 +190,8 @@ class Part(Closing):
     kept_bytes: int = 0
     """How much of that copy an interrupted run has left."""
     _content: ByteSource | None = None
+    _opened: Sequence[LocalBytes] = ()
+    """The files of this machine that it reads: one, or the pieces of an archive."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _download: Path | None = None
     """The folder of a file that could only be downloaded as a whole."""
@@ -282,8 +284,10 @@ class Part(Closing):
         label, facts = self.source.label, self.file.facts
         if self.path is not None and not self._is_copied:
             if isinstance(self.source, LocalSource) and self.source.pieces:
-                return JoinedBytes(label, [LocalBytes(piece) for piece in self.source.pieces])
-            return LocalBytes(self.path, label=label)
+                self._opened = [LocalBytes(piece) for piece in self.source.pieces]
+                return JoinedBytes(label, self._opened)
+            self._opened = [LocalBytes(self.path, label=label)]
+            return self._opened[0]
         if self.comes_first:
             return LocalBytes(self._downloaded() / _DATA, label=label)
         assert facts.size is not None
@@ -309,7 +313,7 @@ class Part(Closing):
         state = f"{self.source.address} {facts.size} {facts.version} {facts.mtime_ns}"
         folder = temp_beside(self._copy_path)
         for orphan in find_orphans(self._copy_path):
-            if read_json(orphan / _STATE) != {"state": state}:
+            if not facts.names_its_state or read_json(orphan / _STATE) != {"state": state}:
                 remove_own(orphan)
             elif take_orphan(orphan, folder):
                 self._download = folder
@@ -366,14 +370,20 @@ class Part(Closing):
             content = walk = self._walk("look through")
         elif not self.cost.opens_at_once and self.copy is not None:
             self.copy.start()
-        tree = open_archive(
-            content,
-            spool=spool,
-            single_files=alone and self.opening.single_files,
-            name=self.file.facts.name,
-            zip_encoding=self.opening.zip_encoding,
-            cancellation=self.opening.cancellation,
-        )
+        try:
+            tree = open_archive(
+                content,
+                spool=spool,
+                single_files=alone and self.opening.single_files,
+                name=self.file.facts.name,
+                zip_encoding=self.opening.zip_encoding,
+                cancellation=self.opening.cancellation,
+            )
+        except CorruptArchiveError:
+            # Without a length nothing tells whether all of it arrived, so the next call fetches it again.
+            if self.file.facts.size is None:
+                self.discard()
+            raise
         if walk is not None:
             walk.end()
         return self._stack.enter_context(tree)
@@ -388,10 +398,11 @@ class Part(Closing):
     def changes(self) -> str:
         """Look for changes that reading cannot notice: list a folder on a slow mount again, and compare the time of a
         local file. Return what has changed and what to wait for, or ""."""
-        if self.file is not None and isinstance(self._content, LocalBytes) and self.path is not None:
-            # By the open file, because its path may lead to another one meanwhile.
-            now, facts = os.fstat(self._content.fileno()), self.file.facts
-            if (now.st_size, now.st_mtime_ns) == (facts.size, facts.mtime_ns):
+        if self.file is not None and self._opened:
+            # By the open files, because their paths may lead to others meanwhile.
+            now, facts = [os.fstat(one.fileno()) for one in self._opened], self.file.facts
+            times = " ".join(str(one.st_mtime_ns) for one in now)
+            if (sum(one.st_size for one in now), times) == (facts.size, facts.version):
                 return ""
             return f"'{self.path}' was written to while it was being read; wait until whatever writes it is done"
         # A mounted Drive sometimes lists only a part of a folder, without an error.

@@ -160,6 +160,11 @@ class RemoteFacts:
     is_mounted: bool = False
     """Whether it is a local file or on a mount, which one reader copies fastest."""
 
+    @property
+    def names_its_state(self) -> bool:
+        """Return whether what an earlier run has fetched can be told from new content of the same length."""
+        return bool(self.version or self.mtime_ns or self.checksum)
+
 
 # The first request to a server asks for this much: enough for a page's title, and it still arrives in the first round
 # trip.

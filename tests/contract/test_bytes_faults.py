@@ -32,9 +32,11 @@ from colabstage.options import token_blocks
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.packed import Packed, found, noted, pack, refused, row
-from tests.support.http_knobs import WebKnobs
+from tests.support.archives import MAKERS
+from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.https_hosts import HttpsHosts, answer_page
+from tests.support.invariants import left_behind
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.made_files import files, grey, image, write_files
 from tests.support.share_links import DriveShares, SharedItem
@@ -455,6 +457,26 @@ def test_what_stands_in_for_a_file_on_the_web_is_not_fetched(
     with answering(200, {}, body) as address, pytest.raises(WebPageError, match=value):
         fetch_files(f"{address}/{name}", tmp_path / "got/", progress=False)
     assert not (tmp_path / "got").exists() or not list((tmp_path / "got").iterdir())
+
+
+@pytest.mark.parametrize("name", ["pets.zip", "pets.tar", "pets.tar.gz"])
+@pytest.mark.parametrize("length", ["told", "chunked", "close"])
+@pytest.mark.parametrize("ranges", ["honoured", "ignored"])
+def test_a_dataset_is_staged_from_a_server_that_tells_little(
+    tmp_path: Path, name: str, length: Any, ranges: Any
+) -> None:
+    """Without ranges, without a length (as GitHub sends its archives), or without either; each call fetches again what
+    a cut connection left, if nothing told where the file ends."""
+    knobs, local = WebKnobs(length=length, ranges=ranges), tmp_path / "local"
+    with WebServer({name: MAKERS[name.removeprefix("pets")](PETS)}, knobs=knobs) as web:
+        if (length, ranges) == ("close", "ignored"):
+            web.set_faults(WebFault(kind="truncate", at_byte=40_000))
+            with pytest.raises(ColabstageError, match="truncated"):
+                stage_dataset(web.url(name), image_size=24, local_dir=local, cache_dir=None, progress=False)
+            web.set_faults()
+        data = stage_dataset(web.url(name), image_size=24, local_dir=local, cache_dir=None, progress=False)
+        assert (data.splits, data.classes) == ({"train": 8}, ("cat", "dog"))
+    assert not left_behind(local)
 
 
 @pytest.mark.parametrize(

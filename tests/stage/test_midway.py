@@ -22,7 +22,7 @@ from colabstage.errors import ColabstageError, DamagedPackError, DriveDisconnect
 from colabstage.sources.http_file import open_http
 from colabstage.sources.remote import MountedFile
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
-from tests.support.archives import zip_bytes
+from tests.support.archives import tar_bytes, zip_bytes
 from tests.support.deadlines import lose_patience, shorten_deadlines
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
@@ -286,6 +286,8 @@ def test_a_cached_pack_that_is_damaged_meanwhile(tmp_path: Path, monkeypatch: py
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "x.npy": lambda array: array,
     "x.zip": lambda array: zip_bytes({"x.npy": array}, method=0),
+    # In two pieces.
+    "x.tar.001": lambda array: tar_bytes({"x.npy": array}),
 }
 
 
@@ -293,15 +295,20 @@ FORMS: dict[str, Callable[[bytes], bytes]] = {
 def test_a_local_file_that_is_rewritten_in_place_is_no_mixture(name: str, tmp_path: Path) -> None:
     """With the same size, first its end, then its beginning."""
     before, after = (FORMS[name](npy(np.full((60, 100, 100, 3), value, np.uint8))) for value in (1, 2))
-    source = make_tree(tmp_path / "source", {name: before}) / name
-    todo = [slice(len(after) // 2, None), slice(len(after) // 2)]
+    source, half = tmp_path / name, len(after) // 2
+    is_cut = source.suffix == ".001"
+    end = source.with_suffix(".002") if is_cut else source
+    todo = [(end, 0 if is_cut else half, after[half:]), (source, 0, after[:half])]
+    source.write_bytes(before[:half])
+    with end.open("ab") as file:
+        file.write(before[half:])
 
     def rewrite() -> None:
         while todo:
-            part = todo.pop(0)
-            with source.open("r+b") as file:
-                file.seek(part.start or 0)
-                file.write(after[part])
+            path, offset, content = todo.pop(0)
+            with path.open("r+b") as file:
+                file.seek(offset)
+                file.write(content)
 
     places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None}
     staged = stage_dataset(source, progress=Meanwhile(rewrite), **places)
