@@ -78,8 +78,9 @@ def test_an_epoch_that_a_framework_begins_again_has_another_order(
     make_file: Callable[..., Any], world: dict[str, Any]
 ) -> None:
     """Accelerate counts no epoch that the loop left early. With `seed=` the order is that of the epoch alone."""
-    for options, orders in (({}, 3), ({"seed": 1}, 1)):
-        sampler: Any = make_loader(numbered(make_file), 4, **world, **options).sampler
+    seeds: dict[int | None, int] = {None: 3, 1: 1}
+    for seed, orders in seeds.items():
+        sampler: Any = make_loader(numbered(make_file), 4, seed=seed, **world).sampler
         epochs = []
         for _ in range(3):
             sampler.set_epoch(0)
