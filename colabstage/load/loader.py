@@ -215,7 +215,7 @@ def make_loader(
         # Loaders that frameworks build from these parts read whole images, and apply the whole transform.
         collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
     )
-    loader._position, loader._seed_drawn = Position(start := EpochPlace(0, 0), start), asked.seed is None
+    loader._position = Position(start := EpochPlace(0, 0), start)
     # Last: what it was planned with cannot be set from here on.
     loader._pipeline = pipeline
     return loader
@@ -280,7 +280,6 @@ def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, rows: NDArray[np.intp], 
 
 def _of_the_dataset(name: str) -> Any:
     """Make an attribute that belongs to the dataset: it may be replaced there or here, as with a stock loader."""
-    # It may be replaced there or here, as with a stock loader.
     return property(
         lambda self: getattr(self._form.dataset, name), lambda self, value: setattr(self._form.dataset, name, value)
     )
@@ -339,11 +338,10 @@ class EpochSampler(Sampler[int]):
 
     def __init__(self, order: Order, seed: int, *, given: bool, fixed: bool) -> None:
         """Take the seed, whether the caller has given it, and otherwise whether it must be the same in all ranks."""
-        self.order, self.seed, self._given, self._fixed = order, seed, given, fixed
-        self.epoch = 0
-        self._is_set = False
+        self.order, self.seed, self.given, self._fixed = order, seed, given, fixed
         # The epoch of the last iteration, and how many before it were of the same one.
         self._begun, self._again = -1, 0
+        self.epoch, self._is_set = 0, False
         # The argument of the last `set_epoch` that the loader has not acted on.
         self.asked: int | None = None
 
@@ -354,17 +352,13 @@ class EpochSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         seed, epoch = self.seed, self.epoch
-        # Accelerate counts no epoch that a loop has left early, which would begin with the same rows each time.
+        # Accelerate counts no epoch that a loop has left early: all would begin with the same rows.
         self._begun, self._again = epoch, self._again + 1 if self._begun == epoch else 0
-        if self._given:
-            pass
-        elif self._fixed:
-            seed += self._again
-        # Each process has drawn a seed of its own if the loader was made before they became ranks.
-        elif choose_shard(None, None).world_size > 1:
-            seed = self._again
+        if not self.given and (self._fixed or choose_shard(None, None).world_size > 1):
+            # Each process has drawn a seed of its own if the loader was made before they became ranks.
+            seed = (seed if self._fixed else 0) + self._again
         # As torch's own samplers do.
-        elif self._again or not self._is_set:
+        elif not self.given and (self._again or not self._is_set):
             seed, epoch = int(torch.randint(_SEEDS, (), device="cpu")), 0
         return iter(self.order.rows(seed, epoch).tolist())
 
@@ -397,7 +391,6 @@ class Loader(Iterated, _Base):
 
     # Not public: Ignite passes each public attribute to the constructor.
     _pipeline: Pipeline
-    _seed_drawn: bool
     _position: Position
 
     def __new__(cls, *arguments: Any, **named: Any) -> Any:
@@ -502,8 +495,9 @@ class Loader(Iterated, _Base):
         if not isinstance(given, Mapping) or not given.keys() >= {*_PLACE}:
             msg = f"The state is {show_content(given)}; expected what state_dict() of a loader returned."
             raise OptionError(msg)
+        sampler: Any = self.sampler
         pipeline, seed = self._pipeline, state.get("seed")
-        if self._seed_drawn and isinstance(seed, int | np.integer):
+        if not sampler.given and isinstance(seed, int | np.integer):
             pipeline = pipeline.with_seed(whole_number("seed", seed))
         shared_alike = pipeline.schedule.steps_as(state)
         epoch = whole_number("epoch", state.get("epoch"))
@@ -536,7 +530,6 @@ class Loader(Iterated, _Base):
         if pipeline is not self._pipeline:
             self._pipeline = pipeline
             # Frameworks draw the epoch's rows through the sampler.
-            sampler: Any = self.sampler
             sampler.seed = pipeline.schedule.seed
         self._move_to(EpochPlace(epoch, done))
 

@@ -213,11 +213,7 @@ def _not_numbers(dataset: Any) -> str:
 def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
     """Turn one-dimensional integers into rows of a dataset of `count` rows, intp. Negative ones count from the end.
     Raises IndexError for one that is out of range, and TypeError for anything else."""
-    try:
-        rows = np.asarray(indices)
-    except ValueError:
-        msg = "Expected a one-dimensional list of integers as indices, got lists of several lengths, as of batches."
-        raise TypeError(msg) from None
+    rows = np.asarray(indices)
     if rows.size == 0 and rows.ndim == 1:
         return np.empty(0, np.intp)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
