@@ -56,7 +56,7 @@ def _check_prepared(loader: object) -> None:
     """Refuse a loader whose epoch the Hugging Face `Trainer` cannot set when it resumes: it skips batches first."""
     if isinstance(loader, Loader):
         msg = (
-            "The Trainer has a loader of make_loader that is not prepared, and would go on with other rows of an epoch "
+            "The Trainer has a loader of make_loader that is not prepared, and would continue an epoch with other rows "
             "than are left. Have get_train_dataloader return self.accelerator.prepare(make_loader(…))."
         )
         raise OptionError(msg)
