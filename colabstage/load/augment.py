@@ -428,7 +428,8 @@ class RandomCrop(_Seeded):
         room = np.add(image, 2 * self.padding) - size
         # Refused instead of padded further: nobody asked for more border than `padding`.
         if (room < 0).any():
-            msg = f"{self} is larger than the images, {image[0]} x {image[1]}. Use a smaller size or more padding."
+            given = f"{image[0]} x {image[1]} (height x width)"
+            msg = f"{self} is larger than the images, {given}. Use a smaller size or more padding."
             raise OptionError(msg)
         # Draws are below 1, so the last position is as likely as the others.
         corners = np.floor(place.draws(2) * (room + 1)).astype(np.int64) - self.padding
@@ -632,11 +633,11 @@ def _limits(values: object) -> tuple[float, float]:
 
 def _image_size(x: Any) -> Size:
     if not isinstance(x, torch.Tensor) or x.dim() != 4:
-        msg = (
-            f"x is {describe(x)}; expected images of one size, (B, C, H, W). Where sizes differ, begin with "
-            "RandomResizedCrop, or pack with image_size=…; axes are added by lambda x, y: (x[:, None], y), first in "
-            "Compose([…])."
-        )
+        remedy = "Begin with RandomResizedCrop, or pack with image_size=…."
+        if isinstance(x, torch.Tensor):
+            first = "lambda x, y: (x[:, None], y), first in Compose([…])"
+            remedy = f"Add an axis by {first}." if x.dim() == 3 else "Change these by a function of (x, y) of your own."
+        msg = f"x is {describe(x)}; expected images of one size, (B, C, H, W). {remedy}"
         raise OptionError(msg)
     return x.shape[2], x.shape[3]
 

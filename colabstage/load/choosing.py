@@ -140,10 +140,10 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
     batches = count_batches(rows, batch_size, facts.shard, drop_last=options.drop_last)
     # An empty epoch would train nothing, and evaluate nothing, without an error.
     if not rows or (options.drop_last and not batches):
+        remedy = "Use a smaller batch_size, or drop_last=False." if rows else "Choose other rows, or make no loader."
         msg = (
             f"An epoch of {rows:,} of the {facts.rows:,} samples would have no batch (batch_size={batch_size}, "
-            f"drop_last={options.drop_last}, world_size={facts.shard.world_size}). Use a smaller batch_size, "
-            "drop_last=False, or more rows."
+            f"drop_last={options.drop_last}, world_size={facts.shard.world_size}). {remedy}"
         )
         raise OptionError(msg)
     strategy, engine = _choose_strategy(facts, options.strategy)
@@ -185,6 +185,9 @@ def _check(batch_size: int, options: LoaderOptions) -> int:
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         if (count := getattr(options, name)) not in ("auto", None):
             whole_number(name, count, least=least, otherwise=', or "auto"')
+    if options.num_workers == 0 and options.prefetch_factor not in ("auto", None):
+        msg = f"prefetch_factor={options.prefetch_factor} is of no use with num_workers=0. Leave one of them out."
+        raise OptionError(msg)
     # Nothing else is checked: only the caller knows what a batch is.
     return whole_number("batch_size", batch_size, least=1)
 
@@ -295,7 +298,7 @@ def _choose_decoding_threads(facts: LoaderFacts, keep: KeepChoice | None) -> Rea
 def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOptions) -> ReasonedValue:
     if options.num_workers == 0:
         return ReasonedValue(0, "nothing works beside the loop")
-    if isinstance(asked := options.prefetch_factor, int):
+    if (asked := options.prefetch_factor) is not None and asked != "auto":
         return ReasonedValue(asked, "as asked")
     # Two more batches exist: one with the consumer, one being made.
     fitting = facts.free_memory_bytes // _MEMORY_PART // max(1, batch_bytes) - 2

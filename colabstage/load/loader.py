@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from threading import Thread, current_thread
 from typing import TYPE_CHECKING, Any, Unpack
@@ -203,18 +203,21 @@ def make_loader(
     # Frameworks count and evaluate the subset's own rows, by their numbers in it.
     view: Any = BatchDataset.over(form, reader)
     visited = order if rows is None or shown is None else shown
-    loader = Loader(
+    loader: Loader = object.__new__(Loader)
+    DataLoader.__init__(
+        loader,
         view if rows is None else Subset(view, rows.tolist()),
         batch_size,
-        sampler=EpochSampler(visited, seed, drawn=asked.seed is None and not is_fixed)
+        sampler=EpochSampler(visited, seed, given=asked.seed is not None, fixed=is_fixed)
         if shard.world_size == 1
-        else RankSampler(visited, seed, shard),
+        else RankSampler(visited, seed, shard, given=asked.seed is not None),
         drop_last=asked.drop_last,
         # Loaders that frameworks build from these parts read whole images, and apply the whole transform.
         collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
     )
-    loader._pipeline, loader._seed_drawn = pipeline, asked.seed is None
     loader._position = Position(start := EpochPlace(0, 0), start)
+    # Last: what it was planned with cannot be set from here on.
+    loader._pipeline = pipeline
     return loader
 
 
@@ -277,7 +280,6 @@ def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, rows: NDArray[np.intp], 
 
 def _of_the_dataset(name: str) -> Any:
     """Make an attribute that belongs to the dataset: it may be replaced there or here, as with a stock loader."""
-    # It may be replaced there or here, as with a stock loader.
     return property(
         lambda self: getattr(self._form.dataset, name), lambda self, value: setattr(self._form.dataset, name, value)
     )
@@ -334,10 +336,12 @@ class EpochSampler(Sampler[int]):
     """Gives a whole epoch's rows, all ranks' together, to frameworks that take a loader apart and divide rows among
     ranks themselves, as Accelerate does."""
 
-    def __init__(self, order: Order, seed: int, *, drawn: bool) -> None:
-        self.order, self.seed, self._drawn = order, seed, drawn
-        self.epoch = 0
-        self._is_set = False
+    def __init__(self, order: Order, seed: int, *, given: bool, fixed: bool) -> None:
+        """Take the seed, whether the caller has given it, and otherwise whether it must be the same in all ranks."""
+        self.order, self.seed, self.given, self._fixed = order, seed, given, fixed
+        # The epoch of the last iteration, and how many before it were of the same one.
+        self._begun, self._again = -1, 0
+        self.epoch, self._is_set = 0, False
         # The argument of the last `set_epoch` that the loader has not acted on.
         self.asked: int | None = None
 
@@ -348,11 +352,13 @@ class EpochSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         seed, epoch = self.seed, self.epoch
-        # Each process has drawn a seed of its own if the loader was made before they became ranks.
-        if self._drawn and choose_shard(None, None).world_size > 1:
-            seed = 0
+        # Accelerate counts no epoch that a loop has left early: all would begin with the same rows.
+        self._begun, self._again = epoch, self._again + 1 if self._begun == epoch else 0
+        if not self.given and (self._fixed or choose_shard(None, None).world_size > 1):
+            # Each process has drawn a seed of its own if the loader was made before they became ranks.
+            seed = (seed if self._fixed else 0) + self._again
         # As torch's own samplers do.
-        elif self._drawn and not self._is_set:
+        elif not self.given and (self._again or not self._is_set):
             seed, epoch = int(torch.randint(_SEEDS, (), device="cpu")), 0
         return iter(self.order.rows(seed, epoch).tolist())
 
@@ -363,8 +369,8 @@ class EpochSampler(Sampler[int]):
 class RankSampler(EpochSampler, DistributedSampler[int]):
     """An `EpochSampler` for a loader that divides rows among ranks: frameworks leave a `DistributedSampler` alone."""
 
-    def __init__(self, order: Order, seed: int, shard: Shard) -> None:
-        super().__init__(order, seed, drawn=False)
+    def __init__(self, order: Order, seed: int, shard: Shard, *, given: bool) -> None:
+        super().__init__(order, seed, given=given, fixed=True)
         self.rank, self.num_replicas = shard.rank, shard.world_size
 
 
@@ -377,28 +383,35 @@ class Loader(Iterated, _Base):
     Leaving a loop early, by `break` or an exception, ends its background threads, each after the row that it is at.
 
     It is a `torch.utils.data.DataLoader`, so frameworks that insist on one take it. Those that build one from its parts
-    (Accelerate, Lightning's own sharding) find a dataset, a sampler and a `collate_fn` that give the same batches in
-    the same order, but not prepared ahead unless they run workers; the sampler gives the samples of all ranks. Where a
-    framework sets no epoch (Ignite's `DeterministicEngine`), the order comes from torch's generator, unless `seed=` is
-    given: then it is always that of the first epoch.
-
+    (Accelerate, Lightning's own sharding) get a stock one, whose dataset, sampler and `collate_fn` give the same
+    batches in the same order, but not prepared ahead unless they run workers; the sampler gives the samples of all
+    ranks. Where a framework sets no epoch (Ignite's `DeterministicEngine`), the order comes from torch's generator,
+    unless `seed=` is given: then it is always that of the first epoch.
     """
 
-    # Not public: Ignite passes each public attribute to the constructor. `None` if a framework built the loader from
-    # another one's parts: that is a plain DataLoader.
-    _pipeline: Pipeline | None = None
-    _seed_drawn = False
+    # Not public: Ignite passes each public attribute to the constructor.
+    _pipeline: Pipeline
     _position: Position
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Any:
+        """Return a stock `DataLoader`: what calls this has the parts of a loader, and no plan."""
+        return DataLoader(*arguments, **named)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _PLANNED and "_pipeline" in self.__dict__:
+            msg = (
+                f"{name} cannot be set: the batches of this loader are planned with what make_loader got. Make a new "
+                "loader; torch.utils.data.DataLoader(dataset, …) takes any collate_fn."
+            )
+            raise OptionError(msg)
+        super().__setattr__(name, value)
 
     def __len__(self) -> int:
         """Count the batches of this rank in an epoch."""
-        return super().__len__() if self._pipeline is None else self._pipeline.plan.batches
+        return self._pipeline.plan.batches
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # the base promises a class of its own
         """Start the next epoch, or continue where `load_state_dict` said."""
-        # A plain DataLoader, which a framework built by this class's constructor.
-        if self._pipeline is None:
-            return super().__iter__()
         pipeline, position, sampler = self._pipeline, self._position, self.sampler
 
         def moves(place: EpochPlace) -> bool:
@@ -418,7 +431,7 @@ class Loader(Iterated, _Base):
     @property
     def plan(self) -> LoaderPlan:
         """Return how batches are loaded, and why."""
-        return self._made_by.plan
+        return self._pipeline.plan
 
     @property
     def epoch(self) -> int:
@@ -463,8 +476,7 @@ class Loader(Iterated, _Base):
         whose transform failed is over as well, where the loop continues. All ranks have the same state at the same
         step, so one rank's serves all.
         """
-        done = self._place
-        made = self._made_by
+        done, made = self._place, self._pipeline
         state = {**made.identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
         return {**state, **made.drawn(done.epoch)} if done.batches_done else state
 
@@ -483,8 +495,9 @@ class Loader(Iterated, _Base):
         if not isinstance(given, Mapping) or not given.keys() >= {*_PLACE}:
             msg = f"The state is {show_content(given)}; expected what state_dict() of a loader returned."
             raise OptionError(msg)
-        pipeline, seed = self._made_by, state.get("seed")
-        if self._seed_drawn and isinstance(seed, int | np.integer):
+        sampler: Any = self.sampler
+        pipeline, seed = self._pipeline, state.get("seed")
+        if not sampler.given and isinstance(seed, int | np.integer):
             pipeline = pipeline.with_seed(whole_number("seed", seed))
         shared_alike = pipeline.schedule.steps_as(state)
         epoch = whole_number("epoch", state.get("epoch"))
@@ -517,32 +530,27 @@ class Loader(Iterated, _Base):
         if pipeline is not self._pipeline:
             self._pipeline = pipeline
             # Frameworks draw the epoch's rows through the sampler.
-            sampler: Any = self.sampler
             sampler.seed = pipeline.schedule.seed
         self._move_to(EpochPlace(epoch, done))
 
     def close(self) -> None:
         """End the running iterations, and release kept decoded images. The loader can be iterated again."""
         self._end_iterations()
-        if self._pipeline is not None:
-            self._pipeline.kept.clear()
+        self._pipeline.kept.clear()
 
     def __copy__(self) -> Loader:
         """Return another loader over the same parts, with its own position."""
-        copied = type(self).__new__(type(self))
-        # Bypasses `DataLoader.__setattr__`, which guards the sampler's attributes.
-        copied.__dict__.update(self.__dict__, _running=())
-        if self._pipeline is not None:
-            # Frameworks set the epoch through the sampler.
-            sampler, batches = copy.copy(self.sampler), copy.copy(self.batch_sampler)
-            batches.sampler = sampler  # type: ignore[union-attr]  # a BatchSampler, as in every loader with a batch_size
-            position = Position(replace(self._position.done), replace(self._position.next))
-            copied.__dict__.update(sampler=sampler, batch_sampler=batches, _position=position)
+        copied: Loader = object.__new__(type(self))
+        # Frameworks set the epoch through the sampler.
+        sampler, batches = copy.copy(self.sampler), copy.copy(self.batch_sampler)
+        batches.sampler = sampler  # type: ignore[union-attr]  # a BatchSampler, as in every loader with a batch_size
+        position = Position(replace(self._position.done), replace(self._position.next))
+        own = {"_running": (), "sampler": sampler, "batch_sampler": batches, "_position": position}
+        # Bypasses `__setattr__`, which guards the sampler's attributes.
+        copied.__dict__.update(self.__dict__ | own)
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._pipeline is None:
-            return super().__reduce_ex__(protocol)
         msg = (
             "A Loader cannot be pickled, nor copied deeply: it has threads of this process. Send its dataset, "
             "which pickles, call make_loader where it arrives, and load_state_dict for the place."
@@ -550,26 +558,14 @@ class Loader(Iterated, _Base):
         raise OptionError(msg)
 
     def __repr__(self) -> str:
-        return f"Loader of {self.dataset!r}\n{facts(self._facts)}"
+        return f"Loader of {self.dataset!r}\n{facts(self.plan.facts)}"
 
     def _repr_html_(self) -> str:
-        return Report("Loader", (facts(self._facts),), (repr(self.dataset),))._repr_html_()
-
-    @property
-    def _facts(self) -> list[tuple[str, str]]:
-        return [("plan", "as another framework built it")] if self._pipeline is None else self.plan.facts
-
-    @property
-    def _made_by(self) -> Pipeline:
-        if self._pipeline is None:
-            msg = (
-                "Another framework built this loader from the parts of one, so it has no plan and no state. Save the "
-                "epoch and the number of batches; Accelerate's skip_first_batches(loader, done) continues there."
-            )
-            raise OptionError(msg)
-        return self._pipeline
+        return Report("Loader", (facts(self.plan.facts),), (repr(self.dataset),))._repr_html_()
 
 
+# Attributes that are read once, by `make_loader`.
+_PLANNED = frozenset({"batch_size", "collate_fn", *(option.name for option in fields(LoaderOptions))})
 # Entries of a state that are its position, not its order.
 _PLACE = ("epoch", "batches_done")
 # Entries that describe an order by units or blocks of a pack that is only partly local.

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from colabstage.errors import OptionError
+from colabstage.load.loader import Loader
 from colabstage.runs.listing import PLACES
 
 if TYPE_CHECKING:
@@ -48,6 +49,16 @@ class Loop:
 def _check_alone(devices: int) -> None:
     if devices > 1:
         msg = f"The Trainer has {devices} devices; a run saves it on one only. Use the Trainer's own checkpoints."
+        raise OptionError(msg)
+
+
+def _check_prepared(loader: object) -> None:
+    """Refuse a loader whose epoch the Hugging Face `Trainer` cannot set when it resumes: it skips batches first."""
+    if isinstance(loader, Loader):
+        msg = (
+            "The Trainer has a loader of make_loader that is not prepared, and would continue an epoch with other rows "
+            "than are left. Have get_train_dataloader return self.accelerator.prepare(make_loader(…))."
+        )
         raise OptionError(msg)
 
 
@@ -132,6 +143,7 @@ class HuggingFaceLoop(Loop):
         _check_alone(self._owner.args.world_size)
         # Each is called with everything in the trainer, by name.
         events = {
+            "on_train_begin": lambda *_, train_dataloader=None, **_all: _check_prepared(train_dataloader),
             "on_step_begin": lambda *_, **_all: run.restore_random(),
             "on_step_end": lambda *_, **_all: run.step(),
             "on_log": lambda *_, logs=None, **_all: run.log(**_columns(logs)),

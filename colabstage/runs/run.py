@@ -426,10 +426,16 @@ class Run:
         parameters that the restored version trained and this session does not. By now the loop has thawed what it thaws
         by the epoch."""
         began, self._loader_began = self._loader_began, None
-        if began is not None and self._loader.state_dict() == began:
+        place = None if began is None else self._loader.state_dict()
+        if place is not None and place == began:
             self._note(
                 "loader= has given no batch before this step, so the loop reads another, and where it is in its epoch "
                 "is not known. Iterate over the one that resumable() got."
+            )
+        elif place is not None and place["epoch"] != began["epoch"] and 0 < began["batches_done"] < len(self._loader):
+            self._note(
+                f"Epoch {began['epoch']} of loader= was not continued: other code has iterated over it, as by "
+                "next(iter(loader)), since it was restored. Look at batches of a loader of their own."
             )
         then, self._frozen = self._frozen, None
         now = frozen_in(self._parts) if then is not None else []

@@ -476,6 +476,15 @@ def shuffled_twice(world: World) -> object:
     return world.loader(sampler=RandomSampler(world.open()), shuffle=True)
 
 
+def cropped(shape: tuple[int, ...], *, listed: bool = False) -> object:
+    import torch
+
+    from colabstage.transforms import RandomCrop
+
+    x = torch.zeros(shape)
+    return RandomCrop((9, 8))([x] if listed else x, None)
+
+
 def normalized_bytes(world: World) -> object:
     from colabstage.transforms import Normalize
 
@@ -497,7 +506,14 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "rank without world_size": lambda w: w.loader(rank=1),
     "a rank beyond the world": lambda w: w.loader(rank=2, world_size=2),
     "a sampler with rows that are not there": lambda w: w.loader(sampler=[0, 99]),
+    "a sampler of batches": lambda w: w.loader(sampler=[[0, 1, 2], [3]]),
     "no rows at all": lambda w: w.loader(sampler=[]),
+    "no full batch": lambda w: w.loader(9, drop_last=True),
+    "batches in advance by nothing": lambda w: w.loader(num_workers=0, prefetch_factor=2),
+    "a crop of images that are smaller": lambda _: cropped((2, 3, 8, 12)),
+    "a crop of images without channels": lambda _: cropped((2, 8, 8)),
+    "a crop of vectors": lambda _: cropped((2, 8)),
+    "a crop of images of their own sizes": lambda _: cropped((3, 8, 8), listed=True),
     "shuffle beside a sampler that decides": shuffled_twice,
     "ranks beside a sampler of ranks": divided_twice,
     "a mean of bytes": normalized_bytes,

@@ -9,9 +9,12 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from colabstage import resumable
+from colabstage import dataset_h5, make_loader, resumable
+from colabstage.errors import OptionError
+from tests.support.made_files import write_rows
 
 if TYPE_CHECKING:
     from tests.nurseries import Nurseries
@@ -46,10 +49,8 @@ def test_weights_are_those_of_a_training_that_nothing_interrupted(
     assert found == {"died": len(deaths), "same": True, "steps": 36, "epochs": 3, "again": 0}
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("library", ["pytorch_lightning", "transformers.trainer"])
-def test_a_trainer_may_enter_its_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
-    """As when a cell is run once more in the same kernel: only the run that is open counts its steps."""
+def make_trainer(monkeypatch: pytest.MonkeyPatch, library: str) -> Any:
+    """A stand-in for a library's `Trainer`, which calls its callbacks."""
 
     class Trainer:
         world_size, optimizer, training = 1, None, False
@@ -59,15 +60,38 @@ def test_a_trainer_may_enter_its_run_again(tmp_path: Path, monkeypatch: pytest.M
             self.callbacks: list[Any] = []
             self.add_callback, self.remove_callback = self.callbacks.append, self.callbacks.remove
 
-        def train(self) -> None:
+        def train(self, loader: object = None) -> None:
             for callback in self.callbacks:
                 step = getattr(callback, "on_train_batch_end", None)
-                callback.on_step_end() if step is None else step(self, None, {}, None, 0)
+                if step is None:
+                    callback.on_train_begin(train_dataloader=loader)
+                    callback.on_step_end()
+                else:
+                    step(self, None, {}, None, 0)
 
     module: Any = ModuleType(library)
     module.Trainer, module.Callback, module.TrainerCallback = Trainer, object, object
     monkeypatch.setitem(sys.modules, library, module)
-    trainer = Trainer()
+    return Trainer()
+
+
+@pytest.mark.torch
+def test_a_loader_whose_place_a_trainer_cannot_find_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hugging Face `Trainer` skips batches of a loader before it sets the epoch, which only a prepared one has."""
+    loader = make_loader(dataset_h5(write_rows(tmp_path / "rows.h5", np.zeros((8, 4)), np.arange(8))), 4)
+    trainer = make_trainer(monkeypatch, "transformers.trainer")
+    with (
+        pytest.raises(OptionError, match=r"accelerator\.prepare"),
+        resumable(tmp_path / "run", trainer=trainer, progress=False),
+    ):
+        trainer.train(loader)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("library", ["pytorch_lightning", "transformers.trainer"])
+def test_a_trainer_may_enter_its_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    """As when a cell is run once more in the same kernel: only the run that is open counts its steps."""
+    trainer = make_trainer(monkeypatch, library)
     run = resumable(tmp_path, trainer=trainer, progress=False)
     for again in (run, run, resumable(tmp_path, trainer=trainer, progress=False)):
         with again:

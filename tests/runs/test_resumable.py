@@ -763,6 +763,20 @@ def test_layers_that_stay_frozen_are_noted(tmp_path: Path) -> None:
     assert [len(notes) for notes in said] == [0, 0, 1, 0, 0]
 
 
+@pytest.mark.parametrize(("done", "noted"), [(2, True), (3, False)])
+def test_a_rest_that_the_loop_does_not_get_is_noted(data: Path, tmp_path: Path, done: int, noted: bool) -> None:
+    """As after a look at a batch, once the loader's place is restored; of a whole epoch nothing is left."""
+    for look in (False, True):
+        loader = make_loader(dataset_h5(data), 32, seed=0)
+        assert len(loader) == 3
+        with resumable(tmp_path / "run", model=nn.Linear(2, 2), loader=loader, progress=False) as run:
+            if look:
+                next(iter(loader), None)
+            for _ in itertools.islice(loader, done):
+                run.step()
+    assert ["Epoch 0" in note for note in run.notes] == [True] * noted
+
+
 def test_a_loop_over_another_loader_is_noted(data: Path, tmp_path: Path) -> None:
     """As where the loop reads what a library has wrapped, or a second loader: the next session would visit rows again.
     A loop over the run's own is not, nor one without a loader."""
