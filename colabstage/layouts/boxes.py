@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -204,12 +205,16 @@ def join_records(
     placed: list[Placed] = []
     notes: list[str] = []
     missing: list[tuple[str, str]] = []
+    # A file about one image has the image's name, which may be test_01.
+    splits = {
+        file: ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
+        for file in found
+    }
+    held_out = set() if per_image else _held_out_of_others(found, splits, lookup)
     for file, records in found.items():
-        folder, before = posixpath.dirname(file), len(missing)
-        # A file about one image has the image's name, which may be test_01.
-        own = ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
+        folder, before, own = posixpath.dirname(file), len(missing), splits[file]
         for record in records:
-            split = record.split or own
+            split = record.split or ("" if file in held_out else own)
             names = (record.image, _UPLOADED.sub(r"\1", record.image))
             found_by = (lookup.find(name, folder, split=split) for name in names)
             number = next((one for one in found_by if one is not None), None)
@@ -241,6 +246,14 @@ def join_records(
     # Not an error: many datasets annotate only some of their images.
     notes += left_out_notes((len(images) - len(placed), "images", "that no annotation file names"))
     return placed, notes
+
+
+def _held_out_of_others(found: Mapping[str, Sequence[Record]], splits: Mapping[str, str], lookup: Lookup) -> set[str]:
+    """Return the files of a split without a folder, whose images are in that of another: nothing else names them."""
+    counts = Counter(record.image for records in found.values() for record in records)
+    bare = {file for file, split in splits.items() if split and not lookup.has_folder_of(split)}
+    have_folders = any(split and file not in bare for file, split in splits.items())
+    return {file for file in bare if have_folders and all(counts[record.image] == 1 for record in found[file])}
 
 
 def _absent(where: str, count: int, missing: Sequence[tuple[str, str]]) -> BrokenDatasetError:
