@@ -259,11 +259,12 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
     `stated`: the lists with their splits, where something says which they are. `within`: the end of the folders whose
     lists go before all others, as Pascal VOC has them: also of several datasets, and if they name other files as well.
     """
-    table, files_of_samples = _of_folder_train(source, found.table), found.table.inputs.source
+    files_of_samples = found.table.inputs.source
     if not isinstance(files_of_samples, TreeFiles):
         return found
     own = _lists_within(source, found, within) if within and stated is None else {}
     names, within = stated or own or _lists_called(source, found), within if own else ""
+    table = _of_folder_train(source, found.table, names)
     if are_tables := not names and table.splits is None:
         names = _tables_called(source, found)
     if not 0 < len(names) <= MOST_LISTS:
@@ -302,8 +303,7 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
             return None
         for place in named[files[named] == SEVERAL if table.splits is None and not within else ...].tolist():
             files[place] = file_of(paths[place], name, stated[place])
-        number_of = {split: splits.setdefault(split, len(splits)) for split in dict.fromkeys(stated)}
-        numbers = np.fromiter(map(number_of.__getitem__, stated), np.int64, len(stated))
+        numbers = np.array([splits.setdefault(split, len(splits)) for split in stated], np.int64)
         beside = take_strings(more, named) if more else ()
         return _Named(name, files[named], numbers[named], beside, len(paths) - len(named))
 
@@ -355,12 +355,14 @@ def _tables_called(source: Source, found: Evidence) -> dict[str, str]:
     return called | dict.fromkeys(of_json.names, "")
 
 
-def _of_folder_train(source: Source, table: SampleTable) -> SampleTable:
+def _of_folder_train(source: Source, table: SampleTable, names: Mapping[str, str]) -> SampleTable:
     """Return samples without the split that a folder 'train' states, if no folder of the source holds anything out."""
-    if {*(table.splits or ())} != {"train"}:
+    # A list of what is held out alone may be one of other images.
+    is_alone = bool(names) and {"train", ""}.isdisjoint(names.values())
+    if is_alone or {*(table.splits or ())} != {"train"}:
         return table
-    is_alone = all(split_of_path(f"{folder}/") in ("", "train") for folder in source.files.folders[0])
-    return replace(table, splits=None) if is_alone else table
+    holds_out = any(split_of_path(f"{folder}/") not in ("", "train") for folder in source.files.folders[0])
+    return table if holds_out else replace(table, splits=None)
 
 
 def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
