@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import same_partition, show
 from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import lists_state
+from colabstage.layouts.lists import held_out_of_others, lists_state
 from colabstage.layouts.reading import broken
 from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles, known_splits, offsets_of
 from colabstage.trees.names import first_repeated
@@ -210,7 +209,8 @@ def join_records(
         file: ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
         for file in found
     }
-    held_out = set() if per_image else _held_out_of_others(found, splits, lookup)
+    images_of = {} if per_image else {file: [record.image for record in records] for file, records in found.items()}
+    held_out = held_out_of_others(lookup, {} if per_image else splits, images_of)
     for file, records in found.items():
         folder, before, own = posixpath.dirname(file), len(missing), splits[file]
         for record in records:
@@ -246,14 +246,6 @@ def join_records(
     # Not an error: many datasets annotate only some of their images.
     notes += left_out_notes((len(images) - len(placed), "images", "that no annotation file names"))
     return placed, notes
-
-
-def _held_out_of_others(found: Mapping[str, Sequence[Record]], splits: Mapping[str, str], lookup: Lookup) -> set[str]:
-    """Return the files of a split without a folder, whose images are in that of another: nothing else names them."""
-    counts = Counter(record.image for records in found.values() for record in records)
-    bare = {file for file, split in splits.items() if split and not lookup.has_folder_of(split)}
-    have_folders = any(split and file not in bare for file, split in splits.items())
-    return {file for file in bare if have_folders and all(counts[record.image] == 1 for record in found[file])}
 
 
 def _absent(where: str, count: int, missing: Sequence[tuple[str, str]]) -> BrokenDatasetError:

@@ -6,7 +6,7 @@ import itertools
 import operator
 import posixpath
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,7 +42,7 @@ from colabstage.layouts.words import (
 from colabstage.trees.listing import folders_of, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -206,6 +206,17 @@ class _Index:
         return found if found is not None else (self.last[name],) if name in self.last else ()
 
 
+def held_out_of_others(
+    lookup: Lookup, splits: Mapping[str, str], named: Mapping[str, Collection[Hashable]]
+) -> set[str]:
+    """Return those of some tables or annotations, by name, that hold samples out of a folder of another split, given
+    the split of each, and which samples it names: their own has no folder, and no other names their samples."""
+    counts = Counter(itertools.chain.from_iterable(map(set, named.values())))
+    bare = {name for name, split in splits.items() if split and not lookup.has_folder_of(split)}
+    have_folders = any(split and name not in bare for name, split in splits.items())
+    return {name for name in bare if have_folders and all(counts[one] == 1 for one in named[name])}
+
+
 # --- lists of splits --------------------------------------------------------------------------------------------------
 
 LIST_ENDS = (".txt", ".lst")
@@ -343,14 +354,13 @@ def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
 def _tables_called(source: Source, found: Evidence) -> dict[str, str]:
     """Return what else may state splits: tables called after them, with these; those with a column of splits beside
     others; and JSON that lists the names in each split. Beside a table of labels, others have to be of paths alone."""
-    tables = source.ending_in((".csv", ".tsv")).without(found.used)[:MOST_LISTS]
-    has_table = any(map(is_table, found.used))
-    called = {one.name: split_name(stem_of(one.name)).split for one in tables}
-    for one in tables:
-        head = parse_table(one.name, source.head(one, BEGINNING_BYTES).partition(b"\n")[0])
-        is_column = any(column.plain in SPLIT_FIELDS for column in head.columns)
-        if not (called[one.name] or is_column) or (has_table and len(head.columns) > 1):
-            del called[one.name]
+    called, has_table = dict[str, str](), any(map(is_table, found.used))
+    for one in source.ending_in((".csv", ".tsv")).without(found.used)[:MOST_LISTS]:
+        columns = parse_table(one.name, source.head(one, BEGINNING_BYTES).partition(b"\n")[0]).columns
+        is_stated = any(column.plain in SPLIT_FIELDS for column in columns)
+        split = "" if is_stated else split_name(stem_of(one.name)).split
+        if (split or is_stated) and not (has_table and len(columns) > 1):
+            called[one.name] = split
     of_json = source.ending_in((".json",)).where(lambda name: not OF_SPLITS.isdisjoint(words_of(stem_of(name))))
     return called | dict.fromkeys(of_json.names, "")
 
@@ -433,11 +443,13 @@ def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
 def _lines_in_json(text: str) -> _Lines:
     """Return the names, or the first of each list, below each split; nothing for other JSON."""
     items = items_of(text) or []
-    if not all(isinstance(one, tuple) and one[0] in SPLITS and isinstance(one[1], list) for one in items):
+    if not all(isinstance(one, tuple) and one[0].lower() in SPLITS and isinstance(one[1], list) for one in items):
         return (), (), ()
-    named = [(SPLITS[split], one[0] if isinstance(one, list) and one else one) for split, own in items for one in own]
-    named = [(split, name) for split, name in named if isinstance(name, str)]
-    return [split for split, _ in named], normal_names(name for _, name in named), ()
+    named = [
+        (SPLITS[key.lower()], [*one, None][0] if isinstance(one, list) else one) for key, own in items for one in own
+    ]
+    stated = [(split, name) for split, name in named if isinstance(name, str)]
+    return [split for split, _ in stated], normal_names(name for _, name in stated), ()
 
 
 def _lines_in(text: str, split: str) -> _Lines:

@@ -40,7 +40,7 @@ from colabstage.layouts.evidence import (
     require_files,
 )
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
-from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, lists_state, only
+from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state, only
 from colabstage.layouts.reading import BEGINNING_BYTES
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import take_strings
@@ -492,6 +492,8 @@ class TableSearch:
     def _rows_with_files(self, found: list[LeadingTable], roles: ColumnRoles) -> _Rows:
         """Return the rows whose file exists."""
         files, splits, places = [np.zeros(0, np.int64)], list[str](), []
+        named = {one.name: one.files for one in found}
+        held_out = held_out_of_others(self.lookup, {one.name: one.split for one in found}, named)
         for table in found:
             folder, cells = posixpath.dirname(table.name), table.path.cells
             split = None if roles.split is None else table.columns[roles.split]
@@ -502,12 +504,10 @@ class TableSearch:
             leads = np.fromiter(map(table.leads.get, cells, itertools.repeat(NONE)), np.int64, len(cells))
             # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
             # counts wherever its file lies: fast.ai holds rows of one folder out, others by tables.
-            others = [one.files for one in found if one is not table]
-            are_own = not self.lookup.has_folder_of(table.split) and all(map(table.files.isdisjoint, others))
             for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_folder_of() else ():
                 if stated := own[row] or table.split:
                     of_split = only(self.lookup.search(cells[row], folder, split=stated))
-                    stays = of_split == NONE and (split is not None or (are_own and bool(others)))
+                    stays = of_split == NONE and (split is not None or table.name in held_out)
                     leads[row] = leads[row] if stays else of_split
             if SEVERAL in leads:
                 row = int(np.argmax(leads == SEVERAL))

@@ -58,11 +58,9 @@ class Naming:
         lines = {name: [*self._on_samples(own)] for name, own in stated.items()}
         # A list of held-out samples may be short.
         enough = {name: 1 if may_list_a_split(name) else min(NAMED, len(table)) for name in lines}
-        paths = {
-            name: {next((word for word in one.words if word.endswith(part)), part) for part, one in own}
-            for name, own in lines.items()
-        }
-        self.lines = {name: own for name, own in lines.items() if len(paths[name]) >= enough[name]}
+        # 20.jpg of each folder is a sample each.
+        named = {name: {one.paths.get(part, part) for part, one in own} for name, own in lines.items()}
+        self.lines = {name: own for name, own in lines.items() if len(named[name]) >= enough[name]}
         """The lines that name samples in each of these texts, and how."""
 
     def _on_samples(self, stated: Sequence[Statement]) -> Iterator[tuple[str, Statement]]:
