@@ -434,7 +434,7 @@ def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
     paths = table.columns if split else paths
     if table.fault or not paths or not (split or splits):
         return (), (), ()
-    path = max(paths, key=lambda one: lookup.search_each(one.distinct)[1])
+    path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: lookup.search_each(one.distinct)[1])
     # Without a header, the first row is one.
     cells = [path.name, *path.cells] if split and lookup.search(path.name) else path.cells
     return splits or [split] * len(cells), normal_names(cells), ()

@@ -353,12 +353,13 @@ class TableSearch:
 
     def _is_path_instead(self, column: Column, chosen: Column) -> bool:
         """Tell whether a column has file names while another leads to files only by stems: a count of 2 is no 2.png."""
-        if words.is_label_name(column.name):
+        is_path = chosen.plain == words.PATHS[0]
+        is_path = is_path or all(words.is_telling(cell) and not cell.isdecimal() for cell in chosen.distinct)
+        if is_path or words.is_label_name(column.name):
             return False
         written = [cell for cell in column.distinct if cell.lower().endswith(self.kind.extensions)]
         # Addresses say where the files came from, and an id beside them what they are called here.
-        is_path = chosen.plain in (*words.IDS, *words.PATHS) or all(map(words.is_telling, chosen.distinct))
-        elsewhere = is_path and all("://" in cell for cell in column.distinct)
+        elsewhere = chosen.plain in (*words.IDS, *words.PATHS) and all("://" in cell for cell in column.distinct)
         is_called = column.plain in words.PATHS and chosen.plain not in words.PATHS
         return not elsewhere and (is_called or 0 < len(column.distinct) <= 2 * len(written))
 
