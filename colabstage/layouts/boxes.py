@@ -14,7 +14,7 @@ from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import same_partition, show
 from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import lists_state
+from colabstage.layouts.lists import held_out_of_others, lists_state
 from colabstage.layouts.reading import broken
 from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles, known_splits, offsets_of
 from colabstage.trees.names import first_repeated
@@ -204,12 +204,17 @@ def join_records(
     placed: list[Placed] = []
     notes: list[str] = []
     missing: list[tuple[str, str]] = []
+    # A file about one image has the image's name, which may be test_01.
+    splits = {
+        file: ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
+        for file in found
+    }
+    images_of = {} if per_image else {file: [record.image for record in records] for file, records in found.items()}
+    held_out = held_out_of_others(lookup, {} if per_image else splits, images_of)
     for file, records in found.items():
-        folder, before = posixpath.dirname(file), len(missing)
-        # A file about one image has the image's name, which may be test_01.
-        own = ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
+        folder, before, own = posixpath.dirname(file), len(missing), splits[file]
         for record in records:
-            split = record.split or own
+            split = record.split or ("" if file in held_out else own)
             names = (record.image, _UPLOADED.sub(r"\1", record.image))
             found_by = (lookup.find(name, folder, split=split) for name in names)
             number = next((one for one in found_by if one is not None), None)

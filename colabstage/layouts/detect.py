@@ -64,7 +64,7 @@ from colabstage.layouts.formats import (
 )
 from colabstage.layouts.formats.tables import LISTS
 from colabstage.layouts.judge import files_called, judge, may_label, why_not_classes
-from colabstage.layouts.lists import MOST_LISTS, Lookup, is_class_list
+from colabstage.layouts.lists import MOST_LISTS, Lookup, is_class_list, lists_state
 from colabstage.layouts.names import (
     folders_state,
     names_may_say,
@@ -319,9 +319,13 @@ def _masks_beside(case: Case, found: Evidence) -> Found | None:
 
 
 def _rows_beside(case: Case, found: Evidence) -> Found | None:
-    """Return what tables state that were not used, unless they agree."""
-    leading = {one.name for one in case.tables.leading} if case.source.ending_in(words.TABLES) else set()
-    return None if leading <= found.used or case.rows_agree(found) else case.rows
+    """Return what tables state that were not used for labels, unless they agree."""
+    leading = case.tables.leading if case.source.ending_in(words.TABLES) else []
+    # Those that were read for splits may say more.
+    rest = [
+        one for one in leading if one.name not in found.used or (found.table.layout == DETECTION and one.has_labels)
+    ]
+    return None if not rest or case.rows_agree(found) else case.rows
 
 
 def _lists_beside(case: Case, found: Evidence) -> Found | None:
@@ -412,11 +416,19 @@ def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
     names = case.folders.table.classes
     kinds = (words.is_role, words.is_part, re.compile(r"\d|^.$").search)
     is_odd = any(words.splits_of_folders(names)) or any(kind(name) for name in names for kind in kinds)
-    if is_odd or not 2 <= len(names) <= len(case.images) / 2:
-        return None
-    rows, folders = _of_both(found, case.folders)
-    agrees = rows and (divides_further(rows, folders) or divides_further(folders, rows))
-    return None if agrees else case.folders
+    return None if is_odd or not 2 <= len(names) <= len(case.images) / 2 else _divided_otherwise(found, case.folders)
+
+
+def _classes_by_names(case: Case, found: Evidence) -> Found | None:
+    """Return names that divide the images of a table otherwise."""
+    names = gather(lambda: names_state(case.source)) if isinstance(found.table.targets, Values) else _NOTHING
+    return _divided_otherwise(found, names) if isinstance(names, Evidence) else None
+
+
+def _divided_otherwise(found: Evidence, other: Evidence) -> Evidence | None:
+    """Return other evidence unless one of the two divides the classes of the other further."""
+    rows, others = _of_both(found, other)
+    return None if rows and (divides_further(rows, others) or divides_further(others, rows)) else other
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
@@ -574,6 +586,7 @@ _BESIDE_ROWS = (
     _CALLED,
     _BY_MASKS,
     Rival("folders", IMAGE_FOLDER.layout, _classes_by_folders),
+    Rival("the images' names", "file_names", _classes_by_names),
     Rival("a list", TABLE.layout, _lists_beside),
 )
 
@@ -627,7 +640,7 @@ LAYOUTS: tuple[Layout, ...] = (
             Rival("folders that look like classes", "", _classes_of_masks),
         ),
     ),
-    Layout("images", lambda case: nothing_states(case.source), _weigh_nothing),
+    Layout("images", lambda case: lists_state(case.source, nothing_states(case.source)), _weigh_nothing),
     Layout(
         "image_folder",
         lambda case: case.folders,
@@ -640,7 +653,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("arrays", lambda case: arrays.arrays_state(case.source)),
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
-    Layout("file_names", lambda case: names_state(case.source)),
+    Layout("file_names", lambda case: lists_state(case.source, names_state(case.source))),
     Layout("audio", Case.state_audio, extensions=words.SOUNDS),
     Layout("tokens", lambda case: tokens.tokens_state(case.source), _weigh_text),
 )

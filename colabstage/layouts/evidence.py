@@ -244,6 +244,15 @@ def take_targets(targets: Targets, chosen: NDArray[Any]) -> Targets:
     )
 
 
+def renumbered(targets: Targets, classes: Sequence[str], names: Sequence[str]) -> Targets:
+    """Return targets whose classes are numbered as in `names`."""
+    places = np.array([names.index(name) for name in classes], np.int64)
+    if isinstance(targets, Values):
+        return Values(places[targets.values])
+    assert isinstance(targets, Boxes)
+    return replace(targets, columns={**targets.columns, "labels": places[targets.columns["labels"]]})
+
+
 # Whether two pieces of evidence state the same about the samples; and if not, which sample shows it.
 
 

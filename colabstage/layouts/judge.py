@@ -282,8 +282,9 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     assert isinstance(source, TreeFiles)
     # Masks in 'gt' belong to images in 'img', those of one split to each other.
     first, *others = sorted(parts, key=lambda one: (words.holds_targets(one), not words.holds_images(one))) or [""]
-    last = next((one for one in reversed(others) if words.split_name(one).split == words.split_name(first).split), "")
-    last = last if words.holds_targets(last) or len(parts) == 2 else ""
+    same = [one for one in others if words.split_name(one).split == words.split_name(first).split]
+    # masks beside masks_aug and images_aug.
+    last = min(filter(words.holds_targets, reversed(same)), key=len, default="".join(same) if len(parts) == 2 else "")
     outer = first if outer and last else outer
     # Several masks of an image, for example, are no pairs.
     do_not = last and isinstance(gather(lambda: pair_names(Source(source.tree), first, last)), Miss)

@@ -6,7 +6,7 @@ import itertools
 import operator
 import posixpath
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,16 +16,18 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
-from colabstage.layouts.columns import same_partition, show, splits_of_column
-from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
+from colabstage.layouts.columns import Column, in_order_of, same_partition, show, splits_of_column
+from colabstage.layouts.evidence import Evidence, class_of_samples, renumbered, take_rows
 from colabstage.layouts.formats.tables import parse_table
-from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, lines_of
+from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, items_of, lines_of
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
 from colabstage.layouts.words import (
+    OF_SPLITS,
     SPLIT_FIELDS,
     SPLITS,
     TABLES,
     is_split,
+    is_table,
     normal,
     normal_names,
     same_split,
@@ -35,11 +37,12 @@ from colabstage.layouts.words import (
     states_splits,
     stem_of,
     stems_of,
+    words_of,
 )
 from colabstage.trees.listing import folders_of, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -74,7 +77,7 @@ class Lookup:
         self.names = normal_names(names)
         folders = folders_of(self.names)[0] if folders is None else map(normal, folders)
         self._folders = {part for folder in folders for part in folder.split("/") if part}
-        self.has_splits = any(map(is_split, self._folders))
+        self._splits = {split_name(folder).split for folder in self._folders if is_split(folder)}
 
     @classmethod
     def of(cls, files: FileEntries) -> Lookup:
@@ -96,6 +99,10 @@ class Lookup:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def has_folder_of(self, split: str = "") -> bool:
+        """Tell whether a folder is called after a split, or after any."""
+        return any(same_split(split or one, one) for one in self._splits)
 
     def may_find(self, written: str) -> bool:
         """Tell whether there is a file with this bare name, somewhere: a quick check before `search`."""
@@ -199,6 +206,17 @@ class _Index:
         return found if found is not None else (self.last[name],) if name in self.last else ()
 
 
+def held_out_of_others(
+    lookup: Lookup, splits: Mapping[str, str], named: Mapping[str, Collection[Hashable]]
+) -> set[str]:
+    """Return those of some tables or annotations, by name, that hold samples out of a folder of another split, given
+    the split of each, and which samples it names: their own has no folder, and no other names their samples."""
+    counts = Counter(itertools.chain.from_iterable(map(set, named.values())))
+    bare = {name for name, split in splits.items() if split and not lookup.has_folder_of(split)}
+    have_folders = any(split and name not in bare for name, split in splits.items())
+    return {name for name in bare if have_folders and all(counts[one] == 1 for one in named[name])}
+
+
 # --- lists of splits --------------------------------------------------------------------------------------------------
 
 LIST_ENDS = (".txt", ".lst")
@@ -252,14 +270,17 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
     `stated`: the lists with their splits, where something says which they are. `within`: the end of the folders whose
     lists go before all others, as Pascal VOC has them: also of several datasets, and if they name other files as well.
     """
-    table = found.table
-    if not isinstance(table.inputs.source, TreeFiles):
+    files_of_samples = found.table.inputs.source
+    if not isinstance(files_of_samples, TreeFiles):
         return found
     own = _lists_within(source, found, within) if within and stated is None else {}
     names, within = stated or own or _lists_called(source, found), within if own else ""
+    table = _of_folder_train(source, found.table, names)
+    if are_tables := not names and table.splits is None:
+        names = _tables_called(source, found)
     if not 0 < len(names) <= MOST_LISTS:
         return found
-    rows = _Rows.of(source, table.inputs.source.entries)
+    rows = _Rows.of(source, files_of_samples.entries)
     lookup = rows.lookup
     ids, by_id = paths_by_id(source, lookup)
 
@@ -269,8 +290,7 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
         # Several datasets may have images of one name.
         root = normal(posixpath.dirname(file).removesuffix(within)) if within else ""
         there = [number for number in there if lookup.names[number].startswith(root)] or there
-        stated_splits = table.splits or ()
-        split_of = {number: stated_splits[rows.firsts[number]] for number in there if stated_splits}
+        split_of = {} if table.splits is None else {number: table.splits[rows.firsts[number]] for number in there}
         own = [number for number in there if same_split(split_of.get(number, split), split)]
         # The same base name in several classes: a list of bare names cannot mean one of them.
         if len(own) == 1:
@@ -290,35 +310,32 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
         files[[place for place in np.flatnonzero(files == NONE).tolist() if lookup.may_find(paths[place])]] = SEVERAL
         named = np.flatnonzero(files != NONE)
         # A list of mostly other files is one of another dataset, or of classes.
-        if not len(named) or (2 * len(named) < len(paths) and not within):
+        if not len(named) or (2 * len(named) < len(paths) and not within) or (are_tables and SEVERAL in files):
             return None
         for place in named[files[named] == SEVERAL if table.splits is None and not within else ...].tolist():
             files[place] = file_of(paths[place], name, stated[place])
-        number_of = {split: splits.setdefault(split, len(splits)) for split in dict.fromkeys(stated)}
-        numbers = np.fromiter(map(number_of.__getitem__, stated), np.int64, len(stated))
+        numbers = np.array([splits.setdefault(split, len(splits)) for split in stated], np.int64)
         beside = take_strings(more, named) if more else ()
         return _Named(name, files[named], numbers[named], beside, len(paths) - len(named))
 
     splits = dict[str, int]()
-    listing = source.ending_in((*LIST_ENDS, *TABLES, "")).where(names.__contains__)
-    read_lists = [read(name, *lines) for name, lines in _lines_of(source, listing, names).items()]
-    lists = [one for one in read_lists if one is not None]
+    lines = _lines_of(source, names, lookup)
+    lists = [one for name, its in lines.items() if (one := read(name, *its)) is not None]
     if within and not lists:
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
-    if not lists:
+    # A table of what is trained on may leave out others for many reasons.
+    if not lists or (are_tables and not {"train"} < splits.keys()):
         return found
     used = [one.name for one in lists]
-    # Lists are folds, or nothing is left to train on.
-    by_name = [names[name] for name in used if names[name]]
-    are_folds = not within and stated is None and len({*by_name}) < len(by_name)
+    by_name = [names[name] for name in used if names[name] and not within and stated is None]
     is_all = "train" not in splits and len(np.unique(np.concatenate([one.files for one in lists]))) == len(lookup)
-    if table.splits is None and (are_folds or is_all):
-        note = (
-            f"Not read: {listed(sorted(used))}, which may say what is held out. Lists train.txt and val.txt are read."
-        )
-        return replace(found, used=found.used.union(used)).noting(note)
+    # Lists are folds, or nothing is left to train on.
+    if table.splits is None and (len({*by_name}) < len(by_name) or is_all):
+        which = f"{listed(sorted(used))}, which may say what is held out"
+        found = found.noting(f"Not read: {which}. Lists train.txt and val.txt are read.")
+        return replace(found, used=found.used.union(used))
     table = table if table.splits is not None else _with_listed_splits(source, rows, table, lists, [*splits])
-    _check_numbers(source, found, rows, lists)
+    table = _numbered_as_listed(source, found, rows, lists, table)
     return replace(found, table=table, used=found.used.union(used, {ids} - {""}))
 
 
@@ -332,6 +349,30 @@ def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
     made |= {name: parse_table(name, head) for name, head in heads.items()}
     called |= {name: "" for name, table in made.items() if states_splits(table.header)}
     return {name: split for name, split in called.items() if name not in found.used}
+
+
+def _tables_called(source: Source, found: Evidence) -> dict[str, str]:
+    """Return what else may state splits: tables called after them, with these; those with a column of splits beside
+    others; and JSON that lists the names in each split. Beside a table of labels, others have to be of paths alone."""
+    called, has_table = dict[str, str](), any(map(is_table, found.used))
+    for one in source.ending_in((".csv", ".tsv")).without(found.used)[:MOST_LISTS]:
+        columns = parse_table(one.name, source.head(one, BEGINNING_BYTES).partition(b"\n")[0]).columns
+        is_stated = any(column.plain in SPLIT_FIELDS for column in columns)
+        split = "" if is_stated else split_name(stem_of(one.name)).split
+        if (split or is_stated) and not (has_table and len(columns) > 1):
+            called[one.name] = split
+    of_json = source.ending_in((".json",)).where(lambda name: not OF_SPLITS.isdisjoint(words_of(stem_of(name))))
+    return called | dict.fromkeys(of_json.names, "")
+
+
+def _of_folder_train(source: Source, table: SampleTable, names: Mapping[str, str]) -> SampleTable:
+    """Return samples without the split that a folder 'train' states, if no folder of the source holds anything out."""
+    # A list of what is held out alone may be one of other images.
+    is_alone = bool(names) and {"train", ""}.isdisjoint(names.values())
+    if is_alone or {*(table.splits or ())} != {"train"}:
+        return table
+    holds_out = any(split_of_path(f"{folder}/") not in ("", "train") for folder in source.files.folders[0])
+    return table if holds_out else replace(table, splits=None)
 
 
 def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
@@ -366,24 +407,49 @@ def _listed_split(name: str) -> str:
     return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 
 
-def _lines_of(source: Source, entries: FileEntries, names: Mapping[str, str]) -> dict[str, _Lines]:
-    """Return what lists state, by name; those without a split in `names` are tables, and have it in each row."""
-    tables = source.parse_once(entries.where(lambda name: not names[name]), parse_table)
-    texts = source.texts(entries.without(tables))
-    return {
-        name: _lines_in(texts[name], names[name]) if name in texts else _rows_in(tables[name]) for name in entries.names
-    }
+def _lines_of(source: Source, names: Mapping[str, str], lookup: Lookup) -> dict[str, _Lines]:
+    """Return what lists state, by name; those without a split in `names` have it in each row, or for each list."""
+    entries = source.ending_in((*LIST_ENDS, *TABLES, ".json", "")).where(names.__contains__)
+    of_json = source.texts(entries.ending_in((".json",)))
+    rest = entries.without(of_json)
+    tables = source.parse_once(rest.where(lambda name: not names[name] or is_table(name)), parse_table)
+    lines = {name: _lines_in(text, names[name]) for name, text in source.texts(rest.without(tables)).items()}
+    lines |= {name: _rows_in(table, names[name], lookup) for name, table in tables.items()}
+    return lines | {name: _lines_in_json(text) for name, text in of_json.items()}
 
 
-def _rows_in(table: Table) -> _Lines:
-    column, path = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS)
+def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
+    """Return what the column that leads to most files names, with the split of the table or in each row; nothing if a
+    table of more columns states no splits."""
+    column, *paths = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS) or [Column("", ())]
+    is_alone = states_splits(table.header)
     try:
-        splits = splits_of_column(column)
+        splits = [] if split else splits_of_column(column)
     except LayoutError as error:
-        raise broken(table.name, str(error).rstrip(".")) from error
-    if table.fault:
+        if is_alone:
+            raise broken(table.name, str(error).rstrip(".")) from error
+        splits = []
+    if table.fault and is_alone:
         raise BrokenDatasetError(table.fault)
-    return splits, normal_names(path.cells if splits else ()), ()
+    paths = table.columns if split else paths
+    if table.fault or not paths or not (split or splits):
+        return (), (), ()
+    path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: lookup.search_each(one.distinct)[1])
+    # Without a header, the first row is one.
+    cells = [path.name, *path.cells] if split and lookup.search(path.name) else path.cells
+    return splits or [split] * len(cells), normal_names(cells), ()
+
+
+def _lines_in_json(text: str) -> _Lines:
+    """Return the names, or the first of each list, below each split; nothing for other JSON."""
+    items = items_of(text) or []
+    if not all(isinstance(one, tuple) and one[0].lower() in SPLITS and isinstance(one[1], list) for one in items):
+        return (), (), ()
+    named = [
+        (SPLITS[key.lower()], [*one, None][0] if isinstance(one, list) else one) for key, own in items for one in own
+    ]
+    stated = [(split, name) for split, name in named if isinstance(name, str)]
+    return [split for split, _ in stated], normal_names(name for _, name in stated), ()
 
 
 def _lines_in(text: str, split: str) -> _Lines:
@@ -401,9 +467,11 @@ def _lines_in(text: str, split: str) -> _Lines:
     return [split] * len(lines), normal_names(plain), more
 
 
-def _check_numbers(source: Source, found: Evidence, rows: _Rows, lists: list[_Named]) -> None:
-    """Refuse numbers after the names, which are classes in Caffe's lists, that divide the samples differently than
-    folders or names that are guessed to be the classes."""
+def _numbered_as_listed(
+    source: Source, found: Evidence, rows: _Rows, lists: list[_Named], table: SampleTable
+) -> SampleTable:
+    """Return samples whose classes are in the order of the numbers after the names, which are classes in Caffe's lists;
+    refuse numbers that divide the samples differently than folders or names that are guessed to be the classes."""
     # One number for all samples, or a different one for each, is not a class.
     kinds = {text for one in lists for text in one.beside or [""]}
     labels = class_of_samples(found.table) if len(kinds) > 1 and all(map(_NUMBER.fullmatch, kinds)) else []
@@ -413,14 +481,23 @@ def _check_numbers(source: Source, found: Evidence, rows: _Rows, lists: list[_Na
     beside = (pair for one in lists for pair in zip(one.files.tolist(), one.beside, strict=False))
     numbered = [(row, text) for number, text in beside for row in rows_of.get(number, ())]
     if not len(kinds) < len(numbered):
-        return
-    file, table = lists[0].name, found.table
-    are_same = same_partition([labels[row] for row, _ in numbered], [text for _, text in numbered])
-    if found.is_guess and not are_same:
-        why = f"samples with numbers that divide them otherwise than {found.who} (first '{table.keys[numbered[0][0]]}')"
+        return table
+    file, own = lists[0].name, [labels[row] for row, _ in numbered]
+    if same_partition(own, texts := [text for _, text in numbered]):
+        stated = {(name, int(text)) for name, text in zip(own, texts, strict=True)}
+        if {*own} < {*table.classes} or stated == {*zip(table.classes, range(len(stated)), strict=True)}:
+            return table
+        order, note = in_order_of(Column(file, texts), Column("", own), table.classes)
+        assert table.targets is not None
+        made = replace(table, targets=renumbered(table.targets, table.classes, order), classes=tuple(order))
+        return replace(made, notes=(*table.notes, note))
+    if found.is_guess:
+        first = found.table.keys[numbered[0][0]]
+        why = f"samples with numbers that divide them otherwise than {found.who} (first '{first}')"
         how = "Where they are the labels, write a table with a path, a label and a split in each row in its place."
-        msg = f"{_contradiction(source, {one.name for one in lists}, file, why, table)} {how}"
+        msg = f"{_contradiction(source, {one.name for one in lists}, file, why, found.table)} {how}"
         raise BrokenDatasetError(msg)
+    return table
 
 
 def _contradiction(source: Source, lists: Iterable[str], file: str, why: str, table: SampleTable) -> BrokenDatasetError:

@@ -223,13 +223,15 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     for row in np.flatnonzero(labels < 0).tolist():
         labels[row] = numbers[class_of_file[chosen.names[row]]]
     train = [top for top, split in splits.items() if split == "train" and not split_name(top).split]
+    # If the person says which folder is the class, those of splits may be anywhere.
+    split_of_folder = [one.split or (split_of_path(f"{one.path}/") if level is not None else "") for one in read]
     table = SampleTable(
         layout=kind.layout,
         keys=chosen.names,
         inputs=Images(TreeFiles(source.tree, chosen)),
         targets=Values(labels),
         classes=tuple(classes),
-        splits=tuple([read[rank].split for rank in ranks.tolist()]) if splits else None,
+        splits=known_splits([split_of_folder[rank] for rank in ranks.tolist()]),
         notes=(
             *left_out_notes((len(files) - len(order), kind.noun, "in no class folder")),
             *_notes(found, classes, kind.noun),

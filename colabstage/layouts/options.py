@@ -14,6 +14,7 @@ from colabstage.layouts.formats.arrow import arrow_state
 from colabstage.layouts.formats.masks import masks_state
 from colabstage.layouts.formats.tokens import TokenOptions, tokens_state
 from colabstage.layouts.formats.webdataset import webdataset_state
+from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import folders_state, names_state
 from colabstage.layouts.reading import Source
 from colabstage.layouts.stored import ClipOptions
@@ -156,7 +157,11 @@ def file_names(pattern: str | None = None) -> LayoutFunction:
     Raises:
         OptionError: `pattern` is no regular expression.
     """
-    return _layout("file_names", names_state, pattern=_checked(pattern))
+    return _layout("file_names", _names_state, pattern=_checked(pattern))
+
+
+def _names_state(source: Source, *, pattern: str | None) -> Found:
+    return lists_state(source, names_state(source, pattern=pattern))
 
 
 def folders(level: int = 1) -> LayoutFunction:

@@ -14,6 +14,7 @@ import posixpath
 import re
 import tempfile
 from contextlib import closing, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 from xml.etree.ElementTree import TreeBuilder
@@ -327,6 +328,11 @@ class Statement:
         cells = (*self.words, *map(str.strip, _CELL.findall(text)))
         self.parts = {part for cell in cells for part in _split_path(cell)}
         """The folders and base names in those."""
+
+    @cached_property
+    def paths(self) -> dict[str, str]:
+        """Return the words by their base names."""
+        return {_split_path(word)[-1]: word for word in self.words}
 
     def beside(self, name: str) -> list[str]:
         """Return the words beside a name."""

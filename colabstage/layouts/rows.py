@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import posixpath
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,11 +30,19 @@ from colabstage.layouts.columns import (
     show,
     split_of_cell,
 )
-from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, Found, left_out_notes, near, require_files
+from colabstage.layouts.evidence import (
+    IMAGE_FOLDER,
+    Evidence,
+    Found,
+    left_out_notes,
+    near,
+    renumbered,
+    require_files,
+)
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
-from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, lists_state, only
+from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state, only
 from colabstage.layouts.reading import BEGINNING_BYTES
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.trees.listing import take_strings
 from colabstage.trees.names import first_repeated
 
@@ -85,8 +93,8 @@ class LeadingTable:
 
     @property
     def has_labels(self) -> bool:
-        """Tell whether a column beside the path may be the label."""
-        return any(column.may_be_label for column in self.columns.values())
+        """Tell whether a column beside the path, and one of splits, may be the label."""
+        return any(one.may_be_label and one.plain not in words.SPLIT_FIELDS for one in self.columns.values())
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -185,6 +193,10 @@ class TableSearch:
                 for name, table in found.items()
                 if not words.names_classes(name, table.header) and not words.states_splits(table.header)
             }
+        # Tables of paths alone, of train and of another split, are lists.
+        bare = {name: words.split_name(words.stem_of(name)).split for name in found if len(found[name].header) == 1}
+        if not self.lists and {"train"} < {*bare.values()} - {""}:
+            found = {name: table for name, table in found.items() if name not in bare}
         if not found:
             msg = f"'{self.source.label}' holds no tables of samples (.csv, .tsv, .parquet)."
             raise LayoutError(msg)
@@ -341,13 +353,15 @@ class TableSearch:
 
     def _is_path_instead(self, column: Column, chosen: Column) -> bool:
         """Tell whether a column has file names while another leads to files only by stems: a count of 2 is no 2.png."""
-        if words.is_label_name(column.name):
+        is_path = chosen.plain == words.PATHS[0]
+        is_path = is_path or all(words.is_telling(cell) and not cell.isdecimal() for cell in chosen.distinct)
+        if is_path or words.is_label_name(column.name):
             return False
         written = [cell for cell in column.distinct if cell.lower().endswith(self.kind.extensions)]
         # Addresses say where the files came from, and an id beside them what they are called here.
-        elsewhere = chosen.plain in words.IDS and all("://" in cell for cell in column.distinct)
-        is_called = column.plain in words.PATHS and chosen.plain not in words.PATHS and not elsewhere
-        return is_called or (bool(written) and 2 * len(written) >= len(column.distinct))
+        elsewhere = chosen.plain in (*words.IDS, *words.PATHS) and all("://" in cell for cell in column.distinct)
+        is_called = column.plain in words.PATHS and chosen.plain not in words.PATHS
+        return not elsewhere and (is_called or 0 < len(column.distinct) <= 2 * len(written))
 
     def _choose_tables(self, notes: list[str]) -> list[LeadingTable]:
         """Return one table, or those of the splits; tables about other files are left out."""
@@ -471,7 +485,7 @@ class TableSearch:
         needed = {found[0].path.name, *roles.labels, *filter(None, (roles.group, roles.split))}
         lacks = {one.name: listed(sorted(needed - set(one.table.header))) for one in found}
         for one in found:
-            if lacks[one.name]:
+            if lacks[one.name] and one.files:
                 which = f"of '{one.name}', which has no {lacks[one.name]},"
                 notes.append(f"{left_out(len(one.files), self.kind.noun, which)}.")
         return [one for one in found if not lacks[one.name]]
@@ -479,6 +493,8 @@ class TableSearch:
     def _rows_with_files(self, found: list[LeadingTable], roles: ColumnRoles) -> _Rows:
         """Return the rows whose file exists."""
         files, splits, places = [np.zeros(0, np.int64)], list[str](), []
+        named = {one.name: one.files for one in found}
+        held_out = held_out_of_others(self.lookup, {one.name: one.split for one in found}, named)
         for table in found:
             folder, cells = posixpath.dirname(table.name), table.path.cells
             split = None if roles.split is None else table.columns[roles.split]
@@ -488,11 +504,12 @@ class TableSearch:
                 own = [known[cell] for cell in split.cells]
             leads = np.fromiter(map(table.leads.get, cells, itertools.repeat(NONE)), np.int64, len(cells))
             # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
-            # counts wherever its file lies: fast.ai holds rows of one folder out.
-            for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_splits else ():
+            # counts wherever its file lies: fast.ai holds rows of one folder out, others by tables.
+            for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_folder_of() else ():
                 if stated := own[row] or table.split:
                     of_split = only(self.lookup.search(cells[row], folder, split=stated))
-                    leads[row] = leads[row] if of_split == NONE and split is not None else of_split
+                    stays = of_split == NONE and (split is not None or table.name in held_out)
+                    leads[row] = leads[row] if stays else of_split
             if SEVERAL in leads:
                 row = int(np.argmax(leads == SEVERAL))
                 there = self.lookup.search(cells[row], folder, split=own[row] or table.split)
@@ -574,15 +591,6 @@ class TableSearch:
         )
         rest = len(self.files) - len(np.unique(rows.files))
         return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
-
-
-def renumbered(targets: Targets, classes: Sequence[str], names: Sequence[str]) -> Targets:
-    """Return targets whose classes are numbered as in `names`."""
-    places = np.array([names.index(name) for name in classes], np.int64)
-    if isinstance(targets, Values):
-        return Values(places[targets.values])
-    assert isinstance(targets, Boxes)
-    return replace(targets, columns={**targets.columns, "labels": places[targets.columns["labels"]]})
 
 
 def rows_in_classes(

@@ -37,7 +37,6 @@ NAMED = 3
 _HEADS = 16
 _AGREEING = 0.9
 _CORNERS = 4
-_OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
 
 
 class Says(Enum):
@@ -59,7 +58,9 @@ class Naming:
         lines = {name: [*self._on_samples(own)] for name, own in stated.items()}
         # A list of held-out samples may be short.
         enough = {name: 1 if may_list_a_split(name) else min(NAMED, len(table)) for name in lines}
-        self.lines = {name: own for name, own in lines.items() if len({part for part, _ in own}) >= enough[name]}
+        # 20.jpg of each folder is a sample each.
+        named = {name: {one.paths.get(part, part) for part, one in own} for name, own in lines.items()}
+        self.lines = {name: own for name, own in lines.items() if len(named[name]) >= enough[name]}
         """The lines that name samples in each of these texts, and how."""
 
     def _on_samples(self, stated: Sequence[Statement]) -> Iterator[tuple[str, Statement]]:
@@ -153,4 +154,4 @@ def statements_in(source: Source, files: FileEntries) -> dict[str, list[Statemen
 def may_list_a_split(name: str) -> bool:
     """Tell whether a file is called as if it said which samples are held out."""
     stem = words.stem_of(name)
-    return bool(words.split_name(stem).split) or not _OF_SPLITS.isdisjoint(words.words_of(stem))
+    return bool(words.split_name(stem).split) or not words.OF_SPLITS.isdisjoint(words.words_of(stem))

@@ -44,7 +44,7 @@ _OF_IMAGES = frozenset({"image", "images", "img", "imgs", "photos", "pictures"})
 _ROLES = _OF_IMAGES | {
     "mask", "masks", "label", "labels", "annotation", "annotations", "annot", "annots", "gt", "ground", "truth",
     "groundtruth", "segmentation", "segmentations", "trimaps", "xml", "xmls", "txt", "bbox", "bboxes", "boxes",
-    "panoptic", "instances", "targets", "jpeg", "png", "jpg", "leftimg8bit", "gtfine",
+    "panoptic", "instances", "gts", "targets", "jpeg", "png", "jpg", "leftimg8bit", "gtfine",
 }  # fmt: skip
 _ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Truth|Segmentation_?(Class|Object)")
 # Parts of a dataset with names that may also be classes, beside others.
@@ -66,8 +66,13 @@ _OF_LABELS = frozenset({
     "label", "labels", "class", "classes", "category", "categories", "target", "targets", "annotation", "annotations",
     "annot", "annots", "gt", "truth", "groundtruth", "y",
 })  # fmt: skip
+OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
 _NEVER_CLASSES = _ROLES | {"anno", "seg", "rgb"}
-_OF_TARGETS = (_NEVER_CLASSES | {"change", "target", "out"}) - _OF_IMAGES - {"rgb", "jpeg", "png", "jpg", "leftimg8bit"}
+_OF_TARGETS = (
+    (_NEVER_CLASSES | {"change", "target", "out", "semantic", "instance"})
+    - _OF_IMAGES
+    - {"rgb", "jpeg", "png", "jpg", "leftimg8bit"}
+)
 # with_mask beside without_mask are classes.
 _NEGATIONS = frozenset({"with", "without", "no", "non", "not", "un"})
 # Thumbnails, bins and settings of file managers and network drives; and Speech Commands' background noise.

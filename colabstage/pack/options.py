@@ -37,14 +37,15 @@ RULES_VERSION = 5
 # Tables of pixels have no second copies. Names of files are no labels, folders that hold parts of a sample no classes,
 # and image.png beside mask.png is a pair. Lists of one line, of ids, and of numbered splits count; no empty arrays.
 # A PGM's values are not stretched, uint32 tokens no uint16, features that are not read may be labels, and any list that
-# divides the samples otherwise contradicts.
+# divides the samples otherwise contradicts. Tables and JSON of splits hold out, also of a folder 'train', lists count
+# where the layout is named, and Caffe's numbers order the classes.
 _NEWER_RULES = {
-    **dict.fromkeys(("file_names", "arrow", "pixel_table", "tokens"), 6),
-    **dict.fromkeys(("arrays", "webdataset"), 7),
+    **dict.fromkeys(("arrow", "pixel_table", "tokens", "images", "coco_classes", "audio", "croissant"), 6),
+    **dict.fromkeys(("arrays", "webdataset", "file_names"), 7),
     "tfrecord": 8,
-    "detection": 10,
-    **dict.fromkeys(("table", "pairs"), 13),
-    "auto": 14,
+    "detection": 11,
+    **dict.fromkeys(("table", "pairs"), 14),
+    "auto": 15,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -26,13 +26,14 @@ from colabstage.options import (
     TreeFiles,
     audio_clips,
     file_names,
+    folders,
     image_masks,
     parts,
     table_rows,
     token_blocks,
 )
 from tests.contract.packed import Packed, found, noted, pack, refused, row
-from tests.layouts.known import batch, wav
+from tests.layouts.known import batch, coco, wav
 from tests.layouts.shards.writing import records_of
 from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
 
@@ -403,8 +404,9 @@ PARTITION: dict[str, Any] = {"list_eval_partition.txt": "".join(f"0{i}.jpg {max(
 IDENTITY: dict[str, Any] = {"identity_CelebA.txt": "".join(f"0{i}.jpg {(28, 31)[i % 2]}\n" for i in range(6))}
 ATTRIBUTES: dict[str, Any] = {"list_attr_celeba.txt": "6\nSmiling Young\n" + "".join(f"0{i}.jpg {(-1, 1)[i % 2]:2d}  1\n" for i in range(6))}
 NUMBERED_LISTS: list[tuple[str, Callable[[int, int], int], Callable[[Packed], bool]]] = [
-    ("from 1", lambda n, i: 1 + n, found("train: cat 3, dog 3; val: cat 1, dog 1")), ("other labels", lambda n, i: i % 2, refused("train.txt.*divide")),
+    ("from 1", lambda n, i: 1 + n, found("train: cat 3, dog 3; val: cat 1, dog 1", note="counts from 1")), ("other labels", lambda n, i: i % 2, refused("train.txt.*divide")),
     ("one each", lambda n, i: 9 * n + i, SAME_ORDER), ("yes and no", lambda n, i: (-1, 1)[(n + i) % 2], SAME_ORDER),
+    ("in another order", lambda n, i: 1 - n, found("train: dog 3, cat 3; val: dog 1, cat 1", note="order of 'train.txt'")),
 ]
 # Lists that share the numbers of images: what each says of number i of class n.
 BY_IDS: list[tuple[str, dict[str, Callable[[int, int], object]], Callable[[Packed], bool]]] = [
@@ -412,6 +414,33 @@ BY_IDS: list[tuple[str, dict[str, Callable[[int, int], object]], Callable[[Packe
     ("labels, boxes and a split", {"image_class_labels.txt": lambda n, i: n + 1, "bounding_boxes.txt": lambda n, i: "1 2 3 4", "train_test_split.txt": lambda n, i: int(i > 0)}, found("train: cat 3, dog 3; test: cat 1, dog 1", note="same classes are in 'd/image_class_labels.txt'")),
     ("labels of another division", {"image_class_labels.txt": lambda n, i: i % 2}, refused("image_class_labels.txt")),
     ("a split that may be either way round", {"split.txt": lambda n, i: int(i < 2)}, noted("'d/split.txt'")),
+]
+# What states the splits of 0.jpg to 5.jpg beside their labels: the last two are held out.
+HELD_OUT = ["train"] * 4 + ["val"] * 2
+STATED_SPLITS: list[tuple[str, dict[str, Any]]] = [
+    ("tables of paths", {"train.csv": "image\n0.jpg\n1.jpg\n2.jpg\n3.jpg\n", "val.csv": "image\n4.jpg\n5.jpg\n"}),
+    ("tables without a header", {"train.csv": "0.jpg,0.png\n1.jpg,1.png\n2.jpg,2.png\n3.jpg,3.png\n", "val.csv": "4.jpg,4.png\n5.jpg,5.png\n"}),
+    ("a column beside others", {"all.csv": "image,split,mask\n" + "".join(f"{i}.jpg,{split},{i}.png\n" for i, split in enumerate(HELD_OUT))}),
+    ("JSON", {"splits.json": {"train": [f"{i}.jpg" for i in range(4)], "val": ["4.jpg", "5.jpg"]}}),
+    ("JSON with labels", {"split_a.json": {"train": [[f"{i}.jpg", 0, "x"] for i in range(4)], "val": [["4.jpg", 0, "x"], ["5.jpg", 0, "x"]]}}),
+]
+SPLITS_BESIDE = [
+    *(row(f"splits beside masks: {name}", pairs("img/{}.jpg", "masks/{}.png") | files("", stated), right=[found("train: 4 masks .*; val: 2 masks .*")]) for name, stated in STATED_SPLITS),
+    *(row(f"splits beside boxes: {name}", files("img/{0..5}.jpg", {"img/{0..5}.xml": VOC.format("cat"), **stated}), right=[found("train: boxes cat 4; val: boxes cat 2")]) for name, stated in STATED_SPLITS),
+    row("boxes again in a table for each split", files("img/{0..5}.jpg", {"img/{0..5}.xml": VOC.format("cat")} | {f"data/{split}_labels.csv": "filename,width,height,class,xmin,ymin,xmax,ymax\n" + "".join(f"{i}.jpg,64,48,cat,5,6,40,30\n" for i in numbers) for split, numbers in (("train", range(4)), ("test", (4, 5)))}),
+        right=[found("train: boxes cat 4; test: boxes cat 2"), refused("labels.csv")]),
+    row("tables of paths beside folders", files("{cat,dog}/{0..3}.jpg", {"train.csv": "path\n" + "".join(f"{one}/{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.csv": "path\ncat/3.jpg\ndog/3.jpg\n"}), right=[SAME_ORDER]),
+    row("a table of train alone beside masks", pairs("img/{}.jpg", "masks/{}.png") | files("", {"train.csv": "image\n0.jpg\n1.jpg\n2.jpg\n"}), right=[found("train: 6 masks .*")]),
+    row("one of several tables of splits", files("img/{0..5}.jpg", {"{a,b}_train.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n3.jpg,dog\n", "{a,b}_val.csv": "image,label\n4.jpg,cat\n5.jpg,dog\n"}), layout=table_rows(table="a_train.csv"), right=[found("train: cat 2, dog 2")]),
+    # All are in one folder 'train', of which tables, lists or annotations hold some out.
+    row("a folder train, and tables", files("train/{0..5}.jpg", {"train.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n3.jpg,dog\n", "val.csv": "image,label\n4.jpg,cat\n5.jpg,dog\n"}), right=[found("train: cat 2, dog 2; val: cat 1, dog 1")]),
+    row("a folder train, and tables that share names", files("train/{0..5}.jpg", {"train.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n3.jpg,dog\n", "val.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n"}), right=[found("train: cat 2, dog 2", note="not there"), refused("val.csv")]),
+    row("a folder train, and lists", files("train/{cat,dog}/{0..3}.jpg", {"train.txt": "".join(f"train/{one}/{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.txt": "train/cat/3.jpg\ntrain/dog/3.jpg\n"}), right=[SAME_ORDER]),
+    row("a folder train, and a list of what may be elsewhere", files("train/{0..5}.jpg", {"train/{0..5}.xml": VOC.format("cat"), "val.txt": "0\n1\n"}), right=[refused("val.txt")]),
+    *(row(f"splits inside of others: {n}", files("{Potato,Tomato}/{train,val}/{good,bad}/{0..2}.jpg"), layout=way, right=[found("train: bad 6, good 6; val: bad 6, good 6")]) for n, way in enumerate((folders(level=-1), file_names(r"([^/]+)/[^/]+$")))),
+    row("a folder train, and COCO", files("train/{0..5}.jpg", {f"{split}.json": coco(pattern) for split, pattern in (("train", "{0..3}.jpg"), ("val", "{4,5}.jpg"))}), right=[found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")]),
+    row("lists beside images alone", files("img/{0..5}.jpg", {"train.txt": "0.jpg\n1.jpg\n2.jpg\n3.jpg\n", "val.txt": "4.jpg\n5.jpg\n"}), layout="images", right=[found("train: 4 without targets; val: 2 without targets")]),
+    row("lists beside named classes", files("{cat,dog}_{0..3}.jpg", {"train.txt": "".join(f"{one}_{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.txt": "cat_3.jpg\ndog_3.jpg\n"}), layout=file_names(r"([a-z]+)_\d"), right=[SAME_ORDER]),
 ]
 
 
@@ -673,6 +702,10 @@ AS_PUBLISHED = [
     row("splits in longer names of folders: boxes", files(FIVE.format("bus_train", "bus_val"), {"bus_{train,val}/labels/{1..5}_a.txt": first_of(0)}), right=[found("train: boxes 0 3; val: boxes 0 2")]),
     row("splits in longer names of folders: a table", files("pets_train/{1..3}a.jpg pets_test/{4,5}a.jpg", {"labels.csv": "path,label\n1a.jpg,cat\n2a.jpg,dog\n3a.jpg,cat\n4a.jpg,cat\n5a.jpg,dog\n"}), right=[found("train: cat 2, dog 1; test: cat 1, dog 1")]),
     row("splits in longer names of folders: masks", files(FIVE.format("uavid_train", "uavid_val"), {"uavid_train/labels/{1..3}_a.png": DIAGONAL, "uavid_val/labels/{4,5}_a.png": DIAGONAL} | {f"uavid_{split}/images/{i}_a.jpg": image(i, size=(16, 16)) for split, numbers in (("train", (1, 2, 3)), ("val", (4, 5))) for i in numbers}), right=[found("train: 3 masks.*; val: 2 masks.*")]),
+    row("lanes of one frame in each folder", files("clips/{10..15}/{1,20}.jpg", {"label_data.json": "".join(json.dumps({"lanes": [[1, 2]], "raw_file": f"clips/{i}/20.jpg"}) + "\n" for i in range(10, 16))}), right=[refused("label_data.json")]),
+    row("classes and instances of each image", files("training/{image_2,semantic,instance,semantic_rgb}/{0..2}_10.png testing/image_2/{0,1}_10.png"), right=[refused(r"parts\(x='image_2', y='semantic'\)")]),
+    row("images and masks, and more of both", files("{images,masks}/a{0..2}.png {images,masks}_aug/a{0..2}_1.png"), right=[refused(r"parts\(x='images', y='masks'\)")]),
+    row("an address beside names", files("img/{a,b,c,d}0f1.jpg", {"f.csv": "md5hash,label,url\n" + "".join(f"{one}0f1,{'xy'[n % 2]},http://a.org/{n}.jpg\n" for n, one in enumerate("abcd"))}), right=[found("train: x 2, y 2")]),
     row("a test among classes", files("{Cover,JMiPOD,UERD}/{0..3}.jpg Test/{8,9}.jpg"), right=[refused("'Test'")]),
     row("two kinds of masks beside images", files(" ".join(f"{split}/images/P{{{n}}}.png {split}/Semantic_masks/P{{{n}}}_c.png {split}/Instance_masks/P{{{n}}}_i.png" for split, n in (("train", "0..2"), ("val", "3..5")))), right=[refused(r"parts\(x='images', y='Semantic_masks'\)")]),
     row("ground truth in a long name", files("top/top_area{1..5}.jpg ISPRS_ground_truth_COMPLETE/top_area{1..5}.png"), right=[refused(r"parts\(x='top', y='ISPRS_ground_truth_COMPLETE'\)")]),
@@ -809,6 +842,7 @@ TEXTS = [
         *TABLES,
         *FOLDERS,
         *BESIDE_FOLDERS,
+        *SPLITS_BESIDE,
         *MASKS,
         *VALUES,
         *OF_PARTS,

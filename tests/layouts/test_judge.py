@@ -182,6 +182,16 @@ def _one_more(truth: Truth, kind: str) -> dict[str, bytes]:
         "a list of a split": lambda: {f"{top}test.txt": "\n".join(bases[:2]).encode()},
         "a list to train on": lambda: {f"{top}train.txt": "\n".join(bases[:-1]).encode()},
         "a table of splits": lambda: {f"{top}parts.csv": "\n".join(["file,split", *map(",".join, parts)]).encode()},
+        "a column of splits": lambda: {
+            f"{top}all.csv": "\n".join(
+                ["image,view,split", *(f"{base},{n % 2},{part}" for n, (base, part) in enumerate(parts))]
+            ).encode()
+        },
+        "tables of splits": lambda: {
+            f"{top}{part}.csv": "\n".join(["file", *(base for base, own in parts if own == part)]).encode()
+            for part in ("train", "val")
+        },
+        "JSON of splits": lambda: {f"{top}splits.json": json.dumps({"train": bases[:-1], "val": bases[-1:]}).encode()},
         "masks": lambda: {f"{top}masks/{base}": picture(255 * (n % 2)) for n, base in enumerate(bases)},
         "other masks": lambda: {f"{top}labels/{base}": picture(255 * (n % 2)) for n, base in enumerate(bases)},
         "an archive": lambda: {f"{top}more.zip": archive()},
@@ -200,7 +210,7 @@ def _one_more(truth: Truth, kind: str) -> dict[str, bytes]:
 _KINDS = [
     "a table", "a table of boxes", "a list of classes", "a list of a split", "a list to train on", "a table of splits",
     "masks", "other masks", "an archive", "a second copy", "JSON", "a list of boxes", "VOC", "YOLO", "COCO",
-    "names of classes", "a spreadsheet",
+    "names of classes", "a spreadsheet", "a column of splits", "tables of splits", "JSON of splits",
 ]  # fmt: skip
 
 
@@ -238,7 +248,7 @@ def test_one_file_too_many_is_the_truth_or_a_refusal_that_names_it(truth: Truth,
     splits = dict(zip((key.removeprefix("copy/") for key in found.keys), found.splits or (), strict=False))
     if truth.splits:
         assert splits == dict(zip(truth.samples, truth.splits, strict=True))
-    elif kind == "a table of splits":
+    elif kind in ("a table of splits", "a column of splits", "tables of splits", "JSON of splits"):
         assert splits == {name: "val" if name == truth.samples[-1] else "train" for name in truth.samples}
     elif kind == "a list of a split":
         assert sorted(set(splits.values())) == ["test", "train"] or any("test.txt" in note for note in found.notes)

@@ -20,10 +20,10 @@ from colabstage.errors import EmptySourceError
 from colabstage.io.units import listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import Column, show, split_of_cell
-from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, near
+from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, near, renumbered
 from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.reading import broken
-from colabstage.layouts.rows import TableSearch, renumbered
+from colabstage.layouts.rows import TableSearch
 from colabstage.layouts.table import BrokenDatasetError, TreeFiles, Values
 
 if TYPE_CHECKING:
