@@ -376,7 +376,8 @@ def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
         at_random = "a sampler that draws" if facts.sampled else "shuffle=True"
         msg = (
             f"{at_random} reads rows in any order, and some rows of this file are not here: {layout.reason}. Use "
-            'shuffle="auto", which visits every row once; or have all of it here first, as after data.wait().'
+            'shuffle="auto", which visits every row once; or have all of it here: without disk_limit=, or after '
+            "data.wait()."
         )
         raise OptionError(msg)
     if facts.sampled:

@@ -213,11 +213,15 @@ def choose_seed(asked: int | None, draw: Callable[[], Any], *, fixed: bool) -> i
 
 def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None) -> RowOrder | SampledOrder:
     """Return the order of a `sampler=`: of a collection of rows, or that of a sampler."""
-    from torch.utils.data import Sampler
+    from torch.utils.data import BatchSampler, Sampler
 
     given: object = sampler
     if not isinstance(given, Iterable):
         msg = f"sampler={sampler!r} cannot be iterated over; expected a torch Sampler, or rows."
+        raise OptionError(msg)
+    # Its numbers are lists, found only when they are drawn.
+    if isinstance(given, BatchSampler):
+        msg = "sampler= is a BatchSampler, which gives batches; expected what gives rows. Write batch_sampler.sampler."
         raise OptionError(msg)
     # Such an object draws again each epoch; a list, an array, a set or a column of a table is always the same.
     if isinstance(given, Sampler) or (hasattr(given, "__len__") and not isinstance(given, Collection)):

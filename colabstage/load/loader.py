@@ -18,7 +18,7 @@ from colabstage.io.packages import refuse_import
 
 try:
     import torch
-    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
+    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, get_worker_info
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
@@ -329,7 +329,18 @@ class BatchDataset(dataset_h5):
         `return_index`."""
         x, y = self.reader.read_x(indices, pool=SOLO), self.reader.read_y(indices, pool=SOLO)
         x, y = self._form.batch(x, y, indices)
+        # In the caller's own process nothing is sent.
+        if get_worker_info() is not None:
+            x, y = _as_views(x), _as_views(y)
         return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
+
+
+def _as_views(rows: Any) -> Any:
+    """Return rows of variable length as views of one tensor: each tensor that is sent between processes keeps a file
+    open."""
+    if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
+        return rows
+    return list(torch.split(torch.cat(rows), [len(row) for row in rows]))
 
 
 class EpochSampler(Sampler[int]):

@@ -470,6 +470,12 @@ def divided_twice(world: World) -> object:
     return world.loader(sampler=DistributedSampler(world.open(), 2, 0), rank=0, world_size=2)
 
 
+def sampled_in_batches(world: World) -> object:
+    from torch.utils.data import BatchSampler, RandomSampler
+
+    return world.loader(sampler=BatchSampler(RandomSampler(world.open()), 2, drop_last=False))
+
+
 def shuffled_twice(world: World) -> object:
     from torch.utils.data import RandomSampler
 
@@ -506,7 +512,8 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "rank without world_size": lambda w: w.loader(rank=1),
     "a rank beyond the world": lambda w: w.loader(rank=2, world_size=2),
     "a sampler with rows that are not there": lambda w: w.loader(sampler=[0, 99]),
-    "a sampler of batches": lambda w: w.loader(sampler=[[0, 1, 2], [3]]),
+    "a sampler of batches": sampled_in_batches,
+    "batches as a sampler": lambda w: w.loader(sampler=[[0, 1, 2], [3]]),
     "no rows at all": lambda w: w.loader(sampler=[]),
     "no full batch": lambda w: w.loader(9, drop_last=True),
     "batches in advance by nothing": lambda w: w.loader(num_workers=0, prefetch_factor=2),

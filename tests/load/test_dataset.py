@@ -324,6 +324,27 @@ def test_two_spellings_of_one_name_are_refused(tmp_path: Path, names: tuple[str,
         dataset_h5(path)
 
 
+def external(folder: Path) -> Path:
+    with h5py.File(folder / "a.h5", "w") as file:
+        raw = [(str(folder / "x.raw"), 0, h5py.h5f.UNLIMITED)]
+        file.create_dataset("X_train", data=numbers(9, 4), external=raw)
+    return folder / "x.raw"
+
+
+def test_values_in_a_file_that_was_cut_or_is_gone_are_an_error(tmp_path: Path) -> None:
+    """HDF5 would replace what is missing by zeros; also in the middle of an epoch."""
+    raw = external(tmp_path)
+    dataset = dataset_h5(tmp_path / "a.h5")
+    np.testing.assert_array_equal(dataset.read_batch([2, 0])[0], numbers(9, 4)[[2, 0]])
+    content = raw.read_bytes()
+    raw.unlink()
+    with pytest.raises(DamagedPackError, match=r"a\.h5"):
+        dataset.read_batch([1])
+    raw.write_bytes(content[:-1])
+    with pytest.raises(PackFormatError, match=f"{len(content)}"):
+        dataset_h5(tmp_path / "a.h5")
+
+
 def test_targets_that_a_dead_link_leads_to_are_no_missing_targets(tmp_path: Path) -> None:
     """An error that names its target, instead of -1 for every label."""
     path = write(tmp_path / "a.h5", X_train=numbers(), Y_train=h5py.ExternalLink("labels.h5", "/y"))

@@ -674,7 +674,8 @@ class SplitReader(RowFacts):
         if self.arrival is not None and not self.arrival.complete:
             msg = (
                 f"The rows of '{self.path}' are here in part ({self.arrival.layout.reason}), and all of them were to "
-                'be read into memory. Write strategy="auto" and leave out in_memory=; or call data.wait() first.'
+                'be read into memory. Write strategy="auto" and leave out in_memory=; or have all of it here: without '
+                "disk_limit=, or after data.wait()."
             )
             raise OptionError(msg)
         # A single file checks this itself, with its own message.
