@@ -63,7 +63,7 @@ from colabstage.layouts.formats import (
     webdataset,
 )
 from colabstage.layouts.formats.tables import LISTS
-from colabstage.layouts.judge import files_called, judge, may_label, why_not_classes
+from colabstage.layouts.judge import TO_EXTRACT, files_called, judge, may_label, why_not_classes
 from colabstage.layouts.lists import MOST_LISTS, Lookup, is_class_list, lists_state
 from colabstage.layouts.names import (
     folders_state,
@@ -800,7 +800,7 @@ def _how_to_give(source: Source) -> str:
     archives, named = (files_called(source, ends) for ends in (words.ARCHIVES, words.TABLES))
     folder, shown = source.addresses(archives[:NAMES_SHOWN] or named[:1]) if archives or named else ("FOLDER", [])
     if archives and folder == "FOLDER":
-        return "Archives inside an archive are not opened: extract_archive(source, 'FOLDER'), and give 'FOLDER'."
+        return f"Archives inside an archive are not opened: {TO_EXTRACT}, and give 'FOLDER'."
     if archives:
         # An archive alone would be read without its labels; several are usually the parts or splits of one dataset.
         labels = named.where(lambda name: not words.is_submission(name)).names

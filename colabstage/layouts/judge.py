@@ -50,6 +50,7 @@ _SIZES_COMPARED = 8
 # How many files without an extension are opened for their first bytes.
 _ENDLESS = 2
 _TARS = (".tar", ".tgz", ".tar.gz")
+TO_EXTRACT = "extract_archive(source, 'FOLDER') (a remote source is first copied: fetch_files(source, 'PATH'))"
 # Layouts whose samples are rows that name files, and those whose samples are records of shards.
 _OF_ROWS = ("table", "croissant")
 _OF_SHARDS = ("webdataset", "tfrecord", "lmdb", "arrow")
@@ -527,7 +528,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     if not archives:
         return
     folder, paths = source.addresses(archives[:1])
-    first = "" if source.tree.address_of(archives[0]) else "Extract all of it, extract_archive(source, 'FOLDER'). "
+    first = "" if source.tree.address_of(archives[0]) else f"Extract all of it, {TO_EXTRACT}. "
     how = f"{first}Give it in a list of sources, {[folder, *paths]}."
     yield _left_over_message(archives.names, beside, "may hold more of them, or their labels", how)
 

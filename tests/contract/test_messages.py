@@ -476,6 +476,13 @@ def sampled_in_batches(world: World) -> object:
     return world.loader(sampler=BatchSampler(RandomSampler(world.open()), 2, drop_last=False))
 
 
+def subset_for_hugging_face(world: World) -> object:
+    from torch.utils.data import Subset
+
+    subset: Any = Subset(world.open(), [0])
+    return to_hf(subset)
+
+
 def shuffled_twice(world: World) -> object:
     from torch.utils.data import RandomSampler
 
@@ -512,6 +519,7 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "rank without world_size": lambda w: w.loader(rank=1),
     "a rank beyond the world": lambda w: w.loader(rank=2, world_size=2),
     "a sampler with rows that are not there": lambda w: w.loader(sampler=[0, 99]),
+    "a subset for Hugging Face": subset_for_hugging_face,
     "a sampler of batches": sampled_in_batches,
     "batches as a sampler": lambda w: w.loader(sampler=[[0, 1, 2], [3]]),
     "no rows at all": lambda w: w.loader(sampler=[]),

@@ -48,7 +48,9 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
     """
     reader = getattr(dataset, "reader", None)
     if reader is None or not hasattr(reader, "read_x"):
-        refuse_argument("dataset", dataset, "a dataset_h5", remedy=ONE_SPLIT)
+        is_subset = hasattr(dataset, "dataset") and hasattr(dataset, "indices")
+        remedy = "Of a Subset write to_hf(subset.dataset).select(subset.indices)." if is_subset else ONE_SPLIT
+        refuse_argument("dataset", dataset, "a dataset_h5", remedy=remedy)
     if x == y:
         msg = f"x={x!r} and y={y!r} are one name; give two."
         raise OptionError(msg)
