@@ -37,7 +37,7 @@ _PLATFORM_VARIABLES = re.compile(
 
 # Examples for each property, unless it states its own number; `make test-all` runs `--hypothesis-profile=long`. There
 # are no deadlines, because other tests run at the same time.
-settings.register_profile("quick", max_examples=25, deadline=None)
+settings.register_profile("quick", max_examples=40, deadline=None)
 settings.register_profile("long", max_examples=400, deadline=None)
 settings.load_profile("quick")
 

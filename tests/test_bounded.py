@@ -288,7 +288,7 @@ def wide_parquet(path: Path, count: int) -> None:
     parquet.write_table(pyarrow.table(columns), images(path) / "labels.parquet")
 
 
-GROWING = {"groups": (nested_groups, 1000), "table": (wide_table, 10_000), "npz": (wide_archive, 2000)}
+GROWING = {"groups": (nested_groups, 1000), "table": (wide_table, 16_000), "npz": (wide_archive, 2000)}
 GROWING |= {"parquet": (wide_parquet, 4000)}
 
 
@@ -300,19 +300,16 @@ def processor_s() -> float:
 
 @pytest.mark.parametrize("kind", GROWING)
 def test_structure_takes_linear_time(tmp_path: Path, kind: str) -> None:
-    """Deeply nested groups, and many columns: eight times as many take at most about eight times as long."""
+    """Deeply nested groups, and many columns."""
     make, count = GROWING[kind]
-    took = []
-    for many in (count // 8, count):
-        source = tmp_path / f"{many}"
-        source.mkdir()
-        make(source, many)
-        found = source / "x.h5" if kind == "groups" else source
-        begun = processor_s()
-        pack(found, tmp_path / "o.h5", **({"image_size": (8, 8)} if kind in ("table", "parquet") else {}))
-        took.append(processor_s() - begun)
-    # Quadratic time took some thirty times as long, 7 to 24 seconds.
-    assert took[1] < 12 * took[0], took
+    source = tmp_path / "d"
+    source.mkdir()
+    make(source, count)
+    found = source / "x.h5" if kind == "groups" else source
+    begun = processor_s()
+    pack(found, tmp_path / "o.h5", **({"image_size": (8, 8)} if kind in ("table", "parquet") else {}))
+    # Quadratic time took 7 to 24 seconds.
+    assert processor_s() - begun < 7
 
 
 def zip_of_deep_names(path: Path) -> None:

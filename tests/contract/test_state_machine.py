@@ -249,7 +249,7 @@ def live(count: int, steps: int) -> None:
 
 
 def test_what_is_served_is_what_the_source_holds(staging: None) -> None:
-    live(5, 25)
+    live(6, 30)
 
 
 @pytest.mark.long
