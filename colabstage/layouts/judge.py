@@ -284,8 +284,9 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     # Masks in 'gt' belong to images in 'img', those of one split to each other.
     first, *others = sorted(parts, key=lambda one: (words.holds_targets(one), not words.holds_images(one))) or [""]
     same = [one for one in others if words.split_name(one).split == words.split_name(first).split]
-    # masks beside masks_aug and images_aug.
-    last = min(filter(words.holds_targets, reversed(same)), key=len, default="".join(same) if len(parts) == 2 else "")
+    targets = [one for one in same if words.holds_targets(one) or len(parts) == 2]
+    # masks, not masks_aug, which belong to images_aug.
+    last = min(reversed(targets), key=len, default="")
     outer = first if outer and last else outer
     # Several masks of an image, for example, are no pairs.
     do_not = last and isinstance(gather(lambda: pair_names(Source(source.tree), first, last)), Miss)

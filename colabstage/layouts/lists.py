@@ -446,7 +446,9 @@ def _lines_in_json(text: str) -> _Lines:
     if not all(isinstance(one, tuple) and one[0].lower() in SPLITS and isinstance(one[1], list) for one in items):
         return (), (), ()
     named = [
-        (SPLITS[key.lower()], [*one, None][0] if isinstance(one, list) else one) for key, own in items for one in own
+        (SPLITS[key.lower()], next(iter(one), None) if isinstance(one, list) else one)
+        for key, own in items
+        for one in own
     ]
     stated = [(split, name) for split, name in named if isinstance(name, str)]
     return [split for split, _ in stated], normal_names(name for _, name in stated), ()
