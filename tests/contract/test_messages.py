@@ -330,6 +330,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "a gzip that ends early": lambda w: w.extract("cut.gz"),
     "a member that was damaged": lambda w: w.extract("flipped.zip"),
     "a member that was damaged, packed": lambda w: w.stage("flipped.zip"),
+    "an archive inside an archive": lambda w: w.stage(str(w.zip(("a.zip", b""), ("b.zip", b"")))),
     "a member outside": lambda w: w.extract(str(w.zip(("../a.txt", b"a")))),
     "a link that leads outside": lambda w: w.extract(str(w.zip((link("a", "x"), b"../../etc/passwd")))),
     "names that are one on other disks": lambda w: w.extract(str(w.zip(("a/b", b"1"), ("a", b"2")))),
