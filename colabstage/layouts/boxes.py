@@ -3,6 +3,7 @@ boxes."""
 
 from __future__ import annotations
 
+import math
 import posixpath
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -36,6 +37,7 @@ OBJECTS = ("objects", "annotations")
 BOX_LABELS = ("labels", "label", "category_id", "category", "categories", "class_labels", "class_id", "class")
 # What the four numbers of a box mean: its corners; first corner, width and height; or centre, width and height.
 Form = Literal["xyxy", "xywh", "cxcywh"]
+Points = list[tuple[float, float]]
 
 
 # Label Studio puts digits before the name of an uploaded image.
@@ -255,6 +257,19 @@ def _absent(where: str, count: int, missing: Sequence[tuple[str, str]]) -> Broke
 
 
 # --- what four numbers are --------------------------------------------------------------------------------------------
+
+
+def edges(x0: float, y0: float, x1: float, y1: float) -> Points:
+    """Return the four corners of a box, in order."""
+    return [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
+
+
+def turned(points: Points, around: tuple[float, float], degrees: Any) -> Points:
+    """Return points rotated around another, clockwise in an image."""
+    angle = math.radians(float(degrees or 0))
+    (x0, y0), sine, cosine = around, math.sin(angle), math.cos(angle)
+    moved = [(x - x0, y - y0) for x, y in points]
+    return [(x0 + x * cosine - y * sine, y0 + x * sine + y * cosine) for x, y in moved]
 
 
 def as_corners(places: NDArray[np.float64], form: Form) -> NDArray[np.float64]:

@@ -89,12 +89,13 @@ def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
 
 def _verified(source: ByteSource, member: ZipMember, pieces: Iterator[bytes]) -> Iterator[bytes]:
     crc = done = 0
+    errors = (*_UNPACK_ERRORS, zstd().ZstdError) if member.method == ZSTANDARD else _UNPACK_ERRORS
     while True:
         try:
             piece = next(pieces, None)
         except ColabstageError:
             raise
-        except _unpack_errors(member) as error:
+        except errors as error:
             if isinstance(error, OSError) and error.errno is not None:  # the medium's own error
                 raise
             raise _damaged(source, member, f"it does not unpack ({error})") from error
@@ -216,10 +217,6 @@ def zstd() -> Any:
         "Python before 3.14 reads what Zstandard has packed with a package. Install it with: pip install backports.zstd"
     )
     raise MissingDependencyError(msg)
-
-
-def _unpack_errors(member: ZipMember) -> tuple[type[Exception], ...]:
-    return (*_UNPACK_ERRORS, zstd().ZstdError) if member.method == ZSTANDARD else _UNPACK_ERRORS
 
 
 def _damaged(source: ByteSource, member: ZipMember, reason: str) -> CorruptArchiveError:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError, MissingDependencyError, kind_of
+from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError, kind_of
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
@@ -63,8 +63,8 @@ _ROWS = 100
 _BATCHES_KEPT, _ROWS_KEPT = 3, 100
 _NOWHERE = -1 - _BATCHES_KEPT
 _COLUMN_BUFFER_BYTES = 1 << 20
-# The ends of streams; the second is for streams that do not begin with its first half.
-_END, _OLD_END = b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0"
+# The end of a stream.
+_END = b"\xff\xff\xff\xff\0\0\0\0"
 _PARQUET, _FEATHER = b"PAR1", b"ARROW1"
 # Types whose values all fit into int64.
 _WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"})
@@ -186,12 +186,9 @@ class _ArrowFile:
     def __init__(self, shard: ShardFile, kept: _Kept, image: str = "", starts: NDArray[np.int64] | None = None) -> None:
         self.name, self.shard = shard.name, shard
         self.sizes = np.zeros(0, np.int64)
-        try:
-            self._arrow = _import_arrow(shard.name)
-        except MissingDependencyError:
-            # A Git LFS pointer or a web page is refused as such: installing a package would not help.
-            shard.pread(len(_PARQUET), 0)
-            raise
+        # Opened before pyarrow is imported: for a Git LFS pointer, installing a package would not help.
+        at = shard.content.size - len(_END)
+        self._arrow = _import_arrow(shard.name)
         self._lock = threading.Lock()
         # The number of the first row of each batch.
         self._kept, self._image = kept, image
@@ -201,8 +198,11 @@ class _ArrowFile:
         with self._errors():
             reader = self._open()
             self.schema: Any = reader.schema_arrow if self.is_parquet else reader.schema
-            if not self._head.startswith((_PARQUET, _FEATHER)):
-                self._check_end()
+            # A stream may be cut between two batches, which pyarrow takes as its end.
+            is_stream = not self._head.startswith((_PARQUET, _FEATHER))
+            if is_stream and read_with_retry(lambda: shard.pread(len(_END), at), self.name) != _END:
+                msg = f"'{self.name}' is truncated: its end marker is missing. Copy or upload it again."
+                raise CorruptArchiveError(msg)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -223,13 +223,6 @@ class _ArrowFile:
             # A column is read as a stream, not by whole row groups.
             return self._arrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_COLUMN_BUFFER_BYTES)
         return self._arrow.ipc.open_file(file) if self._head.startswith(_FEATHER) else self._arrow.ipc.open_stream(file)
-
-    def _check_end(self) -> None:
-        """Refuse a stream that is cut between two batches, which pyarrow takes as its end."""
-        end, size = _END if self._head.startswith(_END[:4]) else _OLD_END, self.shard.content.size
-        if read_with_retry(lambda: self.shard.pread(len(end), size - len(end)), self.name) != end:
-            msg = f"'{self.name}' is truncated: its end marker is missing. Copy or upload it again."
-            raise CorruptArchiveError(msg)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -440,7 +433,10 @@ def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, c
             what = f"it has {len(found)} boxes and {len(stated)} classes"
             raise broken(name, what, "four numbers and a class each")
         boxes.append(np.array(found, np.float64).reshape(-1, 4))
-        labels += [_label(each, name) for each in stated]
+        odd = next((each for each in stated if not isinstance(each, int | float | str | None)), None)
+        if odd is not None:
+            raise broken(name, f"its label is {kind_of(odd)}", "a number or a word")
+        labels += stated
         owners += [name] * len(stated)
     filled = [number for number, found in enumerate(boxes) if len(found)]
 
@@ -454,9 +450,3 @@ def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, c
         raise broken(source.name(filled[0]), what, "COCO's JSON beside image files, or a function as layout=")
     corners = as_corners(np.concatenate(boxes), form)
     return make_boxes([len(found) for found in boxes], corners, labels, owners, names=dict(enumerate(classes)))
-
-
-def _label(value: Any, name: str) -> Label:
-    if value is None or isinstance(value, int | float | str):
-        return value
-    raise broken(name, f"its label is {kind_of(value)}", "a number or a word")

@@ -12,7 +12,7 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, listed
-from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, records_beside, side_of
+from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, edges, records_beside, side_of, turned
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import left_out_notes
 from colabstage.layouts.lists import LIST_ENDS, MOST_CLASSES, ClassList, Lookup, names_of_numbers, read_class_list
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
+    from colabstage.layouts.table import BrokenDatasetError
     from colabstage.trees.listing import FileEntries, FileEntry
 
 # How many files are examined before all are parsed, because other tools write such files too.
@@ -130,7 +131,8 @@ def voc_state(source: Source) -> Evidence:
             f"'{source.label}' has no XML file of Pascal VOC's form with the name of an image, beside it or elsewhere."
         )
         raise LayoutError(msg)
-    _refuse_two_files(twice)
+    if twice is not None:
+        raise twice
     # Images without a file count only in folders where others have one.
     folders = set(map(posixpath.dirname, labels))
     chosen = images.where(lambda name: posixpath.dirname(name) in folders)
@@ -162,16 +164,18 @@ def _place(name: str) -> tuple[str, ...]:
     return (*(folder for folder in folders if folder.lower() not in _ROLES), stem)
 
 
-def _nearest_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str, FileEntry], tuple[str, ...]]:
+def _nearest_of(
+    images: FileEntries, annotations: FileEntries
+) -> tuple[dict[str, FileEntry], BrokenDatasetError | None]:
     """Return the file of each image: in the same folders, apart from those that only describe their content; otherwise
-    the nearest above that belongs to one image alone (crazing/1.jpg, annotations/1.xml). And two files that may belong
-    to one image, as the one, the image and the other."""
+    the nearest above that belongs to one image alone (crazing/1.jpg, annotations/1.xml). And the refusal of two files
+    that may belong to one image."""
     by_place: dict[tuple[str, ...], list[FileEntry]] = defaultdict(list)
     for file in annotations:
         by_place[_place(file.name)].append(file)
     found: dict[str, FileEntry] = {}
     above: dict[str, list[tuple[str, FileEntry]]] = defaultdict(list)
-    twice: tuple[str, ...] = ()
+    twice: BrokenDatasetError | None = None
     for image in images.names:
         *folders, stem = _place(image)
         depths = range(len(folders), -1, -1)
@@ -179,7 +183,9 @@ def _nearest_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str
         if depth is None:
             continue
         file, *more = by_place[*folders[:depth], stem]
-        twice = (file.name, image, more[0].name) if more and not twice else twice
+        if more and twice is None:
+            what = f"it may be of the image '{image}', as '{more[0].name}' may"
+            twice = broken(file.name, what, "one file for each image")
         if depth == len(folders):
             found[image] = file
         else:
@@ -188,12 +194,6 @@ def _nearest_of(images: FileEntries, annotations: FileEntries) -> tuple[dict[str
     # If two folders have images with one name, nothing says which of them the file belongs to.
     alone = dict(pairs[0] for name, pairs in above.items() if len(pairs) == 1 and name not in taken)
     return found | alone, twice
-
-
-def _refuse_two_files(twice: tuple[str, ...]) -> None:
-    """Refuse two files that may belong to one image, from `_nearest_of`."""
-    if twice:
-        raise broken(twice[0], f"it may be of the image '{twice[1]}', as '{twice[2]}' may", "one file for each image")
 
 
 def parse_voc(name: str, content: bytes) -> Record:
@@ -224,7 +224,7 @@ def _text(element: Element, path: str) -> str:
 def _object(element: Element) -> tuple[str, Sequence[float]]:
     name, pose = _text(element, "name"), _text(element, "pose").capitalize()
     try:
-        x0, y0, x1, y1 = _edges(element)
+        x0, y0, x1, y1 = _sides(element)
         flags = [_flag(_text(element, flag).lower()) for flag in ("difficult", "truncated")]
     except ValueError as error:
         msg = f"an object '{show(name)}' has no readable bndbox or flags ({error})"
@@ -236,15 +236,15 @@ def _object(element: Element) -> tuple[str, Sequence[float]]:
     return name, (max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, POSES.index(pose) if pose in POSES else 0)
 
 
-def _edges(element: Element) -> list[float]:
-    """Return the edges of a box, or of the one around roLabelImg's turned box, in pixels that count from 1."""
-    turned = element.find("robndbox")
-    if turned is None:
-        return [float(_text(element, f"bndbox/{edge}")) for edge in ("xmin", "ymin", "xmax", "ymax")]
-    x, y, width, height, angle = (float(_text(turned, name)) for name in ("cx", "cy", "w", "h", "angle"))
-    sine, cosine = abs(math.sin(angle)) / 2, abs(math.cos(angle)) / 2
-    across, down = width * cosine + height * sine, width * sine + height * cosine
-    return [x - across + 1, y - down + 1, x + across, y + down]
+def _sides(element: Element) -> list[float]:
+    """Return the sides of a box, or of the one around roLabelImg's turned box, in pixels that count from 1."""
+    box = element.find("robndbox")
+    if box is None:
+        return [float(_text(element, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")]
+    x, y, width, height, angle = (float(_text(box, name)) for name in ("cx", "cy", "w", "h", "angle"))
+    corners = edges(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
+    xs, ys = zip(*turned(corners, (x, y), math.degrees(angle)), strict=True)
+    return [min(xs) + 1, min(ys) + 1, max(xs), max(ys)]
 
 
 def _flag(text: str) -> int:
@@ -283,31 +283,30 @@ def yolo_state(source: Source) -> Evidence:
         read = source.texts(list(nearest.values())[:_SNIFFED])
         # VisDrone's files are in the same places, but have another form.
         if all(_is_box(_numbers(line)) for text in read.values() for _, line in _lines(text)):
-            _refuse_two_files(twice)
+            if twice is not None:
+                raise twice
             files = [nearest.get(name) for name in images.names]
     there = [file for file in files if file is not None]
     lists, classes = read_class_list(source) if there else ([], ClassList(()))
     folders_of = zip(map(posixpath.dirname, images.names), files, strict=True)
     beside = any(file is not None and folder == posixpath.dirname(file.name) for folder, file in folders_of)
-    if not there or (beside and not classes.names):
-        msg = (
-            f"'{source.label}' has no text file for any image, neither in a folder labels beside one called "
-            "images, nor beside the images with a classes.txt."
-        )
-        raise LayoutError(msg)
     # If there are rows of numbers in the places of YOLO's boxes, they are meant as boxes; captions and other labels are
     # not.
     some = [file for file in there if file.size][:_SNIFFED]
-    if some and not any(map(_has_numbers, source.texts(some).values())):
-        msg = f"The text files of the images in '{source.label}' (first '{some[0].name}') have no lines of YOLO's form."
+    is_text = bool(some) and not any(map(_has_numbers, source.texts(some).values()))
+    if not there or is_text or (beside and not classes.names):
+        msg = (
+            f"'{source.label}' has no text file of YOLO's form for any image, neither in a folder labels beside one "
+            "called images, nor beside the images with a classes.txt."
+        )
         raise LayoutError(msg)
     # How many numbers of a pose follow the box in each line.
     pose = classes.keypoints[0] * classes.keypoints[1]
     rows: dict[str, list[list[float]]] = {}
 
     def parse(name: str, content: bytes) -> Record:
-        found = rows[name] = parse_yolo(name, content, pose=pose)
-        return Record("", [(int(row[0]), _corners(row[1:])) for row in found])
+        rows[name] = parse_yolo(name, content, pose=pose)
+        return Record("", [(int(row[0]), _corners(row[1:])) for row in rows[name]])
 
     labels = {entry.name for entry in texts.values()}.difference(lists)
     placed, notes = records_beside(source, images, files, parse, "label file", labels=labels)
@@ -320,12 +319,9 @@ def yolo_state(source: Source) -> Evidence:
         notes.append(f"Of each box {counted(classes.keypoints[0], 'keypoints', 'were')} left out.")
     elif why := _may_be_poses(every):
         raise broken(there[0].name, f"its lines and all others have {why}")
-    polygons = [row for row in every if len(row) > 5]
+    polygons = sum(len(row) > 5 for row in every)
     if polygons:
-        # Oriented boxes look like polygons of four points; a note says that their angle is lost.
-        four = all(len(row) == 9 for row in polygons)
-        what = "outlines of four points, as oriented boxes have," if four else "polygons"
-        notes.append(f"Boxes around {what} are kept without these: {len(polygons):,}.")
+        notes.append(f"Boxes around polygons, and around oriented boxes, are kept without these: {polygons:,}.")
     names = names_of_numbers(classes.names, {name: [int(row[0]) for row in found] for name, found in rows.items()})
     return boxes_state(
         source,
@@ -352,26 +348,23 @@ def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
 def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], list[str]]:
     """Return the split of each image from the folders that data.yaml names, empty if it names none; and notes."""
     folders, of_files = images.folders
+    found: dict[int, set[str]] = defaultdict(set)
     # Folders that are named after splits keep these names.
-    if all(split_of_path(f"{folder}/") for folder in folders):
-        return [], []
+    named = {} if all(split_of_path(f"{folder}/") for folder in folders) else classes.splits
     # By parts from the end: `../train/images` is relative to where the file was written.
-    found: dict[int, set[str]] = {}
-    for split, path in ((split, path) for split, paths in classes.splits.items() for path in paths):
+    for split, path in ((split, path) for split, paths in named.items() for path in paths):
         parts = [part for part in normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        if not parts or path.lower().endswith(LIST_ENDS):
-            continue
         for number, folder in enumerate(folders):
-            if f"/{'/'.join(parts)}/" in f"/{normal(folder)}/":
-                found.setdefault(number, set()).add(split)
+            is_below = f"/{'/'.join(parts)}/" in f"/{normal(folder)}/"
+            if parts and is_below and not path.lower().endswith(LIST_ENDS):
+                found[number].add(split)
     # Folders in two splits, such as coco128's train and val, say nothing.
     stated = {number: next(iter(splits)) for number, splits in found.items() if len(splits) == 1}
     splits = sorted(set(stated.values()))
     if len(stated) < len(folders) or len(splits) < 2:
         return [], []
-    return [stated[number] for number in of_files.tolist()], [
-        f"Splits are those that data.yaml names: {listed(splits)}."
-    ]
+    note = f"Splits are those that data.yaml names: {listed(splits)}."
+    return [stated[number] for number in of_files.tolist()], [note]
 
 
 def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:

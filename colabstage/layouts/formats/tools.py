@@ -1,7 +1,7 @@
 """Boxes in the formats of annotation tools and benchmarks: LabelMe, CVAT, Supervisely, VIA, and others.
 
 Each format parses one file into records of the images that it names; finding and numbering images and making the table
-is the same for all. Polygons and rotated boxes become the boxes around them, and a note says so.
+is the same for all. Polygons and rotated boxes become the boxes around them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from urllib.parse import unquote
 import numpy as np
 
 from colabstage.errors import LayoutError, said_by
-from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, join_records, side_of
+from colabstage.layouts.boxes import BoxColumn, Points, Record, boxes_state, edges, join_records, side_of, turned
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import ClassList, names_of_numbers, read_class_list
+from colabstage.layouts.lists import names_of_numbers, read_class_list
 from colabstage.layouts.reading import broken, decode_text, parse_xml
 from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.layouts.words import SPLITS, is_image, stem_of
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntries, FileEntry
 
 
-Points = list[tuple[float, float]]
 Shape = tuple[str, tuple[float, float, float, float]]
 _SNIFFED = 8
 _KERAS_LINE = re.compile(r"(\S.*?\.\w+)((?: \d+,\d+,\d+,\d+,\d+)*)")
@@ -56,8 +55,6 @@ class Format(NamedTuple):
     """A pattern of the files' paths."""
     per_image: bool = False
     """Whether each file belongs to one image, and is named after it."""
-    polygons: bool = False
-    """Whether outlines, which become the boxes around them, are common."""
     numbered: bool = False
     """Whether classes are numbers, with names in a list beside the images."""
 
@@ -86,24 +83,22 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
         msg = f"'{source.label}' has no annotation files in the formats of these tools: {names}."
         raise LayoutError(msg)
     records = [one for each in found.values() for one in each]
-    words = {label for one in records for label, _ in one.shapes}
-    # Used for classes of whole images, which are not boxes.
-    if not words and any(one.left_out < 0 for one in records):
-        what = f"it and others of {form.name}'s files have no shapes, but flags of whole images, which are not read"
-        raise broken(next(iter(found)), what, "a table with a path and a label in each row")
     # Classes are those that occur: not every tool lists its classes in an export.
-    lists, named = read_class_list(source) if form.numbered else ([], ClassList(()))
-    shapes = {name: [shape for one in each for shape in one.shapes] for name, each in found.items() if form.numbered}
-    called = names_of_numbers(named.names, {name: [int(label) for label, _ in each] for name, each in shapes.items()})
-    labels = list(map(str, range(len(called)))) if form.numbered else sorted(words)
+    called: Sequence[str] = sorted({label for one in records for label, _ in one.shapes})
+    if not called:
+        what = f"it and others of {form.name}'s files have no boxes"
+        expected = "boxes; of whole images, a table with a path and a label in each row"
+        raise broken(next(iter(found)), what, expected)
+    labels, lists = called, list[str]()
+    if form.numbered:
+        lists, named = read_class_list(source)
+        shapes = {name: [shape for one in each for shape in one.shapes] for name, each in found.items()}
+        numbers = {name: [int(label) for label, _ in each] for name, each in shapes.items()}
+        called = names_of_numbers(named.names, numbers)
+        labels = list(map(str, range(len(called))))
     placed, notes = join_records(source, images, lookup, found, per_image=form.per_image)
-    lost = sum(max(one.left_out, 0) for one in records)
-    notes = [
-        f"Boxes are those of {form.name}'s annotations.",
-        *notes,
-        *left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,")),
-        *(["Outlines became the boxes around them."] if form.polygons else []),
-    ]
+    lost = sum(one.left_out for one in records)
+    notes += left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,"))
     placed.sort(key=lambda one: one.file.name)
     who = f"{form.name}'s annotations"
     return boxes_state(source, who, placed, labels, names=called, notes=notes, used=[*found, *lists])
@@ -146,22 +141,9 @@ def _shape(label: Any, points: Iterable[Sequence[Any]]) -> Shape:
     return str(label), (min(xs), min(ys), max(xs), max(ys))
 
 
-def _edges(x0: float, y0: float, x1: float, y1: float) -> Points:
-    """Return the four corners of a box, in order."""
-    return [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
-
-
 def _box(x: Any, y: Any, width: Any, height: Any) -> Points:
     left, top = float(x), float(y)
-    return _edges(left, top, left + float(width), top + float(height))
-
-
-def _turned(points: Points, around: tuple[float, float], degrees: Any) -> Points:
-    """Return points rotated around another."""
-    angle = math.radians(float(degrees or 0))
-    (x0, y0), sine, cosine = around, math.sin(angle), math.cos(angle)
-    moved = [(x - x0, y - y0) for x, y in points]
-    return [(x0 + x * cosine - y * sine, y0 + x * sine + y * cosine) for x, y in moved]
+    return edges(left, top, left + float(width), top + float(height))
 
 
 def _size(given: Any, height: str = "height", width: str = "width") -> tuple[int, int]:
@@ -195,16 +177,13 @@ def _labelme(name: str, content: bytes) -> list[Record]:
         if shape.get("shape_type") == "circle":
             (x, y), edge = points
             radius = math.hypot(edge[0] - x, edge[1] - y)
-            points = _edges(x - radius, y - radius, x + radius, y + radius)
+            points = edges(x - radius, y - radius, x + radius, y + radius)
         # A single point is not a box; a line is one, however thin.
         if len(points) > 1:
             shapes.append(_shape(shape["label"], points))
-    flags = found.get("flags")
-    is_flagged = not found.get("shapes") and isinstance(flags, dict) and any(flags.values())
-    left_out = -1 if is_flagged else len(found.get("shapes", ())) - len(shapes)
     # The image of the same name beside the file, because the path in the file is from the annotator's machine.
-    record = Record(stem_of(name), shapes, _size(found, "imageHeight", "imageWidth"), left_out=left_out)
-    return [record] if found else []
+    image, size = stem_of(name), _size(found, "imageHeight", "imageWidth")
+    return [Record(image, shapes, size, left_out=len(found["shapes"]) - len(shapes))] if found else []
 
 
 def _createml(_: str, content: bytes) -> list[Record]:
@@ -229,11 +208,12 @@ def _via(_: str, content: bytes) -> list[Record]:
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "regions" in one for one in found.values()):
         return []
 
-    def regions(one: dict[str, Any]) -> Iterable[Any]:
-        # Version 1 of the tool wrote objects with numbers as keys, version 2 writes a list.
-        return one["regions"].values() if isinstance(one["regions"], dict) else one["regions"]
-
-    return [Record(str(one["filename"]), list(map(_via_shape, regions(one)))) for one in found.values()]
+    # Version 1 of the tool wrote objects with numbers as keys, version 2 writes a list.
+    regions = [
+        one["regions"].values() if isinstance(one["regions"], dict) else one["regions"] for one in found.values()
+    ]
+    pairs = zip(found.values(), regions, strict=True)
+    return [Record(str(one["filename"]), list(map(_via_shape, each))) for one, each in pairs]
 
 
 def _via_shape(region: dict[str, Any]) -> Shape:
@@ -301,7 +281,7 @@ def _label_studio_shape(region: dict[str, Any], size: tuple[int, int]) -> Shape:
     elif kind == "rectanglelabels":
         x, y = value["x"] * across, value["y"] * down
         corners = _box(x, y, value["width"] * across, value["height"] * down)
-        points = _turned(corners, (x, y), value.get("rotation"))
+        points = turned(corners, (x, y), value.get("rotation"))
     else:
         msg = f"a region is of the type {show(kind)!r}; expected rectanglelabels and polygonlabels"
         raise ValueError(msg)
@@ -340,7 +320,7 @@ def _cvat(name: str, content: bytes) -> list[Record]:
 
 def _cvat_box(given: dict[str, str]) -> Points:
     x0, y0, x1, y1 = (float(given[edge]) for edge in ("xtl", "ytl", "xbr", "ybr"))
-    return _turned(_edges(x0, y0, x1, y1), ((x0 + x1) / 2, (y0 + y1) / 2), given.get("rotation"))
+    return turned(edges(x0, y0, x1, y1), ((x0 + x1) / 2, (y0 + y1) / 2), given.get("rotation"))
 
 
 def _cvat_ellipse(given: dict[str, str]) -> Points:
@@ -348,7 +328,7 @@ def _cvat_ellipse(given: dict[str, str]) -> Points:
     angle = math.radians(float(given.get("rotation") or 0))
     width = math.hypot(across * math.cos(angle), down * math.sin(angle))
     height = math.hypot(across * math.sin(angle), down * math.cos(angle))
-    return _edges(x - width, y - height, x + width, y + height)
+    return edges(x - width, y - height, x + width, y + height)
 
 
 def _cvat_outline(given: dict[str, str]) -> Points:
@@ -393,24 +373,22 @@ def _wider(_: str, content: bytes) -> list[Record]:
 
 # The stricter formats come first.
 FORMATS = (
-    Format("LabelMe", ".json", (b'"shapes"', b'"imagePath"'), _labelme, per_image=True, polygons=True),
+    Format("LabelMe", ".json", (b'"shapes"', b'"imagePath"'), _labelme, per_image=True),
     Format("CreateML", ".json", (b'"annotations"', b'"coordinates"'), _createml),
-    Format("VGG Image Annotator", ".json", (b'"regions"', b'"shape_attributes"'), _via, polygons=True),
-    Format("Supervisely", ".json", (b'"objects"',), _supervisely, r"/ann/[^/]+\.json$", per_image=True, polygons=True),
+    Format("VGG Image Annotator", ".json", (b'"regions"', b'"shape_attributes"'), _via),
+    Format("Supervisely", ".json", (b'"objects"',), _supervisely, r"/ann/[^/]+\.json$", per_image=True),
     Format("BDD100K", ".json", (b'"box2d"', b'"category"'), _bdd),
-    Format("Label Studio", ".json", (b'"annotations"', b'"original_width"'), _label_studio, polygons=True),
-    Format("CVAT", ".xml", (b"<annotations", b"<image"), _cvat, polygons=True),
-    Format("DOTA", ".txt", (), _dota, r"labelTxt[^/]*/", per_image=True, polygons=True),
+    Format("Label Studio", ".json", (b'"annotations"', b'"original_width"'), _label_studio),
+    Format("CVAT", ".xml", (b"<annotations", b"<image"), _cvat),
+    Format("DOTA", ".txt", (), _dota, r"labelTxt[^/]*/", per_image=True),
     Format("WIDER FACE", ".txt", (), _wider, r"_bbx_gt\.txt$"),
     Format("Keras YOLO", ".txt", (), _keras_yolo, r"(?:^|/)_annotations\.txt$", numbered=True),
 )
 
 
-# COCO's JSON: images, annotations and categories in one file, or in one for each split.
-#
+# --- COCO: images, annotations and categories in one file, or in one for each split -----------------------------------
+
 # With boxes or, as in iNaturalist and camera traps, with one category for each image and no box.
-
-
 CLASSES = "coco_classes"
 # COCO's archives have fewer JSON files; tools that write one for each image have far more.
 _MAX_FILES = 24
@@ -419,6 +397,7 @@ _OTHER_KINDS = frozenset({"caption", "segments_info", "segmentation", "keypoints
 _TASKS = ("captions_", "person_keypoints_", "panoptic_", "stuff_", "image_info_")
 _COLUMNS = (BoxColumn("iscrowd", np.uint8), BoxColumn("area", np.float32))
 _MARKS = (b'"images"', b'"annotations"', b'"categories"')
+_NO_BOX = ()
 
 
 class _Annotation(NamedTuple):
@@ -427,6 +406,7 @@ class _Annotation(NamedTuple):
     image_id: Any
     category_id: Any
     bbox: Any
+    """`_NO_BOX` if there is none."""
     iscrowd: Any
     area: Any
     id: Any
@@ -446,7 +426,7 @@ class CocoFile(NamedTuple):
     @property
     def is_of_classes(self) -> bool:
         """Tell whether annotations have a category but no box."""
-        return bool(self.annotations) and not any(isinstance(one, _Annotation) for one in self.annotations)
+        return bool(self.annotations) and not any(getattr(one, "bbox", ()) != _NO_BOX for one in self.annotations)
 
 
 def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: bool) -> Evidence:
@@ -510,24 +490,19 @@ def parse_coco(name: str, content: bytes) -> CocoFile | None:
         return None
     file = CocoFile(name, *(part or [] for part in parts))
     # Captions and panoptic segments are in the same folder, without boxes.
-    is_about_images = any(isinstance(one, _Annotation) or _is_class(one) for one in file.annotations)
+    is_about_images = any(isinstance(one, _Annotation) for one in file.annotations)
     return file if is_about_images or not file.annotations else None
 
 
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
     """Return a JSON object; for an annotation only the necessary fields, which saves the memory of polygons."""
     found = dict(pairs)
-    if "image_id" not in found or "bbox" not in found:
+    is_of_class = "category_id" in found and _OTHER_KINDS.isdisjoint(found)
+    if "image_id" not in found or "file_name" in found or not ("bbox" in found or is_of_class):
         return found
     found |= {name: bool(found.get(name)) for name in ("segmentation", "keypoints")}
+    found.setdefault("bbox", _NO_BOX)
     return _Annotation(*map(found.get, _Annotation._fields))
-
-
-def _is_class(annotation: Any) -> bool:
-    """Tell whether an annotation gives only an image's category."""
-    if not isinstance(annotation, dict) or annotation.keys() & _OTHER_KINDS:
-        return False
-    return _is_id(annotation.get("image_id")) and _is_id(annotation.get("category_id"))
 
 
 def _is_id(value: Any) -> bool:
@@ -559,35 +534,34 @@ def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
             raise broken(file.name, f"it has an image {show(image)}", "a file_name, and an id that no other one has")
         size = _size(image)
         found.append(Record(name, shapes.setdefault(key, []), size if all(size) else (0, 0)))
+    is_class = file.is_of_classes
     for place, one in enumerate(file.annotations):
         try:
-            key, shape = (one["image_id"], (one["category_id"], ())) if file.is_of_classes else _box_of(one)
+            if not isinstance(one, _Annotation):
+                msg = f"it is {show(one)}"
+                raise TypeError(msg)
+            shape = (one.category_id, ()) if is_class else (one.category_id, _corners_of(one))
             # Boxes of unlisted images would be lost without a trace.
-            if shape[0] not in numbers or key not in shapes:
-                what = f"category {shape[0]}" if shape[0] not in numbers else f"image {key}"
+            if shape[0] not in numbers or one.image_id not in shapes:
+                what = f"category {shape[0]}" if shape[0] not in numbers else f"image {one.image_id}"
                 msg = f"it is of the {what}, which is not listed"
                 raise ValueError(msg)
-            own = shapes[key]
+            own = shapes[one.image_id]
             # Two annotations that agree are the same label twice, as in exports with several annotators.
-            is_again = file.is_of_classes and bool(own)
-            if is_again and own[0] != shape:
-                msg = f"the image {key!r} has two categories"
+            if not is_class or not own:
+                own.append(shape)
+            elif own[0] != shape:
+                msg = f"the image {one.image_id!r} has two categories"
                 raise ValueError(msg)
         except _OF_PYTHON as error:
-            kind = "no bbox" if file.is_of_classes else "bbox [x, y, width, height] in pixels"
+            kind = "no bbox" if is_class else "bbox [x, y, width, height] in pixels"
             expected = f"image_id, category_id and {kind}, like the others, of images and categories that are listed"
-            number = one.id if isinstance(one, _Annotation) else one.get("id") if isinstance(one, dict) else None
-            what = f"annotation {place} (id {show(number)}) cannot be read: {show(said_by(error))}"
+            what = f"annotation {place} (id {show(getattr(one, 'id', None))}) cannot be read: {show(said_by(error))}"
             raise broken(file.name, what, expected) from error
-        if not is_again:
-            own.append(shape)
     return found
 
 
-def _box_of(one: Any) -> tuple[Any, tuple[Any, tuple[float, ...]]]:
-    if not isinstance(one, _Annotation):
-        msg = "it has no bbox"
-        raise TypeError(msg)
+def _corners_of(one: _Annotation) -> tuple[float, ...]:
     # Some tools write an empty one beside an outline.
     if not isinstance(one.bbox, list) or len(one.bbox) != 4:
         msg = f"its bbox is {show(one.bbox)}; give it one, or leave it out"
@@ -601,7 +575,7 @@ def _box_of(one: Any) -> tuple[Any, tuple[Any, tuple[float, ...]]]:
     if not all(map(math.isfinite, (x, y, width, height, area))) or min(width, height) < 0:
         msg = f"bbox {show(one.bbox)}, area {show(one.area)}"
         raise ValueError(msg)
-    return one.image_id, (one.category_id, (x, y, x + width, y + height, crowd, area))
+    return (x, y, x + width, y + height, crowd, area)
 
 
 def _name_of(image: Any) -> str:

@@ -168,7 +168,8 @@ def one_coco(categories: dict[int, str] | None = None, **said: Any) -> Texts:
     """One image with one annotation."""
     annotation = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 8, 9], "iscrowd": 0} | said
     kinds = [{"id": key, "name": name} for key, name in (categories or {1: "dog"}).items()]
-    images = [{"id": 1, "file_name": "a.png"}]
+    # Some tools repeat ids in the images.
+    images = [{"id": 1, "file_name": "a.png", "image_id": 1, "category_id": 1}]
     return {"a.json": json.dumps({"images": images, "annotations": [annotation], "categories": kinds}), "a.png": ""}
 
 
