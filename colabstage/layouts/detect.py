@@ -319,12 +319,9 @@ def _masks_beside(case: Case, found: Evidence) -> Found | None:
 
 
 def _rows_beside(case: Case, found: Evidence) -> Found | None:
-    """Return what tables state that were not used for labels, unless they agree."""
+    """Return what tables state, also those that were read for splits, unless they agree."""
     leading = case.tables.leading if case.source.ending_in(words.TABLES) else []
-    # Those that were read for splits may say more.
-    rest = [
-        one for one in leading if one.name not in found.used or (found.table.layout == DETECTION and one.has_labels)
-    ]
+    rest = [one for one in leading if one.has_labels or one.name not in found.used]
     return None if not rest or case.rows_agree(found) else case.rows
 
 

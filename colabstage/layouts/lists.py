@@ -207,14 +207,15 @@ class _Index:
 
 
 def held_out_of_others(
-    lookup: Lookup, splits: Mapping[str, str], named: Mapping[str, Collection[Hashable]]
+    lookup: Lookup, splits: Mapping[str, str], named: Mapping[str, Collection[Hashable]] | None = None
 ) -> set[str]:
-    """Return those of some tables or annotations, by name, that hold samples out of a folder of another split, given
-    the split of each, and which samples it names: their own has no folder, and no other names their samples."""
-    counts = Counter(itertools.chain.from_iterable(map(set, named.values())))
+    """Return those of some lists, tables or annotations, by name, that hold samples out of a folder of another split,
+    given the split of each, and which samples it names, if known: their own has no folder, that of another has one (or
+    they may be of other samples), and no other names their samples."""
+    counts = Counter(itertools.chain.from_iterable(map(set, (named or {}).values())))
     bare = {name for name, split in splits.items() if split and not lookup.has_folder_of(split)}
     have_folders = any(split and name not in bare for name, split in splits.items())
-    return {name for name in bare if have_folders and all(counts[one] == 1 for one in named[name])}
+    return {name for name in bare if have_folders and all(counts[one] == 1 for one in (named or {}).get(name, ()))}
 
 
 # --- lists of splits --------------------------------------------------------------------------------------------------
@@ -275,13 +276,14 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
         return found
     own = _lists_within(source, found, within) if within and stated is None else {}
     names, within = stated or own or _lists_called(source, found), within if own else ""
-    table = _of_folder_train(source, found.table, names)
-    if are_tables := not names and table.splits is None:
+    if are_tables := not names and {*(found.table.splits or ())} <= {"train"}:
         names = _tables_called(source, found)
     if not 0 < len(names) <= MOST_LISTS:
         return found
     rows = _Rows.of(source, files_of_samples.entries)
-    lookup = rows.lookup
+    lookup, table = rows.lookup, _without_held_out(found.table, names, rows.lookup)
+    if are_tables and table.splits is not None:
+        return found
     ids, by_id = paths_by_id(source, lookup)
 
     def file_of(line: str, file: str, split: str) -> int:
@@ -365,14 +367,11 @@ def _tables_called(source: Source, found: Evidence) -> dict[str, str]:
     return called | dict.fromkeys(of_json.names, "")
 
 
-def _of_folder_train(source: Source, table: SampleTable, names: Mapping[str, str]) -> SampleTable:
-    """Return samples without the split that a folder 'train' states, if no folder of the source holds anything out."""
-    # A list of what is held out alone may be one of other images.
-    is_alone = bool(names) and {"train", ""}.isdisjoint(names.values())
-    if is_alone or {*(table.splits or ())} != {"train"}:
-        return table
-    holds_out = any(split_of_path(f"{folder}/") not in ("", "train") for folder in source.files.folders[0])
-    return table if holds_out else replace(table, splits=None)
+def _without_held_out(table: SampleTable, names: Mapping[str, str], lookup: Lookup) -> SampleTable:
+    """Return samples without the split of a folder 'train' out of which lists hold samples."""
+    is_train = {*(table.splits or ())} == {"train"}
+    is_held_out = is_train and ("" in names.values() or held_out_of_others(lookup, names))
+    return replace(table, splits=None) if is_held_out else table
 
 
 def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
