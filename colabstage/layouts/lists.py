@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntries
 
-    # What the lines of a list state: a split, a path, and what is behind it, if anything is.
-    _Lines = tuple[Sequence[str], Sequence[str], Sequence[str]]
 
 # --- files by the names that people write for them: in tables, lists and annotations ----------------------------------
 
@@ -248,14 +246,22 @@ class _Rows(NamedTuple):
         return cls(lookup, files, firsts)
 
 
+class _Lines(NamedTuple):
+    """What the lines of a list state."""
+
+    splits: Sequence[str] = ()
+    paths: Sequence[str] = ()
+    more: Sequence[str] = ()
+    """What is behind each path, if anything is behind any."""
+
+
 class _Named(NamedTuple):
     """The samples' files that a list names, N in its order."""
 
     name: str
     """Of the list."""
     files: NDArray[np.int64]
-    splits: NDArray[np.int64]
-    """The number of the split of each, `(N,)`."""
+    splits: Sequence[str]
     beside: Sequence[str]
     """The number of a class that is written after each name, "" for none; nothing if it has none at all."""
     missing: int
@@ -267,78 +273,115 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
 
     A list has one path in each line, with or without its extension, from whichever folder on. What none names is left
     out if there is a list of what to train on, and otherwise trained on. Several of one split are folds, of which
-    nobody can say which is meant. Where something else states the splits, lists only have to agree.
+    nobody can say which is meant. Lists may hold samples out of a folder 'train'; otherwise they only have to agree
+    where something else states the splits.
     `stated`: the lists with their splits, where something says which they are. `within`: the end of the folders whose
     lists go before all others, as Pascal VOC has them: also of several datasets, and if they name other files as well.
     """
-    files_of_samples = found.table.inputs.source
+    files_of_samples, table = found.table.inputs.source, found.table
     if not isinstance(files_of_samples, TreeFiles):
         return found
     own = _lists_within(source, found, within) if within and stated is None else {}
-    names, within = stated or own or _lists_called(source, found), within if own else ""
-    if are_tables := not names and {*(found.table.splits or ())} <= {"train"}:
-        names = _tables_called(source, found)
+    called, within = stated or own or _lists_called(source, found), within if own else ""
+    names = called if stated or own else _tables_called(source, found) | called
     if not 0 < len(names) <= MOST_LISTS:
         return found
     rows = _Rows.of(source, files_of_samples.entries)
-    lookup, table = rows.lookup, _without_held_out(found.table, names, rows.lookup)
-    if are_tables and table.splits is not None:
+    ids, by_id = paths_by_id(source, rows.lookup)
+    lists, held_out = _Reader(source, table, rows, names, {*called}, within, by_id).read()
+    if within and not lists:
+        raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
+    used, splits = [one.name for one in lists], {split for one in lists for split in one.splits}
+    # A table of what is trained on may leave out others for many reasons.
+    if not lists or (splits == {"train"} and called.keys().isdisjoint(used)):
         return found
-    ids, by_id = paths_by_id(source, lookup)
+    if table.splits is None or not held_out.isdisjoint(splits):
+        by_name = [names[name] + posixpath.splitext(name)[1] for name in used if names[name] and stated is None]
+        is_all = "train" not in splits and len(np.unique(np.concatenate([one.files for one in lists]))) == len(
+            rows.lookup
+        )
+        # Lists are folds, or nothing is left to train on.
+        if (len({*by_name}) < len(by_name) and not within) or is_all:
+            which = f"{listed(sorted(used))}, which may say what is held out"
+            found = found.noting(f"Not read: {which}. Lists train.txt and val.txt are read.")
+            return replace(found, used=found.used.union(used))
+        table = _with_listed_splits(source, rows, table, lists)
+    table = _numbered_as_listed(source, found, rows, lists, table)
+    return replace(found, table=table, used=found.used.union(used, {ids} - {""}))
 
-    def file_of(line: str, file: str, split: str) -> int:
-        """Return the number of the one file that a line of a list means."""
-        there = [*lookup.search(line, posixpath.dirname(file))]
-        # Several datasets may have images of one name.
-        root = normal(posixpath.dirname(file).removesuffix(within)) if within else ""
-        there = [number for number in there if lookup.names[number].startswith(root)] or there
-        split_of = {} if table.splits is None else {number: table.splits[rows.firsts[number]] for number in there}
-        own = [number for number in there if same_split(split_of.get(number, split), split)]
-        # The same base name in several classes: a list of bare names cannot mean one of them.
-        if len(own) == 1:
-            return own[0]
-        why = f"'{line}', which is in another folder"
-        if own:
-            why = f"'{line}', which is '{lookup.names[own[0]]}' or '{lookup.names[own[1]]}'"
-        elif there:
-            why = f"'{lookup.names[there[0]]}', which is in the split '{split_of[there[0]]}'"
-        raise _contradiction(source, names, file, why, table)
 
-    def read(name: str, stated: Sequence[str], paths: Sequence[str], more: Sequence[str]) -> _Named | None:
-        paths = [by_id.get(path, path) for path in paths] if by_id else paths
+class _Reader(NamedTuple):
+    """Finds the samples that lists name."""
+
+    source: Source
+    table: SampleTable
+    rows: _Rows
+    names: Mapping[str, str]
+    """The lists with their splits; "" where each line has its own."""
+    called: Collection[str]
+    """Those that can be nothing else."""
+    within: str
+    by_id: Mapping[str, str]
+
+    def read(self) -> tuple[list[_Named], set[str]]:
+        """Return the lists of the samples; and the splits that they hold out of a folder 'train', without one of their
+        own."""
+        lines = _lines_of(self.source, self.names, self.rows.lookup)
+        there = {name: files for name, its in lines.items() if (files := self._files(name, its.paths)) is not None}
+        stated = {split for name in there for split in lines[name].splits}
+        folders = Lookup((), self.source.files.folders[0])
+        held_out = held_out_of_others(folders, {split: split for split in stated})
+        read = (self._named(name, files, lines[name], held_out) for name, files in there.items())
+        return [one for one in read if one is not None], held_out
+
+    def _files(self, name: str, paths: Sequence[str]) -> NDArray[np.int64] | None:
+        """Return the number of each path's file; `None` for a list of other files, or of classes."""
+        paths = [self.by_id.get(path, path) for path in paths] if self.by_id else paths
+        lookup = self.rows.lookup
         alone, _ = lookup.search_each(paths, posixpath.dirname(name))
         files = np.fromiter(map(alone.get, paths, itertools.repeat(NONE)), np.int64, len(paths))
         # What is found nowhere, but has the name of a file, is a mistake.
         files[[place for place in np.flatnonzero(files == NONE).tolist() if lookup.may_find(paths[place])]] = SEVERAL
-        named = np.flatnonzero(files != NONE)
-        # A list of mostly other files is one of another dataset, or of classes.
-        if not len(named) or (2 * len(named) < len(paths) and not within) or (are_tables and SEVERAL in files):
-            return None
-        for place in named[files[named] == SEVERAL if table.splits is None and not within else ...].tolist():
-            files[place] = file_of(paths[place], name, stated[place])
-        numbers = np.array([splits.setdefault(split, len(splits)) for split in stated], np.int64)
-        beside = take_strings(more, named) if more else ()
-        return _Named(name, files[named], numbers[named], beside, len(paths) - len(named))
+        count = np.count_nonzero(files != NONE)
+        return None if not count or (2 * count < len(paths) and not self.within) else files
 
-    splits = dict[str, int]()
-    lines = _lines_of(source, names, lookup)
-    lists = [one for name, its in lines.items() if (one := read(name, *its)) is not None]
-    if within and not lists:
-        raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
-    # A table of what is trained on may leave out others for many reasons.
-    if not lists or (are_tables and not {"train"} < splits.keys()):
-        return found
-    used = [one.name for one in lists]
-    by_name = [names[name] for name in used if names[name] and not within and stated is None]
-    is_all = "train" not in splits and len(np.unique(np.concatenate([one.files for one in lists]))) == len(lookup)
-    # Lists are folds, or nothing is left to train on.
-    if table.splits is None and (len({*by_name}) < len(by_name) or is_all):
-        which = f"{listed(sorted(used))}, which may say what is held out"
-        found = found.noting(f"Not read: {which}. Lists train.txt and val.txt are read.")
-        return replace(found, used=found.used.union(used))
-    table = table if table.splits is not None else _with_listed_splits(source, rows, table, lists, [*splits])
-    table = _numbered_as_listed(source, found, rows, lists, table)
-    return replace(found, table=table, used=found.used.union(used, {ids} - {""}))
+    def _named(self, name: str, files: NDArray[np.int64], lines: _Lines, held_out: set[str]) -> _Named | None:
+        """Return what a list names; `None` if that cannot be told, and it may be no list."""
+        named = np.flatnonzero(files != NONE)
+        for place in named.tolist():
+            path, split = lines.paths[place], lines.splits[place]
+            if self.within or files[place] == SEVERAL or not self._fits(files[place], split, held_out):
+                number, why = self._file_of(self.by_id.get(path, path), name, split, held_out)
+                if why and name not in self.called and (files[place] == SEVERAL or "/" not in path):
+                    return None
+                if why:
+                    raise _contradiction(self.source, self.names, name, why, self.table)
+                files[place] = number
+        beside = take_strings(lines.more, named) if lines.more else ()
+        return _Named(name, files[named], take_strings(lines.splits, named), beside, len(files) - len(named))
+
+    def _fits(self, number: int, split: str, held_out: Collection[str]) -> bool:
+        """Tell whether a file may be of a split."""
+        own = split if self.table.splits is None else self.table.splits[self.rows.firsts[number]]
+        return same_split(own, split) or (own == "train" and split in held_out)
+
+    def _file_of(self, path: str, name: str, split: str, held_out: Collection[str]) -> tuple[int, str]:
+        """Return the number of the one file that a line of a list means; or why there is none."""
+        lookup = self.rows.lookup
+        there = [*lookup.search(path, posixpath.dirname(name))]
+        # Several datasets may have images of one name.
+        root = normal(posixpath.dirname(name).removesuffix(self.within)) if self.within else ""
+        there = [number for number in there if lookup.names[number].startswith(root)] or there
+        own = [number for number in there if self._fits(number, split, held_out)]
+        # The same base name in several classes: a list of bare names cannot mean one of them.
+        if len(own) == 1:
+            return own[0], ""
+        if own:
+            return SEVERAL, f"'{path}', which is '{lookup.names[own[0]]}' or '{lookup.names[own[1]]}'"
+        if there and self.table.splits is not None:
+            stated = self.table.splits[self.rows.firsts[there[0]]]
+            return NONE, f"'{lookup.names[there[0]]}', which is in the split '{stated}'"
+        return NONE, f"'{path}', which is in another folder"
 
 
 def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
@@ -365,13 +408,6 @@ def _tables_called(source: Source, found: Evidence) -> dict[str, str]:
             called[one.name] = split
     of_json = source.ending_in((".json",)).where(lambda name: not OF_SPLITS.isdisjoint(words_of(stem_of(name))))
     return called | dict.fromkeys(of_json.names, "")
-
-
-def _without_held_out(table: SampleTable, names: Mapping[str, str], lookup: Lookup) -> SampleTable:
-    """Return samples without the split of a folder 'train' out of which lists hold samples."""
-    is_train = {*(table.splits or ())} == {"train"}
-    is_held_out = is_train and ("" in names.values() or held_out_of_others(lookup, names))
-    return replace(table, splits=None) if is_held_out else table
 
 
 def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
@@ -432,25 +468,25 @@ def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
         raise BrokenDatasetError(table.fault)
     paths = table.columns if split else paths
     if table.fault or not paths or not (split or splits):
-        return (), (), ()
+        return _Lines()
     path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: lookup.search_each(one.distinct)[1])
     # Without a header, the first row is one.
     cells = [path.name, *path.cells] if split and lookup.search(path.name) else path.cells
-    return splits or [split] * len(cells), normal_names(cells), ()
+    return _Lines(splits or [split] * len(cells), normal_names(cells))
 
 
 def _lines_in_json(text: str) -> _Lines:
     """Return the names, or the first of each list, below each split; nothing for other JSON."""
     items = items_of(text) or []
     if not all(isinstance(one, tuple) and one[0].lower() in SPLITS and isinstance(one[1], list) for one in items):
-        return (), (), ()
+        return _Lines()
     named = [
         (SPLITS[key.lower()], next(iter(one), None) if isinstance(one, list) else one)
         for key, own in items
         for one in own
     ]
     stated = [(split, name) for split, name in named if isinstance(name, str)]
-    return [split for split, _ in stated], normal_names(name for _, name in stated), ()
+    return _Lines([split for split, _ in stated], normal_names(name for _, name in stated))
 
 
 def _lines_in(text: str, split: str) -> _Lines:
@@ -465,7 +501,7 @@ def _lines_in(text: str, split: str) -> _Lines:
     paths = [one[0] for one in words] if pairs else lines
     more = [one[1] if len(one) == 2 else "" for one in words] if pairs else []
     plain = (one.replace("\\", "/").removeprefix("./").lstrip("/") for one in paths)
-    return [split] * len(lines), normal_names(plain), more
+    return _Lines([split] * len(lines), normal_names(plain), more)
 
 
 def _numbered_as_listed(
@@ -511,28 +547,27 @@ def _contradiction(source: Source, lists: Iterable[str], file: str, why: str, ta
     return BrokenDatasetError(f"The list '{file}' names {why}. Correct the list, or {without}.")
 
 
-def _with_listed_splits(
-    source: Source,
-    rows: _Rows,
-    table: SampleTable,
-    lists: list[_Named],
-    splits: list[str],
-) -> SampleTable:
-    """Return the samples with the splits of lists."""
-    is_split = splits != ["train"]
+def _with_listed_splits(source: Source, rows: _Rows, table: SampleTable, lists: list[_Named]) -> SampleTable:
+    """Return the samples with the splits of lists, and with those of folders that hold others out."""
     files = [one.name for one in lists]
+    splits = list(dict.fromkeys(split for one in lists for split in one.splits))
+    is_split = splits != ["train"]
     # The number of each file's split.
     of = np.full(len(rows.lookup), -1)
     for one in lists:
-        before = of[one.files]
-        of[one.files] = one.splits
+        numbers, before = np.fromiter(map(splits.index, one.splits), np.int64, len(one.files)), of[one.files]
+        of[one.files] = numbers
         # A file in two lists would be trained and tested on.
-        differ = (of[one.files] != one.splits) | ((before >= 0) & (before != one.splits))
+        differ = (of[one.files] != numbers) | ((before >= 0) & (before != numbers))
         for twice in one.files[differ][:1].tolist():
             other = next(each.name for each in lists if twice in each.files)
             again = "twice" if other == one.name else f"and so does '{other}'"
             raise _contradiction(source, files, one.name, f"'{table.keys[rows.firsts[twice]]}', {again}", table)
     of = of[rows.files]
+    by_folder = [] if table.splits is None else np.flatnonzero(of < 0).tolist()
+    for row, own in ((row, table.splits[row]) for row in by_folder if table.splits and table.splits[row] != "train"):
+        splits += [] if own in splits else [own]
+        of[row] = splits.index(own)
     what, more = ("Splits", "") if is_split else (f"The {table.unit}", "; none is held out")
     rest = np.flatnonzero(of < 0).size
     lost = [counted(one.missing, "names", "match", which=f"in '{one.name}'") for one in lists if one.missing]
