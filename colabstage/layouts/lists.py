@@ -348,7 +348,9 @@ class _Reader(NamedTuple):
     def _named(self, name: str, files: NDArray[np.int64], lines: _Lines, held_out: set[str]) -> _Named | None:
         """Return what a list names; `None` if that cannot be told, and it may be no list."""
         named = np.flatnonzero(files != NONE)
-        for place in named.tolist():
+        # Where nothing else states splits, whatever was found alone is meant.
+        is_free = self.table.splits is None and not self.within
+        for place in np.flatnonzero(files == SEVERAL).tolist() if is_free else named.tolist():
             path, split = lines.paths[place], lines.splits[place]
             if self.within or files[place] == SEVERAL or not self._fits(files[place], split, held_out):
                 number, why = self._file_of(self.by_id.get(path, path), name, split, held_out)

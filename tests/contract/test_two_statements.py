@@ -16,6 +16,7 @@ import pytest
 from colabstage import plan_stage
 from colabstage.errors import LayoutError
 from tests.layouts.known import voc
+from tests.support.images import mask
 from tests.support.made_files import files, image, write_files
 
 if TYPE_CHECKING:
@@ -119,14 +120,23 @@ def test_labels_that_divide_alike(tmp_path: Path, one: str, other: str) -> None:
     assert planned(folder).samples == {"train": COUNT}
 
 
+def by_split(paths: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:
+    """The paths of each split."""
+    pairs = [*zip(paths, words, strict=True)]
+    return {split: [path for path, word in pairs if word == split] for split in ("train", "val")}
+
+
 # The files that state a split for each image.
 SPLITS: dict[str, Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]] = {
     "folders": lambda _paths, _words: {},
     "lists": lambda paths, words: {
-        f"{split}.txt": "".join(f"{path}\n" for path, word in zip(paths, words, strict=True) if word == split)
-        for split in ("train", "val")
+        f"{split}.txt": "".join(f"{path}\n" for path in named) for split, named in by_split(paths, words).items()
     },
     "a table of splits": lambda paths, words: {"splits.csv": table("file,split", paths, words)},
+    "tables": lambda paths, words: {
+        f"{split}.csv": "\n".join(["path", *named, ""]) for split, named in by_split(paths, words).items()
+    },
+    "JSON": lambda paths, words: {"splits.json": by_split(paths, words)},
 }
 
 
@@ -148,6 +158,25 @@ def test_splits_that_are_stated_twice(tmp_path: Path, labels: str, one: str, oth
     with pytest.raises(LayoutError) as caught:
         planned(folder)
     check_lines(folder, caught.value)
+
+
+@pytest.mark.parametrize("labels", ["masks", "VOC", "folders"])
+@pytest.mark.parametrize("way", [way for way in SPLITS if way != "folders"])
+@pytest.mark.parametrize("beside", ["", "test"])
+@pytest.mark.parametrize("bare", [False, True], ids=["paths", "bare names"])
+def test_what_is_held_out_of_a_folder_train(tmp_path: Path, labels: str, way: str, beside: str, bare: bool) -> None:
+    """Lists are read whatever form they have, and what a folder of another split holds stays there."""
+    places = [f"{half}/" if labels == "folders" else "" for half in HALVES]
+    paths = [f"train/{place}{number:02}.jpg" for number, place in enumerate(places)]
+    every = [*paths, *(path.replace("train/", "test/") for path in paths if beside)]
+    made = {path: image(number, size=(9, 9)) for number, path in enumerate(every)}
+    if labels == "masks":
+        made |= {f"masks/{path[:-4]}.png": mask(number, size=(9, 9)) for number, path in enumerate(every)}
+    if labels == "VOC":
+        made |= files("", LABELS["VOC"](every, ["cat"] * len(every)))
+    named = [path.rpartition("/")[2] if bare else path for path in paths]
+    folder = write_files(tmp_path / "set", made | files("", SPLITS[way](named, SPLIT)))
+    assert planned(folder).samples == {"train": 12, "val": 4} | ({"test": COUNT} if beside else {})
 
 
 @pytest.mark.parametrize("place", ["", "ImageSets/Main/"])
