@@ -503,6 +503,11 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         how = "Call what does 'label', or give a function as layout=."
         names = list(filter(words.may_be_label, found.unused))
         yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")
+    if of_files and table.splits is None:
+        names = source.ending_in(_BINARY).without(used).where(may_list_a_split).names
+        only = source.only(source.without({*names}).files.names, names)
+        how = f"Write train.txt and val.txt with a path in each line instead{only and f', or leave it out: {only}'}."
+        yield _left_over_message(names, beside, "may say which are held out", how)
     if of_files:
         how = "Give their names an ending, such as .jpg."
         yield _left_over_message(_without_ending(source), beside, _MORE, how)

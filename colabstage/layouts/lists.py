@@ -400,7 +400,8 @@ def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
 
 def _tables_called(source: Source, found: Evidence) -> dict[str, str]:
     """Return what else may state splits: tables called after them, with these; those with a column of splits beside
-    others; and JSON that lists the names in each split. Beside a table of labels, others have to be of paths alone."""
+    others; and JSON of names, in a list called after a split or below each of them. Beside a table of labels, other
+    tables have to be of paths alone."""
     called, has_table = dict[str, str](), any(map(is_table, found.used))
     for one in source.ending_in((".csv", ".tsv")).without(found.used)[:MOST_LISTS]:
         columns = parse_table(one.name, source.head(one, BEGINNING_BYTES).partition(b"\n")[0]).columns
@@ -408,8 +409,12 @@ def _tables_called(source: Source, found: Evidence) -> dict[str, str]:
         split = "" if is_stated else split_name(stem_of(one.name)).split
         if (split or is_stated) and not (has_table and len(columns) > 1):
             called[one.name] = split
-    of_json = source.ending_in((".json",)).where(lambda name: not OF_SPLITS.isdisjoint(words_of(stem_of(name))))
-    return called | dict.fromkeys(of_json.names, "")
+    of_json = source.ending_in((".json",)).without(found.used)
+    for one in of_json.where(lambda name: _listed_split(name) != "")[:MOST_LISTS]:
+        if re.match(rb'\s*\[\s*"', source.head(one, BEGINNING_BYTES)):
+            called[one.name] = _listed_split(one.name)
+    stated = of_json.where(lambda name: not OF_SPLITS.isdisjoint(words_of(stem_of(name))))
+    return called | dict.fromkeys(stated.names, "")
 
 
 def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
@@ -452,7 +457,7 @@ def _lines_of(source: Source, names: Mapping[str, str], lookup: Lookup) -> dict[
     tables = source.parse_once(rest.where(lambda name: not names[name] or is_table(name)), parse_table)
     lines = {name: _lines_in(text, names[name]) for name, text in source.texts(rest.without(tables)).items()}
     lines |= {name: _rows_in(table, names[name], lookup) for name, table in tables.items()}
-    return lines | {name: _lines_in_json(text) for name, text in of_json.items()}
+    return lines | {name: _lines_in_json(text, names[name]) for name, text in of_json.items()}
 
 
 def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
@@ -477,9 +482,12 @@ def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
     return _Lines(splits or [split] * len(cells), normal_names(cells))
 
 
-def _lines_in_json(text: str) -> _Lines:
-    """Return the names, or the first of each list, below each split; nothing for other JSON."""
+def _lines_in_json(text: str, split: str) -> _Lines:
+    """Return the names in a list called after a split, or those below each split, or the first of each list there;
+    nothing for other JSON."""
     items = items_of(text) or []
+    if split and all(isinstance(one, str) for one in items):
+        return _Lines([split] * len(items), normal_names(items))
     if not all(isinstance(one, tuple) and one[0].lower() in SPLITS and isinstance(one[1], list) for one in items):
         return _Lines()
     named = [

@@ -422,6 +422,7 @@ STATED_SPLITS: list[tuple[str, dict[str, Any]]] = [
     ("tables without a header", {"train.csv": "0.jpg,0.png\n1.jpg,1.png\n2.jpg,2.png\n3.jpg,3.png\n", "val.csv": "4.jpg,4.png\n5.jpg,5.png\n"}),
     ("a column beside others", {"all.csv": "image,split,mask\n" + "".join(f"{i}.jpg,{split},{i}.png\n" for i, split in enumerate(HELD_OUT))}),
     ("JSON", {"splits.json": {"train": [f"{i}.jpg" for i in range(4)], "val": ["4.jpg", "5.jpg"]}}),
+    ("lists in JSON", {"train.json": [f"{i}.jpg" for i in range(4)], "val.json": ["4.jpg", "5.jpg"]}),
     ("JSON with labels", {"split_a.json": {"train": [[f"{i}.jpg", 0, "x"] for i in range(4)], "val": [["4.jpg", 0, "x"], ["5.jpg", 0, "x"]]}}),
 ]
 SPLITS_BESIDE = [
@@ -435,7 +436,6 @@ SPLITS_BESIDE = [
     # All are in one folder 'train', of which tables, lists or annotations hold some out.
     row("a folder train, and tables", files("train/{0..5}.jpg", {"train.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n3.jpg,dog\n", "val.csv": "image,label\n4.jpg,cat\n5.jpg,dog\n"}), right=[found("train: cat 2, dog 2; val: cat 1, dog 1")]),
     row("a folder train, and tables that share names", files("train/{0..5}.jpg", {"train.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n3.jpg,dog\n", "val.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n"}), right=[found("train: cat 2, dog 2", note="not there"), refused("val.csv")]),
-    row("a folder train, and lists", files("train/{cat,dog}/{0..3}.jpg", {"train.txt": "".join(f"train/{one}/{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.txt": "train/cat/3.jpg\ntrain/dog/3.jpg\n"}), right=[SAME_ORDER]),
     row("a folder train, and a list of what may be elsewhere", files("train/{0..5}.jpg", {"train/{0..5}.xml": VOC.format("cat"), "val.txt": "0\n1\n"}), right=[refused("val.txt")]),
     *(row(f"splits inside of others: {n}", files("{Potato,Tomato}/{train,val}/{good,bad}/{0..2}.jpg"), layout=way, right=[found("train: bad 6, good 6; val: bad 6, good 6")]) for n, way in enumerate((folders(level=-1), file_names(r"([^/]+)/[^/]+$")))),
     row("a folder train, and COCO", files("train/{0..5}.jpg", {f"{split}.json": coco(pattern) for split, pattern in (("train", "{0..3}.jpg"), ("val", "{4,5}.jpg"))}), right=[found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")]),

@@ -203,6 +203,7 @@ def _one_more(truth: Truth, kind: str) -> dict[str, bytes]:
         "COCO": lambda: {f"{top}instances.json": _coco_file(names, wrong)},
         "names of classes": lambda: {f"{top}classes.txt": b"first\nsecond\nthird\n"},
         "a spreadsheet": lambda: {f"{top}labels.xlsx": b"PK"},
+        "an array of splits": lambda: {f"{top}split.npy": b"x"},
     }
     return {name: one for name, one in made[kind]().items() if name not in truth.made}
 
@@ -211,6 +212,7 @@ _KINDS = [
     "a table", "a table of boxes", "a list of classes", "a list of a split", "a list to train on", "a table of splits",
     "masks", "other masks", "an archive", "a second copy", "JSON", "a list of boxes", "VOC", "YOLO", "COCO",
     "names of classes", "a spreadsheet", "a column of splits", "tables of splits", "JSON of splits",
+    "an array of splits",
 ]  # fmt: skip
 
 
@@ -390,6 +392,11 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     "a text without an ending": (files("{0..3}.png", {"labels": "0.png cat\n1.png dog\n2.png cat\n"}), "'labels'"),
     "images beside an array": ({**files("{0..3}.png"), "X.npy": b""}, "'0.png' and 3 more files"),
     "an archive beside an array": ({"X.npy": b"", "more.zip": archive()}, "more.zip"),
+    "arrays that may say what is held out": (
+        files("images/{00..05}.png", {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), "val_idx.npy": "x"}),
+        "'val_idx.npy'",
+    ),
+    "a spreadsheet of splits": (files("{cat,dog}/{0..3}.png", {"splits.xlsx": "x"}), "'splits.xlsx'"),
     "a shard without a split": ({"a.tar": _TAR, "val-0.tar": _TAR}, "'a.tar'"),
 }
 
@@ -439,10 +446,6 @@ def test_what_was_a_fault_is_read_right(case: str) -> None:
 
 
 NOTED: dict[str, tuple[dict[str, bytes], str]] = {
-    "arrays that may say what is held out": (
-        files("images/{00..05}.png", {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), "val_idx.npy": "x"}),
-        "'val_idx.npy'",
-    ),
     "a second set of labels": (
         files(
             "images/{00..05}.png",
