@@ -40,12 +40,12 @@ RULES_VERSION = 5
 # divides the samples otherwise contradicts. Tables and JSON of splits hold out, also of a folder 'train', lists count
 # where the layout is named, and Caffe's numbers order the classes.
 _NEWER_RULES = {
-    **dict.fromkeys(("arrow", "pixel_table", "tokens", "images", "coco_classes", "audio", "croissant"), 6),
-    **dict.fromkeys(("arrays", "webdataset", "file_names"), 7),
-    "tfrecord": 8,
-    "detection": 11,
-    **dict.fromkeys(("table", "pairs"), 14),
-    "auto": 15,
+    **dict.fromkeys(("arrow", "pixel_table", "tokens"), 6),
+    **dict.fromkeys(("arrays", "webdataset", "images", "coco_classes", "audio", "croissant"), 7),
+    **dict.fromkeys(("tfrecord", "file_names"), 8),
+    "detection": 12,
+    **dict.fromkeys(("table", "pairs"), 15),
+    "auto": 16,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
