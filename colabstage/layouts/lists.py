@@ -402,12 +402,12 @@ def _tables_called(source: Source, found: Evidence) -> dict[str, str]:
     """Return what else may state splits: tables called after them, with these; those with a column of splits beside
     others; and JSON of names, in a list called after a split or below each of them. Beside a table of labels, other
     tables have to be of paths alone."""
-    called, has_table = dict[str, str](), any(map(is_table, found.used))
+    called = dict[str, str]()
     for one in source.ending_in((".csv", ".tsv")).without(found.used)[:MOST_LISTS]:
         columns = parse_table(one.name, source.head(one, BEGINNING_BYTES).partition(b"\n")[0]).columns
         is_stated = any(column.plain in SPLIT_FIELDS for column in columns)
         split = "" if is_stated else split_name(stem_of(one.name)).split
-        if (split or is_stated) and not (has_table and len(columns) > 1):
+        if split or is_stated:
             called[one.name] = split
     of_json = source.ending_in((".json",)).without(found.used)
     for one in of_json.where(lambda name: _listed_split(name) != "")[:MOST_LISTS]:

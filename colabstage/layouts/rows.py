@@ -381,7 +381,6 @@ class TableSearch:
         if len(found) > 1 and not may_leave:
             stating = [one for one in found if one.has_labels] or found
             if len(stating) == 1:
-                notes.append(f"Not used: {listed([one.name for one in found if one not in stating])}, without labels.")
                 return stating
             msg = (
                 f"Several tables do ({listed([one.name for one in found])}), and not as splits. Say which: "
@@ -389,8 +388,7 @@ class TableSearch:
             )
             raise LayoutError(msg)
         beside = f"beside those of {listed([one.name for one in kept])},"
-        rest = [one for one in found if one not in kept]
-        notes += [f"{left_out(len(one.files), self.kind.noun, f'of {one.name!r} {beside}')}." for one in rest]
+        notes += self._left_out(found, kept, {one.name: f"of '{one.name}' {beside}" for one in found})
         return kept
 
     # --- what they state ----------------------------------------------------------------------------------------------
@@ -447,7 +445,10 @@ class TableSearch:
             classes=classes,
             notes=tuple(notes),
         )
-        return Evidence(table, listed([one.name for one in found]), frozenset(one.name for one in self.claiming))
+        # Other tables of the same files may say which are held out.
+        stated = set[int]().union(*(one.files for one in complete))
+        used = (one.name for one in self.claiming if one in complete or stated.isdisjoint(one.files))
+        return Evidence(table, listed([one.name for one in found]), frozenset(used))
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
@@ -484,11 +485,16 @@ class TableSearch:
         without them could not be in one array of targets."""
         needed = {found[0].path.name, *roles.labels, *filter(None, (roles.group, roles.split))}
         lacks = {one.name: listed(sorted(needed - set(one.table.header))) for one in found}
-        for one in found:
-            if lacks[one.name] and one.files:
-                which = f"of '{one.name}', which has no {lacks[one.name]},"
-                notes.append(f"{left_out(len(one.files), self.kind.noun, which)}.")
-        return [one for one in found if not lacks[one.name]]
+        kept = [one for one in found if not lacks[one.name]]
+        which = {name: f"of '{name}', which has no {lack}," for name, lack in lacks.items()}
+        notes += self._left_out(found, kept, which)
+        return kept
+
+    def _left_out(self, found: list[LeadingTable], kept: list[LeadingTable], which: Mapping[str, str]) -> list[str]:
+        """Return notes on the files that only other tables name than those that are kept."""
+        stated = set[int]().union(*(one.files for one in kept))
+        rest = [(one.name, len(stated.union(one.files)) - len(stated)) for one in found if one not in kept]
+        return left_out_notes(*((count, self.kind.noun, which[name]) for name, count in rest))
 
     def _rows_with_files(self, found: list[LeadingTable], roles: ColumnRoles) -> _Rows:
         """Return the rows whose file exists."""
