@@ -432,6 +432,8 @@ SPLITS_BESIDE = [
         right=[found("train: boxes cat 4; test: boxes cat 2"), refused("labels.csv")]),
     row("tables of paths beside folders", files("{cat,dog}/{0..3}.jpg", {"train.csv": "path\n" + "".join(f"{one}/{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.csv": "path\ncat/3.jpg\ndog/3.jpg\n"}), right=[SAME_ORDER]),
     row("a table of train alone beside masks", pairs("img/{}.jpg", "masks/{}.png") | files("", {"train.csv": "image\n0.jpg\n1.jpg\n2.jpg\n"}), right=[found("train: 6 masks .*")]),
+    *(row(f"a table of labels, and {name}", files("img/{00..39}.jpg", {table: "file,label\n" + "".join(f"{i:02}.jpg,{('cat', 'dog')[i % 2]}\n" for i in range(40)), "val.csv": held_out}), right=[found("train: cat 19, dog 19; val: cat 1, dog 1")])
+      for name, table, held_out in (("what is held out", "labels.csv", "file\n38.jpg\n39.jpg\n"), ("what is held out, with labels", "labels.csv", "file,label\n38.jpg,cat\n39.jpg,dog\n"), ("what is held out of train.csv", "train.csv", "file\n38.jpg\n39.jpg\n"))),
     row("one of several tables of splits", files("img/{0..5}.jpg", {"{a,b}_train.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n3.jpg,dog\n", "{a,b}_val.csv": "image,label\n4.jpg,cat\n5.jpg,dog\n"}), layout=table_rows(table="a_train.csv"), right=[found("train: cat 2, dog 2")]),
     # All are in one folder 'train', of which tables, lists or annotations hold some out.
     row("a folder train, and tables", files("train/{0..5}.jpg", {"train.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n3.jpg,dog\n", "val.csv": "image,label\n4.jpg,cat\n5.jpg,dog\n"}), right=[found("train: cat 2, dog 2; val: cat 1, dog 1")]),
