@@ -511,17 +511,19 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     if of_files:
         how = "Give their names an ending, such as .jpg."
         yield _left_over_message(_without_ending(source), beside, _MORE, how)
+    images = source.ending_in(words.IMAGES)
+    if table.layout == "array_folder" or (is_bare and not of_files):
+        yield _left_over_message(images.names if len(images) > max(1, len(used)) else [], beside, _MORE)
     if is_bare and not of_files:
-        images, others = source.ending_in(words.IMAGES), source.ending_in(words.ANNOTATIONS).without(used)
-        names = images.names if len(images) > max(1, len(used)) else []
-        yield _left_over_message(names, beside, _MORE)
+        others = source.ending_in(words.ANNOTATIONS).without(used)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
         yield _left_over_message(others.where(lambda name: not words.is_note(name)).names, beside, _LABELS, how)
-    if table.layout in _OF_ROWS:
+    if table.layout in (*_OF_ROWS, "pairs"):
         masks = _masks_left_over(source, found)
         for first in masks[:1]:
             folder, stem = words.folder_of(first), words.stem_of(first)
-            which = folder if words.is_role(folder) else stem.removeprefix(words.before_last_word(stem))
+            is_named = words.is_role(folder) and not words.holds_images(folder)
+            which = folder if is_named else stem.removeprefix(words.before_last_word(stem))
             how = f"For images and masks give layout=image_masks('{which}'), from colabstage.options."
             yield _left_over_message(masks, beside, "may hold their masks", how)
     opened = {posixpath.basename(part.label) for part in source.tree.parts()} | used

@@ -50,7 +50,7 @@ _ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Tru
 # Parts of a dataset with names that may also be classes, beside others.
 _PARTS = frozenset({
     "fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target", "actor", "speaker",
-    "subject", "participant", "patient",
+    "subject", "participant", "patient", "x", "y",
 })  # fmt: skip
 _UNLABELLED = frozenset({"unlabeled", "unlabelled", "unsup", "unsupervised"})
 # Other names for parts of one sample; they count only if the folders share stems.

@@ -314,7 +314,7 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
             ),
         ),
     )
-    made = Evidence(table, "the masks", frozenset({*(mask.name for _, mask in pairs), *used}))
+    made = Evidence(table, "the masks", frozenset({*(mask.name for mask in sides.masks), *used}))
     return lists_state(source, made, within="ImageSets/Segmentation") if table.splits is None else made
 
 
