@@ -624,15 +624,20 @@ def read_class_list(source: Source) -> tuple[list[str], ClassList]:
     made = {entry.name: parse_class_list(entry.name, source.read(entry)) for entry in entries}
     found = {name: one for name, one in made.items() if one != ClassList(())}
     names = {one.names: name for name, one in reversed(found.items()) if one.names}
-    if len(names) > 1:
-        (other, second), (first, one) = list(names.items())[-2:]
-        msg = f"'{one}' names the classes {listed(first, 4)}, and '{second}' {listed(other, 4)}. Give all one list."
-        raise BrokenDatasetError(msg)
+    check_one_list(names)
     return list(found), ClassList(
         next(iter(names), ()),
         next((one.keypoints for one in found.values() if one.keypoints != (0, 0)), (0, 0)),
         next((one.splits for one in found.values() if one.splits), {}),
     )
+
+
+def check_one_list(names: Mapping[Sequence[str], str]) -> None:
+    """Refuse several lists of names of the classes, by what each says, the first one last."""
+    if len(names) > 1:
+        (other, second), (first, one) = list(names.items())[-2:]
+        msg = f"'{one}' names the classes {listed(first, 4)}, and '{second}' {listed(other, 4)}. Give all one list."
+        raise BrokenDatasetError(msg)
 
 
 def names_of_numbers(names: Sequence[str], numbers: Mapping[str, Sequence[int]]) -> Sequence[str]:

@@ -574,6 +574,7 @@ MASKS = [
     row("a second mask in two folders", masks("images/scan{}.png", "masks/scan{}_mask.png", "masks/scan{}_mask2.png"), layout="pairs", right=SECOND),
     row("masks of another ending", pairs("img/{}.png", "img/{}_mask.png") | {f"img/{i}_edge.png": DIAGONAL for i in range(6)}, right=[refused("0_edge.png.*image_masks")]),
     row("images beside an array for each sample", {f"{one}/{i}.{end}": made for one in ("cat", "dog") for i in range(6) for end, made in (("png", DIAGONAL), ("npy", npy(np.zeros(5))))}, right=[refused("cat/0.png")]),
+    row("arrays with two lists of classes", {f"{split}.npz": npz(x=np.arange(8.0), y=np.arange(8) % 2, classes=np.array(names)) for split, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"]))}, right=[refused("test.npz/classes.*train.npz/classes")]),
     row("arrays in x and y", {f"{one}/{i}.npy": npy(np.zeros((4, 4))) for one in "xy" for i in range(6)}, right=[refused("numpy.stack")]),
     row("a second mask by number", masks("images/scan{}.png", "masks/scan{}.png", "masks/scan{}_2.png"), layout="pairs", right=SECOND),
     row("masks without 0", {f"images/{i}.png": image(i, size=(16, 16)) for i in range(4)} | {f"masks/{i}.png": grey(1 + np.eye(16, dtype=np.uint8)) for i in range(4)},

@@ -27,6 +27,7 @@ from colabstage.io.units import listed
 from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers, show
 from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near, require_files
 from colabstage.layouts.formats.masks import find_masks
+from colabstage.layouts.lists import check_one_list
 from colabstage.layouts.names import folders_state
 from colabstage.layouts.reading import broken, decode_text, open_member, open_unpacked, refuse_stand_in
 from colabstage.layouts.records import ShardFile, ShardParts, splits_of_fields
@@ -267,10 +268,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     _check_lengths(chosen, stored)
     inputs = _as_inputs(xs)
     targets, classes = _as_targets(ys, inputs, xs) if ys else (None, ())
-    # Files often have an array of class names beside those of the samples; the classes of masks are those in them.
-    least = len(classes) if isinstance(targets, Masks) else 0
-    lists = [array for name, array in stored.items() if is_class_names(name) and array.is_text and not array.trouble]
-    texts = [array for array in lists if len(array.shape) == 1 and array.shape[0] >= least][:1]
+    texts = _class_names(stored, len(classes) if isinstance(targets, Masks) else 0)
     classes = _as_words(texts[0].whole()) if texts else classes
     known = {*used, *stated, *(array.name for array in texts), *(one.x for one in unlabelled)}
     rest = [name for name in stored if name not in known]
@@ -304,6 +302,17 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         notes=tuple(notes),
     )
     return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(rest))
+
+
+def _class_names(stored: Mapping[str, StoredArray], least: int) -> list[StoredArray]:
+    """Return the arrays with the names of the classes that files often have beside those of the samples, of one name
+    and content; `least`: how many there are in masks."""
+    lists = [array for name, array in stored.items() if is_class_names(name) and array.is_text and not array.trouble]
+    texts = [array for array in lists if len(array.shape) == 1 and array.shape[0] >= least]
+    # A file may have several: of fine and coarse classes.
+    texts = [one for one in texts if posixpath.basename(one.name) == posixpath.basename(texts[0].name)]
+    check_one_list({_as_words(one.whole()): one.name for one in reversed(texts)})
+    return texts
 
 
 def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:
