@@ -632,7 +632,7 @@ def read_class_list(source: Source) -> tuple[list[str], ClassList]:
     )
 
 
-def check_one_list(names: Mapping[Sequence[str], str]) -> None:
+def check_one_list(names: Mapping[tuple[str, ...], str]) -> None:
     """Refuse several lists of names of the classes, by what each says, the first one last."""
     if len(names) > 1:
         (other, second), (first, one) = list(names.items())[-2:]
