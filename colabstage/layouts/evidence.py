@@ -247,6 +247,10 @@ def take_targets(targets: Targets, chosen: NDArray[Any]) -> Targets:
 def renumbered(targets: Targets, classes: Sequence[str], names: Sequence[str]) -> Targets:
     """Return targets whose classes are numbered as in `names`."""
     places = np.array([names.index(name) for name in classes], np.int64)
+    if isinstance(targets, Values) and targets.values.ndim > 1:
+        made = np.zeros((len(targets.values), len(names)), targets.values.dtype)
+        made[:, places] = targets.values
+        return Values(made)
     if isinstance(targets, Values):
         return Values(places[targets.values])
     assert isinstance(targets, Boxes)

@@ -94,7 +94,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
     why = why or next(filter(None, _left_over(source, found)), "")
     if why:
         return refuse(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
-    return found.noting(*(_notes_on_folders(table) if by_folders else ()))
+    return found.noting(*(_notes_on_folders(table) if by_folders else _notes_on_labels(table)))
 
 
 # --- what must be true of any table -----------------------------------------------------------------------------------
@@ -116,6 +116,11 @@ def _unnamed(table: SampleTable) -> str:
     """Find labels beyond the classes: the names are another dataset's, or are numbered differently."""
     targets, classes = table.targets, table.classes
     labels = targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
+    if classes and labels.ndim == 2 and labels.shape[1] != len(classes):
+        return (
+            f"There are {labels.shape[1]} numbers for each of the {table.unit}, and {len(classes)} classes are named "
+            f"({listed(classes)}). Name one for each number, or none."
+        )
     is_numbered = bool(classes) and labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels) > 0
     if not is_numbered or labels.max() < len(classes):
         return ""
@@ -442,6 +447,14 @@ def _is_series(found: Sequence[int]) -> bool:
     """Tell whether ascending numbers form a series: each once, at equal steps or with few gaps."""
     steps = {after - before for before, after in itertools.pairwise(found)}
     return 0 not in steps and (len(steps) < 2 or found[-1] - found[0] < 2 * len(found))
+
+
+def _notes_on_labels(table: SampleTable) -> Iterator[str]:
+    """Say how many labels are those of no class."""
+    labels = table.targets.values if isinstance(table.targets, Values) and table.classes else np.zeros(0)
+    count = int(np.sum(labels < 0)) if labels.dtype.kind == "i" else 0
+    if count:
+        yield f"{count:,} of {len(labels):,} labels are below 0, the number of no class, as missing ones are written."
 
 
 def _notes_on_folders(table: SampleTable) -> Iterator[str]:

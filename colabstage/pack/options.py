@@ -41,8 +41,8 @@ RULES_VERSION = 5
 # where the layout is named, and Caffe's numbers order the classes.
 _NEWER_RULES = {
     **dict.fromkeys(("arrow", "pixel_table", "tokens"), 6),
-    **dict.fromkeys(("arrays", "webdataset", "images", "coco_classes", "audio", "croissant"), 7),
-    **dict.fromkeys(("tfrecord", "file_names"), 8),
+    **dict.fromkeys(("webdataset", "images", "coco_classes", "audio", "croissant"), 7),
+    **dict.fromkeys(("tfrecord", "file_names", "arrays"), 8),
     "detection": 12,
     **dict.fromkeys(("table", "pairs"), 15),
     "auto": 16,

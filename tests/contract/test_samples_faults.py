@@ -575,6 +575,10 @@ MASKS = [
     row("masks of another ending", pairs("img/{}.png", "img/{}_mask.png") | {f"img/{i}_edge.png": DIAGONAL for i in range(6)}, right=[refused("0_edge.png.*image_masks")]),
     row("images beside an array for each sample", {f"{one}/{i}.{end}": made for one in ("cat", "dog") for i in range(6) for end, made in (("png", DIAGONAL), ("npy", npy(np.zeros(5))))}, right=[refused("cat/0.png")]),
     row("arrays with two lists of classes", {f"{split}.npz": npz(x=np.arange(8.0), y=np.arange(8) % 2, classes=np.array(names)) for split, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"]))}, right=[refused("test.npz/classes.*train.npz/classes")]),
+    *(row(f"words, and a list of {name}", {"d.npz": npz(x=np.arange(8.0), y=np.array(["cat", "dog", "dog", "dog"] * 2), class_names=np.array(names))}, right=[right])
+      for name, names, right in (("another order", ["dog", "cat"], found(r"train: dog 6, cat 2 \(float64\)")), ("more", ["ant", "cat", "dog"], found(r"train: cat 2, dog 6 \(float64\)")), ("others", ["a", "b"], refused("d.npz/class_names")))),
+    row("more numbers than classes", {"d.npz": npz(x=np.arange(8.0), y=np.eye(4)[np.arange(8) % 4], class_names=np.array(["cat", "dog"]))}, right=[refused("4 numbers")]),
+    row("labels below 0 beside names", {"d.npz": npz(x=np.arange(8.0), y=np.array([0, 1, 0, -1] * 2), class_names=np.array(["cat", "dog"]))}, right=[noted("2 of 8 labels are below 0")]),
     row("arrays in x and y", {f"{one}/{i}.npy": npy(np.zeros((4, 4))) for one in "xy" for i in range(6)}, right=[refused("numpy.stack")]),
     row("a second mask by number", masks("images/scan{}.png", "masks/scan{}.png", "masks/scan{}_2.png"), layout="pairs", right=SECOND),
     row("masks without 0", {f"images/{i}.png": image(i, size=(16, 16)) for i in range(4)} | {f"masks/{i}.png": grey(1 + np.eye(16, dtype=np.uint8)) for i in range(4)},

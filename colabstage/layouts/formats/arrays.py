@@ -25,7 +25,7 @@ from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers, show
-from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near, require_files
+from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list
 from colabstage.layouts.names import folders_state
@@ -269,7 +269,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     inputs = _as_inputs(xs)
     targets, classes = _as_targets(ys, inputs, xs) if ys else (None, ())
     texts = _class_names(stored, len(classes) if isinstance(targets, Masks) else 0)
-    classes = _as_words(texts[0].whole()) if texts else classes
+    targets, classes = _named(targets, classes, ys, texts[:1])
     known = {*used, *stated, *(array.name for array in texts), *(one.x for one in unlabelled)}
     rest = [name for name in stored if name not in known]
     beside = [name for name in rest if stored[name].shape[:1] == xs[0].shape[:1]]
@@ -313,6 +313,22 @@ def _class_names(stored: Mapping[str, StoredArray], least: int) -> list[StoredAr
     texts = [one for one in texts if posixpath.basename(one.name) == posixpath.basename(texts[0].name)]
     check_one_list({_as_words(one.whole()): one.name for one in reversed(texts)})
     return texts
+
+
+def _named(
+    targets: Targets | None, classes: tuple[str, ...], ys: Sequence[StoredArray], lists: Sequence[StoredArray]
+) -> tuple[Targets | None, tuple[str, ...]]:
+    """Return targets with the names of a list, if there is one: those of numbers, or the order of words."""
+    names = next((_as_words(one.whole()) for one in lists), classes)
+    if targets is None or not any(y.is_text for y in ys) or names == classes:
+        return targets, names
+    if not {*classes} <= {*names}:
+        msg = (
+            f"'{ys[0].name}' holds the classes {listed(classes, 4)}, and '{lists[0].name}' names {listed(names, 4)}. "
+            "Name all of them, or none."
+        )
+        raise BrokenDatasetError(msg)
+    return renumbered(targets, classes, names), names
 
 
 def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:
