@@ -59,7 +59,7 @@ from colabstage.trees.folder import FolderFile
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
 # A longer text is not a class's name.
 _MAX_CLASS_NAME = 100
 _OF_SERIES = re.compile(r"^(.*)-(\d+)-of-(\d+)(.*)$")
+_NUMBERED = re.compile(r"^(.*?)(\d+)()(\D*)$")
 Label = int | float | str | None
 # Fields of records that are labels in addition to `words.LABELS`, and before them; of two with the same content, the
 # first counts.
@@ -300,17 +301,22 @@ def names_of_feature(feature: Any, label: str | None = None) -> tuple[str, ...]:
     return next((found for one in inner if (found := names_of_feature(one, label))), ())
 
 
-def _missing_shards(names: Sequence[str]) -> list[str]:
-    """Return a note for each incomplete series of shards, such as train-00000-of-00003."""
+def _missing_shards(names: Sequence[str]) -> Iterator[str]:
+    """Yield a note for each incomplete series of shards: train-00000-of-00003; train-0.tar and train-2.tar."""
     series: dict[tuple[str, ...], set[str]] = {}
     for name in names:
-        for before, number, count, after in _OF_SERIES.findall(name):
+        counted_out = [*_OF_SERIES.findall(name), *([] if "-of-" in name else _NUMBERED.findall(name))]
+        for before, number, count, after in counted_out:
             series.setdefault((before, count, after), set()).add(number)
-    return [
-        f"Only {len(found):,} of {int(count):,} files '{before}-…-of-{count}{after}' are there."
-        for (before, count, after), found in series.items()
-        if len(found) < int(count)
-    ]
+    for (before, count, after), found in series.items():
+        if count and len(found) < int(count):
+            yield f"Only {len(found):,} of {int(count):,} files '{before}-…-of-{count}{after}' are there."
+        numbers = {*map(int, found)}
+        lost = 0 if count else max(numbers) + 1 - min(numbers) - len(numbers)
+        # More gaps than shards are numbers of something else.
+        if 0 < lost < len(numbers):
+            first = next(number for number in itertools.count(min(numbers)) if number not in numbers)
+            yield f"{counted(lost, 'numbers', 'are')} missing among '{before}…{after}' (first {first})."
 
 
 def all_have(values: Sequence[Any], names: Sequence[str], what: str) -> bool:

@@ -514,6 +514,8 @@ FOLDERS = [
           (PARTITION | IDENTITY | ATTRIBUTES, refused(r"table_rows\(table='identity_CelebA.txt'")), (PARTITION | ATTRIBUTES, found(r"train: 4 rows .*\(2,\); val: 1 rows .*; test: 1 rows .*"))]),
     row("a list of one line", files("images/0000{0..4}.jpg", {"train.txt": "".join(f"0000{i}.jpg {i % 2}\n" for i in range(4)), "val.txt": "00004.jpg 0\n"}), right=[found("train: 0 2, 1 2; val: 0 1")]),
     row("a list beside names of classes", files("cat_{1..3}.jpg dog_{1..3}.jpg", {"labels.txt": "".join(f"{one}_{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(1, 4))}), right=[refused("labels.txt"), found("train: 0 2, 1 4")]),
+    row("shards with a gap in their numbers", files("", {f"train-{n:05d}.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
+        (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("1 number is missing .*first 1.")]),
     row("shards that did not all come", files("", {f"train-{n:05d}-of-00003.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
         (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("2 of 3"), refused("of-00003")]),
 ]
