@@ -475,7 +475,7 @@ class PackRun:
         if work.levels is not None:
             masks = self.job.table.targets
             assert isinstance(masks, Masks)
-            is_foreground, found = compare_with_all(masks, work.levels.read())
+            is_foreground, found = compare_with_all(masks, work.levels.read(), self.job.table.classes)
             if is_foreground:
                 msg = (
                     "they have the values 0 and 255 alone, which is a foreground, and those that were looked at first "

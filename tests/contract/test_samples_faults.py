@@ -574,6 +574,7 @@ MASKS = [
     row("a second mask of an image (BUSI)", masks("benign/benign ({}).png", "benign/benign ({})_mask.png", "benign/benign ({})_mask_1.png"),
         layout="pairs", right=SECOND),
     row("a second mask in two folders", masks("images/scan{}.png", "masks/scan{}_mask.png", "masks/scan{}_mask2.png"), layout="pairs", right=SECOND),
+    row("masks with more values than names", pairs("img/{}.png", "masks/{}.png") | files("", {"codes.txt": "sky\n"}), right=[noted("up to 1, and 1 class is named")]),
     row("masks of another ending", pairs("img/{}.png", "img/{}_mask.png") | {f"img/{i}_edge.png": DIAGONAL for i in range(6)}, right=[refused("0_edge.png.*image_masks")]),
     row("images beside an array for each sample", {f"{one}/{i}.{end}": made for one in ("cat", "dog") for i in range(6) for end, made in (("png", DIAGONAL), ("npy", npy(np.zeros(5))))}, right=[refused("cat/0.png")]),
     row("arrays with two lists of classes", {f"{split}.npz": npz(x=np.arange(8.0), y=np.arange(8) % 2, classes=np.array(names)) for split, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"]))}, right=[refused("test.npz/classes.*train.npz/classes")]),

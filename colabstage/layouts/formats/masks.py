@@ -14,7 +14,7 @@ from colabstage.errors import DecodeError, LayoutError
 from colabstage.images.geometry import VOID, MaskOptions
 from colabstage.images.headers import is_lossy
 from colabstage.images.masks import color_table_advice, colors_of, level_counts, palette_of, read_mask
-from colabstage.io.units import listed
+from colabstage.io.units import counted, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, Miss, left_out_notes, near, require_files
@@ -145,7 +145,9 @@ def _compare_palettes(masks: Sequence[_Mask]) -> tuple[str, ...]:
     return (note,)
 
 
-def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tuple[str, ...]]:
+def compare_with_all(
+    masks: Masks, levels: NDArray[np.uint8], names: Sequence[str] = ()
+) -> tuple[bool, tuple[str, ...]]:
     """Return what all masks say that were taken for class indices: whether they are a foreground, and notes.
 
     Args:
@@ -161,6 +163,8 @@ def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tup
     is_foreground = _is_foreground(present.astype(np.int64), of_masks, masks.source.name)
     values, notes = np.flatnonzero(present), list[str]()
     classes = values[values != VOID]
+    if names and len(classes) and classes[-1] >= len(names):
+        notes.append(f"The masks have values up to {classes[-1]}, and {counted(len(names), 'classes', 'are')} named.")
     if len(values) == 1:
         notes.append(f"All pixels of all masks have the value {values[0]}: there is one class.")
     elif len(classes) and classes[0] > 0:
