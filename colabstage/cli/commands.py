@@ -189,7 +189,7 @@ def pack(
     from colabstage.pack.run import pack_dataset
 
     report = pack_dataset(source, out, **flags, progress=shows_progress())
-    return Output(report, f"{o.spell_options(str(report))}\nWritten to '{report.path}'")
+    return Output(report, f"{report}\nWritten to '{report.path}'")
 
 
 @command(interrupted=NOTHING_DONE)
@@ -263,7 +263,7 @@ def doctor_(
     report = doctor(path, num_workers=workers, batch_size=batch_size, timeout_s=timeout)
     # Being slow is not a failure, so that a script can check whether this machine works at all.
     broken = [finding.title for finding in report.findings if finding.status == "fail"]
-    return Output(report, o.spell_options(str(report)), f"Broken: {', '.join(broken)}." if broken else "")
+    return Output(report, str(report), f"Broken: {', '.join(broken)}." if broken else "")
 
 
 @command(flags=o.flags("image_size", "layout", "encoding", "local_dir"), interrupted=NOTHING_LEFT)
