@@ -207,7 +207,7 @@ def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], font: fl
             f"<rect x='{x0:.1f}' y='{y0:.1f}' width='{max(0.0, x1 - x0):.1f}' height='{max(0.0, y1 - y0):.1f}' "
             f"fill='none' stroke='{colour}' stroke-width='2' vector-effect='non-scaling-stroke'/>"
             f"<text x='{x0 + font * 0.15:.1f}' y='{max(y0 - font * 0.25, font * 0.85):.1f}' font-size='{font:.1f}' "
-            f"font-weight='600' fill='{colour}' stroke='#000' stroke-opacity='.75' stroke-width='{font / 5:.1f}' "
+            f"font-weight='600' fill='#fff' stroke='#000' stroke-opacity='.75' stroke-width='{font / 5:.1f}' "
             f"paint-order='stroke' stroke-linejoin='round'>{html.escape(name)}</text>"
         )
     return "".join(parts)
