@@ -60,7 +60,6 @@ def _escape_markup(text: str) -> str:
 
 
 def run() -> None:
-    """Run the command line and exit."""
     for name in ("stdout", "stderr"):
         # A service may start programs without them; the next file that is opened would get what is printed.
         if getattr(sys, name) is None:

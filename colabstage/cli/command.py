@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-# How a command ends: its result on stdout, its exit code, and one line on stderr that says why.
-
-
 FAILED = 1
 WRONG_ARGUMENTS = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -43,7 +40,7 @@ class Output:
     """What a command prints, where that is not simply its result."""
 
     value: Any
-    """For `--json`: JSON values, a dataclass, or anything with a `to_dict`."""
+    """For `--json`: JSON values, a dataclass, or anything with a `to_dict`, or a list of these."""
     text: str
     """For people; empty for nothing."""
     failure: str = ""
@@ -65,7 +62,6 @@ def _describe(error: BaseException, interrupted: str, *, debug: bool) -> tuple[s
 
 
 def end(reason: str, code: int) -> NoReturn:
-    """Print one line on stderr, and exit."""
     _say(spell_options(" ".join(reason.split())))
     sys.exit(code)
 
@@ -78,12 +74,17 @@ def print_result(found: Any, *, as_json: bool) -> None:
     """Print what a command returned, as JSON or as text, and end with exit code 1 if it failed."""
     output = found if isinstance(found, Output) else Output(found, str(found))
     if as_json:
-        value = output.value.to_dict() if hasattr(output.value, "to_dict") else output.value
-        print(json.dumps(asdict(value) if is_dataclass(value) else value, indent=2, default=str))  # type: ignore[arg-type]
+        print(json.dumps(output.value, indent=2, default=_json_value))
     elif output.text:
         show(spell_options(output.text))  # results give advice too, as errors do
     if output.failure:
         end(output.failure, FAILED)
+
+
+def _json_value(value: Any) -> Any:
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def show(text: str) -> None:

@@ -417,8 +417,6 @@ line-height:20px;height:24px}
 
 @dataclass(slots=True)
 class Browsing:
-    """The current position in a dataset."""
-
     source: ShownSplits
     split: str
     page_size: int
@@ -443,7 +441,6 @@ class Browsing:
 
     @property
     def shown(self) -> range | NDArray[np.int64]:
-        """Return the rows of the split and the class, ascending."""
         return range(self.source.rows[self.split]) if self.chosen is None else self.labels.rows_of(self.chosen)
 
     @property
@@ -480,7 +477,6 @@ class Browsing:
         self.turn_to(0)
 
     def turn_to(self, page: int) -> None:
-        """Show a page, or the nearest existing one, as a grid."""
         # The nearest one, because people also press the buttons at the ends.
         self.page = min(max(0, page), self.pages - 1)
         self.place = None

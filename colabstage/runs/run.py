@@ -21,14 +21,7 @@ try:
 except ImportError as error:
     refuse_import("torch", "resumable needs", error)
 
-from colabstage.errors import (
-    ColabstageError,
-    DamagedPackError,
-    OptionError,
-    WorkersLostError,
-    kind_of,
-    said_by,
-)
+from colabstage.errors import ColabstageError, DamagedPackError, OptionError, WorkersLostError, kind_of, said_by
 from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.boundary import public, typed_errors
 from colabstage.io.display import resolve_progress
@@ -636,7 +629,6 @@ class Run:
         return {"session": self._session, "epoch": self.epoch, "step": self.steps, "time": time.time(), **numbers}
 
     def _end_row(self) -> None:
-        """Turn the sums into a row of means."""
         if self._sums:
             self.history.append(self._row({name: total / count for name, (total, count) in self._sums.items()}))
         self._sums, self._summed = {}, 0
@@ -679,7 +671,6 @@ class Run:
             saver.close(patience_s=0.0 if self._at_once else END_S)
 
     def _end_on_signal(self) -> None:
-        """End as the received signal requires."""
         stop, self._stop = self._stop, None
         if stop == signal.SIGINT:
             raise KeyboardInterrupt
