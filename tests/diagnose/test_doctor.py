@@ -114,8 +114,8 @@ def test_a_system_that_does_not_name_the_current_folder(machine: Path, monkeypat
     """As without /proc, whose links are followed elsewhere; and a file that is there but cannot be read."""
     follow = os.readlink
 
-    def readlink(path: Any) -> str:
-        if str(path).startswith("/proc"):
+    def readlink(path: str) -> str:
+        if path.startswith("/proc"):
             raise FileNotFoundError(path)
         return follow(path)
 
