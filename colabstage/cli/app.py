@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from colabstage.cli import commands as c
-from colabstage.cli.command import WRONG_ARGUMENTS, say_interrupted, say_usage_error
+from colabstage.cli.command import INTERRUPTED, WRONG_ARGUMENTS, end, say_usage_error
+from colabstage.io.boundary import NOTHING_DONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,6 @@ def _escape_markup(text: str) -> str:
 
 
 def run() -> None:
-    """Run the command line and exit."""
     for name in ("stdout", "stderr"):
         # A service may start programs without them; the next file that is opened would get what is printed.
         if getattr(sys, name) is None:
@@ -71,11 +71,13 @@ def run() -> None:
         # Typer prints errors in boxes of several lines; ours take one line, which scripts can read.
         code = app(prog_name="colabstage", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
-        code = say_interrupted()
+        code = INTERRUPTED
     except Exception as error:  # noqa: BLE001 - commands turn their own into exit codes; others are raised again
         say_usage_error(error)
         code = WRONG_ARGUMENTS
-    sys.exit(code if isinstance(code, int) else 0)
+    if code == INTERRUPTED:  # before a command had begun, as typer returns it
+        end(f"Interrupted. {NOTHING_DONE}", INTERRUPTED)
+    sys.exit(code or 0)
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import inspect
 import itertools
@@ -14,20 +13,14 @@ import traceback
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
-
 from colabstage.cli.options import AsJson, Debug, spell_options
 from colabstage.errors import ColabstageError, OptionError, printable, said_by
 from colabstage.io.arguments import defaults
-from colabstage.io.boundary import NOTHING_DONE
 from colabstage.io.units import hide_secrets
 from colabstage.stage.request import make_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-
-# How a command ends: its result on stdout, its exit code, and one line on stderr that says why.
+    from collections.abc import Callable, Mapping
 
 
 FAILED = 1
@@ -47,31 +40,11 @@ class Output:
     """What a command prints, where that is not simply its result."""
 
     value: Any
-    """For `--json`: JSON values, a dataclass, or anything with a `to_dict`."""
+    """For `--json`: JSON values, a dataclass, or anything with a `to_dict`, or a list of these."""
     text: str
     """For people; empty for nothing."""
     failure: str = ""
     """Why the exit code is 1; empty for success."""
-
-
-@contextlib.contextmanager
-def exit_codes(*, debug: bool, interrupted: str = GOES_ON) -> Iterator[None]:
-    """Turn an error into one line on stderr and an exit code; with `debug`, after its traceback.
-
-    `interrupted`: the sentence for Ctrl-C that says what is kept.
-    """
-    try:
-        yield
-    except (typer.Exit, typer.Abort, typer.BadParameter):
-        raise
-    except (KeyboardInterrupt, Exception) as error:
-        if getattr(error, "errno", None) == errno.EPIPE:  # the reader of our output has gone; typer then ends quietly
-            raise
-        # The traceback first, so that the line with the remedy is the last one on the screen.
-        if debug:
-            traceback.print_exc()
-        line, code = _describe(error, interrupted, debug=debug)
-        _end(line, code)
 
 
 def _describe(error: BaseException, interrupted: str, *, debug: bool) -> tuple[str, int]:
@@ -88,9 +61,9 @@ def _describe(error: BaseException, interrupted: str, *, debug: bool) -> tuple[s
     return f"Unexpected {type(error).__name__}: {hide_secrets(str(error))}.{hint}", FAILED
 
 
-def _end(reason: str, code: int) -> NoReturn:
+def end(reason: str, code: int) -> NoReturn:
     _say(spell_options(" ".join(reason.split())))
-    raise typer.Exit(code)
+    sys.exit(code)
 
 
 def _say(line: str) -> None:
@@ -99,15 +72,19 @@ def _say(line: str) -> None:
 
 def print_result(found: Any, *, as_json: bool) -> None:
     """Print what a command returned, as JSON or as text, and end with exit code 1 if it failed."""
-    # Results give advice too, as errors do.
-    output = found if isinstance(found, Output) else Output(found, spell_options(str(found)))
+    output = found if isinstance(found, Output) else Output(found, str(found))
     if as_json:
-        value = output.value.to_dict() if hasattr(output.value, "to_dict") else output.value
-        print(json.dumps(asdict(value) if is_dataclass(value) else value, indent=2, default=str))  # type: ignore[arg-type]
+        print(json.dumps(output.value, indent=2, default=_json_value))
     elif output.text:
-        show(output.text)
+        show(spell_options(output.text))  # results give advice too, as errors do
     if output.failure:
-        _end(output.failure, FAILED)
+        end(output.failure, FAILED)
+
+
+def _json_value(value: Any) -> Any:
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def show(text: str) -> None:
@@ -143,12 +120,6 @@ def say_usage_error(error: Exception) -> None:
     _say(f"{message}{end} See: {command} --help")
 
 
-def say_interrupted() -> int:
-    """Print the line for Ctrl-C before any work had begun; returns the exit code."""
-    _say(f"Interrupted. {NOTHING_DONE}")
-    return INTERRUPTED
-
-
 def shows_progress() -> bool:
     """Return whether stderr is a terminal that can redraw a line, which bars need."""
     # In a log file each update of the bar would be a line of its own.
@@ -175,8 +146,15 @@ def command(
                 given["only"] = given["only"] or None
             if flags is not None:
                 given["flags"] = {name: given.pop(name) for name in flags}
-            with exit_codes(debug=debug, interrupted=interrupted):
+            try:
                 print_result(work(**given), as_json=as_json)
+            except (KeyboardInterrupt, Exception) as error:
+                if getattr(error, "errno", None) == errno.EPIPE:  # the reader has gone; typer then ends quietly
+                    raise
+                # The traceback first, so that the line with the remedy is the last one on the screen.
+                if debug:
+                    traceback.print_exc()
+                end(*_describe(error, interrupted, debug=debug))
 
         run.__name__, run.__doc__ = work.__name__, work.__doc__
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]

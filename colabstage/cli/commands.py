@@ -12,7 +12,7 @@ from colabstage.cli.command import NOTHING_LEFT, Output, command, shows_progress
 from colabstage.io.boundary import NOTHING_DONE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from colabstage.diagnose.gpu import GpuMonitor
     from colabstage.stage.purge import StoredDataset
@@ -42,7 +42,7 @@ def stage(source: o.Source, *, flags: dict[str, Any]) -> Output:
         "files": staged.files,
         "splits": dict(staged.splits),
         "classes": staged.classes,
-        "report": staged.report.to_dict(),
+        "report": staged.report,
     }
     return Output(found, f"{staged.report}\n{staged}")
 
@@ -63,7 +63,7 @@ def plan(source: o.Source, *, flags: dict[str, Any]) -> object:
 
 
 @command(flags=o.flags("local_dir", "cache_dir"), interrupted=NOTHING_DONE)
-def list_(*, flags: dict[str, Any]) -> Output:
+def list_(*, flags: dict[str, Any]) -> object:
     """List the datasets on this machine and in the cache, with their source, size, rows and options, and the total.
 
     Examples:
@@ -72,8 +72,7 @@ def list_(*, flags: dict[str, Any]) -> Output:
     """
     from colabstage.stage.purge import list_datasets
 
-    found = list_datasets(**flags)
-    return _listed(found, str(found))
+    return list_datasets(**flags)
 
 
 @command(flags=o.flags("local_dir", "cache_dir"))
@@ -110,16 +109,12 @@ def purge(
     # Removal cannot be undone, so it has to be requested explicitly.
     if not yes:
         would = Report(f"Would remove {stored.total_of(chosen)}.", (stored.table_of(chosen),))
-        return _listed(chosen, f"{would}\nAdd --yes to remove them." if chosen else str(would))
+        return Output(chosen, f"{would}\nAdd --yes to remove them." if chosen else str(would))
     done = stored.purge_datasets(chosen)
     # Afterwards, because a removed dataset may leave temporaries behind.
     stored.sweep_leftovers(**flags)
     # A scheduled purge that removed only half must not look like one that removed everything.
-    return _listed(done.removed, str(done), f"Not removed: {'; '.join(done.reasons)}." if done.kept else "")
-
-
-def _listed(found: Iterable[Any], text: str, failure: str = "") -> Output:
-    return Output([one.to_dict() for one in found], text, failure)
+    return Output(done.removed, str(done), f"Not removed: {'; '.join(done.reasons)}." if done.kept else "")
 
 
 @command(flags=o.flags("only", "hash", "overwrite", "refresh", "verify"))
@@ -189,7 +184,7 @@ def pack(
     from colabstage.pack.run import pack_dataset
 
     report = pack_dataset(source, out, **flags, progress=shows_progress())
-    return Output(report, f"{o.spell_options(str(report))}\nWritten to '{report.path}'")
+    return Output(report, f"{report}\nWritten to '{report.path}'")
 
 
 @command(interrupted=NOTHING_DONE)
@@ -200,7 +195,6 @@ def info(file: o.PackFile) -> Output:
 
     Examples:
       colabstage info /content/colabstage/kitti-1f2e3d4c/kitti-1f2e3d4c.h5
-      colabstage info data.h5 --json
     """
     from colabstage.cli.described import describe_pack
     from colabstage.sources.parse import refuse_address
@@ -226,19 +220,17 @@ def verify(file: o.PackFile) -> Output:
 
 
 @command(interrupted=NOTHING_DONE)
-def runs(folder: Annotated[str, o.argument("DIR", "The folder of a run, or one that holds several.")]) -> Output:
+def runs(folder: Annotated[str, o.argument("DIR", "The folder of a run, or one that holds several.")]) -> object:
     """List the trainings that `resumable` has saved, with the versions that they can resume from.
 
     It changes nothing.
 
     Examples:
       colabstage runs /content/drive/MyDrive/runs
-      colabstage runs /content/drive/MyDrive/runs/first --json
     """
     from colabstage.runs.listing import list_runs
 
-    found = list_runs(folder)
-    return _listed(found, str(found))
+    return list_runs(folder)
 
 
 @command(interrupted=NOTHING_DONE)
@@ -256,14 +248,13 @@ def doctor_(
     Examples:
       colabstage doctor
       colabstage doctor /content/drive/MyDrive/photos --workers 4
-      colabstage doctor photos.h5 --json
     """
     from colabstage.diagnose.doctor import doctor
 
     report = doctor(path, num_workers=workers, batch_size=batch_size, timeout_s=timeout)
     # Being slow is not a failure, so that a script can check whether this machine works at all.
     broken = [finding.title for finding in report.findings if finding.status == "fail"]
-    return Output(report, o.spell_options(str(report)), f"Broken: {', '.join(broken)}." if broken else "")
+    return Output(report, str(report), f"Broken: {', '.join(broken)}." if broken else "")
 
 
 @command(flags=o.flags("image_size", "layout", "encoding", "local_dir"), interrupted=NOTHING_LEFT)
@@ -344,7 +335,6 @@ def gpu(
 
     Examples:
       colabstage gpu
-      colabstage gpu --seconds 60 --json
     """
     from colabstage.diagnose.gpu import PROGRAM, GpuMonitor
 
@@ -364,7 +354,8 @@ def _follow(monitor: GpuMonitor, seconds: float) -> None:
             time.sleep(min(_REDRAW_S, left))
             if shown:
                 # One line that is overwritten; only the summary stays in the terminal's history.
-                print(f"\r\x1b[K{monitor.sparklines().splitlines()[0]}", end="", file=sys.stderr, flush=True)
+                line = monitor.report().headline[: shutil.get_terminal_size().columns - 1]
+                print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         pass  # the user has seen enough
     finally:

@@ -240,16 +240,22 @@ _SPELLED = {
     "everything": "--all",
     "older_than_days": "--older-than DAYS",
     "step": "--step-ms MS",
+    # Functions that messages advise.
+    "stage_dataset": "colabstage stage",
+    "pack_dataset": "colabstage pack",
+    "fetch_files": "colabstage fetch",
+    "extract_archive": "colabstage extract",
 }
 
 
 def spell_options(message: str) -> str:
-    """Add to a message, which names the arguments of Python functions, how they are written here.
+    """Add to a message, which names Python functions and their arguments, how they are written here; but not an
+    argument that is itself a call, which no command line can give.
 
     >>> spell_options("'a.h5' is there. Give overwrite=True to replace it.")
     "'a.h5' is there. Give overwrite=True to replace it. (On the command line: --overwrite.)"
     """
-    named = dict.fromkeys(name for name in re.findall(r"\b(\w+)=", message) if name in _SPELLED)
-    written = [_SPELLED[name] for name in named if _SPELLED[name].partition(" ")[0] not in message]
+    named = re.findall(r"\b(\w+)=(?!\w+\()|\b([a-z]+_[a-z]+)\b(?!=)", message)
+    written = [_SPELLED[name] for name in dict.fromkeys(map("".join, named)) if name in _SPELLED]
     between = "\n" if "\n" in message else " "
     return f"{message}{between}(On the command line: {', '.join(written)}.)" if written else message

@@ -103,9 +103,6 @@ class Advice:
     """How many times as fast as now, at most."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        return f"{self.argument}: at most {self.gain:.1f}x ({self.why})"
-
 
 def judge(facts: ProfileFacts) -> Verdict:
     stages, step_s, now_s = facts.stages, facts.step_s, facts.batch_s

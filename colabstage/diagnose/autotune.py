@@ -1,7 +1,6 @@
 """`autotune_loader`: try the ways to load a dataset on this machine, within a time budget, and keep the best.
 
-Each candidate gets an equal share of the time, and ends early if it is clearly worse than the best so far. Among about
-equal candidates the one with the fewest processes wins, because on two cores processes take time from the model.
+Among about equal candidates the one with the fewest processes wins, because on two cores they take time from the model.
 """
 
 from __future__ import annotations

@@ -100,13 +100,7 @@ class SourceComparison(Report):
         return self.rate("pack").per_second / self.rate("again").per_second
 
 
-@public(
-    PackOptions,
-    arguments=ImageArguments,
-    reads=("path",),
-    writes=("local_dir",),
-    stopped=NOTHING_DONE,
-)
+@public(PackOptions, arguments=ImageArguments, reads=("path",), writes=("local_dir",), stopped=NOTHING_DONE)
 def compare_sources(
     path: str | os.PathLike[str],
     *,
@@ -195,8 +189,6 @@ def _temporary_folder(local: Path) -> Iterator[Path]:
 
 
 class _Files:
-    """Reads and decodes image files in several threads."""
-
     def __init__(self, options: PackOptions, workers: int, progress: Progress) -> None:
         # Once beforehand, so that the decoders are imported before the clock starts.
         decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), options.image)

@@ -376,11 +376,6 @@ class GpuMonitor:
     def report(self) -> GpuReport:
         return GpuReport.from_samples(self.samples, self._problem)
 
-    def sparklines(self) -> str:
-        """Return one line of block characters for the utilisation of each GPU."""
-        lines = [f"GPU {readings[0].index} {_sparkline(readings)}" for readings in _by_gpu(self.samples)]
-        return "\n".join(lines) or self._problem or "Waiting for the GPU's first answer …"
-
     def summary(self) -> str:
         """Return the figures of each GPU, and what to do if one is waiting, as text."""
         return str(self.report())

@@ -160,7 +160,6 @@ def _set(loader: Any, changes: dict[str, Any]) -> Any:
 
 
 def end_iterator(iterator: Iterator[Any] | None) -> None:
-    """End an iterator with the threads or processes behind it."""
     for name in ("close", "_shutdown_workers"):
         if callable(end := getattr(iterator, name, None)):
             end()
@@ -316,7 +315,6 @@ class Feed:
         return batch
 
     def close(self) -> None:
-        """End the running epoch and its workers."""
         iterator, self._iterator = self._iterator, None
         if not self._once:
             end_iterator(iterator)

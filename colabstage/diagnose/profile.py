@@ -23,16 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 
 from colabstage.diagnose.advice import Advice, ProfileFacts, Verdict, advise, judge
-from colabstage.diagnose.loaders import (
-    Feed,
-    View,
-    arrays_of,
-    batch_size_of,
-    time_alone,
-    time_loop,
-    time_step,
-    view_of,
-)
+from colabstage.diagnose.loaders import Feed, View, arrays_of, batch_size_of, time_alone, time_loop, time_step, view_of
 from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError, said_by
 from colabstage.io.arguments import check_argument, refuse_argument
@@ -46,11 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from colabstage.io.progress import Clock
-
-
-# A measured step trains, draws and records. What it changes cannot be detected, so the caller names it:
-# `restore=(model, optimizer, losses)`. Everything in it is copied to the computer's memory before the first step, and
-# restored in place at the end.
 
 
 # A dataset may wrap others, each with transforms inside transforms.
@@ -296,13 +282,7 @@ def _on_host(value: Any) -> Any:
 
 
 # Visible on white and on black.
-COLOURS = {
-    "read": "#2a86b0",
-    "decode": "#b7791f",
-    "transform": "#8a5aa8",
-    "collate": "#c8553d",
-    "step": "#2e8b57",
-}
+COLOURS = {"read": "#2a86b0", "decode": "#b7791f", "transform": "#8a5aa8", "collate": "#c8553d", "step": "#2e8b57"}
 _OTHER = "#808890"
 # Shares of the time: the loader alone, loader and step together, the step alone, the stages.
 _PARTS = (0.25, 0.40, 0.10, 0.25)
@@ -337,7 +317,6 @@ class LoaderProfile(Report):
 
     @property
     def samples_per_s(self) -> float:
-        """Return the samples that the loop takes in a second."""
         return self.facts.batch_samples / self.batch_s
 
 
@@ -436,14 +415,11 @@ def check_step(step: object) -> None:
 
 
 class Runs:
-    """The runs of one profile, and how often they ran the step."""
-
     def __init__(self, view: View, step: Callable[[Any], object] | None, clock: Clock) -> None:
         self.steps = 0
         self._view, self._step, self._clock = view, step, clock
 
     def measure(self, budget_s: float, prefixes: Mapping[str, Iterable[Any]]) -> ProfileFacts:
-        """Run the loader, and the step, for about `budget_s` seconds."""
         view, together = self._view, self._step is not None
         # Without a step, the loader gets the time of the step's runs.
         parts = _PARTS if together else (_PARTS[0] + _PARTS[1], 0.0, 0.0, _PARTS[2] + _PARTS[3])

@@ -4,11 +4,6 @@ A sampler examines stacks instead of wrapping functions in timers: nothing has t
 depend on how often a function is called. The innermost conclusive frame decides: by its file, if it belongs to a
 library with one purpose; by the text of the present call, which also names C functions; or by its own name. Names are
 those that people use (`_read`, `augment`, `collate_fn`).
-
-A thread examines all other threads a few hundred times a second (`sys._current_frames`). It needs Python's lock for
-that, and would only get it where another thread releases it anyway: in reads and in numpy, never in Python code that
-runs for less than the interpreter's switch interval. So that interval is short while sampling, and no other times are
-measured in that run.
 """
 
 from __future__ import annotations
@@ -74,7 +69,8 @@ _IDLE: tuple[tuple[str, frozenset[str]], ...] = (
 )
 # Enough for 5 % of a stage in two seconds, and half a percent of one core.
 _INTERVAL_S = 0.004
-# How long other threads may keep Python's lock when the sampler wants it.
+# How long other threads may keep Python's lock when the sampler wants it: at the usual interval it would only get it in
+# reads and in numpy, where they release it anyway. No other times are measured in that run.
 _SWITCH_S = 0.00002
 _OWN = "colabstage-profile"
 _OTHERS_OF_OURS = ("colabstage-profile", "colabstage-gpu")
@@ -169,7 +165,6 @@ class StackSampler:
 
 
 def _conclude(frame: FrameType) -> StageName | None:
-    """Return the stage that a frame shows by itself."""
     code = frame.f_code
     path = code.co_filename.replace("\\", "/")
     for file, function, of_library in _LIBRARIES:

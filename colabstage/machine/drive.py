@@ -9,12 +9,6 @@ The client behind the mount determines how this is done:
 - There is no flush without an unmount. Nothing in colabstage calls `flush_drive` or `refresh_drive` by itself, and
   they unmount nothing before somebody has answered the dialogue that mounting again opens. Without its mount,
   `/content/drive` is a folder of the local disk, where everything can be written and nothing lasts.
-- A client that has died leaves a mount that answers 'Transport endpoint is not connected', and one that hangs blocks
-  every caller for good, so a child process asks the mount for a sign of life, with a deadline.
-- A new client cannot remove a dead mount that is some process's current folder or has open files: it tries a plain
-  unmount, gets 'target is busy', and fails. So a dead mount is detached before the client is called.
-- The client is started through a shell: a timeout below 1,000 ms becomes no timeout at all, and the mount point is not
-  quoted.
 - Its exceptions are told apart by type name and wording: some come from private modules, or from packages that exist
   only on Colab, so importing them in order to catch them would fail everywhere else.
 - Drive limits how often one file may be downloaded in a day, by all its users together. The mount then answers
@@ -121,8 +115,6 @@ class FlushReport(Sentences):
 
 
 class DriveAnswer(NamedTuple):
-    """The answers of the mounted Drives."""
-
     folder: Path | None
     """The `MyDrive` of the first that answers; `None` if none does."""
     silent: tuple[Path, ...]
@@ -451,7 +443,8 @@ def _milliseconds(timeout_s: float) -> int:
 
 def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0) -> Path:
     with outside(place):
-        # Dead mounts are detached, even in use; with force, the client may manage the rest.
+        # Dead mounts are detached, even in use, where the client's own unmount fails ('target is busy'); with force, it
+        # may manage the rest.
         for _ in range(_MOST_MOUNTS):
             here = _mount_at(place)
             if here is None or not _is_dead(here):
@@ -643,7 +636,6 @@ def client_error(error: Exception, place: Path, verb: str) -> ColabstageError:
 
 
 def drive_log_path() -> Path:
-    """Return the log of Colab's Drive client."""
     return system_root() / "root/.config/Google/DriveFS/Logs/drive_fs.txt"
 
 

@@ -7,9 +7,6 @@ with the reason, and never guessed.
 The client does not announce the end of an upload. A file has arrived when it is no longer waiting, the reported MD5 is
 that of what was written, and a second fact shows that this is not just the MD5 of the local copy: an id that Drive has
 assigned, or an earlier report that something was waiting. `wait_uploaded` polls until then.
-
-A client may respond to everything but these queries. It is then waited for once: while one query is unanswered, no
-other is sent to that mount. An unmount ends the query, so a new mount is queried again.
 """
 
 from __future__ import annotations
@@ -45,8 +42,8 @@ _MISSING = frozenset(
     {errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EACCES, errno.EIO}
 )
 _LOCAL_ID = "local-"
-# For each mount point, the query that its client has not answered in time. For the whole process, because a minute for
-# each call would make a loop that publishes unusable.
+# For each mount point, the query that its client has not answered in time; meanwhile no other is sent there. An unmount
+# ends it. For the whole process, because a minute for each call would make a loop that publishes unusable.
 _UNANSWERED: dict[Path, Future[Any]] = {}
 # Frequent at first, because a small file is uploaded within a second, and less and less frequent after that.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
@@ -55,8 +52,6 @@ _MD5_LAGS_S = 10.0
 
 
 class _Upload(NamedTuple):
-    """The client's report about the content of a file."""
-
     waits: bool | None
     """Whether local changes wait to be uploaded; `None` if that is not reported."""
     md5: str = ""

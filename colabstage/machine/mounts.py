@@ -106,8 +106,6 @@ MountTable = Mapping[str, Mount]
 
 
 class MountProbe(NamedTuple):
-    """How a mount responded."""
-
     state: str
     """`alive`; `missing`: nothing is at the path; `dead`: the client behind the mount is gone; `failing`: any other
     error; `silent`: no response before the deadline."""
@@ -463,7 +461,6 @@ def _meant_on_drive(place: Path, mounts: MountTable) -> Path | None:
 
 
 def require_answer(*paths: str | os.PathLike[str]) -> None:
-    """Make sure that paths can be used, as `silence_of` does."""
     error = silence_of(*paths)
     if error is not None:
         raise error

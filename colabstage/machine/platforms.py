@@ -17,8 +17,6 @@ from colabstage.io.environment import LOCAL_DIR_VARIABLE, PLATFORM_VARIABLE, SYS
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The facts about one notebook platform."""
-
     name: str
     """Its name in code and in `COLABSTAGE_PLATFORM`."""
     title: str

@@ -58,8 +58,6 @@ _MEMORY_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The cores and the memory that this process may use."""
-
     cores: int
     """Whole cores, at least 1."""
     memory_bytes: int
@@ -194,7 +192,6 @@ def _folders_of_groups(root: Path, controller: str, groups: str) -> tuple[Path, 
 
 
 def _read_table(path: Path) -> dict[str, int]:
-    """Read lines that consist of a name, a number and perhaps a unit."""
     rows = (line.split() for line in _read_text(path).splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 

@@ -1,8 +1,7 @@
 """Work on mounts that may hang or die: it ends with a reason, or Drive is mounted again and the work continues.
 
 A call into a mount that hangs never returns, and nothing wakes its thread. So work that touches a slow mount runs in a
-thread that can be abandoned. Meanwhile the caller's own thread waits, checks that the mount responds and that the
-thread is not stuck in one call, and calls the caller's own code, such as the items of a dataset.
+thread that can be abandoned.
 
 Colab's Drive client sometimes dies in the middle of a session: for a moment files cease to exist, then every call fails
 with 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread may do that,

@@ -207,7 +207,7 @@ def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], font: fl
             f"<rect x='{x0:.1f}' y='{y0:.1f}' width='{max(0.0, x1 - x0):.1f}' height='{max(0.0, y1 - y0):.1f}' "
             f"fill='none' stroke='{colour}' stroke-width='2' vector-effect='non-scaling-stroke'/>"
             f"<text x='{x0 + font * 0.15:.1f}' y='{max(y0 - font * 0.25, font * 0.85):.1f}' font-size='{font:.1f}' "
-            f"font-weight='600' fill='{colour}' stroke='#000' stroke-opacity='.75' stroke-width='{font / 5:.1f}' "
+            f"font-weight='600' fill='#fff' stroke='#000' stroke-opacity='.75' stroke-width='{font / 5:.1f}' "
             f"paint-order='stroke' stroke-linejoin='round'>{html.escape(name)}</text>"
         )
     return "".join(parts)
@@ -417,8 +417,6 @@ line-height:20px;height:24px}
 
 @dataclass(slots=True)
 class Browsing:
-    """The current position in a dataset."""
-
     source: ShownSplits
     split: str
     page_size: int
@@ -443,7 +441,6 @@ class Browsing:
 
     @property
     def shown(self) -> range | NDArray[np.int64]:
-        """Return the rows of the split and the class, ascending."""
         return range(self.source.rows[self.split]) if self.chosen is None else self.labels.rows_of(self.chosen)
 
     @property
@@ -480,7 +477,6 @@ class Browsing:
         self.turn_to(0)
 
     def turn_to(self, page: int) -> None:
-        """Show a page, or the nearest existing one, as a grid."""
         # The nearest one, because people also press the buttons at the ends.
         self.page = min(max(0, page), self.pages - 1)
         self.place = None

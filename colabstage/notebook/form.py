@@ -41,7 +41,7 @@ _ERRORS = ("raise", "skip", "skip:1%")
 _NAME_PX = 84
 # Two fields are side by side, in the folded part too.
 _FIELD_PX = 335
-_WIDTH = "720px"
+_WIDTH = f"{2 * (_FIELD_PX + 4)}px"  # with the margins of ipywidgets
 # The most used arguments; the others are folded.
 _FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
 

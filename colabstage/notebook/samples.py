@@ -81,7 +81,6 @@ class ShownSplits:
     _keys: dict[str, list[str]] = field(default_factory=dict)
 
     def reader(self, split: str) -> SplitReader:
-        """Return the reader of a split, the same one each time."""
         if split not in self._readers:
             self._readers[split] = self.open(split)
         return self._readers[split]
@@ -217,7 +216,6 @@ def _read_reduced(
 
 
 def _whole_crop(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the crop that covers each whole image: top, left, height, width."""
     return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
 

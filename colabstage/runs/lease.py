@@ -109,7 +109,6 @@ class Heartbeat:
         self._thread.start()
 
     def check(self) -> None:
-        """Check whether the run is still ours."""
         there, ours = read_lease(self._folder), self._lease
         # Two that began at the same moment have one number; the one that wrote last continues.
         other = there is not None and (there.owner, there.began) != (ours.owner, ours.began)

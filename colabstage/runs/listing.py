@@ -7,20 +7,21 @@ from sorts before everything that is newer. No two saves share a name, so nothin
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import OptionError, SourceNotFoundError
+from colabstage.errors import OptionError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.boundary import public
 from colabstage.io.report import COLOURS, INK, MUTED, Report, ResultList, Row, Table, new_figure, plain_axes
 from colabstage.io.units import format_bytes, format_count, listed
 from colabstage.io.workspace import owner_is_alive
 from colabstage.machine.mounts import require_drive, run_watched
-from colabstage.runs.lease import NAME, SILENT_S, Lease, read_lease
+from colabstage.runs.lease import SILENT_S, Lease, read_lease
 from colabstage.sources.parse import absolute_path
 
 if TYPE_CHECKING:
@@ -134,9 +135,12 @@ def _runs_in(place: Path) -> Iterator[RunFacts]:
         raise SourceNotFoundError(msg)
     for folder in [place, *sorted(entry for entry in place.iterdir() if entry.is_dir())]:
         versions = list_versions(folder)
-        if not versions and not (folder / NAME).is_file():
+        lease = None
+        with contextlib.suppress(TargetExistsError, IsADirectoryError):  # other programs have a run.json as well
+            lease = read_lease(folder)
+        if lease is None and not versions:
             continue
-        lease = read_lease(folder) or Lease(versions[0].session if versions else 0, "", "?", 0.0, 0.0, ended=True)
+        lease = lease or Lease(versions[0].session, "", "?", 0.0, 0.0, ended=True)
         found, state = tuple(_facts_of(folder, version) for version in versions), _state_of(lease)
         yield RunFacts(
             headline=f"{folder}: session {lease.session} on {lease.host}, {state}; epoch {lease.epoch}",

@@ -21,14 +21,7 @@ try:
 except ImportError as error:
     refuse_import("torch", "resumable needs", error)
 
-from colabstage.errors import (
-    ColabstageError,
-    DamagedPackError,
-    OptionError,
-    WorkersLostError,
-    kind_of,
-    said_by,
-)
+from colabstage.errors import ColabstageError, DamagedPackError, OptionError, WorkersLostError, kind_of, said_by
 from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.boundary import public, typed_errors
 from colabstage.io.display import resolve_progress
@@ -246,6 +239,8 @@ class Run:
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
             if isinstance(self._loader, Loader) and not self._loops():
                 self._loader_began = self._loader.state_dict()
+            if self._random is not None:  # for loops over anything but `epochs`, which does it again
+                set_random_state(self._random, rank=_rank())
             self._stack, self._is_open = stack.pop_all(), True
         self._interval_began = self._clock.now()
         self._shown.line(self._began())
@@ -333,7 +328,7 @@ class Run:
             self._end_row()
         self._shown.changing(self)
         if self._knows_place():
-            self._between()
+            self._between(after_step=True)
 
     def log(self, **values: Any) -> None:
         """Add a row of numbers to the history, such as what was measured after an epoch."""
@@ -553,7 +548,7 @@ class Run:
         states = {name: part.state_dict() or self._carried.get(name, {}) for name, part in self._all_parts().items()}
         return self._copier.copy(states)
 
-    def _between(self) -> None:
+    def _between(self, *, after_step: bool = False) -> None:
         """Do what may be done while the state is complete: stop, or save a version that is due."""
         saver = self._saver
         if saver is None:
@@ -568,10 +563,15 @@ class Run:
             except Exception as error:  # noqa: BLE001 - the signal is obeyed all the same
                 self._note(f"The end was not saved: {said_by(error)}")
             self._end_on_signal()
-        if not saver.busy and self._is_due(failed=bool(saver.problem)):
+        # Resumed after the last batch of an epoch, the loop would get no batch, and have no loss to print after it.
+        ends = after_step and self._counts and self._is_last_batch()
+        if not ends and not saver.busy and self._is_due(failed=bool(saver.problem)):
             self._tell_saved()
             saver.save(self._job())
             self._interval_began = self._clock.now()
+
+    def _is_last_batch(self) -> bool:
+        return isinstance(self._loader, Loader) and self._loader.state_dict()["batches_done"] >= len(self._loader)
 
     def _is_due(self, *, failed: bool) -> bool:
         if self._every_steps is not None and not failed:
@@ -629,7 +629,6 @@ class Run:
         return {"session": self._session, "epoch": self.epoch, "step": self.steps, "time": time.time(), **numbers}
 
     def _end_row(self) -> None:
-        """Turn the sums into a row of means."""
         if self._sums:
             self.history.append(self._row({name: total / count for name, (total, count) in self._sums.items()}))
         self._sums, self._summed = {}, 0
@@ -672,7 +671,6 @@ class Run:
             saver.close(patience_s=0.0 if self._at_once else END_S)
 
     def _end_on_signal(self) -> None:
-        """End as the received signal requires."""
         stop, self._stop = self._stop, None
         if stop == signal.SIGINT:
             raise KeyboardInterrupt

@@ -54,8 +54,6 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A version to be saved."""
-
     version: Version
     content: dict[str, Any]
     """What is written; a copy that nothing else changes."""
@@ -89,7 +87,6 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Return whether a version is on its way."""
         return not self._last.done()
 
     def save(self, job: Job, progress: Progress | None = None) -> None:

@@ -259,7 +259,6 @@ def _parameters(parts: Mapping[str, object]) -> dict[str, torch.nn.Parameter]:
 
 
 def frozen_in(parts: Mapping[str, object]) -> list[str]:
-    """Return the names of the parameters that are not trained."""
     return [name for name, one in _parameters(parts).items() if not one.requires_grad]
 
 

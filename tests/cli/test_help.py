@@ -175,13 +175,10 @@ def test_a_mistyped_line_gets_one_line(ask: Ask, words: tuple[str, ...], line: s
     assert line in err
 
 
-def test_ctrl_c_before_the_work_has_begun(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 130 and one line, even if no command has begun."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(typer.Typer, "__call__", lambda *_, **__: interrupt())
+@pytest.mark.parametrize(("kind", "method"), [(typer.Typer, "__call__"), (typer.core.TyperGroup, "make_context")])
+def test_ctrl_c_before_the_work_has_begun(ask: Ask, monkeypatch: pytest.MonkeyPatch, kind: type, method: str) -> None:
+    """Exit code 130 and one line, even if no command has begun, or its line is still being read."""
+    monkeypatch.setattr(kind, method, mock.Mock(side_effect=KeyboardInterrupt))
     assert ask("plan", "x") == (130, "", "colabstage: Interrupted. Nothing was changed.\n")
 
 

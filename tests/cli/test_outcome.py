@@ -42,6 +42,12 @@ def ended_by(error: Exception, run: Run, monkeypatch: pytest.MonkeyPatch, *flags
         (SourceNotFoundError("There is\nnothing."), 1, "There is nothing."),
         (ColabstageError("It failed."), 1, "It failed."),
         (OptionError("Give refresh=True."), 2, "Give refresh=True. (On the command line: --refresh.)"),
+        (OptionError("Try layout=parts(x='a')."), 2, "Try layout=parts(x='a').\n"),
+        (
+            OptionError("First fetch_files, then stage_dataset."),
+            2,
+            "First fetch_files, then stage_dataset. (On the command line: colabstage fetch, colabstage stage.)",
+        ),
         (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "'x': Permission denied."),
         (MemoryError(), 1, "This needs more memory than there is."),
         (LOST, 1, "Unexpected ZeroDivisionError: division by zero at https://host/x. Run it again with --debug"),

@@ -150,13 +150,17 @@ def test_a_local_folder(machine: Path) -> None:
 
 
 def test_broken_images_are_left_out(machine: Path) -> None:
-    """One that cannot be decoded is counted; images of many sizes stay encoded, and the note says what a size does."""
+    """One that cannot be decoded is counted; images of many sizes stay encoded, and the note says what a size does; it
+    is also noted that not all would fit in the memory that is free."""
     write_photos(machine / "photos", 12, mixed=True)
+    (machine / "proc").mkdir()
+    (machine / "proc/meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 2 kB\n")
     (machine / "photos/cat/0.jpg").write_bytes(b"no image")
     found = compare(machine / "photos")
     assert (found.compared, found.encoding) == (11, "encoded")
     assert "1 of the images could not be decoded, and were left out." in str(found)
     assert "with image_size=(height, width) they are decoded once" in str(found)
+    assert "A pack of all does not fit in the free memory (2.05 kB)" in str(found)
 
 
 def test_what_is_no_image(machine: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -107,6 +108,23 @@ def test_the_current_folder_on_a_drive_that_died(drive: SimulatedDrive, my_drive
     assert child.returncode == 0
     assert f"The current folder '{my_drive}' is on Google Drive." in " ".join(said.split())
     assert f"'{my_drive}/photos' could not be looked at" in " ".join(said.split())
+
+
+def test_a_system_that_does_not_name_the_current_folder(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without /proc, whose links are followed elsewhere; and a file that is there but cannot be read."""
+    follow = os.readlink
+
+    def readlink(path: str) -> str:
+        if path.startswith("/proc"):
+            raise FileNotFoundError(path)
+        return follow(path)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    monkeypatch.chdir(machine)
+    found = doctor("/proc/self/mem")
+    assert found.facts.folder == str(machine)
+    assert finding(found, "location").message == "'/proc/self/mem' could not be looked at: Input/output error."
+    assert finding(found, "location").remedy.startswith("Check its permissions")
 
 
 def test_a_small_disk(machine: Path, make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -651,11 +651,13 @@ def test_arguments_that_cannot_work_are_refused(tmp_path: Path, options: dict[st
 
 
 def test_a_file_of_somebody_elses_is_not_overwritten(data: Path, tmp_path: Path) -> None:
-    """A folder with an unrelated `run.json` is not a run's."""
+    """A folder with an unrelated `run.json` is not a run's, and hides none beside it."""
     (tmp_path / LEASE).write_text('{"lr": 0.1}', "utf-8")
     with pytest.raises(TargetExistsError, match=LEASE), resumable(tmp_path, progress=False, **make_parts(data)):
         pass
     assert (tmp_path / LEASE).read_text("utf-8") == '{"lr": 0.1}'
+    session(tmp_path / "ours", data, until=3, saves=(2,))
+    assert [one.folder.name for one in list_runs(tmp_path)] == ["ours"]
 
 
 def test_a_sign_of_life_that_a_kill_has_cut_holds_no_run(data: Path, tmp_path: Path) -> None:
@@ -920,6 +922,29 @@ def test_an_epoch_that_the_loop_ends_is_counted_once(tmp_path: Path) -> None:
             seen.append(epoch)
             run.end_epoch()
     assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_version_that_is_due_at_the_last_step_of_an_epoch(
+    data: Path, whole: dict[str, Any], tmp_path: Path, own: bool
+) -> None:
+    """It is saved at the end of the epoch, where that is known, so the next session begins with a batch; in a loop of
+    one's own at the step. Random numbers continue in both."""
+    for until in (30, None):
+        parts = make_parts(data)
+        with contextlib.suppress(DiedError), resumable(tmp_path, progress=False, every="12 steps", **parts) as run:
+            assert run.steps == (0 if until else 24)
+            for _ in range(run.epoch, 3) if own else run.epochs(3):
+                for (x, y), _ in parts["loader"]:
+                    loss = train_step(parts, x, y)
+                    if run.steps + 1 == until:
+                        raise DiedError
+                    run.step()
+                    while run.saving:
+                        time.sleep(0.001)
+                if not own:
+                    loss.item()
+    assert_same_weights(parts, whole)
 
 
 def test_an_epoch_that_is_left_early_is_over(data: Path, tmp_path: Path) -> None:
