@@ -101,8 +101,9 @@ def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Nurseries:
     from tests.nurseries import Nurseries  # the smoke tests run where this package is missing
 
     folder = tmp_path_factory.getbasetemp()
-    side_by_side = "PYTEST_XDIST_WORKER" in os.environ
-    return Nurseries(folder.parent if side_by_side else folder, os.getppid() if side_by_side else os.getpid())
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return Nurseries(folder, os.getpid())
+    return Nurseries(folder.parent, int(os.environ.get("TESTS_OWNER", os.getppid())))
 
 
 class _Records(logging.Handler):
@@ -139,8 +140,11 @@ def make_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         return place
 
     yield make
+    # A process of anybody's that looks at all mounts keeps each busy for a moment.
+    deadline = time.monotonic() + _GRACE_S
     for place in disks:
-        subprocess.run(["umount", str(place)], check=True, timeout=30)
+        while subprocess.run(["umount", str(place)], check=time.monotonic() > deadline, timeout=30).returncode:
+            time.sleep(0.05)
 
 
 @pytest.fixture

@@ -1,23 +1,16 @@
-"""What is committed: no path of one machine, no registry, of notebook outputs only small pictures, nothing big."""
+"""What is committed: no path of one machine, no registry, nothing big."""
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 600 * 1024
-MAX_PICTURE_BYTES = 60_000
 
 # Homes that identify notebook platforms are facts, not somebody's machine; Ann is nobody.
 _OWN_PATHS = re.compile(
@@ -48,29 +41,6 @@ def complaints(text: str) -> list[str]:
     ]
 
 
-def strays(notebook: str) -> int:
-    """The number of a notebook's cells with an execution count, or with outputs other than the small pictures that a
-    tag allows."""
-    cells = json.loads(notebook)["cells"]
-    return sum(cell.get("execution_count") is not None or not all(map(allowed(cell), outputs(cell))) for cell in cells)
-
-
-def outputs(cell: dict[str, Any]) -> list[dict[str, Any]]:
-    """A cell's outputs."""
-    found: list[dict[str, Any]] = cell.get("outputs", [])
-    return found
-
-
-def allowed(cell: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
-    """Whether an output of this cell may be committed."""
-    if "picture" not in cell.get("metadata", {}).get("tags", ()):
-        return lambda _: False
-    return lambda output: (
-        [*output.get("data", {})] == ["image/png"]
-        and len(base64.b64decode(output["data"]["image/png"])) <= MAX_PICTURE_BYTES
-    )
-
-
 def test_no_path_or_host_of_one_place() -> None:
     """No tracked file names a home, a work folder or a package registry."""
     found = {
@@ -79,16 +49,6 @@ def test_no_path_or_host_of_one_place() -> None:
         if path.suffix != ".png" and (bad := complaints(text_of(path)))
     }
     assert found == {}
-
-
-def test_notebooks_are_stripped() -> None:
-    """No notebook has outputs other than pictures, and no cell tagged for a picture lacks one."""
-    notebooks = [path for path in tracked() if path.suffix == ".ipynb"]
-    assert [path.name for path in notebooks if strays(text_of(path))] == []
-    cells = [(path.stem, cell) for path in notebooks for cell in json.loads(text_of(path))["cells"]]
-    tagged = [(name, len(outputs(cell))) for name, cell in cells if "picture" in cell["metadata"].get("tags", ())]
-    assert len(tagged) > 10
-    assert [name for name, shown in tagged if not shown] == []
 
 
 def test_nothing_big_is_tracked() -> None:

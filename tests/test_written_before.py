@@ -1,6 +1,7 @@
 """Whatever earlier versions left on disks and Drives stays usable: packs, caches, checkpoints, states, unfinished work.
 
-`tests/fixtures/written_by_0_1/make.py` describes how the files were written. Each test has a copy of them at the
+Version 0.1.0 of commit 6c4b89b0 wrote the files, by `make.py`, which 76ef0517 has beside them. git keeps no times, so
+`times.json` has them; `expected.npz` has the rows as that version read them. Each test has a copy of the files at the
 original path, because keys and records contain their source's path, and with the original times. As on a disk moved to
 another machine, inodes and the boot differ. Unfinished work also records its owner's boot: `set_boot` writes this
 test's boot there, in the format of 0.1.

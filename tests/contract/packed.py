@@ -86,9 +86,6 @@ def noted(pattern: str) -> Callable[[Packed], bool]:
     return lambda packed: any(re.search(pattern, note) for note in packed.notes)
 
 
-def row(
-    name: str, made: dict[str, bytes], *, right: list[Callable[[Packed], bool]], wrong: str = "", **options: Any
-) -> Any:
-    """Return a row of a table of files. `wrong`: what happens today; `options`: of `pack_dataset`."""
-    marks = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=wrong)] if wrong else []
-    return pytest.param(made, right, options, id=name, marks=marks)
+def row(name: str, made: dict[str, bytes], *, right: list[Callable[[Packed], bool]], **options: Any) -> Any:
+    """Return a row of a table of files. `options`: of `pack_dataset`."""
+    return pytest.param(made, right, options, id=name)

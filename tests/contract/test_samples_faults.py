@@ -1,8 +1,7 @@
-"""Datasets that are read wrongly today, and what would be right: one row of files for each.
+"""Datasets that were read wrongly once, and what is right: one row of files for each.
 
-A row says what the files are, what is wrong today, and what would be right: `found` is what the pack then holds,
-`refused` and `noted` what a message must name; any one suffices. A row is expected to fail, strictly: once it passes,
-remove its `wrong`, and it becomes an ordinary test. To add one, give `files` for the smallest set that shows it.
+`found` is what the pack then holds, `refused` and `noted` what a message must name; any one suffices. To add one, give
+`files` for the smallest set that shows it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.diagnose.nvidia_smi import no_gpu, nvml, smi  # noqa: F401 - fixtures
+from tests.stage.conftest import my_drive  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,10 +32,3 @@ def drive(machine: Path) -> Iterator[SimulatedDrive]:
     with SimulatedDrive(machine / "drive-home", knobs=DriveKnobs.quick()) as simulated:
         simulated.mount(mountpoint)
         yield simulated
-
-
-@pytest.fixture
-def my_drive(drive: SimulatedDrive) -> Path:
-    """`MyDrive` as a notebook sees it."""
-    assert drive.mountpoint is not None
-    return drive.mountpoint / "MyDrive"

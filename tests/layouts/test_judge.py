@@ -283,13 +283,6 @@ _FLAT = "{a,b,c,d,e,f}.jpg"
 _OF_TWO = rows("file,label", "{a,b,c,d,e,f}.jpg,{x,y}")
 _SAME_BOX = "0 0.34375 0.2734375 0.5625 0.390625"
 _TAR = tar({f"{n}.{end}": text for n in range(4) for end, text in (("png", "x"), ("cls", str(n % 2)))})
-_TWO_LABELS = tar(
-    {
-        f"{n}.{end}": text
-        for n in range(4)
-        for end, text in (("png", "x"), ("cls", str(n % 2)), ("json", f'{{"label": {n // 2}}}'))
-    }
-)
 # What the data of people showed, as packs of them are made, is in tests/contract/test_samples_faults.py.
 REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     "two _classes.csv of masks": (
@@ -479,9 +472,6 @@ def test_boxes_in_two_formats_that_agree_are_read() -> None:
     """Whatever classes are called; one may state less than the other."""
     made = files("images/{0..3}.png", {"annotations/{0..3}.xml": voc("cat", "dog"), "labels/{0,1}.txt": _SAME_BOX})
     assert stated(made) == "detection; 4 images, 8 boxes: cat 4, dog 4"
-
-
-_MASKS_4 = "pairs; 4 masks of background, foreground"
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,12 @@ def test_is_kept_as_agreed(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_holds_nothing_of_a_run(path: Path) -> None:
-    """`make format` would change nothing: no counts, widgets or outputs but pictures, an id for each cell."""
+    """`make format` would change nothing: no counts, widgets or outputs but pictures, an id for each cell. No cell with
+    the tag for a picture lacks one."""
     tool = cleaner()
     assert tool.as_text(tool.clean(read(path))) == path.read_text(encoding="utf-8")
+    cells = read(path)["cells"]
+    assert all(cell["outputs"] for cell in cells if "picture" in cell["metadata"].get("tags", ()))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import pytest
 
+from tests.stage.conftest import invariants, own_machine  # noqa: F401 - fixtures
 from tests.support.images import in_classes, make_tree
-from tests.support.invariants import check_afterwards
 
 ReadPack = Callable[[Path], dict[str, Any]]
-
-
-@pytest.fixture(autouse=True)
-def invariants(tmp_path: Path) -> Iterator[None]:
-    """The invariants of every call are checked at the end of every test."""
-    yield
-    check_afterwards(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only mounts and marker files below the test's folder count."""
-    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
 
 
 @pytest.fixture
