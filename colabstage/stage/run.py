@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from colabstage.errors import NotEnoughSpaceError
+from colabstage.errors import ArchiveError, DecodeError, NotEnoughSpaceError, SourceChangedError, SourceReadError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import sweep_exchanges
 from colabstage.io.boundary import GOES_ON, public, typed_errors
@@ -315,15 +315,15 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     if request.options.incomparable:
         report.note(f"Nothing that was made before is used, because of {why_again(request)}")
     try:
-        made = make_local(call, source.open(reads_next=True), cache)
-    except SourceListingError as error:
-        # Training already uses rows of the first listing, and their numbers cannot change any more.
+        made = _make_unchanged(call, source.open(reads_next=True), cache)
+    except SourceChangedError as error:
+        # Training already uses rows of the first state, and their numbers cannot change any more.
         if call.stream is not None and call.stream.arrival is not None:
             raise
         # A mounted Drive sometimes lists only a part of a folder, without an error. A second listing is complete.
-        report.note(f"{error} It was listed and read again.")
+        report.note(f"{error} It was read again.")
         source.close()
-        made = make_local(call, source.open(reads_next=True), cache)
+        made = _make_unchanged(call, source.open(reads_next=True), cache)
     if made is not None:
         return open_in_part(call, made, origin="source")
     opened = source.open()
@@ -348,6 +348,16 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     # Not a daemon: a script that ends right after staging would cut the copy off.
     work = partial(publish_pack, call, cache, record, quietly=True)
     return _finish(call, in_thread(work, "colabstage-publish", daemon=False).result)
+
+
+def _make_unchanged(call: StageCall, source: OpenedSource, cache: Cache) -> CachedPack | None:
+    """Make the source local, as `make_local`."""
+    try:
+        return make_local(call, source, cache)
+    except (ArchiveError, DecodeError, SourceReadError):
+        # A source that is being written to looks damaged; then that is the cause to report.
+        source.check_unchanged()
+        raise
 
 
 def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None) -> CachedPack | None:
