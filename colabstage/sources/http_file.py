@@ -186,13 +186,9 @@ class HttpFile(RemoteFile):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        facts = self.facts
-        # These tell themselves where they end.
-        if (
-            not self._first.ends_anywhere
-            or facts.checksum
-            or facts.name.lower().endswith((*ARCHIVE_SUFFIXES, *_WITH_LENGTH))
-        ):
+        facts, is_chunked = self.facts, "chunked" in self.headers.get("Transfer-Encoding", "")
+        ends_itself = facts.name.lower().endswith((*ARCHIVE_SUFFIXES, *_WITH_LENGTH))
+        if facts.size is not None or is_chunked or self._first.coding or facts.checksum or ends_itself:
             return ()
         note = (
             f"The server of '{facts.label}' does not say how long the file is, so nothing shows whether all of it "
@@ -428,11 +424,6 @@ class _Answer:
         if self.etag and other.etag:
             return self.version != other.version
         return bool(self.modified and other.modified) and self.modified != other.modified
-
-    @property
-    def ends_anywhere(self) -> bool:
-        """Return whether its body ends with the connection, so that a cut one looks complete."""
-        return self._length is None and not self.coding and "chunked" not in self.headers.get("Transfer-Encoding", "")
 
     def error(self) -> SourceError:
         text = "" if self.status < 400 else self.beginning().decode("utf-8", "replace")

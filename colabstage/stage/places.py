@@ -502,23 +502,12 @@ class FolderPlace(Place):
             with atomic_path(path, replaces=is_manifest) as temp:
                 temp.write_bytes(content)
             return
-        # A note that says the same becomes the manifest, for which also a full disk has room.
+        # The note becomes the manifest; usually it says the same already, so that a full disk has room for this.
         note = path.with_suffix(UNFINISHED_SUFFIX)
-        if self.read(note.name) == content:
-            with contextlib.suppress(FileNotFoundError):
-                move_vouched(note, path)
-            return
-        try:
-            file = path.open("xb")
-        except FileExistsError as error:
-            raise self.occupied(name, "it has come into being meanwhile") from error
-        try:
-            with file:
-                file.write(content)
-            sync_file(path)
-        except BaseException:
-            remove_vouched(path, lambda _: True)  # on a full disk it stays empty
-            raise
+        if self.read(note.name) != content:
+            self.write(note.name, content, create=False)
+        with contextlib.suppress(FileNotFoundError):
+            move_vouched(note, path)
 
     def remove(self, name: str, entry: Entry) -> None:
         now = self._entry(name)

@@ -315,7 +315,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     if request.options.incomparable:
         report.note(f"Nothing that was made before is used, because of {why_again(request)}")
     try:
-        made = _make_unchanged(call, source.open(reads_next=True), cache)
+        made = make_local(call, source.open(reads_next=True), cache)
     except SourceChangedError as error:
         # Training already uses rows of the first state, and their numbers cannot change any more.
         if call.stream is not None and call.stream.arrival is not None:
@@ -323,7 +323,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         # A mounted Drive sometimes lists only a part of a folder, without an error. A second listing is complete.
         report.note(f"{error} It was read again.")
         source.close()
-        made = _make_unchanged(call, source.open(reads_next=True), cache)
+        made = make_local(call, source.open(reads_next=True), cache)
     if made is not None:
         return open_in_part(call, made, origin="source")
     opened = source.open()
@@ -348,16 +348,6 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     # Not a daemon: a script that ends right after staging would cut the copy off.
     work = partial(publish_pack, call, cache, record, quietly=True)
     return _finish(call, in_thread(work, "colabstage-publish", daemon=False).result)
-
-
-def _make_unchanged(call: StageCall, source: OpenedSource, cache: Cache) -> CachedPack | None:
-    """Make the source local, as `make_local`."""
-    try:
-        return make_local(call, source, cache)
-    except (ArchiveError, DecodeError, SourceReadError):
-        # A source that is being written to looks damaged; then that is the cause to report.
-        source.check_unchanged()
-        raise
 
 
 def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None) -> CachedPack | None:
@@ -403,6 +393,10 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             if job is not None:
                 _make_pack(call, source, job, stream, taken_from)
         return None
+    except (ArchiveError, DecodeError, SourceReadError):
+        # A source that is being written to looks damaged; then that is the cause to report.
+        source.check_unchanged()
+        raise
     finally:
         remove_empty(request.folder)  # after an error, unless something was kept for the next try; or with shards
 
