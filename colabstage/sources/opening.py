@@ -399,6 +399,8 @@ class Part(Closing):
         """Look for changes that reading cannot notice: list a folder on a slow mount again, and compare the time of a
         local file. Return what has changed and what to wait for, or ""."""
         if self.file is not None and self._opened:
+            if any(one.fileno() < 0 for one in self._opened):
+                return ""  # closed with a tree that could not be opened
             # By the open files, because their paths may lead to others meanwhile.
             now, facts = [os.fstat(one.fileno()) for one in self._opened], self.file.facts
             times = " ".join(str(one.st_mtime_ns) for one in now)
