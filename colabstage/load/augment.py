@@ -429,8 +429,10 @@ class RandomCrop(_Seeded):
         room = np.add(image, 2 * self.padding) - size
         # Refused instead of padded further: nobody asked for more border than `padding`.
         if (room < 0).any():
-            given = f"{image[0]} x {image[1]} (height x width)"
-            msg = f"{self} is larger than the images, {given}. Use a smaller size or more padding."
+            msg = (
+                f"{self} is larger than the images, {image[0]} x {image[1]} (height x width, as in size=). Use a "
+                "smaller size or more padding."
+            )
             raise OptionError(msg)
         # Draws are below 1, so the last position is as likely as the others.
         corners = np.floor(place.draws(2) * (room + 1)).astype(np.int64) - self.padding
@@ -454,7 +456,7 @@ class RandomResizedCrop(_Seeded):
     masks `(H, W)`.
 
     Where it comes first in `batch_transform`, `make_loader` decodes JPEGs of their own sizes no further than their
-    crops need (`decode=`).
+    crops need (`loader.plan.decode`).
     """
 
     size: int | Size
