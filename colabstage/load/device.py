@@ -22,7 +22,6 @@ import ctypes
 from collections import deque
 from collections.abc import Iterable
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -54,7 +53,7 @@ try:
 except ImportError as error:
     refuse_import("torch", "CudaDataLoader and make_loader need", error)
 
-from colabstage.load.batches import map_leaves, moves_itself
+from colabstage.load.batches import map_leaves, move_to, moves_itself
 
 
 def usable_device(device: str | torch.device) -> torch.device:
@@ -144,15 +143,6 @@ _SLOTS = 2
 _ALIGNMENT_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Staged(Generic[T]):
-    """A batch on its way to a device."""
-
-    batch: T
-    copied: Any
-    """The event after which it is there, `None` on a CPU."""
-
-
 class _Slot:
     """Pinned memory from which copies are in flight, and the event after which it may be filled again."""
 
@@ -212,9 +202,9 @@ class Stager:
         if self._stream is not None:
             self._stream.follow()
 
-    def stage(self, batches: Source[T]) -> Generator[Staged[T]]:
-        """Start the copies of each batch in turn. Batches are also made on the stream, so that those already on the
-        device are ordered like the rest."""
+    def stage(self, batches: Source[T]) -> Generator[tuple[T, Any]]:
+        """Start the copies of each batch in turn, and yield it with the event after which it is there. Batches are also
+        made on the stream, so that those already on the device are ordered like the rest."""
         entered = nullcontext() if self._stream is None else self._stream.entered()
         with closing(batches), entered, torch.no_grad():
             try:
@@ -224,10 +214,11 @@ class Stager:
                 for slot in self._slots:
                     slot.empty()
 
-    def hand_out(self, staged: Staged[T]) -> T:
+    def hand_out(self, staged: tuple[T, Any]) -> T:
         """Give a batch to the caller: work that the caller's stream queues from now on finds it on the device."""
+        batch, copied = staged
         if self._stream is not None:
-            self._stream.lead(staged.copied)
+            self._stream.lead(copied)
 
         def finish(leaf: Any) -> Any:
             if moves_itself(leaf):
@@ -237,16 +228,17 @@ class Stager:
                 used_here(leaf)
             return leaf
 
-        return map_leaves(staged.batch, finish)  # type: ignore[no-any-return]
+        return map_leaves(batch, finish)  # type: ignore[no-any-return]
 
-    def _start(self, batch: T) -> Staged[T]:
+    def _start(self, batch: T) -> tuple[T, Any]:
         if self._stream is None:
-            return Staged(map_leaves(batch, self._moved), None)
+            return move_to(batch, self._device), None
         tensors: list[torch.Tensor] = []
         map_leaves(batch, lambda leaf: tensors.append(leaf) if _is_stageable(leaf) else None)
         copies = iter(self._copy(self._stream, tensors))
-        moved = map_leaves(batch, lambda leaf: next(copies) if _is_stageable(leaf) else self._moved(leaf))
-        return Staged(moved, self._stream.record())
+        # Others do not go through pinned memory.
+        moved = map_leaves(batch, lambda leaf: next(copies) if _is_stageable(leaf) else move_to(leaf, self._device))
+        return moved, self._stream.record()
 
     def _copy(self, stream: CopyStream, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         slot = self._slots[self._turn]
@@ -256,11 +248,6 @@ class Stager:
         # After the last copy out of it, not after the batch: other work may follow.
         slot.emptied = stream.record()
         return copies
-
-    def _moved(self, leaf: Any) -> Any:
-        """Move what does not go through pinned memory: tensors on a device, sparse ones, and objects that are not
-        tensors."""
-        return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _is_stageable(leaf: Any) -> bool:
@@ -276,7 +263,7 @@ def copy_stream(device: torch.device) -> CopyStream | None:
 
 def stage_ahead(
     batches: Source[T], stager: Stager, depth: int, name: str, demand: Demand | None = None
-) -> Ahead[Staged[T]]:
+) -> Ahead[tuple[T, Any]]:
     """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller."""
     stager.begin()
     return Ahead(stager.stage(batches), depth, name, demand)
