@@ -7,6 +7,7 @@ two machines write it at once, it holds either's text, or an unreadable mixture,
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import ColabstageError, RunInUseError, TargetExistsError
-from colabstage.io.files import json_text, parse_json, pwrite_exactly
+from colabstage.io.files import parse_json, pwrite_exactly
 from colabstage.io.units import format_duration
 from colabstage.io.workspace import owner_is_alive, owner_token
 
@@ -32,6 +33,7 @@ SILENT_S = 150.0
 # By how much the clocks of two machines may differ. An older sign of life is old by any clock.
 _CLOCKS_S = 300.0
 _KIND = "colabstage run 1"
+_BEGINNING = json.dumps({"kind": _KIND}).removesuffix("}").encode()
 _NBYTES = 1024
 
 
@@ -67,7 +69,8 @@ def read_lease(folder: Path) -> Lease | None:
     except FileNotFoundError:
         return None
     noted: Any = parse_json(text)
-    if noted is None and (_KIND.encode() in text or not text.strip()):
+    # A kill may leave any beginning of it.
+    if noted is None and (_KIND.encode() in text or _BEGINNING.startswith(text.strip())):
         return None
     if not isinstance(noted, dict) or noted.get("kind") != _KIND:
         msg = f"'{file}' was not written by a run, so nothing is saved in this folder. Choose another folder."
@@ -81,7 +84,8 @@ def read_lease(folder: Path) -> Lease | None:
 
 def write_lease(folder: Path, lease: Lease) -> None:
     """Write a lease into a run's folder. All texts have one length, so overwriting leaves nothing of the old."""
-    text = json_text({"kind": _KIND, **asdict(lease)}).encode().ljust(_NBYTES)
+    text = json.dumps({"kind": _KIND, **asdict(lease)}).encode().ljust(_NBYTES)
+    assert text.startswith(_BEGINNING)
     handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         pwrite_exactly(handle, text, 0)
