@@ -334,10 +334,10 @@ def other_form(boxes: Boxes) -> tuple[str, int]:
 
 # Words for the sides of a box, once every other word of a column's name is removed; and those other words.
 _SIDE_WORDS = (
-    "x0 xmin minx left xtl startx",
-    "y0 ymin miny top ytl starty",
-    "x2 xmax maxx right xbr endx",
-    "y2 ymax maxy bottom ybr endy",
+    "x0 xmin minx left xtl startx colmin",
+    "y0 ymin miny top ytl starty rowmin",
+    "x2 xmax maxx right xbr endx colmax",
+    "y2 ymax maxy bottom ybr endy rowmax",
 )
 _SIDES = {word: side for side, found in enumerate(_SIDE_WORDS) for word in found.split()}
 # x1 and y1 are the first corner beside x2 and y2, and the second beside x0 and y0.
@@ -346,7 +346,7 @@ _AROUND = re.compile(r"^(bbox|box|roi|rect|face|object|obj|bounding_box)_?|_?(bb
 # Landmarks have one such column for each coordinate of each point.
 _POINT = re.compile(r"[xy]_?\d+")
 _OTHER_FORMS = re.compile(
-    r"(b?boxe?s?|bounding_box(es)?|predictionstring|objects|region_shape_attributes|bbox_\[.*|coordinates|coords|roi|rect)"
+    r"(b?boxe?s?(string)?|bounding_box(es)?|predictionstring|objects|region_shape_attributes|bbox_\[.*|coordinates|coords|roi|rect)"
 )
 _CORNERS = (("x", "y"), ("xcenter", "ycenter"), ("cx", "cy"), ("x1", "y1"), ("xmin", "ymin"), ("left", "top"))
 # Run-length encoded masks, as in competitions.

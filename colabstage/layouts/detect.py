@@ -276,7 +276,8 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
         return found
     who, shown = rival.who, ""
     layouts = filter(None, (found.table.layout, rival.layout))
-    ways = [*(f'layout="{layout}"' for layout in layouts), "layout=file_names(PATTERN), from colabstage.options"]
+    by_pattern = "audio_clips(pattern=PATTERN)" if found.table.layout == AUDIO.layout else "file_names(PATTERN)"
+    ways = [*(f'layout="{layout}"' for layout in layouts), f"layout={by_pattern}, from colabstage.options"]
     if isinstance(other, Evidence):
         name = first_contradicted(found.table, other.table)
         if name is None:
@@ -362,7 +363,8 @@ def _called_otherwise(case: Case, found: Evidence) -> Found | None:
     classes = {_bare(name) for name in found.table.classes if not NUMBER.fullmatch(name)}
     names = gather(lambda: names_state(case.source)) if classes else _NOTHING
     by_name = _classes_by_name(names) if isinstance(names, Evidence) else _named_as(found.table, classes)
-    if not by_name and classes.isdisjoint(_bare(words.folder_of(f"{folder}/")) for folder in case.images.folders[0]):
+    folders = (case.images or case.source.ending_in(words.SOUNDS)).folders[0]
+    if not by_name and classes.isdisjoint(_bare(words.folder_of(f"{folder}/")) for folder in folders):
         return None
     for row, (name, labels) in enumerate(zip(found.table.keys, labels_of_samples(found.table), strict=False)):
         called = {IMAGE_FOLDER.layout: words.folder_of(name), "file_names": by_name.get(name, "")}
@@ -389,10 +391,12 @@ def _bare(name: str) -> str:
 
 
 def _classes_of_others(case: Case, found: Evidence) -> Found | None:
-    """Return folders that look like classes, of images that no row of a table names: most images are in them, or they
-    are called as the table's classes, and none of its own images is in them."""
+    """Return folders that look like classes, of images that no row of a table names, or that have no box: most images
+    are in them, or they are called as the table's classes, and none of the others is in them."""
     files = found.table.inputs.source
-    named = {*files.entries.names} if isinstance(files, TreeFiles) else set[str]()
+    names = files.entries.names if isinstance(files, TreeFiles) else ()
+    labels = zip(names, labels_of_samples(found.table), strict=False)
+    named = {*names}.difference(name for name, own in labels if not own)
     rest = Case(case.source.without(named | found.used))
     if not named or not len(rest.images):
         return None
@@ -402,7 +406,7 @@ def _classes_of_others(case: Case, found: Evidence) -> Found | None:
     classes = [{*map(_bare, table.classes)} for table in (found.table, folders.table)]
     places = [{posixpath.dirname(name) for name in names} for names in (named, folders.table.keys)]
     are_alike = len(set.intersection(*classes)) > 1 and set.isdisjoint(*places)
-    return folders if are_alike or len(folders.table) > max(len(named), len(case.images) / 2) else None
+    return folders if are_alike or len(folders.table) > max(len(names), len(case.images) / 2) else None
 
 
 def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
@@ -651,7 +655,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: lists_state(case.source, names_state(case.source))),
-    Layout("audio", Case.state_audio, extensions=words.SOUNDS),
+    Layout("audio", Case.state_audio, extensions=words.SOUNDS, rivals=(_CALLED._replace(layout=""),)),
     Layout("tokens", lambda case: tokens.tokens_state(case.source), _weigh_text),
 )
 

@@ -18,7 +18,7 @@ from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import NAMES_SHOWN, left_out, listed
-from colabstage.layouts.columns import show
+from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, offsets_of
 from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, splits_of_folders
 from colabstage.trees.listing import count_by, take_strings
@@ -340,9 +340,12 @@ def _first_of_other_boxes(one: SampleTable, other: SampleTable, first: Boxes, se
     for (label, own), _ in counts.most_common():
         called.setdefault(label, own)
     are_merged = len(set(called.values())) < len(called)
+    # cat of the one may be Katze of the other, but not its dog. Numbers may be counted from 1.
+    renamed = {(other.classes[label], one.classes[own]) for label, own in called.items()}
+    are_swapped = any(name != own and name in one.classes and not NUMBER.fullmatch(name) for name, own in renamed)
     for name, same, labels, theirs in images:
         wanted = np.array([called[label] for label in theirs])
-        if are_merged or not (same & (labels == wanted[:, None])).any(axis=1).all():
+        if are_merged or are_swapped or not (same & (labels == wanted[:, None])).any(axis=1).all():
             return name
     return None
 

@@ -40,12 +40,13 @@ RULES_VERSION = 5
 # divides the samples otherwise contradicts. Tables and JSON of splits hold out, also of a folder 'train', lists count
 # where the layout is named, and Caffe's numbers order the classes.
 _NEWER_RULES = {
-    **dict.fromkeys(("arrow", "pixel_table", "tokens"), 6),
-    **dict.fromkeys(("webdataset", "images", "coco_classes", "audio", "croissant"), 7),
-    **dict.fromkeys(("tfrecord", "file_names", "arrays"), 8),
-    "detection": 12,
-    **dict.fromkeys(("table", "pairs"), 15),
-    "auto": 16,
+    **dict.fromkeys(("arrow", "pixel_table"), 6),
+    **dict.fromkeys(("webdataset", "images", "coco_classes", "tokens", "croissant"), 7),
+    **dict.fromkeys(("tfrecord", "file_names", "arrays", "audio"), 8),
+    "detection": 13,
+    "pairs": 15,
+    "table": 16,
+    "auto": 17,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -729,6 +729,12 @@ AS_PUBLISHED = [
     row("a table and its images, of two splits by their names", files("validation_data/{1..4}.bmp training_data/{all,hem}/{5..8}.bmp", {"validation_data/test_labels.csv": "name,label\n1.bmp,1\n2.bmp,0\n3.bmp,1\n4.bmp,0\n"}), right=[refused("test_labels.csv")]),
     row("boxes of a few, folders of classes of most", files("a/JPEGImages/b{0,1}.jpg c/{TRAIN,TEST}/{EOS,LYM}/d{0..2}.jpg", {"a/Annotations/b{0,1}.xml": VOC.format("b")}), right=[refused("folders like classes")]),
     row("annotations of one name beside another's", files("B.jpg B_1stHO.png C.jpg C_1stHO.png"), right=[refused(r"image_masks\('_1stHO'\)")]),
+    row("boxes of some, and folders of classes without label files", files("img/{0..3}.jpg cat/{4..6}.jpg dog/{7..9}.jpg", {"img/{0..3}.txt": first_of(0, 1), "data.yaml": "names: [cat, dog]\n"}), right=[refused("folders like classes")]),
+    row("boxes in rows, the classes exchanged", files("img/{0,1}.jpg", {f"img/{i}.xml": VOC.format("ab"[i]) for i in range(2)} | {"boxes.csv": "file,label,xmin,ymin,xmax,ymax\n0.jpg,b,5,6,40,30\n1.jpg,a,5,6,40,30\n"}), right=[refused("by 'boxes.csv'")]),
+    row("boxes by rows and columns of pixels", table("file,row_min,col_min,row_max,col_max,label", "{i}.jpg,2,1,40,30,{c}"), right=[found("train: boxes cat 2, dog 2")]),
+    row("boxes of a row in one text", table("image_name,BoxesString,domain", "{i}.jpg,2 3 7 9;1 1 4 4,{c}"), right=[refused("'BoxesString' holds boxes")]),
+    row("folders of clips contradict a table", files("", {["cat/{0,2}.wav", "dog/{1,3}.wav"][n]: wav() for n in range(2)} | {"labels.csv": "file,label\n0.wav,dog\n1.wav,cat\n2.wav,dog\n3.wav,cat\n"}), right=[refused("'labels.csv' and by what they are called")]),
+    row("tokens of a split, too few for a row", {"train.txt": b"a line of text\n" * 200, "val.txt": b"a line of text\n" * 20}, right=[refused("split 'val'.*too few")]),
     row("boxes without a header", files("a{0..3}.jpg", {"annotations.csv": "".join(f"a{i}.jpg,5,6,40,30,cat\n" for i in range(4))}), right=[refused(r"labels=\['column6'\]")]),
 ]
 

@@ -302,11 +302,13 @@ def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: Tok
     every = [(split, one, (one.total - extra) // length) for split, parts in streams.items() for one in parts]
     # A stream shorter than a row has no rows, and is left out.
     rows = [(split, stream, count) for split, stream, count in every if count > 0]
-    total = sum(stream.total for _, stream, _ in every)
-    if not rows:
-        held = format_count(total, "tokens")
-        msg = f"'{tree.label}' holds {held}, too few for a row of {length:,}. Choose a shorter row."
+    for split in [split for split in streams if split not in {of_row for of_row, _, _ in rows}]:
+        which = f"The split '{split}' of '{tree.label}'" if split else f"'{tree.label}'"
+        held = format_count(sum(one.total for one in streams[split]), "tokens")
+        how = "Choose a shorter row: layout=token_blocks(LENGTH), from colabstage.options."
+        msg = f"{which} holds {held}, too few for a row of {length:,}. {how}"
         raise LayoutError(msg)
+    total = sum(stream.total for _, stream, _ in every)
     # One array holds all rows, so of uint16 and uint32 the larger is used.
     types = {options.dtype if one.dtype == np.uint8 else one.dtype for _, one, _ in rows}
     dtype = np.result_type(*types).newbyteorder("=")
