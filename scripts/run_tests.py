@@ -89,7 +89,7 @@ def run_environment(environment: str, options: list[str], marks: str, until: flo
     print(f"\n== {environment}", flush=True)
     # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk. A
     # process without tests takes some from another, because a few tests take a hundred times as long as most.
-    processes = ["-n", f"{min(2 * len(os.sched_getaffinity(0)), 4)}", "--dist=worksteal", "-p", "tests.side_by_side"]
+    processes = ["-n", f"{min(2 * len(os.sched_getaffinity(0)), 4)}", "--dist=worksteal", "-p", "tests.longest_first"]
     selection = [*options, *processes, "-m", marks, "tests"]
     with own_folder() as disk, own_folder(MEMORY) if in_memory else nullcontext(disk) as folder:
         # A short name: the sockets that tests make below it may have 107 characters in all.

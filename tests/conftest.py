@@ -101,9 +101,8 @@ def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Nurseries:
     from tests.nurseries import Nurseries  # the smoke tests run where this package is missing
 
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return Nurseries(folder, os.getpid())
-    return Nurseries(folder.parent, int(os.environ.get("TESTS_OWNER", os.getppid())))
+    side_by_side = "PYTEST_XDIST_WORKER" in os.environ
+    return Nurseries(folder.parent if side_by_side else folder, os.getppid() if side_by_side else os.getpid())
 
 
 class _Records(logging.Handler):

@@ -56,7 +56,6 @@ class Nurseries:
                     [sys.executable, "-P", NURSERY, kind, address, str(self._owner)],
                     env={**os.environ, **ONE_THREAD, **own},
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
                     timeout=START_TIMEOUT_S,
                     check=True,
                 )

@@ -2,19 +2,15 @@
 
 `python nursery.py KIND SOCKET OWNER` starts a process that imports what is slow to import, and then forks whenever it
 is asked to, until the process with the number OWNER is gone. KIND is one of `PRELOADED`.
-`python nursery.py ask SOCKET ROLE ARGUMENT...` asks for a kernel, for nbclient, for a script or for a process that runs
-tests, and ends as that does.
+`python nursery.py ask SOCKET ROLE ARGUMENT...` asks for a kernel, for nbclient or for a script, and ends as that does.
 `python nursery.py compile` imports once what several processes would compile at the same time.
-Nothing of colabstage is imported here, so that notebooks and scripts import it as they would anywhere, but for the
-processes that run tests.
+Nothing of colabstage is imported here, so that notebooks and scripts import it as they would anywhere.
 """
 
 from __future__ import annotations
 
-import ast
 import gc
 import importlib
-import inspect
 import json
 import os
 import runpy
@@ -25,7 +21,6 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
 _JUPYTER = (
     *("ipykernel.kernelapp", "ipykernel.debugger", "ipywidgets", "nbclient.cli"),
@@ -35,7 +30,6 @@ _JUPYTER = (
 PRELOADED = {
     "torch": ("torch.utils.data", "sklearn.datasets", "keras", *_JUPYTER),
     "tensorflow": ("tensorflow", "keras", *_JUPYTER),
-    "tests": (),
 }
 # Also used by the servers and clusters of tests.
 _OTHERS = ("moto.server", "s3fs", "distributed", "datasets", "jupyterlab.labapp", "playwright.sync_api")
@@ -73,10 +67,6 @@ def main(kind: str, address: str, owner: int) -> None:
     os.close(reading)
     os.setsid()
     _import(*PRELOADED[kind])
-    if kind == "tests":
-        import pytest
-
-        pytest.main(["-qs", "-p", "no:cacheprovider", "-p", "tests.imported_only", "--collect-only", "tests"])
     # Half of a short process's time went into looking for garbage among a million imported objects, and into the pages
     # that this copies.
     gc.collect()
@@ -172,14 +162,6 @@ def _become(role: str, arguments: list[str], folder: str, environment: dict[str,
                 pyplot.install_repl_displayhook = lambda: None
             sys.path.insert(0, "")  # as in any kernel: the notebook's folder
             launch_new_instance(argv=arguments)
-        elif role == "tests":
-            from execnet import gateway_base
-
-            # Processes of multiprocessing would import this file as their main module.
-            sys.modules["__main__"] = ModuleType("__main__")
-            # execnet sends its own module, which is imported, and lines that use it.
-            sent = ast.literal_eval(sys.stdin.readline())
-            exec(sent.removeprefix(inspect.getsource(gateway_base)), vars(gateway_base))
         elif role == "nbclient":
             from jupyter_client.asynchronous.client import AsyncKernelClient
             from nbclient.cli import NbClientApp

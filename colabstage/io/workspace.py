@@ -245,12 +245,6 @@ def find_orphans(path: Path) -> list[Path]:
     return [one.path for one in found if one.is_abandoned and all(map(is_made_here, walk_parts(one.path)))]
 
 
-def is_worked_in(folder: Path, *, but: Path) -> bool:
-    """Return whether a process that is alive, or may be, has a temporary in `folder` other than `but`."""
-    owners = (one.owner for one in find_owned(folder, suffixes=(TEMP,)) if one.path != but)
-    return any(owner_is_alive(owner) is not False for owner in owners)
-
-
 # --- what is on the disk ---
 
 
@@ -487,22 +481,20 @@ def remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False, into: Path | None = None) -> bool:
+def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False) -> bool:
     """Remove a file or folder that `ours` vouches for; return whether it is gone. A link stays, and so does what
-    another user made. `empty`: as for `remove_own`; `into`: one of our folders, to be removed with that."""
+    another user made. `empty`: as for `remove_own`."""
     if not _facts_of(path):
         return True
     # Where locks have no effect, another process may remove it between any two of these steps.
     with contextlib.suppress(FileNotFoundError):
         if not is_made_here(path) or not ours(path):
             return not _facts_of(path)
-        if not empty and into is None and path.is_file():
+        if not empty and path.is_file():
             path.unlink()
             return True
         # Renamed first, so that nobody opens a half-removed folder, or an emptied file.
-        going = path.rename(owned_name(path if into is None else into / path.name, OLD))
-        if into is None:
-            remove_own(going, empty=empty)
+        remove_own(path.rename(owned_name(path, OLD)), empty=empty)
     return True
 
 

@@ -39,7 +39,7 @@ from colabstage.load.reading.fields import resize_into
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
 
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.calling import SeededTransform
@@ -155,9 +155,8 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
     """Move all boxes of the batch at once: this waits for the device once, not once per image."""
     counts = [len(target[BOXES]) for target in targets]
     boxes = torch.cat([target[BOXES] for target in targets])
-    each = torch.tensor(counts, device=boxes.device)
     scale, shift = (
-        torch.from_numpy(part).to(boxes.device, boxes.dtype).repeat_interleave(each, dim=0, output_size=sum(counts))
+        _to_device(np.repeat(part, counts, axis=0), boxes.device, boxes.dtype)
         for part in (movement.scale, movement.shift)
     )
     first, second = boxes[:, :2] * scale + shift, boxes[:, 2:] * scale + shift
@@ -166,14 +165,14 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
     kept = None
     if movement.size is not None:
         height, width = movement.size
-        moved = torch.minimum(moved.clamp(min=0), moved.new_tensor([width, height, width, height]))
+        moved = torch.minimum(moved.clamp(min=0), _to_device([width, height] * 2, boxes.device, boxes.dtype))
         # The only wait for the device.
         kept = ((moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])).cpu().numpy()
     found, end = [], 0
     for target, part in zip(targets, torch.split(moved, counts), strict=True):
         columns, end = {**target, BOXES: part}, end + len(part)
         if kept is not None and not (inside := kept[end - len(part) : end]).all():
-            which = torch.from_numpy(np.flatnonzero(inside)).to(part.device)
+            which = _to_device(np.flatnonzero(inside), part.device)
             # For every tensor that has a row for each box.
             for name, value in columns.items():
                 if isinstance(value, torch.Tensor) and value.dim() and len(value) == len(inside):
@@ -194,7 +193,8 @@ def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any
         padded[name] = torch.full_like(column, -1 if signed else 0)
         for number, row in enumerate(moved):
             padded[name][number, : len(row[name])] = row[name]
-    return {**padded, LENGTHS: target[LENGTHS].new_tensor([len(one[BOXES]) for one in moved])}
+    lengths = target[LENGTHS]
+    return {**padded, LENGTHS: _to_device([len(one[BOXES]) for one in moved], lengths.device, lengths.dtype)}
 
 
 def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:
@@ -318,8 +318,9 @@ def pick_crops(masks: torch.Tensor, crops: NDArray[np.int64], size: Size) -> tor
     return masks[batch, :, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
 
 
-def _to_device(values: NDArray[Any], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
+def _to_device(values: ArrayLike, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return numbers on a device, without a wait for the work that is queued there."""
+    return torch.from_numpy(np.ascontiguousarray(values)).to(dtype=dtype).to(device, non_blocking=True)
 
 
 def _to_dtype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -435,8 +436,10 @@ class RandomCrop(_Seeded):
         room = np.add(image, 2 * self.padding) - size
         # Refused instead of padded further: nobody asked for more border than `padding`.
         if (room < 0).any():
-            given = f"{image[0]} x {image[1]} (height x width)"
-            msg = f"{self} is larger than the images, {given}. Use a smaller size or more padding."
+            msg = (
+                f"{self} is larger than the images, {image[0]} x {image[1]} (height x width, as in size=). Use a "
+                "smaller size or more padding."
+            )
             raise OptionError(msg)
         # Draws are below 1, so the last position is as likely as the others.
         corners = np.floor(place.draws(2) * (room + 1)).astype(np.int64) - self.padding
@@ -460,7 +463,7 @@ class RandomResizedCrop(_Seeded):
     masks `(H, W)`.
 
     Where it comes first in `batch_transform`, `make_loader` decodes JPEGs of their own sizes no further than their
-    crops need (`decode=`).
+    crops need (`loader.plan.decode`).
     """
 
     size: int | Size
@@ -570,8 +573,9 @@ class Normalize(_Seeded):
         # With one value for all channels, the axes stay as they are.
         shape = (1, -1, 1, 1) if channels > 1 else ()
         # One multiplication and one subtraction, instead of a division by 255, a subtraction and a division.
-        factor = values.new_tensor([1 / (white * std) for std in self.std]).view(shape)
-        shift = values.new_tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)]).view(shape)
+        mean, std = np.array(self.mean), np.array(self.std)
+        numbers = (1 / (white * std), mean / std)
+        factor, shift = (_to_device(one, x.device, values.dtype).view(shape) for one in numbers)
         # If this tensor was made from bytes it is a new one, which may be changed in place.
         values = values * factor if values is x else values.mul_(factor)
         return values.sub_(shift).to(self.dtype)
@@ -604,8 +608,8 @@ class OneHot(_Seeded):
             msg = f"OneHot needs a tensor of class indices as y, got {kind}."
             raise OptionError(msg)
         # With zeros the sample's loss would be 0, whatever the model predicts.
-        known = y if y.dim() == 1 else y[y != VOID]
-        if known.numel() and known.device.type == "cpu" and (highest := int(known.max())) >= self.classes:
+        known = y[:0] if y.device.type != "cpu" else y if y.dim() == 1 else y[y != VOID]
+        if known.numel() and (highest := int(known.max())) >= self.classes:
             msg = f"OneHot({self.classes}) is too small for a sample of class {highest}. Write OneHot({highest + 1})."
             raise OptionError(msg)
         # In 64 bits: 255 classes and more do not fit into the bytes of masks.

@@ -3,8 +3,6 @@
 `CudaDataLoader` does it for any loader: with T1 seconds to load a batch and T2 to train on it, a batch costs
 max(T1, T2) instead of T1 + T2.
 
-Copies are built on a `CopyStream`, in whose place tests put a stream that copies late, in a thread, on any machine.
-
 All copies use one stream for the life of the loader; each iteration has a stager and pinned memory of its own. Four
 rules make them safe:
 
@@ -12,18 +10,18 @@ rules make them safe:
 - Pinned memory is reused only after an event that was recorded after the copies out of it; batches that came pinned are
   kept until their event is reached.
 - The consumer's stream waits for an event, recorded after the batch's copies, before the batch is handed out.
-- Everything handed out is recorded on the consumer's stream, so the allocator gives its memory to no later batch while
-  kernels that the consumer has queued still read it. The copying stream need not wait for them.
+- What the consumer's stream reads is recorded on it (`used_here`), so the allocator gives its memory to nothing else
+  while kernels that the consumer has queued still read it. The copying stream need not wait for them.
 
 Small batches are copied, and gathered on the device, in groups: copying a single one costs less than its calls.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Iterable
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
 
     from colabstage.load.ahead import Source
     from colabstage.load.batch import Group
+    from colabstage.load.reading.memory import Block
     from colabstage.load.reading.reader import SplitReader
 
 try:
@@ -54,7 +53,7 @@ try:
 except ImportError as error:
     refuse_import("torch", "CudaDataLoader and make_loader need", error)
 
-from colabstage.load.batches import map_leaves, moves_itself
+from colabstage.load.batches import map_leaves, move_to, moves_itself
 
 
 def usable_device(device: str | torch.device) -> torch.device:
@@ -86,16 +85,9 @@ class CopyStream:
     """Does work for one CUDA device in order, on a side stream beside the consumer's own, the same one for the object's
     life. Its methods only queue work."""
 
-    pinned = True
-    """Whether host memory must be pinned for its copies to be asynchronous."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def takes(self, host: torch.Tensor) -> bool:
-        """Return whether this tensor is copied asynchronously without first going through pinned memory."""
-        return host.is_pinned()
 
     def follow(self) -> None:
         """Make later work on this stream wait for everything queued so far on the caller's stream."""
@@ -121,15 +113,18 @@ class CopyStream:
         """Make the caller's stream wait for an event of this stream."""
         torch.cuda.current_stream(self._device).wait_event(event)
 
-    def used(self, tensor: torch.Tensor) -> None:
-        """Record that the caller's stream uses a tensor that was made on this stream."""
-        if tensor.is_cuda:
-            for part in _dense_parts(tensor):
-                part.record_stream(torch.cuda.current_stream(self._device))
+
+def used_here(tensor: torch.Tensor) -> None:
+    """Record that the caller's stream uses a tensor, which may have been made on another one."""
+    if tensor.is_cuda:
+        for part in _dense_parts(tensor):
+            part.record_stream(torch.cuda.current_stream(part.device))
 
 
-def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that hold a tensor's memory: itself, or the indices and values of a sparse one."""
+def _dense_parts(tensor: Any) -> tuple[torch.Tensor, ...]:
+    """Return the tensors that hold a tensor's memory: itself, or those that a nested or sparse one is made of."""
+    if tensor.is_nested:
+        return (tensor.values(),) if tensor.layout == torch.strided else (tensor.values(), tensor.offsets())
     if tensor.layout == torch.strided:
         return (tensor,)
     if tensor.layout == torch.sparse_coo:
@@ -148,32 +143,36 @@ _SLOTS = 2
 _ALIGNMENT_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Staged(Generic[T]):
-    """A batch on its way to a device."""
+class _Slot:
+    """Pinned memory from which copies are in flight, and the event after which it may be filled again."""
 
-    batch: T
-    copied: Any
-    """The event after which it is there, `None` on a CPU."""
+    def __init__(self) -> None:
+        self._memory = torch.from_numpy(np.empty(0, np.uint8))
+        self._borrowed: list[torch.Tensor] = []
+        self.emptied: Any = None
 
-
-class PinnedBuffer:
-    """Host memory in which tensors are laid out one after the other before they are copied to a device."""
-
-    def __init__(self, *, pinned: bool) -> None:
-        self._pinned = pinned
-        self._memory = torch.empty(0, dtype=torch.uint8)
+    def empty(self) -> None:
+        """Wait until no copy from here is in flight."""
+        # Nothing has been copied from a new slot.
+        if self.emptied is not None:
+            self.emptied.synchronize()
+        self._borrowed.clear()
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy CPU tensors here, over the previous ones; return dense tensors over this memory, equal to them."""
-        starts, end = [], 0
+        """Copy CPU tensors here, over the previous ones; return dense tensors in pinned memory, equal to them. Those
+        that are pinned already are kept instead, until the slot is emptied."""
+        starts: list[int | None] = []
+        end = 0
         for tensor in tensors:
-            starts.append(end)
-            end += -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            pinned = tensor.is_pinned()
+            starts.append(None if pinned else end)
+            end += 0 if pinned else -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         # Grows to the largest batch and stays: pinning takes milliseconds.
         if end > len(self._memory):
-            self._memory = torch.empty(end, dtype=torch.uint8, pin_memory=self._pinned)
-        return [self._copy_in(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
+            self._memory = torch.empty(end, dtype=torch.uint8, pin_memory=True)
+        pairs = [*zip(tensors, starts, strict=True)]
+        self._borrowed += [tensor for tensor, start in pairs if start is None]
+        return [tensor if start is None else self._copy_in(tensor, start) for tensor, start in pairs]
 
     def _copy_in(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
         # "meta" allocates nothing: this computes the strides of a dense copy that keeps channels_last.
@@ -188,22 +187,6 @@ class PinnedBuffer:
         return placed
 
 
-class _Slot:
-    """Host memory from which copies are in flight, and the event after which it may be filled again."""
-
-    def __init__(self, *, pinned: bool) -> None:
-        self.stage = PinnedBuffer(pinned=pinned)
-        self.borrowed: list[torch.Tensor] = []
-        self.emptied: Any = None
-
-    def empty(self) -> None:
-        """Wait until no copy from here is in flight."""
-        # Nothing has been copied from a new slot.
-        if self.emptied is not None:
-            self.emptied.synchronize()
-        self.borrowed.clear()
-
-
 class Stager:
     """Take the batches of one iteration to a device: by a stream, or directly if we have no streams for the device,
     such as the CPU. The thread that prepares calls `stage`, the consumer calls the rest."""
@@ -211,7 +194,7 @@ class Stager:
     def __init__(self, stream: CopyStream | None, device: torch.device) -> None:
         self._stream = stream
         self._device = device
-        self._slots = [] if stream is None else [_Slot(pinned=stream.pinned) for _ in range(_SLOTS)]
+        self._slots = [] if stream is None else [_Slot() for _ in range(_SLOTS)]
         self._turn = 0
 
     def begin(self) -> None:
@@ -219,9 +202,9 @@ class Stager:
         if self._stream is not None:
             self._stream.follow()
 
-    def stage(self, batches: Source[T]) -> Generator[Staged[T]]:
-        """Start the copies of each batch in turn. Batches are also made on the stream, so that those already on the
-        device are ordered like the rest."""
+    def stage(self, batches: Source[T]) -> Generator[tuple[T, Any]]:
+        """Start the copies of each batch in turn, and yield it with the event after which it is there. Batches are also
+        made on the stream, so that those already on the device are ordered like the rest."""
         entered = nullcontext() if self._stream is None else self._stream.entered()
         with closing(batches), entered, torch.no_grad():
             try:
@@ -231,56 +214,46 @@ class Stager:
                 for slot in self._slots:
                     slot.empty()
 
-    def hand_out(self, staged: Staged[T]) -> T:
+    def hand_out(self, staged: tuple[T, Any]) -> T:
         """Give a batch to the caller: work that the caller's stream queues from now on finds it on the device."""
-        stream = self._stream
-        if stream is not None and staged.copied is not None:
-            stream.lead(staged.copied)
+        batch, copied = staged
+        if self._stream is not None:
+            self._stream.lead(copied)
 
         def finish(leaf: Any) -> Any:
             if moves_itself(leaf):
                 # Moved here, because nothing could record its contents on the consumer's stream.
                 return leaf.to(self._device)
-            if isinstance(leaf, torch.Tensor) and stream is not None:
-                stream.used(leaf)
+            if isinstance(leaf, torch.Tensor):
+                used_here(leaf)
             return leaf
 
-        return map_leaves(staged.batch, finish)  # type: ignore[no-any-return]
+        return map_leaves(batch, finish)  # type: ignore[no-any-return]
 
-    def _start(self, batch: T) -> Staged[T]:
+    def _start(self, batch: T) -> tuple[T, Any]:
         if self._stream is None:
-            return Staged(map_leaves(batch, self._moved), None)
+            return move_to(batch, self._device), None
         tensors: list[torch.Tensor] = []
         map_leaves(batch, lambda leaf: tensors.append(leaf) if _is_stageable(leaf) else None)
         copies = iter(self._copy(self._stream, tensors))
-        moved = map_leaves(batch, lambda leaf: next(copies) if _is_stageable(leaf) else self._moved(leaf))
-        return Staged(moved, self._stream.record())
+        # Others do not go through pinned memory.
+        moved = map_leaves(batch, lambda leaf: next(copies) if _is_stageable(leaf) else move_to(leaf, self._device))
+        return moved, self._stream.record()
 
     def _copy(self, stream: CopyStream, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % _SLOTS
         slot.empty()
-        # What the loader gathered into pinned memory needs no second copy there.
-        ready = [stream.takes(tensor) for tensor in tensors]
-        placed = iter(slot.stage.fill([tensor for tensor, there in zip(tensors, ready, strict=True) if not there]))
-        copies = []
-        for tensor, there in zip(tensors, ready, strict=True):
-            if there:
-                slot.borrowed.append(tensor)
-            copies.append(stream.copy(tensor if there else next(placed)))
+        copies = [stream.copy(tensor) for tensor in slot.fill(tensors)]
         # After the last copy out of it, not after the batch: other work may follow.
         slot.emptied = stream.record()
         return copies
 
-    def _moved(self, leaf: Any) -> Any:
-        """Move what does not go through pinned memory: tensors on a device, sparse ones, and objects that are not
-        tensors."""
-        return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
-
 
 def _is_stageable(leaf: Any) -> bool:
     # Subclasses may carry more than their numbers, which `to` moves too.
-    return type(leaf) is torch.Tensor and leaf.device.type == "cpu" and leaf.layout == torch.strided
+    is_dense = type(leaf) is torch.Tensor and leaf.layout == torch.strided and not leaf.is_nested
+    return is_dense and leaf.device.type == "cpu"
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:
@@ -290,15 +263,16 @@ def copy_stream(device: torch.device) -> CopyStream | None:
 
 def stage_ahead(
     batches: Source[T], stager: Stager, depth: int, name: str, demand: Demand | None = None
-) -> Ahead[Staged[T]]:
+) -> Ahead[tuple[T, Any]]:
     """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller."""
     stager.begin()
     return Ahead(stager.stage(batches), depth, name, demand)
 
 
-def pinned_block(nbytes: int) -> memoryview:
+def pinned_block(nbytes: int) -> Block:
     memory: Any = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
-    return memoryview(memory)
+    # Not a view of the array, in whose place numpy would put that array itself.
+    return memoryview((ctypes.c_ubyte * nbytes).from_buffer(memory))
 
 
 @public_class
@@ -419,16 +393,16 @@ class DeviceTable:
         row_bytes = dtype.itemsize * self._length
         # The longest word that divides a row.
         word = next((word for word in _WORDS if row_bytes % word.itemsize == 0), torch.uint8)
-        self._words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
+        self.words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
 
     def fill(self, start: int, rows: torch.Tensor) -> None:
         """Put `rows`, `(n, *shape)` on any device, at row `start`."""
-        part = self._words[start : start + len(rows)]
+        part = self.words[start : start + len(rows)]
         part.copy_(rows.contiguous().view(len(rows), self._length).view(torch.uint8).view(part.dtype).view(part.shape))
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         """Return copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""
-        words = self._words.index_select(0, index)
+        words = self.words.index_select(0, index)
         return words.view(self._dtype).view(len(index), *self._shape)
 
 
@@ -479,9 +453,9 @@ class ResidentSplit:
         ends = np.cumsum([len(rows) for rows in batches])[together - 1 :: together].tolist()
         ends += [len(order)] if not ends or ends[-1] < len(order) else []
         for start, stop in pairwise([0, *ends]):
-            # The consumer's stream may differ from the one that made it.
-            if order.is_cuda:
-                order.record_stream(torch.cuda.current_stream(self._device))
+            # Made on a stream that may be another one, and dropped with the loader.
+            for tensor in (order, x.words, y.words):
+                used_here(tensor)
             index = order[start:stop]
             images = x.take(index)
             images = images.permute(0, 3, 1, 2) if self._images else images
@@ -519,5 +493,5 @@ class StreamGuard:
         """Return a batch, ready on the current stream."""
         if self._device is not None and (now := torch.cuda.current_stream(self._device)) != self._stream:
             now.wait_stream(self._stream)
-            map_leaves(batch, lambda leaf: leaf.record_stream(now) if isinstance(leaf, torch.Tensor) else None)
+            map_leaves(batch, lambda leaf: used_here(leaf) if isinstance(leaf, torch.Tensor) else None)
         return batch

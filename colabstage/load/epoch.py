@@ -226,7 +226,10 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None)
     # Such an object draws again each epoch; a list, an array, a set or a column of a table is always the same.
     if isinstance(given, Sampler) or (hasattr(given, "__len__") and not isinstance(given, Collection)):
         if not hasattr(given, "__len__"):
-            msg = f"{type(sampler).__name__} has no __len__, which counts the batches. Pass sampler=list(sampler)."
+            msg = (
+                f"{type(sampler).__name__} has no __len__, which counts the batches. Give it one; or, for the same "
+                "rows in every epoch, pass sampler=list(sampler), shuffle=False."
+            )
             raise OptionError(msg)
         _check_source(given, samples)
         return SampledOrder(sampler, samples)

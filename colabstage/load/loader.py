@@ -665,7 +665,7 @@ class Pipeline:
         # there, and two that are.
         idle = plan.prefetch.value // plan.together + (5 if on_gpu else 2)
         workers = max(1, plan.workers.value)
-        self.stream = None if self.device.type == "cpu" else copy_stream(self.device)
+        self.stream = copy_stream(self.device)
         self.batcher = Batcher(
             reader, workers=workers, together=plan.together, idle=idle, allocate=pinned_block if on_gpu else None
         )

@@ -498,8 +498,8 @@ class Fetcher:
         if expected and digest != expected:
             msg = (
                 f"'{remote.facts.label}' is damaged: the {int(layout.lengths[block]):,} bytes from "
-                f"{int(layout.offsets[block]):,} on are not those that were written, in {_BLOCK_TRIES} readings. Make "
-                "it again from its source; stage_dataset does so with refresh=True."
+                f"{int(layout.offsets[block]):,} on are not those that were written, in {_BLOCK_TRIES} readings. Write "
+                "it again; a pack is made again by stage_dataset(…, refresh=True)."
             )
             self._reject(block, DamagedPackError(msg))
             return

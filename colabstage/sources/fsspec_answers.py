@@ -43,7 +43,8 @@ _KINDS: dict[Judgement, str] = {
 _NAMES = {name: judgement for judgement, names in _KINDS.items() for name in names.split()}
 _STATUSES: dict[int, Judgement] = {
     **dict.fromkeys((404, 410), "missing"),
-    **dict.fromkeys((401, 403), "access"),
+    # S3 answers a HEAD with an expired login, or for another region, by a 400 without a word.
+    **dict.fromkeys((400, 401, 403), "access"),
     **dict.fromkeys((408, 425, 429, *range(500, 600)), "transient"),
 }
 _FTP_LOGIN, _FTP_REFUSED = frozenset({"530", "532", "331", "332"}), frozenset({"550", "553"})

@@ -97,6 +97,7 @@ _GZIPPED = (".gz", ".tgz", ".svgz")
 _GZIP_TYPES = frozenset(
     {"application/gzip", "application/x-gzip", "application/x-tgz", "application/x-gtar-compressed"}
 )
+_WITH_LENGTH = (".npy", ".npz", ".h5", ".parquet")
 _PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
 # The beginning of the answer of Amazon, Google and their imitators at the address of a bucket or a folder in it.
 _BUCKET_LIST = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<ListBucketResult\b")
@@ -182,6 +183,18 @@ class HttpFile(RemoteFile):
         self._tail = tail
         # Whether the server declares the data as a web page.
         self._is_page = first.is_page_type or names_a_page(session.url, facts.name)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        facts, is_chunked = self.facts, "chunked" in self.headers.get("Transfer-Encoding", "")
+        ends_itself = facts.name.lower().endswith((*ARCHIVE_SUFFIXES, *_WITH_LENGTH))
+        if facts.size is not None or is_chunked or self._first.coding or facts.checksum or ends_itself:
+            return ()
+        note = (
+            f"The server of '{facts.label}' does not say how long the file is, so nothing shows whether all of it "
+            "arrived: compare its length with what is expected."
+        )
+        return (note,)
 
     def open_again(self) -> HttpFile:
         """Return the same file with connections of its own, without a request."""

@@ -60,11 +60,29 @@ from colabstage.sources.parse import (
 from colabstage.sources.remote import JoinedFile, MountedFile, closing_pieces, given_up, pieces_of, read_through
 from colabstage.sources.remote_files import RemoteFileTree, bytes_along, name_remote_files, open_remote, remote_opener
 from colabstage.sources.to_folder import SLOW_READERS
-from colabstage.trees.bytes import HEAD_BYTES, JoinedBytes, LocalBytes, compression_of, is_tar_head, kind_by_magic
+from colabstage.trees.bytes import (
+    ARCHIVE_SUFFIXES,
+    HEAD_BYTES,
+    JoinedBytes,
+    LocalBytes,
+    base_name,
+    compression_of,
+    is_tar_head,
+    kind_by_magic,
+)
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import total_size
 from colabstage.trees.names import distinct_names
-from colabstage.trees.open import JoinedTree, Joining, OnlyTree, is_folder, open_archive, recognise_archive
+from colabstage.trees.open import (
+    ALONE,
+    BESIDE,
+    JoinedTree,
+    Joining,
+    OnlyTree,
+    is_folder,
+    open_archive,
+    recognise_archive,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -359,8 +377,8 @@ class Part(Closing):
     def open_tree(self, spool: Path, *, alone: bool = True) -> Tree:
         """Open the files. An archive that can only be read in order starts to be copied.
 
-        A compressed tar is unpacked to `spool`, on the local disk. `alone`: whether it is the whole source, so that a
-        single file of arrays or records is accepted too.
+        A compressed tar is unpacked to `spool`, on the local disk. `alone`: whether it is the whole source; files
+        of arrays or records are accepted then, and beside others tables and lists.
         """
         if self.tree is not None:
             return self.tree
@@ -374,7 +392,7 @@ class Part(Closing):
             tree = open_archive(
                 content,
                 spool=spool,
-                single_files=alone and self.opening.single_files,
+                single_files=(ALONE if alone else BESIDE) if self.opening.single_files else (),
                 name=self.file.facts.name,
                 zip_encoding=self.opening.zip_encoding,
                 cancellation=self.opening.cancellation,
@@ -399,6 +417,8 @@ class Part(Closing):
         """Look for changes that reading cannot notice: list a folder on a slow mount again, and compare the time of a
         local file. Return what has changed and what to wait for, or ""."""
         if self.file is not None and self._opened:
+            if any(one.fileno() < 0 for one in self._opened):
+                return ""  # closed with a tree that could not be opened
             # By the open files, because their paths may lead to others meanwhile.
             now, facts = [os.fstat(one.fileno()) for one in self._opened], self.file.facts
             times = " ".join(str(one.st_mtime_ns) for one in now)
@@ -492,7 +512,12 @@ class OpenedSource(Closing):
         # The first source determines the kind of list. Single files are opened when they are read, because there may be
         # thousands of addresses.
         have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
-        if have_addresses and opened.file is not None and not opened.is_archive():
+        endings = [base_name(part.label).lower().endswith for part in source.parts]
+        # A table may come before the archive that it is about.
+        has_archive = any(one(ARCHIVE_SUFFIXES) for one in endings) and all(
+            one((*ARCHIVE_SUFFIXES, *BESIDE)) for one in endings
+        )
+        if not has_archive and have_addresses and opened.file is not None and not opened.is_archive():
             self._stack.pop_all().close()
             self._whole = self._list([(part.label, part) for part in source.parts], {})
         else:

@@ -2,17 +2,17 @@
 
 Each file has its manifest beside it, `NAME.json`, without which it does not count. Both kinds of places keep the same
 files under the same names, so a bucket that is filled from a folder by other means is a cache too. A new version comes
-in four steps, each of which leaves one complete version and the evidence of what colabstage wrote:
+in four steps, each of which leaves one complete version and the evidence of what colabstage wrote. In a folder the file
+has been written beside its place, read back and compared before.
 
-1. In a folder, the file is written beside its place, read back and compared.
-2. `NAME.unfinished` takes its manifest: the note of what is coming. In a folder only one process can create it, and it
-   names the workspace that the file is in.
-3. An earlier version that is as it was written makes room: it becomes `NAME.previous`, in a bucket it is removed.
-4. The file gets its name, only where nothing is; in a bucket it is read back. Then its manifest does.
+1. `NAME.unfinished` takes its manifest: the note of what is coming.
+2. An earlier version that is as it was written makes room: it becomes `NAME.previous`, in a bucket it is removed.
+3. The file gets its name, only where nothing is; in a bucket it is read back.
+4. The note becomes its manifest.
 
-Machines that share a folder have no lock that reaches all of them. One that finds a note which has not moved for
-`_PLACING_S` takes the workspace that it names, and with it all that a run that was only halted could still do. In a
-bucket each request names the version that it replaces or removes, so that a halted run changes nothing of another's.
+No lock reaches all machines that share a place. So each step changes only what it was decided on: in a bucket by the
+service's conditions, in a folder by renames to names that are free. A run that was halted at any point, and then finds
+another one's file, leaves that there and is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ from colabstage.io.files import (
     typed_write_errors,
 )
 from colabstage.io.pipeline import run_each
-from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import show_address
 from colabstage.io.workspace import (
     among_others,
@@ -56,8 +55,6 @@ from colabstage.io.workspace import (
     disk_use,
     find_owned,
     is_made_here,
-    is_own,
-    is_worked_in,
     move_vouched,
     open_workspace,
     put_file,
@@ -65,7 +62,6 @@ from colabstage.io.workspace import (
     shortened,
     sweep_temporaries,
     sync_file,
-    take_orphan,
     temp_beside,
 )
 from colabstage.machine.mounts import drive_root, require_answer, run_watched, silence_of
@@ -90,14 +86,10 @@ _NOTES = (MANIFEST_SUFFIX, UNFINISHED_SUFFIX)
 _READERS = 8
 # How long another process of this machine may take to put a file in its place.
 _TURN_S = 60.0
-# How long to wait for another machine's note, and how often to look.
-_PLACING_S, _LOOK_S = 20.0, 0.02
 _WRITTEN_MEANWHILE = "another process wrote it meanwhile"
 # How often to write a manifest that others replace at the same time.
 _TRIES = 8
 _NO_MANIFEST = "is not a manifest that colabstage wrote, which has to go there"
-# The key of a note that names the workspace of the run that wrote it.
-_WORKSPACE = "workspace"
 # Services whose addresses begin with a bucket, which somebody has to make first.
 _WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
@@ -191,6 +183,8 @@ class Publication:
     state: tuple[int, ...]
     step: ProgressStep
     cancellation: Cancellation
+    made: Path | None = None
+    """Its verified copy, which is renamed into the place; `None` where the file itself is sent."""
 
     def check_unchanged(self) -> None:
         """Refuse a file that was written to since its state was taken: its copy would be a mixture."""
@@ -259,8 +253,7 @@ class Place(ABC):
 
     @abstractmethod
     def remove(self, name: str, entry: Entry) -> None:
-        """Remove a file that this module has checked to be ours; a missing file is fine, in a bucket another one is
-        refused."""
+        """Remove a file that this module has checked to be ours; a missing file is fine, another one is refused."""
 
     def ask(self, question: Callable[[], T]) -> T:
         """Call a function that may hang; raises `DriveDisconnectedError` or `SourceError` if nothing answers."""
@@ -271,6 +264,11 @@ class Place(ABC):
     def bring(self, new: Publication, there: Present) -> int:
         """Put a new version in place of an existing one, if that is ours; return how many of its bytes an interrupted
         run has left. `there`: what a look has shown; each look at a bucket lists it."""
+
+    @abstractmethod
+    def send(self, new: Publication, there: Present, note: bytes) -> Entry:
+        """Have an earlier version, which was checked, make room, and give the new one its name; return what has the
+        name then. `note`: what speaks for it."""
 
     def sweep(self, name: str) -> None:  # noqa: B027 - a bucket has nothing unfinished
         """Remove what dead runs left of a file, its previous version and their manifests."""
@@ -397,16 +395,37 @@ class Place(ABC):
         if not self._has_content(new.name, entry, new.manifest, new.cancellation):
             return False
         new.check_unchanged()
-        note = self._vouch(new, entry, there.notes.get(MANIFEST_SUFFIX)).notes.get(UNFINISHED_SUFFIX)
+        beside = there.notes.get(MANIFEST_SUFFIX)
+        note = self._vouch(new.name, new.manifest, entry, beside).notes.get(UNFINISHED_SUFFIX)
         # Any other note may be of a run that is about to put something else there.
         if note is not None and note.manifest is not None and note.manifest.hashes == new.manifest.hashes:
-            self.remove(new.name + UNFINISHED_SUFFIX, note.entry)
+            self._withdraw(new.name + UNFINISHED_SUFFIX, note, note.content)
         return True
 
-    def _vouch(self, new: Publication, entry: Entry, note: Note | None) -> Present:
-        """Write the manifest, with which the file counts, and return what is there then; raises `TargetExistsError` if
+    def _exchange(self, new: Publication, there: Present) -> None:
+        """Put a new version in place of an existing one, if that is ours."""
+        name, note, described = new.name, new.name + UNFINISHED_SUFFIX, self._written(there)
+        content = _content_of(replace(new.manifest, mtime_ns=0 if new.made is None else new.made.stat().st_mtime_ns))
+        known = there.manifest
+        if there.entry is not None and described is not None and (known is None or known.hashes != described.hashes):
+            # A run died right before its end, and its note, which is about to be replaced, is the only evidence.
+            there = self._vouch(name, described, there.entry, there.notes.get(MANIFEST_SUFFIX))
+        self.write(note, content, create=False)
+        try:
+            now = self._vouch(name, new.manifest, self.send(new, there, content), None)
+        except BaseException:
+            now = self._now(name)
+            if not self._adopt(new, now):
+                # Nothing under this name is of this run, so its note must not speak for it.
+                self._withdraw(note, now.notes.get(UNFINISHED_SUFFIX), content)
+                raise
+        else:
+            self._withdraw(note, now.notes.get(UNFINISHED_SUFFIX), content)
+
+    def _vouch(self, name: str, manifest: Manifest, entry: Entry, note: Note | None) -> Present:
+        """Write the manifest, with which a file counts, and return what is there then; raises `TargetExistsError` if
         another one has its name. `note`: what has that name, as far as known."""
-        beside, content = new.name + MANIFEST_SUFFIX, _content_of(replace(new.manifest, mtime_ns=entry.mtime_ns))
+        beside, content = name + MANIFEST_SUFFIX, _content_of(replace(manifest, mtime_ns=entry.mtime_ns))
         # Between any two requests another run may replace the file, or write the manifest of its own.
         for _ in range(_TRIES):
             if note is not None and not note.is_ours:
@@ -414,19 +433,20 @@ class Place(ABC):
             if note is None or note.content != content:
                 with contextlib.suppress(TargetExistsError):
                     self.write(beside, content, create=note is None, version="" if note is None else note.entry.version)
-            there = self._now(new.name)
+            there = self._now(name)
             note = there.notes.get(MANIFEST_SUFFIX)
             if there.entry != entry:
                 self._withdraw(beside, note, content)
                 break
             if note is not None and note.content == content:
                 return there
-        raise self.occupied(new.name, _WRITTEN_MEANWHILE)
+        raise self.occupied(name, _WRITTEN_MEANWHILE)
 
-    def _withdraw(self, name: str, note: Note | None, content: bytes) -> None:
+    def _withdraw(self, name: str, note: Note | None, content: bytes | None) -> None:
         """Remove a note of this run, unless another run's has taken its place."""
         if note is not None and note.content == content:
-            with contextlib.suppress(TargetExistsError):
+            # Where nothing may be removed, it says the same as the manifest.
+            with contextlib.suppress(TargetExistsError, TargetNotWritableError):
                 self.remove(name, note.entry)
 
 
@@ -482,19 +502,17 @@ class FolderPlace(Place):
             with atomic_path(path, replaces=is_manifest) as temp:
                 temp.write_bytes(content)
             return
-        try:
-            file = path.open("xb")
-        except FileExistsError as error:
-            raise self.occupied(name, "it has come into being meanwhile") from error
-        try:
-            with file:
-                file.write(content)
-            sync_file(path)
-        except BaseException:
-            remove_vouched(path, lambda _: True)  # on a full disk it stays empty
-            raise
+        # The note becomes the manifest; usually it says the same already, so that a full disk has room for this.
+        note = path.with_suffix(UNFINISHED_SUFFIX)
+        if self.read(note.name) != content:
+            self.write(note.name, content, create=False)
+        with contextlib.suppress(FileNotFoundError):
+            move_vouched(note, path)
 
     def remove(self, name: str, entry: Entry) -> None:
+        now = self._entry(name)
+        if now is not None and now[:2] != entry[:2]:
+            raise self.occupied(name, _WRITTEN_MEANWHILE)
         remove_vouched(self.folder / name, lambda _: True, empty=self.on_drive and not name.endswith(_NOTES))
 
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
@@ -519,6 +537,10 @@ class FolderPlace(Place):
             already = super().put(new)
             self.sweep(new.name)
         return already
+
+    def _present(self, names: Sequence[str], notes: Sequence[str] = _NOTES) -> list[Present]:
+        # Its manifest comes after a file. Looked at last, no file is missing beside a manifest that has just come.
+        return [one._replace(entry=self._entry(one.name)) for one in super()._present(names, notes)]
 
     def _both(self, name: str) -> list[Present]:
         """Return what is there, the file and the previous version, if both may be replaced."""
@@ -549,101 +571,61 @@ class FolderPlace(Place):
                 _read_back(temp, new)
                 # Before the first rename: a file that was written to meanwhile is a mixture of two states.
                 new.check_unchanged()
-                self._exchange(temp, new)
+                turn = lock_for(target)
+                with local_lock(turn, timeout_s=_TURN_S, cancellation=new.cancellation) as alone:
+                    if alone is False:
+                        msg = f"'{target}' is being published by another process. Try again when that is done."
+                        raise TargetExistsError(msg)
+                    now = self._now(new.name)
+                    # Another process may have published the same meanwhile. It stays, and so does the version before.
+                    if not self._adopt(new, now):
+                        self._exchange(replace(new, made=temp), now)
         except (DamagedPackError, SourceReadError):
             # A source that is being written to looks damaged; then that is the cause to report.
             new.check_unchanged()
             raise
         return already
 
-    def _exchange(self, temp: Path, new: Publication) -> None:
-        """Put the new file in its place, keeping the old one complete under one of its two names at any moment.
-
-        Each step but one moves a file into the workspace or out of it. Whoever takes this run for dead takes its
-        workspace first: then no further step succeeds, however long it was halted.
-        """
-        name, note, workspace = new.name, new.name + UNFINISHED_SUFFIX, temp.parent
-        # All that takes room comes before the first rename, so that a full disk cannot leave half of this.
-        manifest = replace(new.manifest, mtime_ns=temp.stat().st_mtime_ns)
-        draft = _write_draft(workspace, manifest)
-        claim = json_text({**asdict(manifest), _WORKSPACE: workspace.name}).encode()
-        # Between any two steps a process may come to a halt for longer than another one would wait for a note.
-        turn = lock_for(self.folder / name)
-        with local_lock(turn, timeout_s=_TURN_S, cancellation=new.cancellation) as alone:
-            if alone is False:
-                msg = f"'{self.at(name)}' is being published by another process. Try again when that is done."
-                raise TargetExistsError(msg)
-            self._claim(name, claim, workspace)
-            try:
-                # Another process may have published the same meanwhile. It stays, and so does the version before it.
-                if self._adopt(new, self._now(name)):
-                    return
-                self._make_room(name, workspace)
-                put_file(temp, self.folder / name, replaces=lambda _: False)
-                put_file(draft, self.folder / (name + MANIFEST_SUFFIX), replaces=is_manifest)
-            finally:
-                with contextlib.suppress(OSError):
-                    if self.read(note) == claim:
-                        self._set_aside(note, workspace)
-
-    def _set_aside(self, name: str, workspace: Path) -> None:
-        remove_vouched(self.folder / name, lambda _: True, into=workspace)
-
-    def _make_room(self, name: str, workspace: Path) -> None:
-        """Make a version that is as it was written the previous one, in place of the one before."""
-        there, previous = self._both(name)
+    def send(self, new: Publication, there: Present, note: bytes) -> Entry:
+        assert new.made is not None
+        made_ns, target = new.made.stat().st_mtime_ns, self.folder / new.name
+        there, previous = self._both(new.name)
         manifest = self._written(there)
         if manifest is not None:
-            draft = _write_draft(workspace, manifest)
-            for one in (previous.name, *previous.our_notes):
-                self._set_aside(one, workspace)
+            # All that takes room comes before the first change, so that a full disk cannot leave half of this.
+            draft = temp_beside(new.made.parent / "manifest")
+            draft.write_bytes(_content_of(manifest))
+            sync_file(draft)
+            for name, entry in {previous.name: previous.entry, **previous.our_notes}.items():
+                self._set_aside(name, entry, new)
             put_file(draft, self.folder / (previous.name + MANIFEST_SUFFIX), replaces=is_manifest)
-            # The one step that a halt may delay until another run has put its own file there.
-            move_vouched(self.folder / name, self.folder / previous.name)
+            # The step that a halt may delay until another run has put its own file there.
+            move_vouched(target, self.folder / previous.name)
             moved = self._now(previous.name)
             if moved.entry is not None and self._written(moved) is None:
-                move_vouched(self.folder / previous.name, self.folder / name)
-                raise self.occupied(name, "another machine has published there meanwhile")
+                move_vouched(self.folder / previous.name, target)
+                raise self.occupied(new.name, _WRITTEN_MEANWHILE)
         if MANIFEST_SUFFIX in there.notes:
-            self._set_aside(name + MANIFEST_SUFFIX, workspace)
+            self._set_aside(there.name + MANIFEST_SUFFIX, there.notes[MANIFEST_SUFFIX].entry, new)
+        with contextlib.suppress(TargetExistsError):
+            move_vouched(new.made, target)
+        # Some disks cannot rename to free names alone, and another machine's file may have come.
+        sent = self._entry(new.name)
+        if sent is None or (sent.mtime_ns != made_ns and not self._has_content(new.name, sent, new.manifest)):
+            raise self.occupied(new.name, _WRITTEN_MEANWHILE)
+        return sent
 
-    def _claim(self, name: str, content: bytes, workspace: Path) -> None:
-        """Note what is about to come, once no other process is about to put something there."""
-        note, last, deadline = name + UNFINISHED_SUFFIX, None, 0.0
-        while True:
-            with contextlib.suppress(TargetExistsError):
-                self.write(note, content, create=True)
-                return
-            # A note belongs to a run that died, or to one that is about to put its file there.
-            there = self._now(name)
-            found = there.notes.get(UNFINISHED_SUFFIX)
-            if found is None:
-                continue
-            if not found.is_ours:
-                raise self.occupied(note, _NO_MANIFEST)
-            if there != last:
-                last, deadline = there, SYSTEM_CLOCK.now() + _PLACING_S
-            if is_worked_in(self.folder, but=workspace) and SYSTEM_CLOCK.now() < deadline:
-                SYSTEM_CLOCK.sleep(_LOOK_S)
-                continue
-            raw = parse_json(found.content or b"")
-            theirs = self.folder / str(raw.get(_WORKSPACE, "") if isinstance(raw, dict) else "")
-            if is_own(theirs) and theirs.parent == self.folder:
-                take_orphan(theirs, workspace / theirs.name)
-            there = self._now(name)
-            if MANIFEST_SUFFIX not in there.notes and self._written(there) is not None:
-                # That run died right before its end, and the note is the only evidence of what is there.
-                with contextlib.suppress(TargetExistsError):
-                    self.write(name + MANIFEST_SUFFIX, found.content or b"", create=True)
-            if self.read(note) == found.content:
-                self._set_aside(note, workspace)
-
-
-def _write_draft(workspace: Path, manifest: Manifest) -> Path:
-    draft = temp_beside(workspace / "manifest")
-    draft.write_bytes(_content_of(manifest))
-    sync_file(draft)
-    return draft
+    def _set_aside(self, name: str, entry: Entry | None, new: Publication) -> None:
+        """Remove this version of a file; another run's, which has come during a halt, is put back."""
+        if entry is None or new.made is None:
+            return
+        # On Drive it is emptied with the workspace.
+        path, aside = self.folder / name, temp_beside(new.made.parent / name)
+        move_vouched(path, aside)
+        found = aside.stat()
+        if (found.st_size, found.st_mtime_ns) != entry[:2]:
+            move_vouched(aside, path)
+            raise self.occupied(new.name, _WRITTEN_MEANWHILE)
 
 
 def _read_back(temp: Path, new: Publication) -> None:
@@ -706,22 +688,10 @@ class BucketPlace(Place):
 
     def bring(self, new: Publication, there: Present) -> int:
         self._check([there])
-        note, content = new.name + UNFINISHED_SUFFIX, _content_of(replace(new.manifest, mtime_ns=0))
-        self.write(note, content, create=False)
-        try:
-            now = self._vouch(new, self._send(new, there, content), None)
-        except TargetExistsError:
-            now = self._now(new.name)
-            if not self._adopt(new, now):
-                # Nothing under this name is of this run, so its note must not speak for it.
-                self._withdraw(note, now.notes.get(UNFINISHED_SUFFIX), content)
-                raise
-        self._withdraw(note, now.notes.get(UNFINISHED_SUFFIX), content)
+        self._exchange(new, there)
         return 0
 
-    def _send(self, new: Publication, there: Present, note: bytes) -> Entry:
-        """Put the new object in place of the one that was checked, and no other; return it."""
-
+    def send(self, new: Publication, there: Present, note: bytes) -> Entry:
         def advance(nbytes: int) -> None:
             new.cancellation.check()
             new.step.advance(nbytes)

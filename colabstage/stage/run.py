@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from colabstage.errors import NotEnoughSpaceError
+from colabstage.errors import ArchiveError, DecodeError, NotEnoughSpaceError, SourceChangedError, SourceReadError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import sweep_exchanges
 from colabstage.io.boundary import GOES_ON, public, typed_errors
@@ -316,12 +316,12 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         report.note(f"Nothing that was made before is used, because of {why_again(request)}")
     try:
         made = make_local(call, source.open(reads_next=True), cache)
-    except SourceListingError as error:
-        # Training already uses rows of the first listing, and their numbers cannot change any more.
+    except SourceChangedError as error:
+        # Training already uses rows of the first state, and their numbers cannot change any more.
         if call.stream is not None and call.stream.arrival is not None:
             raise
         # A mounted Drive sometimes lists only a part of a folder, without an error. A second listing is complete.
-        report.note(f"{error} It was listed and read again.")
+        report.note(f"{error} It was read again.")
         source.close()
         made = make_local(call, source.open(reads_next=True), cache)
     if made is not None:
@@ -393,6 +393,10 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             if job is not None:
                 _make_pack(call, source, job, stream, taken_from)
         return None
+    except (ArchiveError, DecodeError, SourceReadError):
+        # A source that is being written to looks damaged; then that is the cause to report.
+        source.check_unchanged()
+        raise
     finally:
         remove_empty(request.folder)  # after an error, unless something was kept for the next try; or with shards
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from colabstage.errors import SourceNotFoundError, SourceReadError
+from colabstage.errors import SourceChangedError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy, hash_block, pread_exactly, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
@@ -177,7 +177,7 @@ class FolderTree(Tree):
                 f"'{self._root}/{entry.name}' was listed with {entry.size:,} bytes, but {found}: it changed or was cut "
                 "while being read. Wait until its upload or copy is complete, then stage again."
             )
-            raise SourceReadError(msg)
+            raise SourceChangedError(msg)
         return data
 
     def _about_to_read(self, entry: FileEntry) -> str:

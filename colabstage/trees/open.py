@@ -47,19 +47,16 @@ if TYPE_CHECKING:
 TreeFormat = Literal["folder"] | ArchiveKind
 
 # Files that layouts read alone. An .npz is opened as a zip; a .csv is useless without the files it names.
-_SUFFIXES = (
+ALONE = (
     *(".npy", ".h5", ".hdf5", ".hdf", ".he5", ".mat"),
     *(".tfrecord", ".tfrecords", ".tfrec", ".parquet", ".arrow", ".mdb", ".lmdb"),
     *(".bin", ".txt", ".jsonl"),
 )
+# What may belong to the files of an archive in the same list.
+BESIDE = (*ALONE, ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".names")
 _TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
 # How much of a compressed file is read to see what is in it.
 _LOOK_BYTES = 64 * 1024
-
-
-def may_be_single_file(label: str) -> bool:
-    """Return whether a file at this address may be a dataset by itself."""
-    return base_name(label).lower().endswith(_SUFFIXES)
 
 
 class SingleFileTree(Tree):
@@ -122,7 +119,7 @@ def open_archive(
     *,
     spool: Path,
     limits: ArchiveLimits = DEFAULT_LIMITS,
-    single_files: bool = False,
+    single_files: tuple[str, ...] = (),
     name: str = "",
     zip_encoding: str | None = None,
     cancellation: Cancellation | None = None,
@@ -132,7 +129,7 @@ def open_archive(
     Args:
         source: its bytes.
         spool, limits: as in `open_tree`.
-        single_files: whether a file of arrays or records is accepted too, as a tree of that one file.
+        single_files: the endings of files that are accepted too, each as a tree of that one file.
         name: its name in the service, used if its address does not tell what it is.
         zip_encoding: the encoding of a zip's names if it declares none.
         cancellation: checked while content that is compressed as a whole is unpacked.
@@ -140,10 +137,12 @@ def open_archive(
     try:
         kind = recognise_archive(source)
         if kind is None:
-            called = next(filter(may_be_single_file, (source.label, name)), None)
-            if not single_files or called is None:
-                _refuse_file(source, single_files=single_files)
-            return SingleFileTree(source, base_name(called))
+            called = next(
+                (one for one in map(base_name, (source.label, name)) if one.lower().endswith(single_files)), ""
+            )
+            if not called:
+                _refuse_file(source, single_files=single_files == ALONE)
+            return SingleFileTree(source, called)
         if kind == "zip":
             return ZipTree(source, limits=limits, encoding=zip_encoding)
         if kind in ("7z", "rar"):
@@ -365,14 +364,18 @@ class JoinedTree(TreeView):
         numbers: Sequence[Sequence[int]] = [range(len(names)) for names in listings]
         if joining is None:
             united = _without_copies(trees)
-            names = [[names[number] for number in some] for names, some in zip(listings, united, strict=True)]
-            of_folders = all(kind == "folder" for kind in kinds)
-            joining = plan_joining([stem for stem, _ in parts], names, of_folders=of_folders)
+            # Tables and lists beside archives keep their names, from which paths lead on.
+            whole = [number for number, kind in enumerate(kinds) if kind != "file"] or range(len(kinds))
+            names = [[listings[number][row] for row in united[number]] for number in whole]
+            of_folders = all(kinds[number] == "folder" for number in whole)
+            joining = plan_joining([parts[number][0] for number in whole], names, of_folders=of_folders)
             copies = sum(map(len, listings)) - sum(map(len, united))
             if copies and not any(joining.prefixes):
                 numbers = united
                 files = format_count(copies, "files")
                 joining = replace(joining, reason=f"{joining.reason} {files} were in several with the same content.")
+            prefix_of = dict(zip(whole, joining.prefixes, strict=True))
+            joining = replace(joining, prefixes=tuple(prefix_of.get(number, "") for number in range(len(kinds))))
         firsts = np.cumsum([0, *map(len, listings)])
         rows = [np.array(some, np.int64) + first for some, first in zip(numbers, firsts[:-1], strict=True)]
         folders = [f"{prefix}/" if prefix else "" for prefix in joining.prefixes]

@@ -62,3 +62,24 @@ def test_an_archive_in_a_folder_of_an_archive(archive: Path, tmp_path: Path) -> 
         progress=False,
     )
     assert {name.removeprefix("photos-main/"): number for name, number in numbers_in(data.path).items()} == NUMBERS
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["here", "on the web"])
+def test_an_archive_and_the_table_of_its_images(archive: Path, tmp_path: Path, is_remote: bool) -> None:
+    """In a list, in any order; the table's changes are noticed."""
+    place = archive.parent / "table"
+    place.mkdir()
+    flat = write_archive(place / archive.name, {name.replace("/", "_"): content for name, content in FILES.items()})
+    table = flat.with_name("labels.csv")
+    with WebServer({flat.name: flat, table.name: table}) as server:
+        sources = [server.url(flat.name), server.url(table.name)] if is_remote else [flat, table]
+        for number, labels in enumerate((LABELS, {name: f"another {label}" for name, label in LABELS.items()})):
+            rows = [f"{name.replace('/', '_')},{label}\n" for name, label in labels.items()]
+            table.write_text(f"file,label\n{''.join(rows)}")
+            data = stage_dataset(
+                sources[:: (-1) ** number],
+                local_dir=tmp_path / f"{number}",
+                cache_dir=tmp_path / "cache",
+                progress=False,
+            )
+            assert labels_in(data.path) == {name.replace("/", "_"): label for name, label in labels.items()}

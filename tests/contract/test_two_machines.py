@@ -58,7 +58,6 @@ def _publish_meanwhile(out: str, *, elsewhere: bool) -> None:
     if child == 0:
         places._TURN_S = 0.6
         if elsewhere:
-            places._PLACING_S = 0.1
             workspace.current_world = lambda: "0" * 8
             tempfile.tempdir = str(home / "elsewhere")
             (home / "elsewhere").mkdir()

@@ -20,7 +20,7 @@ from colabstage import pack_dataset
 from tests.support.made_files import write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from numpy.typing import NDArray
 
@@ -162,6 +162,25 @@ def make_encoded(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return make
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+    """The computer's GPU, or a simulated one."""
+    import torch
+
+    from tests.support.simulated_gpu import simulated_gpu
+
+    if torch.cuda.is_available():
+        yield "cuda"
+        return
+    with simulated_gpu(monkeypatch, seed=0):
+        yield "cuda:0"
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("cuda") if request.param == "cuda" else "cpu")
 
 
 @pytest.fixture

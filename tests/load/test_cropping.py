@@ -192,10 +192,9 @@ def test_the_plan_says_what_is_decoded_and_why(
     assert f"{name}: {loader.plan.decode.reason}" in str(loader.plan)
 
 
-@pytest.mark.gpu
-def test_crops_reach_a_gpu(make_pack: Callable[..., Path]) -> None:
+def test_crops_reach_a_gpu(make_pack: Callable[..., Path], cuda: str) -> None:
     """Decoded on the CPU and moved, they are what the GPU makes of whole images, within a grey level."""
-    for (x, y), (wanted, masks) in zip(*both(dataset_h5(make_pack("masks")), CROP, device="cuda"), strict=True):
+    for (x, y), (wanted, masks) in zip(*both(dataset_h5(make_pack("masks")), CROP, device=cuda), strict=True):
         assert x.device.type == wanted.device.type == "cuda"
         assert (x.int() - wanted.int()).abs().max() <= 1
         assert torch.equal(y, masks)

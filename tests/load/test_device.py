@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
 
 def assert_same_batches(one: Any, other: Any) -> None:
     """Check that two loaders give the same epochs, bit for bit, in the same memory format."""
@@ -29,7 +27,6 @@ def assert_same_batches(one: Any, other: Any) -> None:
             assert (x.dtype, y.dtype, x.stride()) == (other_x.dtype, other_y.dtype, other_x.stride())
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -47,7 +44,6 @@ def test_batches_are_those_of_direct(
     assert_same_batches(on_device, make_loader(dataset, 5, strategy="direct", seed=4, **options))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_encoded_images_are_decoded_once(make_encoded: Callable[..., Path], device: str) -> None:
     """Image files of one size after decoding are stored on the device as pixels."""
     dataset = dataset_h5(make_encoded(7, size=(6, 9)), return_index=True)
@@ -55,7 +51,6 @@ def test_encoded_images_are_decoded_once(make_encoded: Callable[..., Path], devi
     assert_same_batches(loader, make_loader(dataset, 3, strategy="direct", seed=1))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5)], ids=str)
 def test_rows_of_any_shape_and_dtype(tmp_path: Path, device: str, shape: tuple[int, ...]) -> None:
     """Bit for bit the original values, whatever the length of a row."""
@@ -102,17 +97,15 @@ def test_what_cannot_lie_on_a_device_is_refused(
         make_loader(dataset_h5(tmp_path / "huge.h5"), 5, strategy="device")
 
 
-@pytest.mark.gpu
-def test_auto_takes_the_device_for_a_small_split(make_file: Callable[..., Any]) -> None:
+def test_auto_takes_the_device_for_a_small_split(make_file: Callable[..., Any], cuda: str) -> None:
     """A GPU with room holds the split by default."""
-    loader = make_loader(dataset_h5(make_file("pack", 23).path), 5, device="cuda")
+    loader = make_loader(dataset_h5(make_file("pack", 23).path), 5, device=cuda)
     assert loader.plan.strategy == "device"
 
 
-@pytest.mark.gpu
-def test_batches_on_another_stream_are_whole(make_file: Callable[..., Any]) -> None:
+def test_batches_on_another_stream_are_whole(make_file: Callable[..., Any], cuda: str) -> None:
     """A loader used on the caller's own stream gives the same batches."""
     dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
-    loader = make_loader(dataset, 5, device="cuda", strategy="device", seed=1)
+    loader = make_loader(dataset, 5, device=cuda, strategy="device", seed=1)
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
         assert_same_batches(loader, make_loader(dataset, 5, strategy="direct", seed=1))

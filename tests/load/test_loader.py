@@ -143,11 +143,10 @@ def test_it_says_what_it_does(make_file: Callable[..., Any]) -> None:
         assert "pack-23.h5" in text
 
 
-@pytest.mark.gpu
-def test_batches_on_a_gpu(make_file: Callable[..., Any]) -> None:
+def test_batches_on_a_gpu(make_file: Callable[..., Any], cuda: str) -> None:
     """On a GPU, batches have the same values, and keep channels_last."""
     sample = make_file("pack", 23)
-    loader = make_loader(dataset_h5(sample.path, return_index=True), 8, device="cuda", dtype=torch.float32)
+    loader = make_loader(dataset_h5(sample.path, return_index=True), 8, device=cuda, dtype=torch.float32)
     for (x, y), index in loader:
         assert x.device.type == y.device.type == index.device.type == "cuda"
         assert x.is_contiguous(memory_format=torch.channels_last)

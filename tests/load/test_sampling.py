@@ -101,6 +101,19 @@ class Counting(Sampler[int]):
         return self.length
 
 
+def test_a_sampler_without_a_length_is_refused_with_the_line_to_write(dataset: dataset_h5) -> None:
+    """Which works as it stands."""
+
+    class Odd(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(1, 23, 2))
+
+    sampler = Odd()
+    with pytest.raises(OptionError, match=r"sampler=list\(sampler\), shuffle=False"):
+        make_loader(dataset, 4, sampler=sampler)
+    assert visited(make_loader(dataset, 4, sampler=list(sampler), shuffle=False)) == list(range(1, 23, 2))
+
+
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [

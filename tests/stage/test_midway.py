@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import h5py
 import numpy as np
@@ -30,7 +30,7 @@ from tests.support.images import make_tree, noise
 from tests.support.made_files import npy
 from tests.support.numbered import SIDE, note_numbers, numbers_of, write_archive
 from tests.support.staged import SMALL_BLOCK, use_small_blocks
-from tests.support.steps import Meanwhile, wait_until
+from tests.support.steps import Meanwhile, OneStep, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -317,3 +317,32 @@ def test_a_local_file_that_is_rewritten_in_place_is_no_mixture(name: str, tmp_pa
     assert np.unique(rows).tolist() == [2]
     assert any("written to while" in note for note in staged.report.notes)
     assert stage_dataset(source, progress=False, **places).report.origin == "local"
+
+
+@pytest.mark.parametrize("form", ["a folder", "a zip", "an address"])
+def test_what_is_replaced_before_it_is_read_is_read_again(form: str, tmp_path: Path) -> None:
+    """By something of another length, which looks damaged; on the web it has another version."""
+    before = dict.fromkeys(FILES, noise(1, size=(111, 110)))
+    after = {name: noise(n, size=(112, 110)) for n, name in enumerate(FILES)}
+    source: Path | str = make_tree(tmp_path / "photos", before)
+    todo: list[Callable[[], object]] = [lambda: make_tree(tmp_path / "photos", after)]
+
+    class Replaced(OneStep):
+        def step(self, name: str, *, total: int | None, unit: str) -> Self:
+            while name == "pack" and todo:
+                todo.pop()()
+            return self
+
+    with ExitStack() as stack:
+        if form == "a zip":
+            source = make_tree(tmp_path, {"x.zip": zip_bytes(before)}) / "x.zip"
+            todo = [lambda: make_tree(tmp_path, {"x.zip": zip_bytes(after)})]
+        elif form == "an address":
+            knobs = WebKnobs(bytes_per_s=4e5)
+            server = stack.enter_context(WebServer({"x.zip": zip_bytes(before)}, knobs=knobs))
+            source, todo = server.url("x.zip"), [server.hang_up, lambda: server.put("x.zip", zip_bytes(after))]
+        staged = stage_dataset(source, local_dir=tmp_path / "local", cache_dir=None, progress=Replaced())
+    assert not todo
+    with h5py.File(staged.path) as file:
+        assert len({image.tobytes() for image in file["X_train"]}) == COUNT
+    assert any("It was read again" in note for note in staged.report.notes)

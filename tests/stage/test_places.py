@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import xxhash
 
-from colabstage.errors import ColabstageError, DamagedPackError, TargetExistsError
+from colabstage.errors import ColabstageError, DamagedPackError, TargetExistsError, TargetNotWritableError
 from colabstage.stage.places import BucketPlace, FolderPlace
 from colabstage.stage.publish import publish
 from tests.support.steps import OneStep
@@ -149,6 +149,36 @@ def test_what_was_left_is_gone_on_with(make_kept: Callable[[], Kept]) -> None:
         is_kept = kept.place.keeps_previous and (before.get(NAME) == OLD or f"{NAME}.previous" in before)
         assert found == {NAME: NEW, **({f"{NAME}.previous": OLD} if is_kept else {})}, name
         assert f"{NAME}.unfinished" not in kept.read(), name
+
+
+def test_a_run_that_dies_takes_no_evidence_of_the_one_before(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note is all that speaks for what a killed run has put there."""
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    kept.write(NAME, OLD)
+    kept.write(f"{NAME}.unfinished", manifest(OLD))
+    with monkeypatch.context() as dying:
+        dying.setattr(kept.place, "send", die)
+        with pytest.raises(KeyboardInterrupt):
+            kept.publish()
+    assert kept.versions() == {NAME: OLD}
+    kept.publish()
+    assert kept.versions()[NAME] == NEW
+
+
+def test_without_the_right_to_remove_what_is_new_is_published(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a login that may add objects to a bucket; replacing one is refused."""
+
+    def refuse(name: str, _: object) -> None:
+        raise TargetNotWritableError(name)
+
+    monkeypatch.setattr(kept.place, "remove", refuse)
+    kept.publish(OLD)
+    found = {name: content for name, content in kept.read().items() if not name.endswith(".unfinished")}
+    assert (set(found), found[NAME]) == ({NAME, f"{NAME}.json"}, OLD)
+    assert kept.publish(OLD).kept_bytes == len(OLD)
 
 
 STRANGERS: dict[str, dict[str, bytes]] = {

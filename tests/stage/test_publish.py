@@ -184,7 +184,7 @@ def test_what_does_not_arrive_in_time_can_be_waited_for_again(
 
 
 @pytest.mark.fuse
-@pytest.mark.parametrize("lost", ["MyDrive/*model.pt*", "MyDrive/*-manifest.*"])
+@pytest.mark.parametrize("lost", ["MyDrive/*model.pt*", "MyDrive/*.unfinished*"])
 def test_an_upload_that_is_lost_is_never_reported(
     lost: str, model: Path, my_drive: Path, drive: SimulatedDrive
 ) -> None:

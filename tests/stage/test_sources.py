@@ -244,9 +244,9 @@ def test_classes_that_parts_are_named_for_keep_their_names(tmp_path: Path) -> No
 
 
 def test_a_list_of_archives_with_something_else_is_refused(photos: Path, archive: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
-    with pytest.raises(ArchiveError, match=r"notes\.txt"):
-        stage([archive, tmp_path / "notes.txt"])
+    (tmp_path / "notes.md").write_text("hello", encoding="utf-8")
+    with pytest.raises(ArchiveError, match=r"notes\.md"):
+        stage([archive, tmp_path / "notes.md"])
 
 
 def test_a_plan_of_a_web_archive_reads_little(server: WebServer, archive: Path, photos: Path, tmp_path: Path) -> None:

@@ -310,7 +310,8 @@ def _float_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
         return None
     try:
         found = np.dtype(dtype)
-    except TypeError:
+    # Which one numpy raises depends on the text.
+    except (TypeError, ValueError, SyntaxError):
         found = np.dtype(object)
     if found.kind != "f":
         msg = f'dtype={dtype!r} cannot work; expected "float16", "float32", "float64", or None for values as stored.'
@@ -333,7 +334,7 @@ def _class_count(wanted: object, reader: SplitReader) -> int | None:
 def _weights_of(weights: ArrayLike | None, samples: int, chosen: NDArray[np.intp] | None) -> NDArray[np.float32] | None:
     if weights is None:
         return None
-    found = np.asarray(weights)
+    given = found = np.asarray(weights)
     if found.shape != (samples,) or found.dtype.kind not in "iufb":
         msg = (
             f"sample_weight has shape {found.shape} and dtype {found.dtype}; expected {samples:,} numbers, one for "
@@ -346,8 +347,8 @@ def _weights_of(weights: ArrayLike | None, samples: int, chosen: NDArray[np.intp
     # A single one makes the loss NaN, and with it the model.
     if len(bad := rows[~np.isfinite(found[rows])]):
         msg = (
-            f"sample_weight is {found[bad[0]]} for row {bad[0]:,}, one of {len(bad):,}; expected finite numbers. Write "
-            "0 for samples that do not count, or leave them out by rows=."
+            f"sample_weight is {given[bad[0]]} for row {bad[0]:,}, one of {len(bad):,}; expected finite numbers, as "
+            "float32 has them. Write 0 for samples that do not count, or leave them out by rows=."
         )
         raise OptionError(msg)
     return found

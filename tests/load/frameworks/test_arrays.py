@@ -187,6 +187,8 @@ def test_encoded_images_are_decoded(make_encoded: Callable[..., Path], size: tup
         ({"sample_weight": np.ones(5)}, "sample_weight"),
         ({"sample_weight": ["a"] * 23}, "sample_weight"),
         ({"sample_weight": [1.0] * 22 + [np.nan]}, "row 22"),
+        ({"sample_weight": [1.0] * 22 + [1e300]}, r"1e\+300 for row 22"),
+        ({"dtype": ","}, "dtype=','"),
     ],
     ids=str,
 )

@@ -212,6 +212,8 @@ def test_without_ranges_the_whole_still_comes(server: WebServer, look: Look, ran
     file = look()
     assert (file.facts.ranges, file.facts.connections) == (False, 1)
     assert file.facts.size == (len(DATA) if length == "told" else None)
+    # Where the connection is the end, a cut file looks whole.
+    assert bool(file.notes) == (length == "close")
     assert content(file) == DATA
     assert content(file, 0, 1000) == DATA[:1000]
     with pytest.raises(OptionError):

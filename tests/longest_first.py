@@ -1,6 +1,4 @@
-"""A pytest plugin for processes side by side: `pytest -n 4 --dist worksteal -p tests.side_by_side`.
-
-They are forked from one that has imported the tests, and torch: to import these takes a core seven seconds.
+"""A pytest plugin that starts with the longest tests: `pytest -n 4 --dist worksteal -p tests.longest_first`.
 
 `worksteal` gives each process an equal part of the list. A slow notebook test that one process begins last would keep
 the run waiting for a minute with the other core idle. So each part begins with the tests that wait for a nursery or a
@@ -9,33 +7,13 @@ browser, followed by those marked `slow`. Tests of one module stay together, bec
 
 from __future__ import annotations
 
-import os
-import shlex
-import tempfile
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.nurseries import Nurseries
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Have xdist ask a nursery for its processes."""
-    if number := config.option.numprocesses:
-        # The parent of a forked process ends with it, so nurseries that it starts have another owner.
-        os.environ["TESTS_OWNER"] = str(os.getpid())
-        folder = tempfile.TemporaryDirectory(prefix="workers-")
-        config.add_cleanup(folder.cleanup)
-        nurseries = Nurseries(Path(folder.name), os.getpid())
-        config.option.tx = [f"popen//python={shlex.join(nurseries.command('tests', 'tests'))}"] * number
-        config.option.numprocesses = None
-
 
 # Fixtures whose tests take long.
 _HEAVY = {"nurseries", "lab"}
