@@ -25,7 +25,14 @@ from colabstage.io.arguments import refuse_argument, show_value, whole_number
 from colabstage.io.boundary import public_class
 from colabstage.load.batch import LENGTHS, WHITE, is_image_shape
 from colabstage.load.batches import torch_dtype, white_of
-from colabstage.load.calling import apply_transform, check_batch_transform, describe, is_foreign, moves_pixels
+from colabstage.load.calling import (
+    apply_transform,
+    check_batch_transform,
+    describe,
+    is_foreign,
+    moved_axis,
+    moves_pixels,
+)
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.reading.fields import resize_into
 
@@ -116,9 +123,9 @@ class BoxMovement:
 
 
 def move_targets(y: Any, image_size: Size, movement: Movement, boxes: BoxMovement) -> Any:
-    """Move the targets of a batch with its images: masks `(B, H, W)`, `(B, K, H, W)` or `(B, H, W, K)` of `image_size`,
-    and boxes, a list of B dicts or a dict of padded ones, as `make_loader` gives them; with a box goes its row of every
-    other tensor. Tuples and other dicts are looked into; anything else stays."""
+    """Move the targets of a batch with its images: masks `(B, …, H, W)` or `(B, …, H, W, K)` of their size, and boxes,
+    a list of B dicts or a dict of padded ones, as `make_loader` gives them; with a box goes its row of every other
+    tensor. Tuples and other dicts are looked into; anything else stays."""
     if isinstance(y, torch.Tensor):
         return _move_mask(y, image_size, movement)
     # Padded boxes are recognised by their keys, because collate functions make plain dicts.
@@ -135,13 +142,13 @@ def move_targets(y: Any, image_size: Size, movement: Movement, boxes: BoxMovemen
 
 
 def _move_mask(y: torch.Tensor, size: Size, movement: Movement) -> torch.Tensor:
-    if y.dim() == 3 and y.shape[1:] == size:
-        return movement(y[:, None])[:, 0]
-    if y.dim() == 4 and y.shape[2:] == size:
-        return movement(y)
-    if y.dim() == 4 and y.shape[1:3] == size:
-        return movement(y.movedim(3, 1)).movedim(1, 3)
-    return y
+    axis = moved_axis(tuple(y.shape[1:]), size)
+    if axis is None:
+        return y
+    masks = y.movedim(-1, 1) if axis == -3 else y
+    moved = movement(masks.reshape(len(y), math.prod(masks.shape[1:-2]), *size))
+    moved = moved.reshape(*masks.shape[:-2], *moved.shape[2:])
+    return moved.movedim(1, -1) if axis == -3 else moved
 
 
 def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dict[str, Any]]:

@@ -86,7 +86,7 @@ def check_moves(name: str, transform: object, reader: SplitReader, *, alone: boo
     move; if y is boxes and no transform changes it (`alone`), also one that always moves pixels alike."""
     parts = [*_walk(transform)]
     shape, image = reader.target_shape, reader.row_shape
-    is_mask = reader.decodes_targets or (shape is not None and image is not None and shape[:2] == image[:2] != ())
+    is_mask = reader.decodes_targets or pixel_axis(shape or (), (image or ())[:2]) is not None
     for part in parts if is_mask or reader.has_boxes else ():
         kind = type(part).__name__
         if _MOVES.search(kind) and (_BY_CHANCE.search(kind) or (alone and reader.has_boxes)):
@@ -255,7 +255,38 @@ def _moves_with(x: Any, y: Any) -> bool:
         return BOXES in y
     if isinstance(y, list):
         return any(isinstance(one, dict) or getattr(one, "ndim", 0) > 1 for one in y)
-    return isinstance(y, torch.Tensor) and isinstance(x, torch.Tensor) and y.shape[-2:] == x.shape[-2:] and y.dim() > 2
+    both = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+    return both and pixel_axis(tuple(y.shape[1:]), tuple(x.shape[-2:])) is not None
+
+
+# A matrix of a camera or a pose has at most so many rows, and a map of pixels more.
+_MATRIX_ROWS = 4
+
+
+def pixel_axis(target: tuple[int, ...], image: tuple[int, ...]) -> int | None:
+    """Return which axis of a target `(…, H, W)`, -2, or `(…, H, W, K)`, -3, is the height, if it has the pixels of an
+    image of this height and width, or fewer or more of them in proportion; `None` if it has none."""
+    sizes = {-2: tuple(target[-2:]), -3: tuple(target[-3:-1])}
+    found = [
+        axis
+        for axis, size in sizes.items()
+        if len(size) == len(image) == 2
+        and (size == image or (min(size) > _MATRIX_ROWS and size[0] * image[1] == size[1] * image[0] > 0))
+    ]
+    return min(found, key=lambda axis: sizes[axis] != image, default=None)
+
+
+def moved_axis(target: tuple[int, ...], image: tuple[int, ...]) -> int | None:
+    """Return the `pixel_axis` of a target that moves with its image; an OptionError if they differ in size."""
+    axis = pixel_axis(target, image)
+    if axis is not None and (size := target[axis:][:2]) != image:
+        msg = (
+            f"y has {size[0]} x {size[1]} values, and x has {image[0]} x {image[1]} pixels: y would not move with x. "
+            "If y is an image or a map, resize it before, by a function of (x, y) first in Compose([…]). If not, "
+            "write batch_transform=lambda x, y: (augment(x, x)[0], y)."
+        )
+        raise OptionError(msg)
+    return axis
 
 
 def _sample(transform: Any, x: torch.Tensor, y: Any) -> tuple[Any, Any]:
@@ -264,8 +295,10 @@ def _sample(transform: Any, x: torch.Tensor, y: Any) -> tuple[Any, Any]:
     size = tuple(x.shape[-2:])
     if isinstance(y, dict) and BOXES in y:
         y = {**y, BOXES: tv_tensors.BoundingBoxes(y[BOXES], format="XYXY", canvas_size=size)}
-    elif isinstance(y, torch.Tensor) and y.shape[-2:] == size:
-        y = tv_tensors.Mask(y)
+    elif isinstance(y, torch.Tensor) and (axis := moved_axis(tuple(y.shape), size)) is not None:
+        # Theirs have the channels first.
+        x, y = transform(tv_tensors.Image(x), tv_tensors.Mask(y.movedim(-1, 0) if axis == -3 else y))
+        return _plain(x), _plain(y.movedim(0, -1) if axis == -3 else y)
     x, y = transform(tv_tensors.Image(x), y)
     return _plain(x), {name: _plain(part) for name, part in y.items()} if isinstance(y, dict) else _plain(y)
 

@@ -122,7 +122,8 @@ def make_loader(
     current when it is taken.
 
     In a distributed run each rank gets its part: every sample is visited once an epoch, by one rank, and all ranks
-    have the same number of batches, the last of which may differ by one sample; with `drop_last` all are full.
+    have the same number of batches, the last of which may differ by one sample; with `drop_last` all are full. With a
+    `batch_size` of 1 some ranks may have one batch fewer, unless `drop_last` is set.
 
     Args:
         dataset: the samples; a `Subset` of them, as `random_split` makes, is visited alone, by a sampler's numbers of

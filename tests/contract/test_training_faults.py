@@ -585,6 +585,37 @@ def test_arrays_with_their_channels_first_are_images_to_transforms(tmp_path: Pat
     assert np.array_equal(x.numpy(), values[..., ::-1])
 
 
+@pytest.mark.parametrize("shape", [(32, 32, 3), (8, 8), (3, 8, 8)], ids=["twice as large", "half", "channels first"])
+@pytest.mark.parametrize("step", [RandomFlip(1.0), RandomCrop(16, padding=2, mask_fill=0)], ids=["flip", "crop"])
+def test_targets_of_another_size_than_their_images(tmp_path: Path, step: Any, shape: tuple[int, ...]) -> None:
+    """As in super-resolution, or maps of heat: they would not move with x. Each line of the message can be followed."""
+    place = rows(tmp_path / "rows.h5", 4, (16, 16, 3))
+    with h5py.File(place, "r+") as file:
+        del file["Y_train"]
+        file["Y_train"] = y = np.random.default_rng(0).integers(0, 9, (4, *shape), np.uint8)
+
+    def batch(change: Any) -> Any:
+        return next(iter(make_loader(dataset_h5(place), 4, shuffle=False, seed=0, batch_transform=change)))
+
+    with pytest.raises(OptionError, match=re.escape("batch_transform=lambda x, y: (augment(x, x)[0], y)")):
+        batch(step)
+    assert np.array_equal(batch(lambda x, y: (step(x, x)[0], y))[1].numpy(), y)
+    # As large as x, and the same: it moves alike.
+    x, moved = batch(Compose([lambda x, y: (x, x.clone()), step]))
+    assert torch.equal(x, moved)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (4, 10), (1, 1), (5, 2)], ids=["camera", "letters", "number", "points"])
+def test_targets_that_are_no_pixels_stay(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Whatever their axes, as their transform is the caller's."""
+    place = rows(tmp_path / "rows.h5", 4, (16, 16, 3))
+    with h5py.File(place, "r+") as file:
+        del file["Y_train"]
+        file["Y_train"] = y = np.random.default_rng(0).random((4, *shape))
+    ((_, found),) = make_loader(dataset_h5(place), 4, shuffle=False, batch_transform=RandomFlip(1.0))
+    assert np.array_equal(found.numpy(), y)
+
+
 # --- files of other programs ------------------------------------------------------------------------------------------
 
 
