@@ -292,6 +292,8 @@ TOOLS = [
 CORNERS = ["0 0.1 0.2 0.8 0.9\n", "0 0.2 0.3 0.9 0.95\n", "1 0.5 0.6 0.95 0.97\n"]
 FIRST_CORNER = ["0 0.1 0.02 0.8 0.9\n", "0 0.6 0.1 0.3 0.3\n", "1 0.05 0.06 0.15 0.17\n"]
 FORMS = [
+    row("data.yaml holds out the folder train", yolo("a b c d", {"data.yaml": "names: [cat]\ntrain: ../images/valid\nval: ../images/train\n"}, "train valid train valid"), right=[refused("images/train' out as 'val'")]),
+    row("data.yaml trains on all", yolo("a b c d", {"data.yaml": "names: [cat]\ntrain: [images/train, images/valid]\nval: images/valid\n"}, "train valid train valid"), right=[found("train: boxes cat 2; valid: boxes cat 2")]),
     row("classes of YOLO that count from 1", yolo("a b", {"data.yaml": "names: [cat, dog]\n", "labels/./a.txt": first_of(1), "labels/./b.txt": first_of(2)}), right=[refused("no class 2.*count from 0, up to 1")]),
     row("COCO's boxes, one of them empty", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 6, 4] * (i > 0)} for i in range(3)]}}),
         right=[refused(r"bbox is \[\]; give it one, or leave it out")]),

@@ -17,6 +17,7 @@ from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import left_out_notes
 from colabstage.layouts.lists import LIST_ENDS, MOST_CLASSES, ClassList, Lookup, names_of_numbers, read_class_list
 from colabstage.layouts.reading import broken, decode_text, parse_xml
+from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.words import IMAGES, SPLIT_ORDER, folder_of, normal, normal_names, split_of_path, stems_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
-    from colabstage.layouts.table import BrokenDatasetError
     from colabstage.trees.listing import FileEntries, FileEntry
 
 # How many files are examined before all are parsed, because other tools write such files too.
@@ -349,21 +349,28 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
     """Return the split of each image from the folders that data.yaml names, empty if it names none; and notes."""
     folders, of_files = images.folders
     found: dict[int, set[str]] = defaultdict(set)
-    # Folders that are named after splits keep these names.
-    named = {} if all(split_of_path(f"{folder}/") for folder in folders) else classes.splits
     # By parts from the end: `../train/images` is relative to where the file was written.
-    for split, path in ((split, path) for split, paths in named.items() for path in paths):
+    for split, path in ((split, path) for split, paths in classes.splits.items() for path in paths):
         parts = [part for part in normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
         for number, folder in enumerate(folders):
             is_below = f"/{'/'.join(parts)}/" in f"/{normal(folder)}/"
             if parts and is_below and not path.lower().endswith(LIST_ENDS):
                 found[number].add(split)
+    own = [split_of_path(f"{folder}/") for folder in folders]
+    for number, splits in found.items():
+        if own[number] == "train" and "train" not in splits:
+            held_out = listed(sorted(splits))
+            msg = f"data.yaml holds '{folders[number]}' out as {held_out}. Correct it, or rename the folder."
+            raise BrokenDatasetError(msg)
+    # Folders that are named after splits keep these names.
+    if all(own):
+        return [], []
     # Folders in two splits, such as coco128's train and val, say nothing.
     stated = {number: next(iter(splits)) for number, splits in found.items() if len(splits) == 1}
-    splits = sorted(set(stated.values()))
-    if len(stated) < len(folders) or len(splits) < 2:
+    named = sorted(set(stated.values()))
+    if len(stated) < len(folders) or len(named) < 2:
         return [], []
-    note = f"Splits are those that data.yaml names: {listed(splits)}."
+    note = f"Splits are those that data.yaml names: {listed(named)}."
     return [stated[number] for number in of_files.tolist()], [note]
 
 
