@@ -512,12 +512,14 @@ class OpenedSource(Closing):
         # The first source determines the kind of list. Single files are opened when they are read, because there may be
         # thousands of addresses.
         have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
-        endings = [base_name(part.label).lower().endswith for part in source.parts]
-        # A table may come before the archive that it is about.
-        has_archive = any(one(ARCHIVE_SUFFIXES) for one in endings) and all(
-            one((*ARCHIVE_SUFFIXES, *BESIDE)) for one in endings
+        require_answer(*paths_of(source))
+        # Tables and lists may come before the archives or folders that they are about.
+        about = [part for part in source.parts if not base_name(part.label).lower().endswith(BESIDE)]
+        are_whole = bool(about) and all(
+            part.label.lower().endswith(ARCHIVE_SUFFIXES) or (isinstance(part, LocalSource) and is_folder(part.path))
+            for part in about
         )
-        if not has_archive and have_addresses and opened.file is not None and not opened.is_archive():
+        if not are_whole and have_addresses and opened.file is not None and not opened.is_archive():
             self._stack.pop_all().close()
             self._whole = self._list([(part.label, part) for part in source.parts], {})
         else:

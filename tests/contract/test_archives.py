@@ -14,6 +14,7 @@ from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import image, in_classes
 from tests.support.invariants import Home, contents
+from tests.support.made_files import write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,3 +84,13 @@ def test_an_archive_and_the_table_of_its_images(archive: Path, tmp_path: Path, i
                 progress=False,
             )
             assert labels_in(data.path) == {name.replace("/", "_"): label for name, label in labels.items()}
+
+
+@pytest.mark.parametrize("turn", [1, -1], ids=["first", "last"])
+def test_a_folder_and_the_table_of_its_images(tmp_path: Path, turn: int) -> None:
+    """In any order, as for an archive."""
+    folder = write_files(tmp_path / "photos", {f"{number}.png": image(number) for number in range(4)})
+    table = tmp_path / "labels.csv"
+    table.write_text("file,label\n0.png,cat\n1.png,dog\n2.png,cat\n3.png,dog\n")
+    data = stage_dataset([folder, table][::turn], local_dir=tmp_path / "local", cache_dir=None, progress=False)
+    assert labels_in(data.path) == {"0.png": "cat", "1.png": "dog", "2.png": "cat", "3.png": "dog"}
