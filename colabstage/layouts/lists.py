@@ -282,9 +282,9 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
     if not isinstance(files_of_samples, TreeFiles):
         return found
     own = _lists_within(source, found, within) if within and stated is None else {}
-    called, within = stated or own or _lists_called(source, found), within if own else ""
-    names = called if stated or own else _tables_called(source, found) | called
-    if not 0 < len(names) <= MOST_LISTS:
+    called, others = (stated or own, {}) if stated or own else _lists_beside(source, found)
+    names, within = others | called, within if own else ""
+    if not names or len(called) > MOST_LISTS:
         return found
     rows = _Rows.of(source, files_of_samples.entries)
     ids, by_id = paths_by_id(source, rows.lookup)
@@ -386,35 +386,28 @@ class _Reader(NamedTuple):
         return NONE, f"'{path}', which is in another folder"
 
 
-def _lists_called(source: Source, found: Evidence) -> dict[str, str]:
-    """Return the lists that are called after splits, with these; and tables of splits, of which each row has one."""
-    called = {name: split for name in source.ending_in(LIST_ENDS).names if (split := _listed_split(name))}
-    tables = source.ending_in((".csv", ".tsv"))[:MOST_LISTS]
-    heads = {one.name: source.head(one, BEGINNING_BYTES).partition(b"\n")[0] for one in tables}
-    texts = source.ending_in(LIST_ENDS).where(lambda name: split_field(name) != "")[:MOST_LISTS]
-    made = source.parse_once(texts, parse_table)
-    made |= {name: parse_table(name, head) for name, head in heads.items()}
+def _lists_beside(source: Source, found: Evidence) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the lists, and the tables of a path and a split alone, with the split that each is called after, "" where
+    its lines state one; and what else may state splits: tables of more columns, and JSON of names, in a list called
+    after a split or below each of them."""
+    texts = source.ending_in(LIST_ENDS).without(found.used)
+    called = {name: split for name in texts.names if (split := _listed_split(name))}
+    made = source.parse_once(texts.where(lambda name: split_field(name) != "")[:MOST_LISTS], parse_table)
     called |= {name: "" for name, table in made.items() if states_splits(table.header)}
-    return {name: split for name, split in called.items() if name not in found.used}
-
-
-def _tables_called(source: Source, found: Evidence) -> dict[str, str]:
-    """Return what else may state splits: tables called after them, with these; those with a column of splits beside
-    others; and JSON of names, in a list called after a split or below each of them. Beside a table of labels, other
-    tables have to be of paths alone."""
-    called = dict[str, str]()
+    others = dict[str, str]()
     for one in source.ending_in((".csv", ".tsv")).without(found.used)[:MOST_LISTS]:
-        columns = parse_table(one.name, source.head(one, BEGINNING_BYTES).partition(b"\n")[0]).columns
-        is_stated = any(column.plain in SPLIT_FIELDS for column in columns)
+        table = parse_table(one.name, source.head(one, BEGINNING_BYTES).partition(b"\n")[0])
+        is_stated = any(column.plain in SPLIT_FIELDS for column in table.columns)
         split = "" if is_stated else split_name(stem_of(one.name)).split
         if split or is_stated:
-            called[one.name] = split
+            (called if states_splits(table.header) else others)[one.name] = split
     of_json = source.ending_in((".json",)).without(found.used)
     for one in of_json.where(lambda name: _listed_split(name) != "")[:MOST_LISTS]:
         if re.match(rb'\s*\[\s*"', source.head(one, BEGINNING_BYTES)):
-            called[one.name] = _listed_split(one.name)
+            others[one.name] = _listed_split(one.name)
     stated = of_json.where(lambda name: not OF_SPLITS.isdisjoint(words_of(stem_of(name))))
-    return called | dict.fromkeys(stated.names, "")
+    others |= dict.fromkeys(stated.names, "")
+    return called, others if len(others) <= MOST_LISTS else {}
 
 
 def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
