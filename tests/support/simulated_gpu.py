@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import library
 from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
@@ -359,8 +360,8 @@ def simulated_gpu(monkeypatch: pytest.MonkeyPatch, seed: int, devices: int = 1) 
 
         return made
 
-    library: Any = torch.library.Library("_", "IMPL", "CUDA")  # type: ignore[no-untyped-call]
-    library.fallback(lambda op, *args, **kwargs: gpu.call(op, args, kwargs, view=False), "CUDA")
+    kernels: Any = library.Library("_", "IMPL", "CUDA")  # type: ignore[no-untyped-call]
+    kernels.fallback(lambda op, *args, **kwargs: gpu.call(op, args, kwargs, view=False), "CUDA")
     with monkeypatch.context() as patch:
         GPU[:] = [gpu]
         gpu.start()
@@ -380,4 +381,4 @@ def simulated_gpu(monkeypatch: pytest.MonkeyPatch, seed: int, devices: int = 1) 
             yield gpu
         finally:
             gpu.synchronize()
-    library._destroy()
+            kernels._destroy()
