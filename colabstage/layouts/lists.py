@@ -297,9 +297,8 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
         return found
     if table.splits is None or not held_out.isdisjoint(splits):
         by_name = [names[name] + posixpath.splitext(name)[1] for name in used if names[name] and stated is None]
-        is_all = "train" not in splits and len(np.unique(np.concatenate([one.files for one in lists]))) == len(
-            rows.lookup
-        )
+        count = len(np.unique(np.concatenate([one.files for one in lists])))
+        is_all = "train" not in splits and count == len(rows.lookup)
         # Lists are folds, or nothing is left to train on.
         if (len({*by_name}) < len(by_name) and not within) or is_all:
             which = f"{listed(sorted(used))}, which may say what is held out"
@@ -567,10 +566,11 @@ def _with_listed_splits(source: Source, rows: _Rows, table: SampleTable, lists: 
             again = "twice" if other == one.name else f"and so does '{other}'"
             raise _contradiction(source, files, one.name, f"'{table.keys[rows.firsts[twice]]}', {again}", table)
     of = of[rows.files]
-    by_folder = [] if table.splits is None else np.flatnonzero(of < 0).tolist()
-    for row, own in ((row, table.splits[row]) for row in by_folder if table.splits and table.splits[row] != "train"):
-        splits += [] if own in splits else [own]
-        of[row] = splits.index(own)
+    by_folder = table.splits or ()
+    for row in np.flatnonzero(of < 0).tolist() if by_folder else ():
+        if (own := by_folder[row]) != "train":
+            splits += [] if own in splits else [own]
+            of[row] = splits.index(own)
     what, more = ("Splits", "") if is_split else (f"The {table.unit}", "; none is held out")
     rest = np.flatnonzero(of < 0).size
     lost = [counted(one.missing, "names", "match", which=f"in '{one.name}'") for one in lists if one.missing]

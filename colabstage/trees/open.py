@@ -31,7 +31,7 @@ from colabstage.trees.bytes import (
 from colabstage.trees.compressed import inner_name, open_stream, unpack_into
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import DEFAULT_LIMITS, ArchiveLimits, FileEntries, FileEntry, Tree, TreeView
-from colabstage.trees.names import DRIVE_ZIP, distinct_names, parent_folders
+from colabstage.trees.names import DRIVE_ZIP, distinct_names, first_repeated, parent_folders
 from colabstage.trees.seven_zip import ToolArchiveTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree, refuse_volume
@@ -381,6 +381,9 @@ class JoinedTree(TreeView):
         folders = [f"{prefix}/" if prefix else "" for prefix in joining.prefixes]
         named = zip(folders, listings, numbers, strict=True)
         joined = [folder + names[number] for folder, names, some in named for number in some]
+        if "file" in kinds and (twice := first_repeated(joined)) is not None:
+            msg = f"'{twice}' is in more than one part of '{label}', with other contents. Rename one, or leave it out."
+            raise ArchiveError(msg)
         super().__init__(trees, np.concatenate(rows), joined)
         # A folder's files can all be read at once, which is what readers check the kind for.
         self.label, self.kind = label, "folder" if "folder" in kinds else kinds[0]

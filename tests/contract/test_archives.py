@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage import stage_dataset
+from colabstage.errors import ArchiveError
 from tests.contract.served import labels_in, numbers_in
 from tests.support.archives import MAKERS, write_archive
 from tests.support.http_knobs import WebKnobs
@@ -94,3 +95,16 @@ def test_a_folder_and_the_table_of_its_images(tmp_path: Path, turn: int) -> None
     table.write_text("file,label\n0.png,cat\n1.png,dog\n2.png,cat\n3.png,dog\n")
     data = stage_dataset([folder, table][::turn], local_dir=tmp_path / "local", cache_dir=None, progress=False)
     assert labels_in(data.path) == {"0.png": "cat", "1.png": "dog", "2.png": "cat", "3.png": "dog"}
+
+
+def test_another_table_of_the_name_of_one_in_the_archive(tmp_path: Path) -> None:
+    """Nothing says which of the two counts."""
+    table = write_files(tmp_path / "mine", {"labels.csv": b"file,label\n0.png,cat\n1.png,dog\n"}) / "labels.csv"
+    members = {f"{number}.png": image(number) for number in range(2)} | {"labels.csv": b"file,label\n0.png,dog\n"}
+    with pytest.raises(ArchiveError, match=r"'labels\.csv' is in more than one part"):
+        stage_dataset(
+            [write_archive(tmp_path / "photos.zip", members), table],
+            local_dir=tmp_path / "local",
+            cache_dir=None,
+            progress=False,
+        )
