@@ -26,10 +26,9 @@ from colabstage.layouts.formats.masks import pair_names
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem, whole_path
 from colabstage.layouts.reading import Source, joins_classes
-from colabstage.layouts.records import IMAGE_HEADS
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.layouts.texts import NAMED, Naming, Says, may_list_a_split, statements_in
-from colabstage.trees.bytes import HEAD_BYTES
+from colabstage.trees.bytes import HEAD_BYTES, image_ending
 from colabstage.trees.listing import only_line
 from colabstage.trees.names import extension_of
 
@@ -558,7 +557,7 @@ def _without_ending(source: Source) -> Sequence[str]:
     """Return the images whose names have no ending; not those that links with one lead to (Hugging Face's cache)."""
     files = source.ending_in(("",)).where(lambda name: not words.is_note(name))
     looked_at, images = files[:_ENDLESS], source.ending_in(words.IMAGES)
-    are_images = all(source.head(entry, HEAD_BYTES).startswith(IMAGE_HEADS) for entry in looked_at)
+    are_images = all(image_ending(source.head(entry, HEAD_BYTES)) for entry in looked_at)
     alike = dict(zip(images.sizes.tolist(), images, strict=True)) if looked_at and are_images else {}
     are_linked = all(one.size in alike and source.read(alike[one.size]) == source.read(one) for one in looked_at)
     return files.names if are_images and not are_linked else ()

@@ -418,8 +418,6 @@ def parse_label(text: str) -> Label:
 F = TypeVar("F")
 T = TypeVar("T")
 
-# The first bytes of image files: JPEG, PNG, GIF, BMP, TIFF, WebP.
-IMAGE_HEADS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 # A disk responds in microseconds, so reading ahead would only cost time; a mount takes milliseconds or more, in which
 # it could have sent megabytes.
 _NEAR_BYTES = 32 * 1024

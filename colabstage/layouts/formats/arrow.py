@@ -93,31 +93,41 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         raise LayoutError(msg)
     kept, memory = _Kept(), ScanMemory()
     files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry, memory), kept))
-    schema = files[0].schema
-    names, features = schema.names, _features(schema)
-    image, is_sound = _content_column(source.label, schema)
+    image, is_sound = _content_column(source.label, files[0].schema)
+    # Those of all files: a test set that lacks the labels may come first.
+    of_files = [_features(file.schema) for file in files]
+    features = {name: one for own in reversed(of_files) for name, one in own.items()}
+    kinds = {name: file.schema.field(name).type for file in reversed(files) for name in file.schema.names}
+    names = list(dict.fromkeys(name for file in files for name in file.schema.names))
+    in_all = set(names).intersection(*(file.schema.names for file in files))
     typed = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
     # No lists, fields or bytes, which are no labels and take long to read.
-    kinds = {name: schema.field(name).type for name in names}
     flat = [name for name, kind in kinds.items() if not kind.num_fields and not str(kind).startswith(_BYTES)]
-    splits = [name for name in flat if plain_name(name) in SPLIT_FIELDS]
+    splits = [name for name in flat if plain_name(name) in SPLIT_FIELDS and name in in_all]
     # The first ClassLabel of `datasets` precedes any column that is named like a label.
     first = sorted((plain_name(name) for name in typed if name not in splits), key="label".__ne__)
     candidates = label_fields([name for name in names if name != image], first)
-    called = [name for name in candidates if name in flat]
+    # Of several labels those that all files have.
+    labelling = [name for name in candidates if name in flat]
+    called = [name for name in labelling if name in in_all] or labelling
     objects = next((name for name in OBJECTS if not called and f"{_BOX}: " in str(kinds.get(name))), "")
     odd = next((name for name in candidates if plain_name(name) in (*first, *LABELS)), None)
     if not called and not objects and odd is not None:
-        what = f"the column '{odd}' holds {schema.field(odd).type} values, which are not labels"
+        what = f"the column '{odd}' holds {kinds[odd]} values, which are not labels"
         raise broken(source.label, what, "one number or word in each row")
     columns = list(dict.fromkeys([*called, *splits, *filter(None, [objects])]))
     # A different schema would otherwise appear as a missing column in the middle of packing.
-    for other in files:
-        own = _features(other.schema)
-        are_others = any(own.get(name) != features.get(name) for name in columns)
-        if are_others or {image, *columns} - {*other.schema.names}:
-            what = f"it and '{files[0].name}' have different columns or classes ({', '.join(other.schema.names)})"
-            raise broken(other.name, what, "files of one dataset")
+    needed = {image, *columns}
+    alike = {
+        file.name
+        for file, own in zip(files, of_files, strict=True)
+        if needed <= {*file.schema.names} and all(own.get(name) == features.get(name) for name in columns)
+    }
+    odd_one = next((file for file in files if file.name not in alike), None)
+    if odd_one is not None:
+        what = f"it and others have different columns or classes ({', '.join(odd_one.schema.names)})"
+        only = source.only(alike, {file.name for file in files} - alike)
+        raise broken(odd_one.name, what, f"files of one dataset{only and f', or some of them alone, {only}'}")
     parts = scan_each(files, lambda _, file: file.scan(image, columns))
     fields = {name: _joined([part[name] for part in parts]) for name in columns}
     contents = _contents(files)

@@ -17,7 +17,6 @@ from colabstage.io.packages import refuse_import
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.reading import broken, copy_of
 from colabstage.layouts.records import (
-    IMAGE_HEADS,
     Label,
     Labels,
     all_have,
@@ -28,7 +27,8 @@ from colabstage.layouts.records import (
     scan_each,
 )
 from colabstage.layouts.table import Images, SampleSource, Values, join_samples, stamp_of
-from colabstage.layouts.words import folder_of, is_image
+from colabstage.layouts.words import folder_of, is_image, is_split, split_of_path
+from colabstage.trees.bytes import image_ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,8 +53,9 @@ def lmdb_state(source: Source) -> Evidence:
     """Read LMDB databases (data.mdb, or a file .lmdb) whose values are image files.
 
     y: with keys like image-000000001 and label-000000001, integers unchanged, other numbers, or texts as uint8 `(N,
-    L)`, UTF-8 with zeros up to the longest; with keys like cat/1.jpg the folder; otherwise none. Splits are those in
-    the names of all databases (train/data.mdb, val.lmdb). Nothing is unpickled.
+    L)`, UTF-8 with zeros up to the longest; with keys like train/cat/1.jpg the folder, unless that is a split;
+    otherwise none. Splits are those in the names of all databases (train/data.mdb, val.lmdb), or in all such keys.
+    Nothing is unpickled.
     """
     found = source.ending_in(EXTENSIONS).where(lambda name: posixpath.basename(name).lower() != "lock.mdb")
     entries = require_files(found, source, "LMDB database (data.mdb, or a file .lmdb)")
@@ -63,9 +64,13 @@ def lmdb_state(source: Source) -> Evidence:
     contents = join_samples([database.samples() for database in filled])
     notes: list[str] = []
     labels = _labels_of(filled, [contents.name(number) for number in range(len(contents))], notes)
+    splits = [split_of_path(key) for database in filled for key in database.images if is_image(key)]
+    fields = {"split": splits} if len(splits) == len(contents) and any(splits) else {}
     shard_of = np.repeat(np.arange(len(databases)), [len(database.images) for database in databases])
-    inputs, names = Images(contents), entries.names
-    return records_state(NAME, "the databases", inputs, labels, shards=names, shard_of=shard_of, notes=notes)
+    names, who = entries.names, "the databases"
+    return records_state(
+        NAME, who, Images(contents), labels, shards=names, shard_of=shard_of, fields=fields, notes=notes
+    )
 
 
 class _Database:
@@ -85,6 +90,9 @@ class _Database:
             for key, value in transaction.cursor():
                 self._add(bytes(key), value)
             stated = bytes(next(filter(None, map(transaction.get, _COUNTS)), b""))
+        lost = next((name for name in self.labels if name not in self.images), None)
+        if lost is not None:
+            raise broken(entry.name, f"it has a label of '{lost}', and no image", "an image for each label")
         # Writers that were stopped, or wrote over a larger database, leave one that holds other samples than it says.
         if stated.isdigit() and int(stated) != len(self.images):
             what = f"it says that it has {int(stated):,} samples, and has {len(self.images):,} images"
@@ -139,7 +147,7 @@ class _Database:
             raise broken(self.entry.name, f"it has two images called '{name}'", "one value for each")
         # All other image files are checked when they are decoded.
         head = bytes(value[:16])
-        if not self.images and not head.startswith(IMAGE_HEADS):
+        if not self.images and not image_ending(head):
             msg = (
                 f"'{self.entry.name}' does not hold image files: the value of '{name}' is {head!r}…. Pickles are never "
                 "loaded here; read it with your own code: give pack_dataset the dataset object that you train with."
@@ -176,7 +184,8 @@ def _labels_of(databases: Sequence[_Database], names: Sequence[str], notes: list
     if not all_have(texts, names, "label"):
         # Keys that look like paths of images state their classes as folders do.
         are_paths = all("/" in key and is_image(key) for key in keys)
-        return make_labels([folder_of(key) if are_paths else None for key in keys], names)
+        folders = [folder_of(key) if are_paths else "" for key in keys]
+        return make_labels([None if not folder or is_split(folder) else folder for folder in folders], names)
     words = [text or b"" for text in texts]
     labels: list[Label] = [parse_label(decode_label(word, name)) for word, name in zip(words, names, strict=True)]
     if not any(label is None or isinstance(label, str) for label in labels):

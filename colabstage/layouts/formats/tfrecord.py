@@ -24,7 +24,6 @@ from colabstage.layouts.evidence import left_out_notes, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
-    IMAGE_HEADS,
     Label,
     Labels,
     Part,
@@ -44,6 +43,7 @@ from colabstage.layouts.records import (
     scan_each,
 )
 from colabstage.layouts.table import Images, SampleSource
+from colabstage.trees.bytes import image_ending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,10 +61,10 @@ _HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 
 NAME = "tfrecord"
-# x.tfrecord, x.tfrecord-00000-of-00008, x.tfrec.gz; and train-00000-of-01024, which may be anything.
+# x.tfrecord, x.tfrecord-00000-of-00008, x.tfrec.gz; and train.record and train-00000-of-01024, which may be anything.
 _NAMED = re.compile(r".*\.(tfrecords?|tfrec)(-\d+-of-\d+)?(\.(gz|zst))?", re.IGNORECASE)
-_NUMBERED = re.compile(r".*-\d{5}-of-\d{5}")
-EXTENSIONS = (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zst", "")
+_UNNAMED = re.compile(r".*(\.record|-\d{5}-of-\d{5})")
+EXTENSIONS = (".tfrecord", ".tfrecords", ".tfrec", ".record", ".gz", ".zst", "")
 _IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "image/data", "image_bytes")
 _CORNERS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 _MASKS = ("image/segmentation/class/encoded", "segmentation_mask", "image/mask", "mask", "label/encoded")
@@ -301,7 +301,7 @@ class _Example:
 
     def is_image(self, span: ByteSpan) -> bool:
         """Tell whether it begins like an image file."""
-        return self.read(span.start, min(span.end, span.start + 16)).startswith(IMAGE_HEADS)
+        return bool(image_ending(self.read(span.start, min(span.end, span.start + 16))))
 
     def shape(self, image: ByteSpan) -> tuple[int, int, int]:
         """Return height, width and depth of an image stored as pixels; zeros if its length does not fit."""
@@ -433,7 +433,7 @@ def named_records(source: Source) -> FileEntries:
 
 def _record_files(source: Source) -> list[ShardFile]:
     named, files = named_records(source), source.ending_in(EXTENSIONS)
-    entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
+    entries = named or files.where(lambda name: _UNNAMED.fullmatch(name) is not None)
     require_files(entries, source, "TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)")
     memory = ScanMemory()
     # Writers that divide rows among many files leave some empty.
@@ -467,6 +467,8 @@ def _scan_shard(
     for start, length in _scan_records(window):
         with _example(window, start, length, f"{shard.name}[{count}]") as example:
             found = example.first(image)
+            if found is None and (other := example.image_feature()):
+                raise broken(example.name, f"its image is in '{other}', and that of others in '{image}'", "one name")
             if found is not None:
                 records.append(example.as_record(Part(number, start, length + _CRC.size), found))
                 stated.append(
