@@ -21,7 +21,7 @@ from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, offsets_of
 from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, splits_of_folders
-from colabstage.trees.listing import count_by, take_strings
+from colabstage.trees.listing import count_by, take_strings, total_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -149,6 +149,15 @@ def required(found: Found) -> Evidence:
 def left_out_notes(*parts: tuple[int, str, str]) -> list[str]:
     """Return a note for each kind of thing that was left out (number, what, which); none for 0."""
     return [f"{left_out(count, things, which)}." for count, things, which in parts if count]
+
+
+# Shards of which pictures take a smaller part than one in so many are the dataset.
+_SHARE = 10
+
+
+def outweigh(images: FileEntries, shards: FileEntries) -> bool:
+    """Tell whether the images beside shards may be the dataset: pictures in a readme are few, or small beside them."""
+    return len(images) > len(shards) and _SHARE * total_size(images) > total_size(shards)
 
 
 def require_files(files: T | None, source: Source, what: str) -> T:

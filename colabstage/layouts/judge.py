@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Statement
-    from colabstage.trees.listing import FileEntries
+    from colabstage.trees.listing import FileEntries, FileEntry
 
 # More folders than this are classes.
 _MOST_PARTS = 16
@@ -49,6 +49,7 @@ _SIZES_COMPARED = 8
 # How many files without an extension are opened for their first bytes.
 _ENDLESS = 2
 _TARS = (".tar", ".tgz", ".tar.gz")
+_PACKING = re.compile(r"(.*?)((?:\.(?:gz|bz2|xz|zst))?)$", re.DOTALL)
 TO_EXTRACT = "extract_archive(source, 'FOLDER') (a remote source is first copied: fetch_files(source, 'PATH'))"
 # Layouts whose samples are rows that name files, and those whose samples are records of shards.
 _OF_ROWS = ("table", "croissant")
@@ -89,7 +90,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
         )
     checks = (_spelled_twice, _unnamed, _split_twice, _trained_in_held_out, _split_misspelt, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
-    why = why or _sets_in_folders(source, found) or _documents(source, table)
+    why = why or _sets_in_folders(source, found) or _shards_twice(source, found) or _documents(source, table)
     why = why or next(filter(None, _left_over(source, found)), "")
     if why:
         return refuse(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
@@ -254,6 +255,22 @@ def _sets_in_folders(source: Source, found: Evidence) -> str:
         f"The {found.table.unit} of '{source.label}' are in shards in the folders {listed(names)}, which may be "
         f"datasets of their own. Take one: {only_line(source.tree, names[0])}."
     )
+
+
+def _shards_twice(source: Source, found: Evidence) -> str:
+    """Find a shard beside a copy of it: packed, or as file managers and browsers name a second one."""
+    shards = source.files.where(found.used.__contains__) if found.table.layout in _OF_SHARDS else ()
+    seen: dict[tuple[str, ...], tuple[FileEntry, str]] = {}
+    for entry in shards:
+        name, packing = _PACKING.findall(entry.name)[0]
+        stem, ending = posixpath.splitext(name)
+        other, its_packing = seen.setdefault((*map(words.spoken, stem.split("/")), ending), (entry, packing))
+        # A copy is as long, unless it is packed otherwise.
+        if other is not entry and (entry.size == other.size or packing != its_packing):
+            kept, copy = sorted((entry.name, other.name), key=len)
+            only = source.only(found.used - {copy}, {copy})
+            return f"'{copy}' looks like a copy of '{kept}'. Move it away{only and f', or leave it out: {only}'}."
+    return ""
 
 
 # --- folders as classes -----------------------------------------------------------------------------------------------

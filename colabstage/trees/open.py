@@ -225,7 +225,17 @@ class OnlyTree(TreeView):
         rows = np.flatnonzero(chosen)
         prefix = f"{only[0]}/" if len(only) == 1 and names[rows[0]].startswith(f"{only[0]}/") else ""
         super().__init__([tree], rows, [names[row].removeprefix(prefix) for row in rows.tolist()])
-        self.kind, self.label, self.notes, self.source = tree.kind, tree.label, tree.notes, tree.source
+        # A data.yaml above the chosen folders names the classes of their labels.
+        above = {"", *parent_folders(f"{folder}/" for folder in tree.entries.take(rows).folders[0])}
+        left = (
+            tree.entries.take(np.flatnonzero(~chosen))
+            .ending_in(_TELLING)
+            .where(lambda name: name.rpartition("/")[0] in above and "readme" not in name.lower())
+        )
+        what = f"only= leaves out {listed(left.names)}, above what it chooses"
+        note = f"{what}; to read that too, only={[*only, *left.names[:1]]}."
+        self.kind, self.label, self.source = tree.kind, tree.label, tree.source
+        self.notes = (*tree.notes, *([note] if left else []))
         self.by_request, self.prefix = tree.by_request, prefix
         self.unpacked = None if tree.unpacked is None else tree.unpacked / prefix
         self.empty_folders = tuple(
@@ -261,6 +271,8 @@ def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 # A file of these kinds may hold the labels.
 _NO_CLASSES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt", ".xml")
+# And of these, what they mean.
+_TELLING = (".csv", ".tsv", ".json", ".txt", ".yaml", ".yml", ".names")
 _FOLDERS_SHOWN = 4
 
 

@@ -23,7 +23,7 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
 from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, as_corners, find_form
-from colabstage.layouts.evidence import require_files
+from colabstage.layouts.evidence import outweigh, require_files
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
     LABELS,
@@ -87,8 +87,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         lambda name: not posixpath.basename(name).startswith(("cache-", "indices"))
     )
     require_files(entries, source, "parquet or Arrow files")
-    # A picture in a readme is not a dataset.
-    if len(source.ending_in(IMAGES)) > len(entries):
+    if outweigh(source.ending_in(IMAGES), entries):
         msg = f"'{source.label}' holds separate image files beside its parquet or Arrow files."
         raise LayoutError(msg)
     kept, memory = _Kept(), ScanMemory()
@@ -117,17 +116,15 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         raise broken(source.label, what, "one number or word in each row")
     columns = list(dict.fromkeys([*called, *splits, *filter(None, [objects])]))
     # A different schema would otherwise appear as a missing column in the middle of packing.
-    needed = {image, *columns}
-    alike = {
-        file.name
+    lacking = {
+        file.name: file.schema.names
         for file, own in zip(files, of_files, strict=True)
-        if needed <= {*file.schema.names} and all(own.get(name) == features.get(name) for name in columns)
+        if {image, *columns}.difference(file.schema.names) or any(own.get(one) != features.get(one) for one in columns)
     }
-    odd_one = next((file for file in files if file.name not in alike), None)
-    if odd_one is not None:
-        what = f"it and others have different columns or classes ({', '.join(odd_one.schema.names)})"
-        only = source.only(alike, {file.name for file in files} - alike)
-        raise broken(odd_one.name, what, f"files of one dataset{only and f', or some of them alone, {only}'}")
+    for name, header in lacking.items():
+        only = source.only({file.name for file in files} - lacking.keys(), lacking)
+        what = f"it and others have different columns or classes ({', '.join(header)})"
+        raise broken(name, what, f"files of one dataset{only and f', or some of them alone, {only}'}")
     parts = scan_each(files, lambda _, file: file.scan(image, columns))
     fields = {name: _joined([part[name] for part in parts]) for name in columns}
     contents = _contents(files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import posixpath
@@ -22,7 +23,7 @@ from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.evidence import Evidence, near, require_files
 from colabstage.layouts.reading import broken, decode_text, open_member, refuse_stand_in, spool_folder
-from colabstage.layouts.records import ShardFile
+from colabstage.layouts.records import ShardFile, scan_each
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
 from colabstage.trees.bytes import JoinedBytes, LocalBytes, RequestedBytes
 
@@ -51,6 +52,7 @@ _PIECE_BYTES = 1024 * 1024
 # llm.c writes 256 int32 before its tokens; the first is one of these.
 _HEADERS: dict[int, TokenDtype] = {20240520: "uint16", 20240801: "uint32"}
 _HEADER_BYTES = 1024
+_BOM = codecs.BOM_UTF8
 # The upper halves of uint32 tokens, of vocabularies up to a quarter of a million, in as many tokens as are examined.
 _MOST_UPPER, _FEW, _LOOKED_AT_BYTES = 3, 32, 4096
 
@@ -104,10 +106,14 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
         return Evidence(_token_table(tree, streams, options), "text", frozenset(named.names))
     for entry in texts:
         refuse_stand_in(tree, entry)
+    heads = scan_each(texts, lambda _, entry: read_with_retry(lambda: source.head(entry, len(_BOM)), entry.name))
+    for name, head in zip(texts.names, heads, strict=True):
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise broken(name, "it is text in UTF-16", "UTF-8")
     by_split = _by_split(texts)
     streams = {split: [_bytes_of_texts(tree, entries)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
-    is_plain = options.tokenizer is None and options.separator is None
+    is_plain = options.tokenizer is None and options.separator is None and _BOM not in heads
     # Where their bytes are not the tokens, to be read in place: planning must not tokenize, which takes time, nor store
     # the result, which takes space.
     if not is_plain or any(name.lower().endswith(".jsonl") for name in texts.names):
@@ -228,7 +234,7 @@ def _tokens_of_text(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iter
     is_jsonl = entry.name.lower().endswith(".jsonl")
     if options.tokenizer is None and not is_jsonl:
         # Bytes are the tokens, so the text need not be decoded or kept in memory.
-        yield from (np.frombuffer(piece, np.uint8) for piece in tree.chunks(entry))
+        yield from (np.frombuffer(piece, np.uint8) for piece in _chunks(tree, entry))
     else:
         pieces = _pieces(tree, entry)
         for text in _documents(pieces, entry, options.field) if is_jsonl else (_decoded(one, entry) for one in pieces):
@@ -238,11 +244,18 @@ def _tokens_of_text(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iter
     yield from () if is_jsonl else separator
 
 
+def _chunks(tree: Tree, entry: FileEntry) -> Iterator[bytes]:
+    """Yield the content without a byte order mark."""
+    chunks = tree.chunks(entry)
+    yield next(chunks, b"").removeprefix(_BOM)
+    yield from chunks
+
+
 def _pieces(tree: Tree, entry: FileEntry) -> Iterator[bytes]:
     """Yield the content in pieces that end after a line, or at the end of the file."""
     rest: list[bytes] = []
     held = 0
-    for chunk in tree.chunks(entry):
+    for chunk in _chunks(tree, entry):
         for start in range(0, len(chunk), _PIECE_BYTES):
             part = chunk[start : start + _PIECE_BYTES]
             # A tokenizer must not receive half a word, or half a character.
