@@ -151,13 +151,14 @@ def left_out_notes(*parts: tuple[int, str, str]) -> list[str]:
     return [f"{left_out(count, things, which)}." for count, things, which in parts if count]
 
 
-# Shards of which pictures take a smaller part than one in so many are the dataset.
-_SHARE = 10
+# At most so many pictures in a readme; and how many times as large the shards beside them are.
+_SHOWN, _LARGER = 64, 10
 
 
 def outweigh(images: FileEntries, shards: FileEntries) -> bool:
-    """Tell whether the images beside shards may be the dataset: pictures in a readme are few, or small beside them."""
-    return len(images) > len(shards) and _SHARE * total_size(images) > total_size(shards)
+    """Tell whether the images beside shards may be the dataset; pictures in a readme are few, and small beside them."""
+    are_many = len(images) > _SHOWN or _LARGER * total_size(images) >= total_size(shards)
+    return len(images) > len(shards) and are_many
 
 
 def require_files(files: T | None, source: Source, what: str) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import random
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,6 +55,21 @@ def test_a_folder_becomes_the_root_and_all_else_keeps_its_names(
         member = tree.packing(tree.entries[0])
         assert member is not None
         assert member.name == prefix + names[0]
+
+
+@pytest.mark.parametrize(
+    ("only", "note"),
+    [
+        ("plants/color", "'plants/color.txt', 'plants/labels.csv'.*only=\\['plants/color', 'plants/color.txt'\\]"),
+        (["**/0.png", "plants/color.txt"], "'plants/labels.csv'.*'plants/labels.csv'\\]"),
+        ("plants", None),
+    ],
+)
+def test_what_may_name_labels_above_a_part_is_noted(tmp_path: Path, only: str | list[str], note: str | None) -> None:
+    """With the line that reads it too."""
+    whole = open_archive(RecordingBytes(stored_zip(FILES)), spool=tmp_path)
+    with OnlyTree(whole, PackOptions(only=only).parts) as tree:
+        assert (re.search(note, " ".join(tree.notes)) is not None) if note else not tree.notes
 
 
 @pytest.mark.parametrize(

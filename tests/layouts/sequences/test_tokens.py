@@ -84,6 +84,19 @@ def test_text_is_its_bytes() -> None:
     assert read(texts, token_blocks(length=100, next_tokens=False, separator=0)).targets is None
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"separator": 10}, {"tokenizer": lambda text: [ord(letter) for letter in text]}], ids=str
+)
+def test_a_byte_order_mark_is_no_token(options: dict[str, Any]) -> None:
+    """As editors on Windows begin each file; in any of the files."""
+    texts = {f"{name}.txt": f"{name} line\n" * 20 for name in "abc"}
+    marked = {name: text if name == "b.txt" else f"\ufeff{text}" for name, text in texts.items()}
+    plain, found = (
+        np.concatenate(contents(completed(read(files, token_blocks(length=7, **options))))) for files in (texts, marked)
+    )
+    np.testing.assert_array_equal(found, plain)
+
+
 def words(text: str) -> list[int]:
     """A tokenizer: a number for each word, by its length and first letter."""
     return [ord(word[0]) * 100 + len(word) for word in text.split()]
@@ -136,6 +149,7 @@ REFUSED: dict[str, tuple[dict[str, bytes | str], Any, str]] = {
         for tokens in ([70000], [-1], [0.5], [[1, 2]])
     },
     "no text in UTF-8": ({"a.txt": b"\xff\xfe" * 100}, token_blocks(length=9, tokenizer=words), r"'a\.txt'"),
+    "text in UTF-16": ({"a.txt": "text".encode("utf-16") * 9}, token_blocks(length=9), r"'a\.txt'.*UTF-16"),
     "binary files of any name": ({"weights.bin": bytes(4096)}, "tokens", r"'weights\.bin'"),
     "other data beside texts": ({"a.txt": "text" * 999, "a.xyz": b""}, "auto", r"1 \.xyz"),
     "half of what its header states": (

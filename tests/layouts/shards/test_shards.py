@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -34,7 +35,7 @@ from colabstage.errors import (
 from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, Boxes, Masks, audio_clips
 from colabstage.trees.open import JoinedTree, open_tree
-from tests.layouts.known import MemoryTree
+from tests.layouts.known import MemoryTree, wav
 from tests.layouts.readers import by_split, completed, contents, labels, picture, read
 from tests.layouts.shards.writing import (
     KINDS,
@@ -403,6 +404,11 @@ SPLITS: dict[str, tuple[Any, Any]] = {
     "a feature": (lambda: records(*({"label": label, "image/split": name} for label, name in zip(FOUR, NAMES, strict=True))), (*NAMES,)),
     "a feature of a flag": (lambda: records(*({"label": label, "is_test": int(label == 2)} for label in (0, 1, 2, 0))), ("train", "train", "test", "train")),
     "a column of words": (lambda: table(label=FOUR, subset=["north", "south", "north", "north"]), None),
+    "keys of LMDB": (
+        lambda: {"data.mdb": lmdb_of({f"{split}/{n}.png".encode(): picture(n) for split in ("test", "train") for n in range(2)})},
+        ("test",) * 2 + ("train",) * 2,
+    ),
+    "a name of TensorFlow's tools": (lambda: {"test.record": records_of([{"image": picture(0), "label": 1}])}, ("test",)),
     "folders of splits and of parts": (
         lambda: dict.fromkeys(("test/part1/a.parquet", "train/part1/a.parquet", "train/part2/b.parquet"), table(label=[0, 1])["a.parquet"]),
         ("test",) * 2 + ("train",) * 4,
@@ -506,6 +512,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     **{f"{name}: an image elsewhere": (lambda write=write, name=name: {name: write({"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]})}, "row 1|bytes")
        for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
     "parquet: other columns": (lambda: {"a.parquet": parquet_of(columns_of(range(2))), "b.parquet": parquet_of({"image": columns_of(range(2))["image"]})}, r"b\.parquet"),
+    **{f"parquet: labels in {first} alone": (lambda first=first, second=second: {f"{first}.parquet": parquet_of(columns_of(range(2))), f"{second}.parquet": parquet_of({"image": columns_of(range(2))["image"], "id": [1, 2]})}, rf"{second}\.parquet.*only='{first}\.parquet'")
+       for first, second in (("train", "test"), ("train", "val"))},
+    **{f"{kind}: {copy}": (lambda kind=kind, copy=copy, first=first: dict.fromkeys((first, copy), KINDS[kind][1](range(3))), f"'{re.escape(copy)}' looks like a copy of '{first}'.*only='")
+       for kind, first, copy in (("webdataset", "train.tar", "train (1).tar"), ("tfrecord", "a.tfrecord", "Copy of a.tfrecord"),
+                                 ("parquet", "a.parquet", "a - Copy.parquet"), ("lmdb", "a/data.mdb", "a (1)/data.mdb"))},
+    "tfrecord: unpacked beside it": (lambda: {"a.tfrecord": (one := records_of([{"image": picture(0), "label": 1}])), "a.tfrecord.gz": gzip.compress(one)}, r"'a\.tfrecord\.gz' looks like a copy"),
+    "records: the image by another name": (lambda: {"a.tfrecord": records_of([{"image": picture(0), "label": 1}]), "b.tfrecord": records_of([{"image/encoded": picture(1), "label": 1}])}, r"b\.tfrecord\[0\].*'image/encoded'.*'image'"),
+    "records: clips": (lambda: {"a.tfrecord": records_of([{"audio": wav(), "label": 1}])}, "audio, label"),
+    "LMDB: a label without an image": (lambda: {"db/data.mdb": lmdb_of({b"image-1": picture(1), b"label-1": b"1", b"label-2": b"1"})}, r"label of '2'"),
     "parquet: lists as labels": (lambda: table(label=[[0, 1]] * 4), "'label'.*list"),
     **{f"parquet: {missing} as label": (lambda missing=missing: table(label=[1.0, missing, 0.0, missing]), r"\b2 of 4\b") for missing in (None, float("nan"))},
     **{f"{name}: the split {word}": (lambda write=write, name=name, word=word: {name: write(columns_of(range(4), split=["train", word, "train", "test"]))}, f"'{word}'")
@@ -560,6 +575,14 @@ def test_a_stray_tar_does_not_hide_a_folder_of_images() -> None:
     with pytest.raises(LayoutError, match=r"'backup\.tar'.*layout=\"image_folder\""):
         read(files)
     assert read(files, "image_folder").classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
+def test_pictures_in_a_readme_are_not_the_dataset(kind: str) -> None:
+    """Though there are more of them than shards."""
+    name, write = KINDS[kind]
+    pictures = {f"assets/{n}.png": picture(n) for n in range(3)}
+    assert read({name.format("train"): write(range(60)), **pictures}).splits == ("train",) * 60
 
 
 def test_a_table_of_paths_belongs_to_the_images_that_it_names() -> None:
