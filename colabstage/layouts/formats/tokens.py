@@ -22,10 +22,10 @@ from colabstage.io.workspace import short_digest
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.evidence import Evidence, near, require_files
-from colabstage.layouts.reading import broken, decode_text, open_member, refuse_stand_in, spool_folder
+from colabstage.layouts.reading import broken, decode_text, open_member, spool_folder
 from colabstage.layouts.records import ShardFile, scan_each
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
-from colabstage.trees.bytes import JoinedBytes, LocalBytes, RequestedBytes
+from colabstage.trees.bytes import HEAD_BYTES, JoinedBytes, LocalBytes, RequestedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,16 +104,17 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
         streams = {split: [_tokens_of_file(source, entry, options) for entry in entries]
                    for split, entries in _by_split(named).items()}  # fmt: skip
         return Evidence(_token_table(tree, streams, options), "text", frozenset(named.names))
-    for entry in texts:
-        refuse_stand_in(tree, entry)
-    heads = scan_each(texts, lambda _, entry: read_with_retry(lambda: source.head(entry, len(_BOM)), entry.name))
+    # A stand-in is as short, and refused.
+    heads = scan_each(texts, lambda _, entry: read_with_retry(lambda: source.head(entry, HEAD_BYTES), entry.name))
     for name, head in zip(texts.names, heads, strict=True):
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise broken(name, "it is text in UTF-16", "UTF-8")
     by_split = _by_split(texts)
     streams = {split: [_bytes_of_texts(tree, entries)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
-    is_plain = options.tokenizer is None and options.separator is None and _BOM not in heads
+    is_plain = (
+        options.tokenizer is None and options.separator is None and not any(head.startswith(_BOM) for head in heads)
+    )
     # Where their bytes are not the tokens, to be read in place: planning must not tokenize, which takes time, nor store
     # the result, which takes space.
     if not is_plain or any(name.lower().endswith(".jsonl") for name in texts.names):
