@@ -112,9 +112,8 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     by_split = _by_split(texts)
     streams = {split: [_bytes_of_texts(tree, entries)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
-    is_plain = (
-        options.tokenizer is None and options.separator is None and not any(head.startswith(_BOM) for head in heads)
-    )
+    is_marked = any(head.startswith(_BOM) for head in heads)
+    is_plain = options.tokenizer is None and options.separator is None and not is_marked
     # Where their bytes are not the tokens, to be read in place: planning must not tokenize, which takes time, nor store
     # the result, which takes space.
     if not is_plain or any(name.lower().endswith(".jsonl") for name in texts.names):

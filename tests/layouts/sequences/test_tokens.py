@@ -85,7 +85,9 @@ def test_text_is_its_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"separator": 10}, {"tokenizer": lambda text: [ord(letter) for letter in text]}], ids=str
+    "options",
+    [{}, {"separator": 10}, {"tokenizer": lambda text: [ord(letter) for letter in text]}],
+    ids=["bytes", "with a separator", "by a tokenizer"],
 )
 def test_a_byte_order_mark_is_no_token(options: dict[str, Any]) -> None:
     """As editors on Windows begin each file; in any of the files."""
