@@ -21,7 +21,7 @@ from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, offsets_of
 from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, splits_of_folders
-from colabstage.trees.listing import count_by, take_strings, total_size
+from colabstage.trees.listing import count_by, take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -149,16 +149,6 @@ def required(found: Found) -> Evidence:
 def left_out_notes(*parts: tuple[int, str, str]) -> list[str]:
     """Return a note for each kind of thing that was left out (number, what, which); none for 0."""
     return [f"{left_out(count, things, which)}." for count, things, which in parts if count]
-
-
-# At most so many pictures in a readme; and how many times as large the shards beside them are.
-_SHOWN, _LARGER = 64, 10
-
-
-def outweigh(images: FileEntries, shards: FileEntries) -> bool:
-    """Tell whether the images beside shards may be the dataset; pictures in a readme are few, and small beside them."""
-    are_many = len(images) > _SHOWN or _LARGER * total_size(images) >= total_size(shards)
-    return len(images) > len(shards) and are_many
 
 
 def require_files(files: T | None, source: Source, what: str) -> T:

@@ -23,7 +23,7 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
 from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, as_corners, find_form
-from colabstage.layouts.evidence import outweigh, require_files
+from colabstage.layouts.evidence import require_files
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
     LABELS,
@@ -87,7 +87,8 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         lambda name: not posixpath.basename(name).startswith(("cache-", "indices"))
     )
     require_files(entries, source, "parquet or Arrow files")
-    if outweigh(source.ending_in(IMAGES), entries):
+    # A picture in a readme is not a dataset.
+    if len(source.ending_in(IMAGES)) > len(entries):
         msg = f"'{source.label}' holds separate image files beside its parquet or Arrow files."
         raise LayoutError(msg)
     kept, memory = _Kept(), ScanMemory()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, SourceChangedError
-from colabstage.layouts.evidence import left_out_notes, outweigh, require_files
+from colabstage.layouts.evidence import left_out_notes, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
@@ -245,7 +245,8 @@ def _shards_of(source: Source) -> list[ShardFile]:
     own = tars if len(tars) == len(parts) else []
     inside = source.ending_in(EXTENSIONS).where(lambda name: not own and name.lower().endswith(_SHARDS))
     require_files(own or inside, source, "tars")
-    if not has_samples(source.files.names) if own else outweigh(source.ending_in(IMAGES), inside):
+    # A picture in a readme is not a dataset; more images than shards are one.
+    if not has_samples(source.files.names) if own else len(source.ending_in(IMAGES)) > len(inside):
         raise _misfit(source)
     if not own:
         return [open_shard(tree, entry, memory) for entry in inside]
