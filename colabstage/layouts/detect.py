@@ -66,7 +66,7 @@ from colabstage.layouts.formats import (
 )
 from colabstage.layouts.formats.tables import LISTS
 from colabstage.layouts.judge import TO_EXTRACT, files_called, judge, may_label, why_not_classes
-from colabstage.layouts.lists import MOST_LISTS, Lookup, is_class_list, lists_state
+from colabstage.layouts.lists import LIST_ENDS, MOST_LISTS, Lookup, is_class_list, lists_state
 from colabstage.layouts.names import (
     folders_state,
     names_may_say,
@@ -529,6 +529,12 @@ def _weigh_nothing(case: Case) -> Found:
     why = may_label(undescribed, found.table)
     if why and case.listed.claims:
         return _unless_rivals(case, case.listed, _BESIDE_ROWS)
+    # Lists of paths alone state splits, and no labels.
+    lists = gather(lambda: lists_state(source, found)) if why else found
+    if isinstance(lists, Miss):
+        return lists
+    paths = {name for name in lists.used if name.lower().endswith(LIST_ENDS)}
+    why = may_label(undescribed.without(paths), found.table) if paths else why
     why = why or names_may_say(source)
     return near(why) if why else found
 
