@@ -424,6 +424,15 @@ STATED_SPLITS: list[tuple[str, dict[str, Any]]] = [
     ("a column beside others", {"all.csv": "image,split,mask\n" + "".join(f"{i}.jpg,{split},{i}.png\n" for i, split in enumerate(HELD_OUT))}),
     ("JSON", {"splits.json": {"train": [f"{i}.jpg" for i in range(4)], "val": ["4.jpg", "5.jpg"]}}),
     ("lists in JSON", {"train.json": [f"{i}.jpg" for i in range(4)], "val.json": ["4.jpg", "5.jpg"]}),
+    ("JSON by name", {"splits.json": {f"{i}.jpg": split for i, split in enumerate(HELD_OUT)}}),
+    ("records in JSON", {"splits.json": [{"file": f"{i}.jpg", "split": split} for i, split in enumerate(HELD_OUT)]}),
+    ("lines of JSON", {"held_out.jsonl": "".join(json.dumps({"file": f"{i}.jpg", "split": split}) + "\n" for i, split in enumerate(HELD_OUT))}),
+    ("YAML", {"splits.yaml": "train: ['0', '1', 2, 3.jpg]\nval:\n- 4.jpg\n- 5.jpg\n"}),
+    ("YAML by name", {"splits.yml": "".join(f"{i}.jpg: {split}\n" for i, split in enumerate(HELD_OUT))}),
+    ("a text", {"splits.txt": "".join(f"{i}.jpg {split}\n" for i, split in enumerate(HELD_OUT))}),
+    ("lists with numbers behind commas", {"train.txt": "".join(f"img/{i}.jpg,{i % 2}\n" for i in range(4)), "val.txt": "img/4.jpg,0\nimg/5.jpg,1\n"}),
+    ("lists of other files of the samples", {"train.txt": "0.png\n1.png\n2.png\n3.png\n", "val.txt": "4.png\n5.png\n"}),
+    ("a list for more files", {"val.txt": "".join(f"{i}.jpg\n" for i in (4, 5, *range(40, 60)))}),
     ("JSON with labels", {"split_a.json": {"train": [[f"{i}.jpg", 0, "x"] for i in range(4)], "val": [["4.jpg", 0, "x"], ["5.jpg", 0, "x"]]}}),
 ]
 SPLITS_BESIDE = [
@@ -431,6 +440,11 @@ SPLITS_BESIDE = [
     *(row(f"splits beside boxes: {name}", files("img/{0..5}.jpg", {"img/{0..5}.xml": VOC.format("cat"), **stated}), right=[found("train: boxes cat 4; val: boxes cat 2")]) for name, stated in STATED_SPLITS),
     row("boxes again in a table for each split", files("img/{0..5}.jpg", {"img/{0..5}.xml": VOC.format("cat")} | {f"data/{split}_labels.csv": "filename,width,height,class,xmin,ymin,xmax,ymax\n" + "".join(f"{i}.jpg,64,48,cat,5,6,40,30\n" for i in numbers) for split, numbers in (("train", range(4)), ("test", (4, 5)))}),
         right=[found("train: boxes cat 4; test: boxes cat 2"), refused("labels.csv")]),
+    *(row(f"splits that name other files: {name}", pairs("img/{}.jpg", "masks/{}.png") | files("", stated), right=[refused(r"(splits\.\w+|train\.\w+)' names files most of which are not there.*Correct the list, or leave .* out: only=")])
+      for name, stated in (("lists", {"train.txt": "a0.jpg\na1.jpg\n", "val.txt": "a4.jpg\n"}), ("numbers", {"train.txt": "101\n102\n103\n", "val.txt": "104\n"}), ("a table", {"splits.csv": "file,split\na0,train\na1,train\na2,val\n"}), ("YAML", {"splits.yaml": "train: [a0, a1]\nval: [a2]\n"}))),
+    *(row(f"splits that name folders: {name}", files("img/v{0..2}/{0..3}.jpg", {"masks/v{0..2}/{0..3}.png": grey(np.eye(48, 64, dtype=np.uint8)), **stated}), right=[found("train: 8 masks .*; val: 4 masks .*")], layout="pairs")
+      for name, stated in (("lists", {"sets/train.txt": "v0\nv1\n", "sets/val.txt": "v2\n"}), ("JSON", {"splits.json": {"train": ["img/v0", "img/v1"], "val": ["img/v2"]}}))),
+    row("a remark called as a list", files("{cat,dog}/{0..3}.jpg", {"test.txt": "this is a test\n"}), right=[noted("'test.txt'")]),
     row("tables of paths beside folders", files("{cat,dog}/{0..3}.jpg", {"train.csv": "path\n" + "".join(f"{one}/{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.csv": "path\ncat/3.jpg\ndog/3.jpg\n"}), right=[SAME_ORDER]),
     row("a table of train alone beside masks", pairs("img/{}.jpg", "masks/{}.png") | files("", {"train.csv": "image\n0.jpg\n1.jpg\n2.jpg\n"}), right=[found("train: 6 masks .*")]),
     *(row(f"a table of labels, and {name}", files("img/{00..39}.jpg", {table: "file,label\n" + "".join(f"{i:02}.jpg,{('cat', 'dog')[i % 2]}\n" for i in range(40)), "val.csv": held_out}), right=[found("train: cat 19, dog 19; val: cat 1, dog 1")])
