@@ -246,7 +246,7 @@ def join_records(
     if per_image:
         notes += left_out_notes((len(missing), "images", "named by annotations but missing"))
     # Not an error: many datasets annotate only some of their images.
-    notes += left_out_notes((len(images) - len(placed), "images", "that no annotation file names"))
+    notes += left_out_notes((len(images) - len(placed), "images", "without annotations"))
     return placed, notes
 
 

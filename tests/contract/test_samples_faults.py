@@ -455,6 +455,17 @@ SPLITS_BESIDE = [
     row("a folder train, and tables that share names", files("train/{0..5}.jpg", {"train.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n3.jpg,dog\n", "val.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n"}), right=[found("train: cat 2, dog 2", note="not there"), refused("val.csv")]),
     row("a folder train, and a list of what may be elsewhere", files("train/{0..5}.jpg", {"train/{0..5}.xml": VOC.format("cat"), "val.txt": "0\n1\n"}), right=[refused("val.txt")]),
     *(row(f"splits inside of others: {n}", files("{Potato,Tomato}/{train,val}/{good,bad}/{0..2}.jpg"), layout=way, right=[found("train: bad 6, good 6; val: bad 6, good 6")]) for n, way in enumerate((folders(level=-1), file_names(r"([^/]+)/[^/]+$")))),
+    *(row(f"COCO's file of another split: {name}", files("train/{0..3}.jpg val/{4,5}.jpg", {"train.json": coco("{0..3}.jpg"), "val.json": other}), right=[right])
+      for name, other, right in [
+          ("ids of its own", {**coco("{4,5}.jpg", bbox=[5, 6, 9, 9], category_id=1), "categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "cat"}]}, found("train: boxes cat 2, dog 2; val: boxes dog 2")),
+          ("other ids", {**coco("{4,5}.jpg", bbox=[5, 6, 9, 9], category_id=12), "categories": [{"id": 12, "name": "dog"}]}, found("train: boxes cat 2, dog 2; val: boxes dog 2")),
+          ("a category twice", {**coco("{4,5}.jpg"), "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}] * 2}, found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")),
+          ("one name for two ids", coco("{4,5}.jpg", categories="cat,cat"), refused(r"val\.json.*one id or one name")),
+          ("no list of categories", {key: part for key, part in coco("{4,5}.jpg").items() if key != "categories"}, found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")),
+          ("images alone", {"images": coco("{4,5}.jpg")["images"]}, found("train: boxes cat 2, dog 2", note=r"images of 'val\.json' have no annotations")),
+          ("outlines alone", coco("{4,5}.jpg", segmentation=[[1, 2, 9, 2, 9, 8]]), refused(r"val\.json.*no annotation of its 2 images has a bbox")),
+          ("classes alone", coco("{4,5}.jpg", score=1), refused(r"val\.json.*no annotation of its 2 images has a bbox")),
+      ]),
     row("a folder train, and COCO", files("train/{0..5}.jpg", {f"{split}.json": coco(pattern) for split, pattern in (("train", "{0..3}.jpg"), ("val", "{4,5}.jpg"))}), right=[found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")]),
     row("lists beside images alone", files("img/{0..5}.jpg", {"train.txt": "0.jpg\n1.jpg\n2.jpg\n3.jpg\n", "val.txt": "4.jpg\n5.jpg\n"}), layout="images", right=[found("train: 4 without targets; val: 2 without targets")]),
     row("lists beside named classes", files("{cat,dog}_{0..3}.jpg", {"train.txt": "".join(f"{one}_{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.txt": "cat_3.jpg\ndog_3.jpg\n"}), layout=file_names(r"([a-z]+)_\d"), right=[SAME_ORDER]),
