@@ -227,7 +227,7 @@ _OF_CELLS = (".csv", ".tsv", ".jsonl")
 # Three splits and some folds; more text files than this are one per sample.
 MOST_LISTS = 16
 # Words that people combine with the split in a list's name.
-_BESIDE_LISTS = frozenset({"list", "files"})
+_BESIDE_LISTS = frozenset({"list", "files", "filenames", "paths", "split", "ids", "idx", "indices"})
 
 
 class _Rows(NamedTuple):
@@ -445,6 +445,11 @@ def _lists_beside(source: Source, found: Evidence) -> tuple[dict[str, str], dict
     alone = (one for one in of_names if re.match(rb'\s*\[\s*"', source.head(one, BEGINNING_BYTES)))
     called |= {one.name: _listed_split(one.name) for one in alone}
     return called, others if len(others) <= MOST_LISTS else {}
+
+
+def may_be_list(name: str) -> bool:
+    """Tell whether a file is called as lists of splits are, and what else states splits alone."""
+    return _listed_split(name) != "" or _is_of_splits(name)
 
 
 def _is_of_splits(name: str) -> bool:

@@ -466,6 +466,16 @@ SPLITS_BESIDE = [
           ("outlines alone", coco("{4,5}.jpg", segmentation=[[1, 2, 9, 2, 9, 8]]), refused(r"val\.json.*no annotation of its 2 images has a bbox")),
           ("classes alone", coco("{4,5}.jpg", score=1), refused(r"val\.json.*no annotation of its 2 images has a bbox")),
       ]),
+    row("boxes in a table with two classes of each", files("{0..3}.jpg", {"boxes.csv": "file,xmin,ymin,xmax,ymax,class,label\n" + "".join(f"{i // 2}.jpg,5,6,40,30,{'ab'[i % 2]},{'xyz'[i % 3]}\n" for i in range(8))}), right=[refused("Which of the columns 'class', 'label' is the class of its boxes")]),
+    row("the boxes of one image in two splits", files("{0..3}.jpg", {"boxes.csv": "file,xmin,ymin,xmax,ymax,class,split\n" + "".join(f"{i // 2}.jpg,5,6,40,30,cat,{('train', 'val')[i % 2]}\n" for i in range(8))}), right=[refused("'0.jpg' are in the splits 'train' and 'val'")]),
+    *(row(f"clips whose rows are parts of them, {name}", {f"{i}.wav": wav() for i in range(4)} | files("", {"labels.csv": f"file,{header},label\n" + "".join(f"{i % 4}.wav,{i // 4},{i // 4 + 1},{'ab'[i % 2]}\n" for i in range(count))}), right=[right], **options)
+      for name, header, count, options, right in [
+          ("several of each", "start,end", 8, {}, refused("'start', 'end' are parts of the clips")), ("in seconds", "onset_s,offset_s", 8, {}, refused("'onset_s', 'offset_s' are parts of the clips")),
+          ("one of each", "start,end", 4, {}, found("train: a 2, b 2.*")), ("and the whole clip for each", "start,end", 8, {"layout": table_rows(labels=["label"])}, found("train: a 4, b 4.*"))]),
+    *(row(f"arrays beside {name}", {"X.npy": npy(np.zeros((8, 5), np.float32)), "y.npy": npy(np.arange(8) % 2)} | files("", {name: content}), right=[right])
+      for name, content, right in [
+          ("groups.npy", npy(np.arange(8) // 2), found("train: 0 4, 1 4.*", note="Rows with the same 'groups.npy' stay in one split")), ("patient_ids.npy", npy(np.array(list("aabbccdd"))), found("train: 0 4, 1 4.*", note="'patient_ids.npy' stay in one split")),
+          ("split.csv", "row,split\n0,train\n1,val\n", refused("'split.csv'.*Save an array 'split'")), ("val_idx.txt", "1\n3\n", refused("'val_idx.txt'.*Save an array 'split'")), ("splits.json", {"train": [0, 1], "val": [2]}, refused("'splits.json'")), ("train_config.json", {"lr": 1}, noted("'train_config.json'"))]),
     row("a folder train, and COCO", files("train/{0..5}.jpg", {f"{split}.json": coco(pattern) for split, pattern in (("train", "{0..3}.jpg"), ("val", "{4,5}.jpg"))}), right=[found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")]),
     row("lists beside images alone", files("img/{0..5}.jpg", {"train.txt": "0.jpg\n1.jpg\n2.jpg\n3.jpg\n", "val.txt": "4.jpg\n5.jpg\n"}), layout="images", right=[found("train: 4 without targets; val: 2 without targets")]),
     row("lists beside named classes", files("{cat,dog}_{0..3}.jpg", {"train.txt": "".join(f"{one}_{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.txt": "cat_3.jpg\ndog_3.jpg\n"}), layout=file_names(r"([a-z]+)_\d"), right=[SAME_ORDER]),
