@@ -31,6 +31,7 @@ from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.columns import NUMBER, divides_further
 from colabstage.layouts.evidence import (
+    FEW,
     IMAGE_FOLDER,
     Evidence,
     FileKind,
@@ -41,6 +42,7 @@ from colabstage.layouts.evidence import (
     first_contradicted,
     gather,
     images_of,
+    in_bytes,
     join_tables,
     labels_of_samples,
     near,
@@ -64,7 +66,7 @@ from colabstage.layouts.formats import (
 )
 from colabstage.layouts.formats.tables import LISTS
 from colabstage.layouts.judge import TO_EXTRACT, files_called, judge, may_label, why_not_classes
-from colabstage.layouts.lists import MOST_LISTS, Lookup, is_class_list, lists_state
+from colabstage.layouts.lists import LIST_ENDS, MOST_LISTS, Lookup, is_class_list, lists_state
 from colabstage.layouts.names import (
     folders_state,
     names_may_say,
@@ -246,11 +248,16 @@ class Layout(NamedTuple):
     """"auto" looks for it only if the tree has files with one of these; empty if extensions do not decide."""
     archive: str = ""
     """"auto" also looks for it if the tree itself is read from archives of this kind."""
+    of_many: bool = False
+    """Whether its files hold many samples each. "auto" does not look into them if they are few beside images or clips,
+    because that takes long."""
     rivals: tuple[Rival, ...] = ()
 
     def may_fit(self, source: Source) -> bool:
         """Tell whether "auto" must look for it: most trees have no files of most layouts."""
-        if not self.extensions or len(source.ending_in(self.extensions)):
+        own = source.ending_in(self.extensions)
+        single = in_bytes(source.ending_in((*words.IMAGES, *words.SOUNDS))) if self.of_many else 0
+        if not self.extensions or (len(own) and single <= FEW * in_bytes(own)):
             return True
         return bool(self.archive) and any(part.kind == self.archive for part in source.tree.parts())
 
@@ -333,14 +340,6 @@ def _lists_beside(case: Case, found: Evidence) -> Found | None:
     rest = case.source.without({name for name in texts.names if says.get(name) is not Says.OTHER})
     other = gather(replace(case.tables, source=rest, lists=True).state) if Says.OTHER in says.values() else None
     return other if isinstance(other, Evidence) else None
-
-
-def _records_beside(_: Case, found: Evidence) -> Found | None:
-    return _UNREAD_LABELS if found.table.layout == TABLE.layout else None
-
-
-def _sounds_beside(case: Case, found: Evidence) -> Found | None:
-    return _UNREAD_LABELS if 2 * len(case.source.ending_in(words.SOUNDS)) > len(found.table) else None
 
 
 def _names_beside(case: Case, found: Evidence) -> Found | None:
@@ -530,6 +529,12 @@ def _weigh_nothing(case: Case) -> Found:
     why = may_label(undescribed, found.table)
     if why and case.listed.claims:
         return _unless_rivals(case, case.listed, _BESIDE_ROWS)
+    # Lists of paths alone state splits, and no labels.
+    lists = gather(lambda: lists_state(source, found)) if why else found
+    if isinstance(lists, Miss):
+        return lists
+    paths = {name for name in lists.used if name.lower().endswith(LIST_ENDS)}
+    why = may_label(undescribed.without(paths), found.table) if paths else why
     why = why or names_may_say(source)
     return near(why) if why else found
 
@@ -544,12 +549,6 @@ def _weigh_folders(case: Case) -> Found:
         note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
         found = replace(found.noting(note), used=found.used | copy)
     return found
-
-
-def _weigh_records(case: Case) -> Found:
-    """Weigh TFRecord files: unless a table leads to image files beside them."""
-    rows = case.rows if len(case.images) and tfrecord.named_records(case.source) else None
-    return rows if isinstance(rows, Evidence) else tfrecord.tfrecord_state(case.source)
 
 
 def _weigh_text(case: Case) -> Found:
@@ -572,6 +571,11 @@ _BOXES: tuple[tuple[str, Callable[[Case], Found]], ...] = (
 def _state_coco_classes(case: Case) -> Found:
     images = require_files(case.images, case.source, "images")
     return tools.coco_state(case.source, images, case.lookup, classes=True)
+
+
+def _of_many(name: str, state: Callable[[Source], Found], extensions: tuple[str, ...], archive: str = "") -> Layout:
+    """Return the layout of files that hold many samples each."""
+    return Layout(name, lambda case: state(case.source), extensions=extensions, archive=archive, of_many=True)
 
 
 _CALLED = Rival("what they are called", IMAGE_FOLDER.layout, _called_otherwise)
@@ -616,16 +620,10 @@ LAYOUTS: tuple[Layout, ...] = (
         ),
     ),
     Layout("coco_classes", _state_coco_classes, extensions=(".json",)),
-    Layout("webdataset", lambda case: webdataset.webdataset_state(case.source), None, webdataset.EXTENSIONS, "tar"),
-    Layout(
-        "tfrecord",
-        lambda case: tfrecord.tfrecord_state(case.source),
-        _weigh_records,
-        tfrecord.EXTENSIONS,
-        rivals=(Rival("TFRecords beside them", "tfrecord", _records_beside),),
-    ),
-    Layout("lmdb", lambda case: lmdb.lmdb_state(case.source), extensions=lmdb.EXTENSIONS),
-    Layout("arrow", lambda case: arrow.arrow_state(case.source), extensions=arrow.EXTENSIONS),
+    _of_many("webdataset", webdataset.webdataset_state, webdataset.EXTENSIONS, "tar"),
+    _of_many("tfrecord", tfrecord.tfrecord_state, tfrecord.EXTENSIONS),
+    _of_many("lmdb", lmdb.lmdb_state, lmdb.EXTENSIONS),
+    _of_many("arrow", arrow.arrow_state, arrow.EXTENSIONS),
     Layout(
         "table",
         lambda case: case.rows if case.rows.claims or not case.listed.claims else case.listed,
@@ -646,10 +644,7 @@ LAYOUTS: tuple[Layout, ...] = (
         "image_folder",
         lambda case: case.folders,
         _weigh_folders,
-        rivals=(
-            Rival("sound", AUDIO.layout, _sounds_beside),
-            _BY_NAMES,
-        ),
+        rivals=(_BY_NAMES,),
     ),
     Layout("arrays", lambda case: arrays.arrays_state(case.source)),
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),

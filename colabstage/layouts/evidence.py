@@ -22,6 +22,7 @@ from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, offsets_of
 from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, splits_of_folders
 from colabstage.trees.listing import count_by, take_strings
+from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,7 +78,8 @@ class Evidence:
         out, or in whose encoding they may be misread."""
         table = self.noting(*source.notes_on_encodings(self.used)).in_split_folders().table
         of_files = isinstance(table.inputs.source, TreeFiles)
-        silent = HARMLESS if of_files else HARMLESS.difference(IMAGES)
+        of_images = of_files and extension_of(table.keys[0] if table.keys else "") in IMAGES
+        silent = HARMLESS if of_images else HARMLESS.difference(IMAGES)
         others = source.files.not_ending_in(silent).without(self.used)
         others = others.without({*table.keys}).where(lambda name: not is_note(name)) if of_files else others
         if not others:
@@ -179,6 +181,15 @@ def class_of_samples(table: SampleTable) -> list[str]:
     if not table.classes or not isinstance(targets, Values) or targets.values.ndim != 1:
         return []
     return [table.classes[label] for label in targets.values.tolist()]
+
+
+# Files of another kind are few if the samples are ten times as many.
+FEW = 10
+
+
+def in_bytes(files: FileEntries) -> int:
+    """Return the size of files that hold many samples each, to compare with others."""
+    return int(files.sizes.sum())
 
 
 def labels_of_samples(table: SampleTable) -> list[tuple[str, ...]]:

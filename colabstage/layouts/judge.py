@@ -21,7 +21,18 @@ from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.boxes import other_form
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, Miss, class_of_samples, gather, near, refuse, size_in_file
+from colabstage.layouts.evidence import (
+    FEW,
+    Evidence,
+    Miss,
+    class_of_samples,
+    gather,
+    in_bytes,
+    near,
+    refuse,
+    size_in_file,
+)
+from colabstage.layouts.formats.masks import NAME as PAIRS
 from colabstage.layouts.formats.masks import pair_names
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem, whole_path
@@ -57,8 +68,10 @@ _OF_SHARDS = ("webdataset", "tfrecord", "lmdb", "arrow")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 # What is beside a photograph and no label of it: a camera's settings and its short film.
 _SILENT = (*(words.HARMLESS - {""}), *words.SOUNDS, *words.ARCHIVES, ".xmp", ".aae", ".thm", ".mov", ".mp4")
-# What may say which samples are held out, and cannot be looked into; and other data that labels may be stored in.
-_BINARY = (".mat", ".npy", ".npz", ".pkl", *_SPREADSHEETS)
+# Arrays that may be samples; HDF5 files are mostly weights. What may say which samples are held out, and cannot be
+# looked into; and other data that labels may be stored in.
+_ARRAYS = (".npy", ".npz", ".mat")
+_BINARY = (*_ARRAYS, ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
 _IN_PATHS, _IN_NAMES = r"paths: layout=file_names(r'([^/]+)/[^/]+$')", "names: layout=file_names(PATTERN)"
 _UNLABELLED = ' layout="images" reads the images without labels.'
@@ -91,9 +104,11 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
     checks = (_spelled_twice, _unnamed, _split_twice, _trained_in_held_out, _split_misspelt, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
     why = why or _sets_in_folders(source, found) or _documents(source, table)
-    why = why or next(filter(None, _left_over(source, found)), "")
+    others, are_few = _of_other_kinds(source, found)
+    why = why or others or next(filter(None, _left_over(source, found)), "")
     if why:
-        return refuse(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
+        decline = near if why == others and are_few else refuse
+        return decline(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
     return found.noting(*(_notes_on_folders(table) if by_folders else _notes_on_labels(table)))
 
 
@@ -524,14 +539,11 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     if of_files:
         how = "Give their names an ending, such as .jpg."
         yield _left_over_message(_without_ending(source), beside, _MORE, how)
-    images = source.ending_in(words.IMAGES)
-    if table.layout == "array_folder" or (is_bare and not of_files):
-        yield _left_over_message(images.names if len(images) > max(1, len(used)) else [], beside, _MORE)
     if is_bare and not of_files:
         others = source.ending_in(words.ANNOTATIONS).without(used)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
         yield _left_over_message(others.where(lambda name: not words.is_note(name)).names, beside, _LABELS, how)
-    if table.layout in (*_OF_ROWS, "pairs"):
+    if table.layout in (*_OF_ROWS, PAIRS):
         masks = _masks_left_over(source, found)
         for first in masks[:1]:
             folder, stem = words.folder_of(first), words.stem_of(first)
@@ -546,12 +558,38 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
             (of_files or not name.lower().endswith(_TARS)) and opened.isdisjoint({name, posixpath.basename(name)})
         )
     )
+    records = source.ending_in(words.RECORD_ENDS).without(used).where(lambda name: bool(words.RECORDS.fullmatch(name)))
+    if of_files and records:
+        only = source.only(_entries(table).names, records.names)
+        yield _left_over_message(records.names, beside, _MORE, f"To leave them out: {only}.")
     if not archives:
         return
     folder, paths = source.addresses(archives[:1])
     first = "" if source.tree.address_of(archives[0]) else f"Extract all of it, {TO_EXTRACT}. "
     how = f"{first}Give it in a list of sources, {[folder, *paths]}."
     yield _left_over_message(archives.names, beside, "may hold more of them, or their labels", how)
+
+
+def _of_other_kinds(source: Source, found: Evidence) -> tuple[str, bool]:
+    """Return why files of another kind may be the samples, "" if they are few or something states what the samples are;
+    and whether the samples are few beside them."""
+    table, of_files = found.table, isinstance(found.table.inputs.source, TreeFiles)
+    is_stated = not found.is_guess if of_files else table.targets is not None and table.layout not in _OF_SHARDS
+    if is_stated:
+        return "", False
+    own = _entries(table) if of_files else source.files.where(found.used.__contains__)
+    rest = source.without({*found.used, *own.names}).files
+    size = len if of_files else in_bytes
+    for kind in (words.IMAGES, words.SOUNDS, _ARRAYS):
+        others = rest.ending_in(kind)
+        # One picture, or one array, is no dataset of files.
+        if not own.ending_in(kind) and (len(others) > 1 or not of_files) and FEW * size(others) > size(own) > 0:
+            only = [source.only(one.names, two.names) for one, two in ((own, others), (others, own))]
+            how = f"Take one kind: {' or '.join(filter(None, only))}." if any(only) else "Move those of one kind away."
+            beside = f"the {'arrays' if table.layout == 'arrays' else table.unit} of '{source.label}'"
+            why = _left_over_message(others.names, beside, "may be the samples, or more of them", how)
+            return why, size(others) > FEW * size(own)
+    return "", False
 
 
 def _without_ending(source: Source) -> Sequence[str]:

@@ -204,16 +204,22 @@ class _Index:
         return found if found is not None else (self.last[name],) if name in self.last else ()
 
 
+def held_out_splits(lookup: Lookup, splits: Collection[str]) -> set[str]:
+    """Return the splits that have no folder, if another has one: their samples are in the folder of another split."""
+    bare = {split for split in splits if split and not lookup.has_folder_of(split)}
+    return bare if bare != {*splits} - {""} else set()
+
+
 def held_out_of_others(
     lookup: Lookup, splits: Mapping[str, str], named: Mapping[str, Collection[Hashable]] | None = None
 ) -> set[str]:
-    """Return those of some lists, tables or annotations, by name, that hold samples out of a folder of another split,
-    given the split of each, and which samples it names, if known: their own has no folder, that of another has one (or
-    they may be of other samples), and no other names their samples."""
+    """Return those of some tables or annotations, by name, whose splits are held out of a folder of another, given the
+    split of each, and which samples each names, if known: another that names one of these may be of other samples."""
     counts = Counter(itertools.chain.from_iterable(map(set, (named or {}).values())))
-    bare = {name for name, split in splits.items() if split and not lookup.has_folder_of(split)}
-    have_folders = any(split and name not in bare for name, split in splits.items())
-    return {name for name in bare if have_folders and all(counts[one] == 1 for one in (named or {}).get(name, ()))}
+    bare = held_out_splits(lookup, splits.values())
+    return {
+        name for name in splits if splits[name] in bare and all(counts[one] == 1 for one in (named or {}).get(name, ()))
+    }
 
 
 # --- lists of splits --------------------------------------------------------------------------------------------------
@@ -341,7 +347,7 @@ class _Reader(NamedTuple):
                 self._refuse_lost(name, own)
         stated = {split for name in there for split in lines[name].splits}
         folders = Lookup((), self.source.files.folders[0])
-        held_out = held_out_of_others(folders, {split: split for split in stated})
+        held_out = held_out_splits(folders, stated)
         read = (self._named(name, files, lines[name], held_out) for name, files in there.items())
         return [one for one in read if one is not None], held_out
 

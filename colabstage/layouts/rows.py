@@ -174,7 +174,7 @@ class TableSearch:
         # A submission names the test images with one made-up label.
         entries = self.source.ending_in(LISTS if self.lists else words.TABLES)
         asked = entries.where(lambda name: not words.is_submission(name))
-        if self.table is not None:
+        if self.table is not None and entries:
             # A full path takes precedence over the same base name in another folder.
             asked = entries.where(self.table.__eq__) or entries.where(
                 lambda name: posixpath.basename(name) == self.table

@@ -25,6 +25,9 @@ TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
 ANNOTATIONS = (*TEXTS, ".parquet", ".mat", ".xlsx", ".pkl")
 ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+# Files of records that are named so, and all endings of such names, "" for that of train.tfrecord-00000-of-00008.
+RECORDS = re.compile(r".*\.(tfrecords?|tfrec|mdb|lmdb)(-\d+-of-\d+)?(\.(gz|zst))?", re.IGNORECASE)
+RECORD_ENDS = (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zst", "", ".mdb", ".lmdb")
 # Files that hold no labels, whatever their names.
 HARMLESS = frozenset({*IMAGES, "", ".md", ".rst", ".py", ".ipynb", ".m", ".html", ".pdf", ".docx", ".db", ".ini"})
 _NOTES = ("readme", "license", "licence", "requirements", "changelog", "attribution")

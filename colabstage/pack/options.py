@@ -46,7 +46,7 @@ _NEWER_RULES = {
     "detection": 13,
     "pairs": 15,
     "table": 16,
-    "auto": 17,
+    "auto": 18,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

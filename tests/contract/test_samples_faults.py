@@ -546,9 +546,11 @@ FOLDERS = [
       for name, lists, right in BY_IDS),
     *(row(f"CelebA's texts: {', '.join(texts)}", files("img/0{0..5}.jpg", texts), right=[right])
       for texts, right in [
-          (PARTITION, refused("'list_eval_partition.txt'.*layout=\"images\"")), (PARTITION | IDENTITY, found("train: 28 2, 31 2; val: 28 1; test: 31 1")),
+          (PARTITION, found("train: 4 without targets; val: 1 .*; test: 1 .*")), (PARTITION | IDENTITY, found("train: 28 2, 31 2; val: 28 1; test: 31 1")),
           (PARTITION | IDENTITY | ATTRIBUTES, refused(r"table_rows\(table='identity_CelebA.txt'")), (PARTITION | ATTRIBUTES, found(r"train: 4 rows .*\(2,\); val: 1 rows .*; test: 1 rows .*"))]),
     row("a list of one line", files("images/0000{0..4}.jpg", {"train.txt": "".join(f"0000{i}.jpg {i % 2}\n" for i in range(4)), "val.txt": "00004.jpg 0\n"}), right=[found("train: 0 2, 1 2; val: 0 1")]),
+    *(row(f"lists of images without labels: {name}", files("images/{0..7}.jpg", {"train.txt": "".join(f"{i}.jpg\n" for i in range(6)), "val.txt": "".join(f"{i}.jpg{more}\n" for i in range(6, 8))}), right=right)
+      for name, more, right in [("paths", "", [found("train: 6 without .*; val: 2 .*")]), ("words behind some", " a cat", [refused("val.txt")])]),
     row("a list beside names of classes", files("cat_{1..3}.jpg dog_{1..3}.jpg", {"labels.txt": "".join(f"{one}_{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(1, 4))}), right=[refused("labels.txt"), found("train: 0 2, 1 4")]),
     row("shards with a gap in their numbers", files("", {f"train-{n:05d}.tar": tar({f"{n}{i}.{end}": content for i in range(4) for end, content in
         (("png", image(4 * n + i)), ("cls", b"01"[i % 2 :][:1]))}) for n in (0, 2)}), right=[noted("1 number is missing .*first 1.")]),
@@ -841,7 +843,7 @@ ARRAYS = [
     row("fewer names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b"]))}), right=[refused("0 to 2")]),
     row("names of labels from 1", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1, class_names=np.array(["a", "b", "c"]))}), right=[refused("1 to 3")]),
     row("more names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b", "c", "d"]))}), right=[found("train: a 4, b 4, c 4.*")]),
-    row("labels in an array beside images", files("images/{0..7}.jpg", {"labels.npz": npz(labels=np.array(Y))}), right=[refused("images/0.jpg.*table")]),
+    row("labels in an array beside images", files("images/{0..7}.jpg", {"labels.npz": npz(labels=np.array(Y))}), right=[refused("labels.npz.*table")]),
     *(row(f"{name} of {what} rows", files("", {"x.h5": h5(**{"X_train": np.ones((6, 3)), "Y_train": np.arange(6) % 2, name: empty})}), right=[refused(name)])
       for name in ("X_train", "Y_train") for what, empty in (("no", np.zeros((0, 3))), ("HDF5's null for", h5py.Empty("f4")))),
     row("no targets to train on", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_test=FROM_1 - 1)}), right=[refused("x_train.*array_rows")]),
@@ -921,6 +923,35 @@ def test_files_are_read_rightly_or_refused(
     packed = pack(write_files(tmp_path / "set", made), tmp_path / "out.h5", **options)
     is_right = any(one(packed) for one in right)
     assert is_right, str(packed)
+
+
+def _of_kind(kind: str, count: int, folder: str) -> dict[str, bytes]:
+    """As many files of a kind in two folders of classes; of shards, one file of so many records."""
+    if kind == "shards":
+        records = {
+            f"{n}.{end}": part for n in range(count) for end, part in (("png", image(n)), ("cls", b"01"[n % 2 :][:1]))
+        }
+        return {f"{folder}.tar": tar(records)}
+    rows = np.arange(len(image(0)) // 8)
+    content = {"png": image(0), "npy": npy(rows), "wav": wav(4 * len(rows))}[kind]
+    return {f"{folder}/{'cd'[n % 2]}/{folder}{n}.{kind}": content for n in range(count)}
+
+
+@pytest.mark.parametrize("other", ["png", "wav", "npy", "shards"])
+@pytest.mark.parametrize("kind", ["png", "wav", "npy", "shards"])
+def test_samples_of_two_kinds_are_never_left_out_in_silence(tmp_path: Path, kind: str, other: str) -> None:
+    """As many of another kind are asked about, and each line of advice takes one of them; a few are noted."""
+    if kind == other:
+        return
+    few = tmp_path / "few"
+    packed = pack(write_files(few, _of_kind(kind, 24, "a") | _of_kind(other, 1, "b")), tmp_path / "few.h5")
+    is_told = "left out" in " ".join(packed.notes) and " 12" in packed.found
+    assert is_told or ("'b" in packed.refusal and other == "shards"), packed
+    both = write_files(tmp_path / "both", _of_kind(kind, 12, "a") | _of_kind(other, 12, "b"))
+    packed = pack(both, tmp_path / "both.h5")
+    assert "may be the samples" in packed.refusal or "may hold more of them" in packed.refusal, packed
+    for n, part in enumerate(re.findall(r"only='([^']*)'", packed.refusal)):
+        assert " 6" in pack(both, tmp_path / f"{n}.h5", only=part).found, part
 
 
 @pytest.mark.parametrize(

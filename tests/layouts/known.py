@@ -144,12 +144,12 @@ def coco_classes(*patterns: str, names: str) -> dict[str, Any]:
     }
 
 
-def wav() -> bytes:
-    """Eight samples of silence."""
+def wav(count: int = 8) -> bytes:
+    """So many samples of silence."""
     file = io.BytesIO()
     with wave.open(file, "wb") as clip:
         clip.setparams((1, 2, 8000, 0, "NONE", ""))
-        clip.writeframes(bytes(16))
+        clip.writeframes(bytes(2 * count))
     return file.getvalue()
 
 

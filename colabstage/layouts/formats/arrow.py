@@ -42,7 +42,7 @@ from colabstage.layouts.records import (
 )
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleSource, join_samples
-from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, plain_name
+from colabstage.layouts.words import SPLIT_FIELDS, plain_name
 from colabstage.trees.bytes import SourceFile
 
 if TYPE_CHECKING:
@@ -87,10 +87,6 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         lambda name: not posixpath.basename(name).startswith(("cache-", "indices"))
     )
     require_files(entries, source, "parquet or Arrow files")
-    # A picture in a readme is not a dataset.
-    if len(source.ending_in(IMAGES)) > len(entries):
-        msg = f"'{source.label}' holds separate image files beside its parquet or Arrow files."
-        raise LayoutError(msg)
     kept, memory = _Kept(), ScanMemory()
     files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry, memory), kept))
     schema = files[0].schema

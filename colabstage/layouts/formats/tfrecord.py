@@ -44,6 +44,7 @@ from colabstage.layouts.records import (
     scan_each,
 )
 from colabstage.layouts.table import Images, SampleSource
+from colabstage.layouts.words import RECORDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from colabstage.layouts.evidence import Evidence
     from colabstage.layouts.reading import Source
     from colabstage.layouts.table import Content
-    from colabstage.trees.listing import FileEntries
 
 # TensorFlow's `crc32c::Mask`.
 _MASK_DELTA = 0xA282EAD8
@@ -62,7 +62,6 @@ _CRC = struct.Struct("<I")
 
 NAME = "tfrecord"
 # x.tfrecord, x.tfrecord-00000-of-00008, x.tfrec.gz; and train-00000-of-01024, which may be anything.
-_NAMED = re.compile(r".*\.(tfrecords?|tfrec)(-\d+-of-\d+)?(\.(gz|zst))?", re.IGNORECASE)
 _NUMBERED = re.compile(r".*-\d{5}-of-\d{5}")
 EXTENSIONS = (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zst", "")
 _IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "image/data", "image_bytes")
@@ -426,13 +425,9 @@ def tfrecord_state(source: Source) -> Evidence:
     return records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], fields=fields, notes=notes)
 
 
-def named_records(source: Source) -> FileEntries:
-    """Return the files that are named like TFRecord files; nothing is read."""
-    return source.ending_in(EXTENSIONS).where(lambda name: _NAMED.fullmatch(name) is not None)
-
-
 def _record_files(source: Source) -> list[ShardFile]:
-    named, files = named_records(source), source.ending_in(EXTENSIONS)
+    files = source.ending_in(EXTENSIONS)
+    named = files.where(lambda name: RECORDS.fullmatch(name) is not None)
     entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
     require_files(entries, source, "TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)")
     memory = ScanMemory()

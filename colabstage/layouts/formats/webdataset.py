@@ -245,8 +245,7 @@ def _shards_of(source: Source) -> list[ShardFile]:
     own = tars if len(tars) == len(parts) else []
     inside = source.ending_in(EXTENSIONS).where(lambda name: not own and name.lower().endswith(_SHARDS))
     require_files(own or inside, source, "tars")
-    # A picture in a readme is not a dataset; more images than shards are one.
-    if not has_samples(source.files.names) if own else len(source.ending_in(IMAGES)) > len(inside):
+    if own and not has_samples(source.files.names):
         raise _misfit(source)
     if not own:
         return [open_shard(tree, entry, memory) for entry in inside]
@@ -271,5 +270,5 @@ def _own_tar(tree: Tree, number: int, size: int) -> ByteSource:
 def _misfit(source: Source) -> LayoutError:
     return LayoutError(
         f"'{source.label}' is not a WebDataset: expected tars in which images, arrays or clips have a .cls, .json or "
-        ".txt of the same name, which ends at its first dot, beside them, and no images outside of them."
+        ".txt of the same name, which ends at its first dot, beside them."
     )

@@ -556,7 +556,7 @@ def test_what_is_said_in_a_clip_is_no_label(tmp_path: Path) -> None:
 
 def test_a_stray_tar_does_not_hide_a_folder_of_images() -> None:
     """Not even a broken one: it is asked about, and the layout's name leaves it out."""
-    files = dict.fromkeys(("cat/1.jpg", "dog/1.jpg", "backup.tar"), b"")
+    files = {"cat/1.jpg": b"1", "dog/1.jpg": b"1", "backup.tar": b""}
     with pytest.raises(LayoutError, match=r"'backup\.tar'.*layout=\"image_folder\""):
         read(files)
     assert read(files, "image_folder").classes == ("cat", "dog")
