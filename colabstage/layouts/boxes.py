@@ -246,7 +246,7 @@ def join_records(
     if per_image:
         notes += left_out_notes((len(missing), "images", "named by annotations but missing"))
     # Not an error: many datasets annotate only some of their images.
-    notes += left_out_notes((len(images) - len(placed), "images", "that no annotation file names"))
+    notes += left_out_notes((len(images) - len(placed), "images", "without annotations"))
     return placed, notes
 
 
@@ -380,6 +380,11 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     if not (runs or corners or other) or (are_points and not runs and label is None):
         return None
     if corners and label is not None and not are_points and not runs:
+        others = (one.name for one in named if words.is_label_name(one.name))
+        odd = [name for name in others if not same_partition(columns[name].cells, columns[label].cells)]
+        if odd:
+            msg = f"Which of the columns {listed([label, *odd])} is the class of its boxes? Call the others otherwise."
+            raise LayoutError(msg)
         return BoxColumns(corners, label)
     found = [runs] if runs else points if are_points else other or [*corners]
     what = "boxes in another form" if other else "boxes, and none their class"

@@ -18,8 +18,8 @@ from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts.columns import Column, in_order_of, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, renumbered, take_rows
-from colabstage.layouts.formats.tables import parse_table
-from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, items_of, lines_of
+from colabstage.layouts.formats.tables import NESTED, parse_table
+from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, lines_of, load_yaml
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
 from colabstage.layouts.words import (
     OF_SPLITS,
@@ -42,7 +42,7 @@ from colabstage.layouts.words import (
 from colabstage.trees.listing import folders_of, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -225,10 +225,15 @@ def held_out_of_others(
 # --- lists of splits --------------------------------------------------------------------------------------------------
 
 LIST_ENDS = (".txt", ".lst")
+# An extension, or one word with a number, which sentences and remarks are not.
+_NAME = re.compile(r"\.\w+$|^\S*\d\S*$")
+# What follows the name of an image in that of a numbered part of it: a tile, a frame.
+_PART = re.compile(r"[ _.-]\d+(\.\w+)?$")
+_OF_CELLS = (".csv", ".tsv", ".jsonl")
 # Three splits and some folds; more text files than this are one per sample.
 MOST_LISTS = 16
 # Words that people combine with the split in a list's name.
-_BESIDE_LISTS = frozenset({"list", "files"})
+_BESIDE_LISTS = frozenset({"list", "files", "filenames", "paths", "split", "ids", "idx", "indices"})
 
 
 class _Rows(NamedTuple):
@@ -299,7 +304,7 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     used, splits = [one.name for one in lists], {split for one in lists for split in one.splits}
     # A table of what is trained on may leave out others for many reasons.
-    if not lists or (splits == {"train"} and called.keys().isdisjoint(used)):
+    if not lists or (splits == {"train"} and all(names[name] and is_table(name) for name in used)):
         return found
     if table.splits is None or not held_out.isdisjoint(splits):
         by_name = [names[name] + posixpath.splitext(name)[1] for name in used if names[name] and stated is None]
@@ -332,23 +337,58 @@ class _Reader(NamedTuple):
         """Return the lists of the samples; and the splits that they hold out of a folder 'train', without one of their
         own."""
         lines = _lines_of(self.source, self.names, self.rows.lookup)
-        there = {name: files for name, its in lines.items() if (files := self._files(name, its.paths)) is not None}
+        there: dict[str, NDArray[np.int64]] = {}
+        for name, own in lines.items():
+            for way in self._ways(name, own):
+                if (files := self._files(name, way.paths)) is not None:
+                    there[name], lines[name] = files, way
+                    break
+            else:
+                self._refuse_lost(name, own)
         stated = {split for name in there for split in lines[name].splits}
         folders = Lookup((), self.source.files.folders[0])
         held_out = held_out_splits(folders, stated)
         read = (self._named(name, files, lines[name], held_out) for name, files in there.items())
         return [one for one in read if one is not None], held_out
 
+    def _ways(self, name: str, lines: _Lines) -> Iterator[_Lines]:
+        """Yield the lines of a list as they are; with what is before the first blank or comma as the path; without the
+        extensions, which are those of other files of the samples; and with the files in the folders that they name."""
+        yield lines
+        cells = [re.split(r"[\s,;|]+", path) for path in lines.paths]
+        first = [_plain(one[0]) for one in cells]
+        yield lines._replace(paths=first, more=[one[1] if len(one) == 2 else "" for one in cells])
+        if name in self.called:
+            yield lines._replace(paths=[posixpath.splitext(path)[0] for path in lines.paths])
+            yield _in_folders(lines, self.rows.lookup.names, posixpath.dirname(name))
+
     def _files(self, name: str, paths: Sequence[str]) -> NDArray[np.int64] | None:
         """Return the number of each path's file; `None` for a list of other files, or of classes."""
         paths = [self.by_id.get(path, path) for path in paths] if self.by_id else paths
         lookup = self.rows.lookup
-        alone, _ = lookup.search_each(paths, posixpath.dirname(name))
+        alone, whole = lookup.search_each(paths, posixpath.dirname(name))
         files = np.fromiter(map(alone.get, paths, itertools.repeat(NONE)), np.int64, len(paths))
         # What is found nowhere, but has the name of a file, is a mistake.
         files[[place for place in np.flatnonzero(files == NONE).tolist() if lookup.may_find(paths[place])]] = SEVERAL
         count = np.count_nonzero(files != NONE)
-        return None if not count or (2 * count < len(paths) and not self.within) else files
+        # Of a list for more files there may be a part; a few numbers are those of files by chance.
+        is_list = self.within or (name in self.called and whole)
+        return files if count and (is_list or 2 * count >= len(paths)) else None
+
+    def _refuse_lost(self, name: str, lines: _Lines) -> None:
+        """Refuse a list that names neither samples nor other files, unless it has a row for each split, words, or
+        numbered parts of the samples, which are still to be cut."""
+        paths = lines.paths if name in self.called and not self.within else ()
+        is_of_splits = not self.names[name] and len({*lines.splits}) == len(lines.splits)
+        if not paths or is_of_splits or not all(map(_NAME.search, paths)):
+            return
+        every = Lookup.of(self.source.files)
+        there = sum(every.may_find(path) or every.may_find(_PART.sub("", path)) for path in paths)
+        if 2 * there < len(paths):
+            first = next(path for path in paths if not self.rows.lookup.may_find(path))
+            which = f"'{show(first)}', and one of the {self.table.unit} is called '{self.table.keys[0]}'"
+            why = f"files most of which are not there (first {which})"
+            raise _contradiction(self.source, self.names, name, why, self.table)
 
     def _named(self, name: str, files: NDArray[np.int64], lines: _Lines, held_out: set[str]) -> _Named | None:
         """Return what a list names; `None` if that cannot be told, and it may be no list."""
@@ -392,27 +432,35 @@ class _Reader(NamedTuple):
 
 
 def _lists_beside(source: Source, found: Evidence) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the lists, and the tables of a path and a split alone, with the split that each is called after, "" where
-    its lines state one; and what else may state splits: tables of more columns, and JSON of names, in a list called
-    after a split or below each of them."""
-    texts = source.ending_in(LIST_ENDS).without(found.used)
-    called = {name: split for name in texts.names if (split := _listed_split(name))}
-    made = source.parse_once(texts.where(lambda name: split_field(name) != "")[:MOST_LISTS], parse_table)
-    called |= {name: "" for name, table in made.items() if states_splits(table.header)}
+    """Return the lists, and the tables of a path alone or with a split, with the split that each is called after, ""
+    where its rows state one; and tables of more columns that may state splits."""
+    files = source.ending_in((*LIST_ENDS, *_OF_CELLS, *NESTED)).without(found.used)
+    called = {name: split for name in files.ending_in(LIST_ENDS).names if (split := _listed_split(name))}
+    stating = files.ending_in((*LIST_ENDS, *NESTED)).where(_is_of_splits)[:MOST_LISTS]
+    tables = dict(source.parse_once(stating.without(called), parse_table))
+    for one in files.ending_in(_OF_CELLS)[:MOST_LISTS]:
+        tables[one.name] = parse_table(one.name, source.head(one, BEGINNING_BYTES).partition(b"\n")[0])
     others = dict[str, str]()
-    for one in source.ending_in((".csv", ".tsv")).without(found.used)[:MOST_LISTS]:
-        table = parse_table(one.name, source.head(one, BEGINNING_BYTES).partition(b"\n")[0])
+    for name, table in tables.items():
         is_stated = any(column.plain in SPLIT_FIELDS for column in table.columns)
-        split = "" if is_stated else split_name(stem_of(one.name)).split
-        if split or is_stated:
-            (called if states_splits(table.header) else others)[one.name] = split
-    of_json = source.ending_in((".json",)).without(found.used)
-    for one in of_json.where(lambda name: _listed_split(name) != "")[:MOST_LISTS]:
-        if re.match(rb'\s*\[\s*"', source.head(one, BEGINNING_BYTES)):
-            others[one.name] = _listed_split(one.name)
-    stated = of_json.where(lambda name: not OF_SPLITS.isdisjoint(words_of(stem_of(name))))
-    others |= dict.fromkeys(stated.names, "")
+        split = "" if is_stated else split_name(stem_of(name)).split
+        if is_stated or (split and is_table(name)):
+            can_be_more = len(table.columns) > 1 and not states_splits(table.header)
+            (others if can_be_more else called)[name] = split
+    of_names = files.ending_in((".json",)).where(lambda name: _listed_split(name) != "")[:MOST_LISTS]
+    alone = (one for one in of_names if re.match(rb'\s*\[\s*"', source.head(one, BEGINNING_BYTES)))
+    called |= {one.name: _listed_split(one.name) for one in alone}
     return called, others if len(others) <= MOST_LISTS else {}
+
+
+def may_be_list(name: str) -> bool:
+    """Tell whether a file is called as lists of splits are, and what else states splits alone."""
+    return _listed_split(name) != "" or _is_of_splits(name)
+
+
+def _is_of_splits(name: str) -> bool:
+    """Tell whether a file is called after the field or the words for splits."""
+    return split_field(name) != "" or not OF_SPLITS.isdisjoint(words_of(stem_of(name)))
 
 
 def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
@@ -449,13 +497,11 @@ def _listed_split(name: str) -> str:
 
 def _lines_of(source: Source, names: Mapping[str, str], lookup: Lookup) -> dict[str, _Lines]:
     """Return what lists state, by name; those without a split in `names` have it in each row, or for each list."""
-    entries = source.ending_in((*LIST_ENDS, *TABLES, ".json", "")).where(names.__contains__)
-    of_json = source.texts(entries.ending_in((".json",)))
-    rest = entries.without(of_json)
-    tables = source.parse_once(rest.where(lambda name: not names[name] or is_table(name)), parse_table)
-    lines = {name: _lines_in(text, names[name]) for name, text in source.texts(rest.without(tables)).items()}
-    lines |= {name: _rows_in(table, names[name], lookup) for name, table in tables.items()}
-    return lines | {name: _lines_in_json(text, names[name]) for name, text in of_json.items()}
+    entries = source.ending_in((*LIST_ENDS, *TABLES, *NESTED, "")).where(names.__contains__)
+    texts = entries.ending_in((*LIST_ENDS, "")).where(lambda name: names[name] != "")
+    lines = {name: _lines_in(text, names[name]) for name, text in source.texts(texts).items()}
+    tables = source.parse_once(entries.without(texts.names), parse_table)
+    return lines | {name: _rows_in(table, names[name], lookup) for name, table in tables.items()}
 
 
 def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
@@ -480,36 +526,23 @@ def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
     return _Lines(splits or [split] * len(cells), normal_names(cells))
 
 
-def _lines_in_json(text: str, split: str) -> _Lines:
-    """Return the names in a list called after a split, or those below each split, or the first of each list there;
-    nothing for other JSON."""
-    items = items_of(text) or []
-    if split and all(isinstance(one, str) for one in items):
-        return _Lines([split] * len(items), normal_names(items))
-    if not all(isinstance(one, tuple) and one[0].lower() in SPLITS and isinstance(one[1], list) for one in items):
-        return _Lines()
-    named = [
-        (SPLITS[key.lower()], next(iter(one), None) if isinstance(one, list) else one)
-        for key, own in items
-        for one in own
-    ]
-    stated = [(split, name) for split, name in named if isinstance(name, str)]
-    return _Lines([split for split, _ in stated], normal_names(name for _, name in stated))
-
-
 def _lines_in(text: str, split: str) -> _Lines:
-    # Paths are whole lines; or the first word where each has two paths, of an image and of its mask, or a path and a
-    # number.
-    lines = lines_of(text)
-    words = [line.split() for line in lines]
-    pairs = all(
-        2 <= len(one) <= 4 and (one[1].lstrip("-").isdecimal() or all(posixpath.splitext(word)[1] for word in one[:2]))
-        for one in words
-    )
-    paths = [one[0] for one in words] if pairs else lines
-    more = [one[1] if len(one) == 2 else "" for one in words] if pairs else []
-    plain = (one.replace("\\", "/").removeprefix("./").lstrip("/") for one in paths)
-    return _Lines([split] * len(lines), normal_names(plain), more)
+    return _Lines([split] * len(lines := lines_of(text)), [*map(_plain, normal_names(lines))])
+
+
+def _in_folders(lines: _Lines, names: Sequence[str], folder: str) -> _Lines:
+    """Return the files in the folders that a list in a folder names instead of these."""
+    parts = [[*itertools.accumulate(name.split("/")[:-1], posixpath.join)] for name in names]
+    folders = sorted({*itertools.chain.from_iterable(parts)})
+    leads, _ = Lookup(folders).search_each(lines.paths, folder)
+    stated = zip(lines.paths, lines.splits, strict=True)
+    split_of = {folders[leads[path]]: split for path, split in stated if leads.get(path, NONE) >= 0}
+    found = [(split_of[part], name) for name, own in zip(names, parts, strict=True) for part in own if part in split_of]
+    return _Lines([split for split, _ in found], [name for _, name in found])
+
+
+def _plain(path: str) -> str:
+    return path.replace("\\", "/").removeprefix("./").lstrip("/")
 
 
 def _numbered_as_listed(
@@ -653,7 +686,8 @@ def names_of_numbers(names: Sequence[str], numbers: Mapping[str, Sequence[int]])
 
 def is_class_list(name: str) -> bool:
     """Tell whether a file's name suggests that it says what the classes are."""
-    return name.lower().endswith(_SETTINGS) or posixpath.basename(name).lower() in _NAME_LISTS
+    is_named = posixpath.basename(name).lower() in _NAME_LISTS
+    return is_named or (name.lower().endswith(_SETTINGS) and not _is_of_splits(name))
 
 
 def parse_class_list(name: str, content: bytes) -> ClassList:
@@ -674,7 +708,10 @@ def parse_class_list(name: str, content: bytes) -> ClassList:
         found: Any = {key.strip().lower(): value.strip() for key, _, value in pairs}
         found.pop("names", None)
     else:
-        found = _load_yaml(name, text) if _MENTIONS.search(text) else None
+        try:
+            found = load_yaml(text) if _MENTIONS.search(text) else None
+        except ValueError as error:
+            raise _odd(name, show(error)) from error
     if not isinstance(found, dict):
         return ClassList(())
     written = {SPLITS[key]: paths for key, paths in found.items() if isinstance(key, str) and key in SPLITS}
@@ -688,17 +725,6 @@ def parse_class_list(name: str, content: bytes) -> ClassList:
     if not is_shape or not all(isinstance(part, str) and _NUMBER.fullmatch(part) for part in shape):
         raise _odd(name, f"kpt_shape is {show_content(shape)}")
     return ClassList(names, (int(shape[0]), int(shape[1])), {split: paths for split, paths in splits.items() if paths})
-
-
-def _load_yaml(name: str, text: str) -> Any:
-    # PyYAML, because people use all of YAML there: quotes, apostrophes, comments, multi-line lists.
-    import yaml
-
-    try:
-        # Without types, so that a class called no, or 1, is a word.
-        return yaml.load(text, Loader=yaml.BaseLoader)  # creates only texts, lists and mappings
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
-        raise _odd(name, show(error)) from error
 
 
 def _in_order(file: str, names: Any) -> tuple[str, ...]:

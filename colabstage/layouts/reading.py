@@ -365,10 +365,27 @@ def items_of(text: str) -> list[Any] | None:
         found = json.loads(text) if text.lstrip().startswith(("{", "[")) else None
     except (ValueError, RecursionError):
         found = None
-    # {"classes": {"cat": 0}}
+    return inner_items(found)
+
+
+def inner_items(found: Any) -> list[Any] | None:
+    """Return the items of a list, or the keys of a mapping with their values, of the innermost that is alone in others:
+    {"classes": {"cat": 0}}; `None` for anything else."""
     while isinstance(found, dict) and len(found) == 1 and isinstance(inner := next(iter(found.values())), dict | list):
         found = inner
     return [*found.items()] if isinstance(found, dict) else found if isinstance(found, list) else None
+
+
+def load_yaml(text: str) -> Any:
+    """Return what YAML holds, in texts, lists and mappings alone; a `ValueError` if it cannot be read."""
+    # PyYAML, because people use all of YAML there: quotes, apostrophes, comments, multi-line lists.
+    import yaml
+
+    try:
+        # Without types, so that a class called no, or 1, is a word.
+        return yaml.load(text, Loader=yaml.BaseLoader)  # creates only texts, lists and mappings
+    except (yaml.YAMLError, RecursionError, TypeError) as error:
+        raise ValueError(str(error)) from error
 
 
 def statements_of(text: str) -> list[Statement]:

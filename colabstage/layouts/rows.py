@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import posixpath
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,6 +63,8 @@ TABLE = IMAGE_FOLDER._replace(layout="table")
 _PLAIN_COLUMNS = 3
 # A table that names fewer files than another by this factor does not compete with it.
 _FEW = 10
+# Columns for the places in a clip where a part of it begins and ends.
+_IN_CLIP = re.compile(r"(t_?)?(start|begin|onset|end|stop|offset)(_?(time|at|s|sec|seconds|ms|frame|sample))?")
 # How many rows decide whether two columns mean the same files.
 _COMPARED = 100
 
@@ -412,6 +415,7 @@ class TableSearch:
         self._check_shift(rows)
         targets: Targets
         if boxes is not None:
+            _check_one_split(rows, self.files.names)
             sides = find_image_sides(found[0].columns)
             sides = sides if all(one.columns.keys() >= {*sides} for one in complete) else []
             corners = [rows.column(name) for name in boxes.corners]
@@ -559,6 +563,14 @@ class TableSearch:
         of_rows = firsts[of_rows.reshape(-1)]
         again = [(int(of_rows[row]), row) for row in np.flatnonzero(of_rows != np.arange(len(of_rows))).tolist()]
         differ = [(one, row) for one, row in again if any(column.cells[row] != column.cells[one] for column in columns)]
+        between = [name for name in rows.places[0][0].columns if _IN_CLIP.fullmatch(words.plain_name(name))]
+        if again and self.labels is None and self.kind.layout != TABLE.layout and len(between) > 1:
+            msg = (
+                f"Rows with {listed(between)} are parts of the {self.kind.noun}, which are read whole, and "
+                f"'{names[rows.files[again[0][1]]]}' has several. Write each part into a file of its own; "
+                f"layout=table_rows(labels=['{label.name}']), from colabstage.options, takes the file for each row."
+            )
+            raise LayoutError(msg)
         # Several people may have labelled one image; if the user names a column, that is meant.
         if differ and classes and targets.values.ndim == 1 and (self.labels is None or self.described is not None):
             one, two = (show(label.cells[row]) for row in differ[0])
@@ -624,6 +636,15 @@ def columns_of_classes(classes: Sequence[Any], columns: Sequence[Column], *, has
     if has_header and len(columns) > 1:
         return [column for column in agree if not words.LABEL_WORDS.isdisjoint(words.words_of(column.name))]
     return agree if all(column.is_numeric for column in columns if column not in agree) else []
+
+
+def _check_one_split(rows: _Rows, names: Sequence[str]) -> None:
+    """Refuse rows of one file in two splits: they are one sample."""
+    split_of: dict[int, str] = {}
+    for number, split in zip(rows.files.tolist(), rows.splits, strict=True) if len({*rows.splits}) > 1 else ():
+        if split_of.setdefault(number, split) != split:
+            msg = f"Rows of '{names[number]}' are in the splits '{split_of[number]}' and '{split}'. Take it out of one."
+            raise LayoutError(msg)
 
 
 def _numbered_apart(names: Sequence[str]) -> tuple[str, ...]:

@@ -368,9 +368,11 @@ def plain_name(column: str) -> str:
 
 
 def split_field(name: str) -> str:
-    """Return the field of splits that a file is called after: partition for list_eval_partition.txt; "" for none."""
+    """Return the field of splits that a file is called after: partition for list_eval_partition.txt, split for
+    splits.json; "" for none."""
     stem = stem_of(name)
-    return next((word for word in (plain_name(stem), *words_of(stem)) if word in SPLIT_FIELDS), "")
+    found = (word.removesuffix("s") for word in (plain_name(stem), *words_of(stem)))
+    return next((word for word in found if word in SPLIT_FIELDS), "")
 
 
 def states_splits(header: Sequence[str]) -> bool:

@@ -424,6 +424,15 @@ STATED_SPLITS: list[tuple[str, dict[str, Any]]] = [
     ("a column beside others", {"all.csv": "image,split,mask\n" + "".join(f"{i}.jpg,{split},{i}.png\n" for i, split in enumerate(HELD_OUT))}),
     ("JSON", {"splits.json": {"train": [f"{i}.jpg" for i in range(4)], "val": ["4.jpg", "5.jpg"]}}),
     ("lists in JSON", {"train.json": [f"{i}.jpg" for i in range(4)], "val.json": ["4.jpg", "5.jpg"]}),
+    ("JSON by name", {"splits.json": {f"{i}.jpg": split for i, split in enumerate(HELD_OUT)}}),
+    ("records in JSON", {"splits.json": [{"file": f"{i}.jpg", "split": split} for i, split in enumerate(HELD_OUT)]}),
+    ("lines of JSON", {"held_out.jsonl": "".join(json.dumps({"file": f"{i}.jpg", "split": split}) + "\n" for i, split in enumerate(HELD_OUT))}),
+    ("YAML", {"splits.yaml": "train: ['0', '1', 2, 3.jpg]\nval:\n- 4.jpg\n- 5.jpg\n"}),
+    ("YAML by name", {"splits.yml": "".join(f"{i}.jpg: {split}\n" for i, split in enumerate(HELD_OUT))}),
+    ("a text", {"splits.txt": "".join(f"{i}.jpg {split}\n" for i, split in enumerate(HELD_OUT))}),
+    ("lists with numbers behind commas", {"train.txt": "".join(f"img/{i}.jpg,{i % 2}\n" for i in range(4)), "val.txt": "img/4.jpg,0\nimg/5.jpg,1\n"}),
+    ("lists of other files of the samples", {"train.txt": "0.png\n1.png\n2.png\n3.png\n", "val.txt": "4.png\n5.png\n"}),
+    ("a list for more files", {"val.txt": "".join(f"{i}.jpg\n" for i in (4, 5, *range(40, 60)))}),
     ("JSON with labels", {"split_a.json": {"train": [[f"{i}.jpg", 0, "x"] for i in range(4)], "val": [["4.jpg", 0, "x"], ["5.jpg", 0, "x"]]}}),
 ]
 SPLITS_BESIDE = [
@@ -431,6 +440,11 @@ SPLITS_BESIDE = [
     *(row(f"splits beside boxes: {name}", files("img/{0..5}.jpg", {"img/{0..5}.xml": VOC.format("cat"), **stated}), right=[found("train: boxes cat 4; val: boxes cat 2")]) for name, stated in STATED_SPLITS),
     row("boxes again in a table for each split", files("img/{0..5}.jpg", {"img/{0..5}.xml": VOC.format("cat")} | {f"data/{split}_labels.csv": "filename,width,height,class,xmin,ymin,xmax,ymax\n" + "".join(f"{i}.jpg,64,48,cat,5,6,40,30\n" for i in numbers) for split, numbers in (("train", range(4)), ("test", (4, 5)))}),
         right=[found("train: boxes cat 4; test: boxes cat 2"), refused("labels.csv")]),
+    *(row(f"splits that name other files: {name}", pairs("img/{}.jpg", "masks/{}.png") | files("", stated), right=[refused(r"(splits\.\w+|train\.\w+)' names files most of which are not there.*Correct the list, or leave .* out: only=")])
+      for name, stated in (("lists", {"train.txt": "a0.jpg\na1.jpg\n", "val.txt": "a4.jpg\n"}), ("numbers", {"train.txt": "101\n102\n103\n", "val.txt": "104\n"}), ("a table", {"splits.csv": "file,split\na0,train\na1,train\na2,val\n"}), ("YAML", {"splits.yaml": "train: [a0, a1]\nval: [a2]\n"}))),
+    *(row(f"splits that name folders: {name}", files("img/v{0..2}/{0..3}.jpg", {"masks/v{0..2}/{0..3}.png": grey(np.eye(48, 64, dtype=np.uint8)), **stated}), right=[found("train: 8 masks .*; val: 4 masks .*")], layout="pairs")
+      for name, stated in (("lists", {"sets/train.txt": "v0\nv1\n", "sets/val.txt": "v2\n"}), ("JSON", {"splits.json": {"train": ["img/v0", "img/v1"], "val": ["img/v2"]}}))),
+    row("a remark called as a list", files("{cat,dog}/{0..3}.jpg", {"test.txt": "this is a test\n"}), right=[noted("'test.txt'")]),
     row("tables of paths beside folders", files("{cat,dog}/{0..3}.jpg", {"train.csv": "path\n" + "".join(f"{one}/{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.csv": "path\ncat/3.jpg\ndog/3.jpg\n"}), right=[SAME_ORDER]),
     row("a table of train alone beside masks", pairs("img/{}.jpg", "masks/{}.png") | files("", {"train.csv": "image\n0.jpg\n1.jpg\n2.jpg\n"}), right=[found("train: 6 masks .*")]),
     *(row(f"a table of labels, and {name}", files("img/{00..39}.jpg", {table: "file,label\n" + "".join(f"{i:02}.jpg,{('cat', 'dog')[i % 2]}\n" for i in range(40)), "val.csv": held_out}), right=[found("train: cat 19, dog 19; val: cat 1, dog 1")])
@@ -441,6 +455,27 @@ SPLITS_BESIDE = [
     row("a folder train, and tables that share names", files("train/{0..5}.jpg", {"train.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n3.jpg,dog\n", "val.csv": "image,label\n0.jpg,cat\n1.jpg,dog\n"}), right=[found("train: cat 2, dog 2", note="not there"), refused("val.csv")]),
     row("a folder train, and a list of what may be elsewhere", files("train/{0..5}.jpg", {"train/{0..5}.xml": VOC.format("cat"), "val.txt": "0\n1\n"}), right=[refused("val.txt")]),
     *(row(f"splits inside of others: {n}", files("{Potato,Tomato}/{train,val}/{good,bad}/{0..2}.jpg"), layout=way, right=[found("train: bad 6, good 6; val: bad 6, good 6")]) for n, way in enumerate((folders(level=-1), file_names(r"([^/]+)/[^/]+$")))),
+    *(row(f"COCO's file of another split: {name}", files("train/{0..3}.jpg val/{4,5}.jpg", {"train.json": coco("{0..3}.jpg"), "val.json": other}), right=[right])
+      for name, other, right in [
+          ("ids of its own", {**coco("{4,5}.jpg", bbox=[5, 6, 9, 9], category_id=1), "categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "cat"}]}, found("train: boxes cat 2, dog 2; val: boxes dog 2")),
+          ("other ids", {**coco("{4,5}.jpg", bbox=[5, 6, 9, 9], category_id=12), "categories": [{"id": 12, "name": "dog"}]}, found("train: boxes cat 2, dog 2; val: boxes dog 2")),
+          ("a category twice", {**coco("{4,5}.jpg"), "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}] * 2}, found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")),
+          ("one name for two ids", coco("{4,5}.jpg", categories="cat,cat"), refused(r"val\.json.*one id or one name")),
+          ("no list of categories", {key: part for key, part in coco("{4,5}.jpg").items() if key != "categories"}, found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")),
+          ("images alone", {"images": coco("{4,5}.jpg")["images"]}, found("train: boxes cat 2, dog 2", note=r"images of 'val\.json' have no annotations")),
+          ("outlines alone", coco("{4,5}.jpg", segmentation=[[1, 2, 9, 2, 9, 8]]), refused(r"val\.json.*no annotation of its 2 images has a bbox")),
+          ("classes alone", coco("{4,5}.jpg", score=1), refused(r"val\.json.*no annotation of its 2 images has a bbox")),
+      ]),
+    row("boxes in a table with two classes of each", files("{0..3}.jpg", {"boxes.csv": "file,xmin,ymin,xmax,ymax,class,label\n" + "".join(f"{i // 2}.jpg,5,6,40,30,{'ab'[i % 2]},{'xyz'[i % 3]}\n" for i in range(8))}), right=[refused("Which of the columns 'class', 'label' is the class of its boxes")]),
+    row("the boxes of one image in two splits", files("{0..3}.jpg", {"boxes.csv": "file,xmin,ymin,xmax,ymax,class,split\n" + "".join(f"{i // 2}.jpg,5,6,40,30,cat,{('train', 'val')[i % 2]}\n" for i in range(8))}), right=[refused("'0.jpg' are in the splits 'train' and 'val'")]),
+    *(row(f"clips whose rows are parts of them, {name}", {f"{i}.wav": wav() for i in range(4)} | files("", {"labels.csv": f"file,{header},label\n" + "".join(f"{i % 4}.wav,{i // 4},{i // 4 + 1},{'ab'[i % 2]}\n" for i in range(count))}), right=[right], **options)
+      for name, header, count, options, right in [
+          ("several of each", "start,end", 8, {}, refused("'start', 'end' are parts of the clips")), ("in seconds", "onset_s,offset_s", 8, {}, refused("'onset_s', 'offset_s' are parts of the clips")),
+          ("one of each", "start,end", 4, {}, found("train: a 2, b 2.*")), ("and the whole clip for each", "start,end", 8, {"layout": table_rows(labels=["label"])}, found("train: a 4, b 4.*"))]),
+    *(row(f"arrays beside {name}", {"X.npy": npy(np.zeros((8, 5), np.float32)), "y.npy": npy(np.arange(8) % 2)} | files("", {name: content}), right=[right])
+      for name, content, right in [
+          ("groups.npy", npy(np.arange(8) // 2), found("train: 0 4, 1 4.*", note="Rows with the same 'groups.npy' stay in one split")), ("patient_ids.npy", npy(np.array(list("aabbccdd"))), found("train: 0 4, 1 4.*", note="'patient_ids.npy' stay in one split")),
+          ("split.csv", "row,split\n0,train\n1,val\n", refused("'split.csv'.*Save an array 'split'")), ("val_idx.txt", "1\n3\n", refused("'val_idx.txt'.*Save an array 'split'")), ("splits.json", {"train": [0, 1], "val": [2]}, refused("'splits.json'")), ("train_config.json", {"lr": 1}, noted("'train_config.json'"))]),
     row("a folder train, and COCO", files("train/{0..5}.jpg", {f"{split}.json": coco(pattern) for split, pattern in (("train", "{0..3}.jpg"), ("val", "{4,5}.jpg"))}), right=[found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")]),
     row("lists beside images alone", files("img/{0..5}.jpg", {"train.txt": "0.jpg\n1.jpg\n2.jpg\n3.jpg\n", "val.txt": "4.jpg\n5.jpg\n"}), layout="images", right=[found("train: 4 without targets; val: 2 without targets")]),
     row("lists beside named classes", files("{cat,dog}_{0..3}.jpg", {"train.txt": "".join(f"{one}_{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.txt": "cat_3.jpg\ndog_3.jpg\n"}), layout=file_names(r"([a-z]+)_\d"), right=[SAME_ORDER]),

@@ -27,7 +27,7 @@ from colabstage.io.units import listed
 from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers, show
 from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
-from colabstage.layouts.lists import check_one_list
+from colabstage.layouts.lists import check_one_list, may_be_list
 from colabstage.layouts.names import folders_state
 from colabstage.layouts.reading import broken, decode_text, open_member, open_unpacked, refuse_stand_in
 from colabstage.layouts.records import ShardFile, ShardParts, splits_of_fields
@@ -46,7 +46,17 @@ from colabstage.layouts.table import (
     rows_of_file,
     stamp_of,
 )
-from colabstage.layouts.words import IMAGES, SPLIT_FIELDS, SPLITS, folder_of, plain_name, split_name
+from colabstage.layouts.words import (
+    IMAGES,
+    PERSONS,
+    SCENES,
+    SPLIT_FIELDS,
+    SPLITS,
+    TEXTS,
+    folder_of,
+    plain_name,
+    split_name,
+)
 from colabstage.machine.resources import allow_open_files
 from colabstage.trees.bytes import SourceFile
 from colabstage.trees.listing import only_line
@@ -179,6 +189,13 @@ def _is_split_field(name: str) -> bool:
     return plain_name(_bare(posixpath.basename(name))) in SPLIT_FIELDS
 
 
+def _is_of_groups(array: StoredArray) -> bool:
+    """Tell whether an array says which patient, subject or group each row belongs to: groups.npy, subject_ids."""
+    name = plain_name(_bare(posixpath.basename(array.name))).removesuffix("s")
+    is_named = PERSONS.fullmatch(name) or SCENES.fullmatch(name)
+    return bool(is_named) and math.prod(array.shape[1:]) == 1 and (array.is_text or array.dtype.kind in "biu")
+
+
 def has_role(name: str) -> bool:
     """Tell whether a file is named like the inputs or targets of many samples, or like their classes: X.npy,
     train_labels.npy."""
@@ -283,11 +300,15 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
                 or splits
             )
             rest = [one for one in rest if one != name or not any(splits)]
+    groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")
+    rest = [name for name in rest if name != groups]
     which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
     lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
     notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost), *_missing_batches(source)]
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")
+    if groups:
+        notes.append(f"Rows with the same '{groups}' stay in one split.")
     if joined:
         notes.append(f"Each of {joined:,} files holds rows of samples, one label for each; they are joined.")
     if isinstance(targets, Values):
@@ -298,10 +319,12 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         inputs=inputs,
         targets=targets,
         splits=known_splits(splits),
+        groups=_as_words(stored[groups].whole().reshape(-1)) if groups else None,
         classes=classes,
         notes=tuple(notes),
     )
-    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(rest))
+    lists = source.ending_in(TEXTS).where(may_be_list).names
+    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=(*rest, *lists))
 
 
 def _class_names(stored: Mapping[str, StoredArray], least: int) -> list[StoredArray]:

@@ -17,7 +17,7 @@ from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.packages import refuse_import
 from colabstage.layouts import words
 from colabstage.layouts.columns import Column, NumberedCells, show, splits_of_column
-from colabstage.layouts.reading import decode_text, is_comment, items_of
+from colabstage.layouts.reading import decode_text, inner_items, is_comment, items_of, load_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +32,7 @@ _LETTERS = np.array([(1 << 8 * count) - 1 for count in range(_SHORT + 1)], np.ui
 _LOOKED_AT = 1024
 # Files that may be tables, but are mostly something else.
 LISTS = (".txt", ".lst", ".json")
+NESTED = (".json", ".yaml", ".yml")
 _STATED_DELIMITER = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
 
 
@@ -62,9 +63,9 @@ class Table:
 def parse_table(name: str, content: bytes) -> Table:
     """Read as many of a table's rows as possible: whether a fault matters is known only once the table's role is.
 
-    In a text or JSON, rows of a path and something else are a table: `cat/1.jpg 3`, `{"1.jpg": "cat"}`, a list of
-    records or of pairs. A table without rows means that there are none. One that is called after splits and has one of
-    these in each row gets the header that it lacks.
+    In a text, JSON or YAML, rows of a path and something else are a table: `cat/1.jpg 3`, `{"1.jpg": "cat"}`, a list
+    of records or of pairs, or of names, also below each split. A table without rows means that there are none. One that
+    is called after splits and has one of these in each row gets the header that it lacks.
     """
     if name.lower().endswith(".parquet"):
         return _parse_parquet(name, content)
@@ -106,15 +107,32 @@ def _parse_cells(name: str, text: str) -> Table:
 
 
 def _parse_list(name: str, text: str) -> Table:
-    if name.lower().endswith(".json"):
-        records = [one if isinstance(one, dict) else _record_of(one) for one in items_of(text) or ()]
-        return _of_records(name, list(map(_cells_of, records))) if all(records) else Table(name)
-    table, called = _parse_words(name, text), words.split_field(name)
-    bare = table.without_header() if called and len(table.columns) == 2 else Table(name)
+    is_nested = name.lower().endswith(NESTED)
+    table, called = _parse_items(name, text) if is_nested else _parse_words(name, text), words.split_field(name)
+    if not called or len(table.columns) != 2 or words.states_splits(table.header):
+        return table
+    bare = table if is_nested else table.without_header()
     with suppress(LayoutError):
-        if bare.columns and splits_of_column(column := Column(called, bare.columns[1].cells)):
+        if splits_of_column(column := Column(called, bare.columns[1].cells)):
             return replace(bare, columns=[Column(words.PATHS[0], bare.columns[0].cells), column])
     return table
+
+
+def _parse_items(name: str, text: str) -> Table:
+    items = items_of(text)
+    with suppress(ValueError):
+        items = inner_items(load_yaml(text)) if not name.lower().endswith(".json") else items
+    items = items or []
+    below = {one[0]: one[1] for one in items if isinstance(one, tuple) and words.is_split(one[0])}
+    # Names below each split, or the first of each list there.
+    if below and all(isinstance(own, list) for own in below.values()):
+        stated = (
+            (split, one[0] if isinstance(one, list) and one else one) for split, own in below.items() for one in own
+        )
+        records = [{**_record_of(one), words.SPLIT_COLUMNS[0]: words.split_name(split).split} for split, one in stated]
+    else:
+        records = list(map(_record_of, items))
+    return _of_records(name, list(map(_cells_of, records))) if all(records) else Table(name)
 
 
 def _parse_words(name: str, text: str) -> Table:
@@ -236,7 +254,11 @@ def _parse_lines(name: str, text: str) -> Table:
 
 
 def _record_of(item: Any) -> dict[str, Any]:
-    """Return a key and its value, or a list, as a record; nothing for another item."""
+    """Return a name, a key and its value, or a list, as a record; nothing for another item."""
+    if isinstance(item, dict):
+        return item
+    if isinstance(item, str):
+        return {words.PATHS[0]: item}
     if isinstance(item, tuple):
         return {"path": item[0], **(item[1] if isinstance(item[1], dict) else {"label": item[1]})}
     return {f"column{place}": cell for place, cell in enumerate(item if isinstance(item, list) else (), 1)}

@@ -23,7 +23,7 @@ from colabstage.layouts.evidence import Evidence, left_out_notes
 from colabstage.layouts.lists import names_of_numbers, read_class_list
 from colabstage.layouts.reading import broken, decode_text, parse_xml
 from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values, known_splits
-from colabstage.layouts.words import SPLITS, is_image, stem_of
+from colabstage.layouts.words import SPLITS, is_image, split_name, stem_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -396,7 +396,7 @@ _MAX_FILES = 24
 _OTHER_KINDS = frozenset({"caption", "segments_info", "segmentation", "keypoints"})
 _TASKS = ("captions_", "person_keypoints_", "panoptic_", "stuff_", "image_info_")
 _COLUMNS = (BoxColumn("iscrowd", np.uint8), BoxColumn("area", np.float32))
-_MARKS = (b'"images"', b'"annotations"', b'"categories"')
+_LISTS = ("images", "annotations", "categories")
 _NO_BOX = ()
 
 
@@ -420,13 +420,17 @@ class CocoFile(NamedTuple):
 
     name: str
     images: list[Any]
-    annotations: list[Any]
+    annotations: list[Any] | None
+    """`None` if it has no such list, as for a test with secret answers."""
     categories: list[Any]
 
     @property
-    def is_of_classes(self) -> bool:
-        """Tell whether annotations have a category but no box."""
-        return bool(self.annotations) and not any(getattr(one, "bbox", ()) != _NO_BOX for one in self.annotations)
+    def kind(self) -> str:
+        """Return what its annotations have: "boxes", "classes" alone, or "" for neither."""
+        own = [one for one in self.annotations or () if isinstance(one, _Annotation)]
+        if self.annotations is None or (self.annotations and not own):
+            return ""
+        return "boxes" if not own or any(one.bbox != _NO_BOX for one in own) else "classes"
 
 
 def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: bool) -> Evidence:
@@ -443,32 +447,43 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     beside = entries.where(lambda name: posixpath.basename(name).startswith(_TASKS))
     # With very many JSON files, each probably belongs to one image, and reading all would take long.
     chosen = instances or (entries if len(entries) <= _MAX_FILES else ())
-    files = (parse_coco(entry.name, source.read(entry)) for entry in chosen)
+    files = [file for entry in chosen if (file := parse_coco(entry.name, source.read(entry))) is not None]
     # One folder may hold files of both kinds; those of classes are another layout.
-    found = [file for file in files if file is not None and file.is_of_classes == classes]
+    found = [file for file in files if file.kind == ("classes" if classes else "boxes")]
     if not found:
         what = " that gives each image a category and no box" if classes else ""
         msg = f"'{source.label}' has no JSON file with COCO's images, annotations and categories{what}, and images."
         raise LayoutError(msg)
-    names = _categories(found)
-    # Ids go up to 90 with gaps, which would be classes without samples. A few tools write them as words.
-    numbers = {key: number for number, key in enumerate(sorted(names, key=lambda key: (isinstance(key, str), key)))}
-    called = [names[key] for key in numbers]
-    placed, notes = join_records(source, images, lookup, {file.name: _records(file, numbers) for file in found})
-    who, used = "COCO's annotations", frozenset(file.name for file in found).union(beside.names)
+    called, numbers = _categories(found)
+    placed, notes = join_records(
+        source, images, lookup, {file.name: _records(file, numbers[file.name]) for file in found}
+    )
+    here = {one.file.name for one in placed}
+    for file in files:
+        if file in found or not (names := _names_of(file, images, lookup)) or not here.isdisjoint(names):
+            continue
+        if file.annotations is not None:
+            what = f"no annotation of its {len(names):,} images has {'a category alone' if classes else 'a bbox'}"
+            raise broken(
+                file.name, what, f"annotations like those of '{found[0].name}', or its images moved away with it"
+            )
+        notes.append(f"The images of '{file.name}' have no annotations there.")
+    used = frozenset(file.name for file in files).union(beside.names)
+    who = "COCO's annotations"
     if not classes:
-        boxes = [one for file in found for one in file.annotations]
+        boxes = [one for file in found for one in file.annotations or ()]
         parts = [("outlines", "segmentation"), ("sets", "keypoints")]
         notes += left_out_notes(
             *((sum(getattr(one, field) for one in boxes), what, f"of {field}") for what, field in parts)
         )
-        return boxes_state(source, who, placed, list(numbers), names=called, columns=_COLUMNS, notes=notes, used=used)
+        kinds = range(len(called))
+        return boxes_state(source, who, placed, kinds, names=called, columns=_COLUMNS, notes=notes, used=used)
     kept = [one for one in placed if one.record.shapes]
     table = SampleTable(
         layout=CLASSES,
         keys=tuple(one.file.name for one in kept),
         inputs=Images(TreeFiles(source.tree, [one.file for one in kept])),
-        targets=Values(np.array([numbers[one.record.shapes[0][0]] for one in kept], np.int64)),
+        targets=Values(np.array([one.record.shapes[0][0] for one in kept], np.int64)),
         splits=known_splits([one.split for one in kept]),
         classes=tuple(called),
         notes=(*left_out_notes((len(placed) - len(kept), "images", "without an annotation")), *notes),
@@ -479,19 +494,16 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
 def parse_coco(name: str, content: bytes) -> CocoFile | None:
     """Return what a file holds; `None` if it is not COCO's."""
     # First searched as bytes: parsing a gigabyte of JSON takes a minute, and most files are not annotations.
-    if not all(mark in content for mark in _MARKS):
+    if b'"images"' not in content or not (b'"file_name"' in content or b'"coco_url"' in content):
         return None
     try:
         found = json.loads(content, object_pairs_hook=_slim)
     except (ValueError, RecursionError) as error:
         raise broken(name, f"it looks like COCO's annotations but is not JSON ({show(error)})") from error
-    parts = [found.get(mark.decode().strip('"')) for mark in _MARKS] if isinstance(found, dict) else []
-    if not parts or not all(isinstance(part, list) for part in parts):
+    images, annotations, categories = map(found.get, _LISTS) if isinstance(found, dict) else (None, None, None)
+    if not isinstance(images, list) or not all(isinstance(part or [], list) for part in (annotations, categories)):
         return None
-    file = CocoFile(name, *(part or [] for part in parts))
-    # Captions and panoptic segments are in the same folder, without boxes.
-    is_about_images = any(isinstance(one, _Annotation) for one in file.annotations)
-    return file if is_about_images or not file.annotations else None
+    return CocoFile(name, images, annotations, categories or [])
 
 
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
@@ -509,18 +521,35 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int | str)
 
 
-def _categories(found: list[CocoFile]) -> dict[Any, str]:
-    """Return the name of each category, by its id."""
-    names: dict[Any, str] = {}
-    for file, one in [(each, one) for each in found for one in each.categories]:
-        if not isinstance(one, dict) or not _is_id(one.get("id")) or "name" not in one:
-            raise broken(file.name, f"it has a category {show(one)}", "an id, a number or a word, and a name")
-        number, name = one["id"], str(one["name"])
-        # Splits that were exported separately may number categories differently, which would mix up classes.
-        if names.setdefault(number, name) != name:
-            what = f"it calls the category {show(number)} '{show(name)}', and another file '{show(names[number])}'"
-            raise broken(file.name, what, "one numbering in all, or one of the files alone, by only=")
-    return names
+def _categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[Any, int]]]:
+    """Return the names of the categories by ascending id, and for each file the numbers of its own ids: splits that
+    were exported separately may number them differently, or list them only once."""
+    first: dict[str, Any] = {}
+    called: dict[str, dict[Any, str]] = {}
+    for file in found:
+        pairs = list[tuple[Any, str]]()
+        for one in file.categories:
+            if not isinstance(one, dict) or not _is_id(one.get("id")) or "name" not in one:
+                raise broken(file.name, f"it has a category {show(one)}", "an id, a number or a word, and a name")
+            pairs.append((one["id"], str(one["name"])))
+        own = called[file.name] = dict(pairs)
+        if not len(own) == len({*own.values()}) == len({*pairs}):
+            raise broken(file.name, "two of its categories have one id or one name", "one name and one number for each")
+        for number, name in own.items():
+            first.setdefault(name, number)
+    # Ids go up to 90 with gaps, which would be classes without samples. A few tools write them as words.
+    names = sorted(first, key=lambda name: (isinstance(first[name], str), first[name]))
+    stated = [own for own in called.values() if own]
+    alike = stated[0] if stated and all(own == stated[0] for own in stated) else {}
+    number_of = {name: number for number, name in enumerate(names)}
+    return names, {file: {key: number_of[name] for key, name in (own or alike).items()} for file, own in called.items()}
+
+
+def _names_of(file: CocoFile, images: FileEntries, lookup: Lookup) -> set[str]:
+    """Return the images that a file names."""
+    folder, split = posixpath.dirname(file.name), split_name(stem_of(file.name)).split
+    found = (lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name)
+    return {images.names[number] for number in found if number is not None}
 
 
 def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
@@ -534,18 +563,19 @@ def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
             raise broken(file.name, f"it has an image {show(image)}", "a file_name, and an id that no other one has")
         size = _size(image)
         found.append(Record(name, shapes.setdefault(key, []), size if all(size) else (0, 0)))
-    is_class = file.is_of_classes
-    for place, one in enumerate(file.annotations):
+    is_class = file.kind == "classes"
+    for place, one in enumerate(file.annotations or ()):
         try:
             if not isinstance(one, _Annotation):
                 msg = f"it is {show(one)}"
                 raise TypeError(msg)
-            shape = (one.category_id, ()) if is_class else (one.category_id, _corners_of(one))
             # Boxes of unlisted images would be lost without a trace.
-            if shape[0] not in numbers or one.image_id not in shapes:
-                what = f"category {shape[0]}" if shape[0] not in numbers else f"image {one.image_id}"
+            if one.category_id not in numbers or one.image_id not in shapes:
+                is_listed = one.category_id in numbers
+                what = f"image {one.image_id}" if is_listed else f"category {one.category_id}"
                 msg = f"it is of the {what}, which is not listed"
                 raise ValueError(msg)
+            shape = numbers[one.category_id], () if is_class else _corners_of(one)
             own = shapes[one.image_id]
             # Two annotations that agree are the same label twice, as in exports with several annotators.
             if not is_class or not own:
