@@ -98,7 +98,7 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
             if freshness is None or freshness.same:
                 found = f"found '{cached.label.rpartition('/')[2]}'"
                 step.note = "; ".join(filter(None, (found, "" if freshness is None else freshness.seen)))
-                reasons = (*local.reasons, f"Cache: '{cached.label}'.")
+                reasons = (*local.reasons, f"Cache: '{cached.label}'.", *filter(None, (str(freshness or ""),)))
                 return Decision("restore", reasons, cached=cached, freshness=freshness, in_part=in_part)
             step.note, why = OUTDATED, f"{cached.label} is of another state"
     return replace(local, reasons=(*local.reasons, f"Cache: {why}."))
@@ -124,14 +124,12 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
                 report.note(f"'{request.files_path}' {here}, and is used as it is.")
         if problem is None:
             freshness = source.compare(record.identity)
-            problem = None if freshness.same else "the source has changed since it was staged"
+            problem = None if freshness.same else freshness.seen or "the source has changed since it was staged"
         step.note = problem or "; ".join(filter(None, ("already staged; verified", freshness and freshness.seen)))
     if problem is not None:
         report.note(f"Staging again: {problem}.")
         return Decision("stage", (f"Here: {problem}.",))
-    is_known = freshness is None or freshness.seen or request.checksum is not None
-    now = "the source has not changed" if is_known else "whether the source has changed is not known"
-    reasons = (f"It is complete, and {now}.", *beyond_limit(request))
+    reasons = ("It is complete here.", *filter(None, (str(freshness),)), *beyond_limit(request))
     return Decision("reuse", reasons, record, seal, freshness=freshness)
 
 
