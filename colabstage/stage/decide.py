@@ -13,6 +13,7 @@ from colabstage.io.files import file_state
 from colabstage.io.receipts import look_at
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import space_for
+from colabstage.pack.finish import OVERHEAD_BYTES
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.rows import BasePack, parse_rows, plan_takeover, read_rows
 from colabstage.stage.cache import (
@@ -244,7 +245,7 @@ def plan_reading(
     note = str(takeover)
     if takeover.taken and base.cached is not None:
         # Copying the earlier pack takes the time of all its rows, and room beside the new one.
-        needed = reading.figures.peak_bytes + base.cached.place.copies * base.cached.manifest.size
+        needed = reading.figures.room_bytes + base.cached.figures.peak_bytes
         if 2 * takeover.taken < len(job.table) or needed > free_space(request.folder):
             note = "The earlier pack in the cache has too few of the samples, or no room here, so all are read"
             return replace(reading, note=note)
@@ -270,6 +271,7 @@ def staging_figures(
         source_bytes=source.take_state()[1],
         archive_bytes=0 if stays else cost.archive_bytes,
         pack_bytes=0 if job is None else job.plan.nbytes,
+        spare_bytes=0 if job is None else OVERHEAD_BYTES,
         # The unpacked total: plain files take that, however small their archive is.
         files_bytes=total_size(tree.entries) if tree is not None and request.wants_files else 0,
         mount_bytes=0 if stays else cost.mount_bytes,

@@ -372,7 +372,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             reading, stream = _plan(call, source, spool, packs=packs, base=base)
             if reading.in_shards and reading.job is not None and cache is not None:
                 large = plan_without_room(reading.tree, request, reading.job)
-                return pack_into_cache(call, source, large, cache)
+                return pack_into_cache(call, source, large, cache, reading.figures.peak_bytes)
             taken_from = None if reading.base is None else bring_base(call, reading.base)
             if reading.note and (reading.base is None or taken_from is not None):
                 report.note(reading.note)
@@ -429,7 +429,7 @@ def _plan(
         # What an interrupted run has written is part of the figures, and does not need its space twice.
         in_place = source.cost.kept_bytes + (reading.room - free_space(request.folder) if packs else 0)
         # Now, when everything is known and nothing written: a disk that is full after an hour helps nobody.
-        needed = max(0, reading.figures.peak_bytes - in_place)
+        needed = max(0, reading.figures.room_bytes - in_place)
         remedy = less_room(request, free_space(request.folder))
         check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=remedy)
         report.note(*source.notes, *reading.tree.notes)
