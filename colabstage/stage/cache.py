@@ -262,7 +262,7 @@ class Cache:
         except ColabstageError:
             raise
         except OSError as error:
-            why = said_by(error)
+            why = f"{said_by(error)} ('{error.filename}')" if error.filename else said_by(error)
         self._chosen = None, why.removesuffix(".")
         return None
 

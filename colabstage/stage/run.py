@@ -6,6 +6,7 @@ to arrive, and are packed meanwhile.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
@@ -267,9 +268,11 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision
         identity = source.opened.identify()
         seal = record.seal if request.wants_pack else files_record(request, identity, files=False).seal
         record = replace(record, identity=identity, seal=seal)
-    # Most calls change nothing, and writing the record would be one more step that can be interrupted.
+    # Most calls change nothing. The record only saves the next call work, so that a disk which is full, or may only be
+    # read, prevents nothing.
     if record != found:
-        write_record(request, record)
+        with suppress(OSError):
+            write_record(request, record)
     # The run that made it may have been killed before it cleaned up.
     _sweep_copies(request)
     if caches and record.published is False:
