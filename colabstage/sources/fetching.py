@@ -91,9 +91,7 @@ class FetchReport(Sentences):
         size = format_bytes(self.nbytes)
         what = size if self.files == 1 else f"{format_count(self.files, 'files')}, {size},"
         if self.nbytes and self.kept_bytes == self.nbytes:
-            # A note says what is not known of the source.
-            same = "" if self.notes else ", and the source has not changed"
-            done = f"{what} are in '{self.path}' already{same}."
+            done = f"{what} are in '{self.path}' already."
         else:
             rate = format_rate(self.fetched_bytes, self.seconds, "B")
             kept = f"; {format_bytes(self.kept_bytes)} were already here" if self.kept_bytes else ""
@@ -257,7 +255,7 @@ class _FetchCall:
         # A run may have died after its work was in place and before it cleaned up.
         sweep_receipts(place, here)
         sweep_orphans(place.parent, name=place.name)
-        return self._report(place, record, record.nbytes, [freshness.note])
+        return self._report(place, record, record.nbytes, [str(freshness)])
 
     def _compare(self, recorded: SourceIdentity) -> Freshness:
         def identify() -> SourceIdentity:

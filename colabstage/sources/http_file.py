@@ -46,6 +46,7 @@ from colabstage.sources.remote import (
 from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
     DATA_SUFFIXES,
+    ENDED_SUFFIXES,
     HEAD_BYTES,
     describe_contents,
     image_ending,
@@ -97,7 +98,6 @@ _GZIPPED = (".gz", ".tgz", ".svgz")
 _GZIP_TYPES = frozenset(
     {"application/gzip", "application/x-gzip", "application/x-tgz", "application/x-gtar-compressed"}
 )
-_WITH_LENGTH = (".npy", ".npz", ".h5", ".parquet")
 _PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
 # The beginning of the answer of Amazon, Google and their imitators at the address of a bucket or a folder in it.
 _BUCKET_LIST = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<ListBucketResult\b")
@@ -187,7 +187,7 @@ class HttpFile(RemoteFile):
     @property
     def notes(self) -> tuple[str, ...]:
         facts, is_chunked = self.facts, "chunked" in self.headers.get("Transfer-Encoding", "")
-        ends_itself = facts.name.lower().endswith((*ARCHIVE_SUFFIXES, *_WITH_LENGTH))
+        ends_itself = facts.name.lower().endswith(ENDED_SUFFIXES)
         if facts.size is not None or is_chunked or self._first.coding or facts.checksum or ends_itself:
             return ()
         note = (

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from colabstage.errors import ArchiveError, ColabstageError, DriveError, SourceError, SourceReadError, said_by
+from colabstage.errors import ArchiveError, ColabstageError, DriveError, SourceError, said_by
 from colabstage.io.environment import OFFLINE_VARIABLE, is_set
 from colabstage.io.files import RetryPolicy, hash_block, read_fields
 from colabstage.io.pipeline import DaemonPool, in_thread
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 # How many bytes at each end of a file are compared if nothing vouches for all of it.
 _END_BYTES = 64 * 1024
 _ZIP_MARK = b"PK"
+# The beginning of a digest of what a service reports of each file.
+_STATES = "states:"
 # Google Drive stores milliseconds; a mount that has just written stores more digits.
 _SECOND_NS = 1_000_000_000
 # Times of a folder's files are stored in so many groups: few enough to be carried along, and in small folders one file
@@ -95,7 +97,8 @@ class SourceIdentity:
     digest: str = ""
     """A digest that covers every byte; "" if there is none.
 
-    `"zip:…"` is of a zip's whole directory with each member's checksum; `"sha256:…"` of all content.
+    `"zip:…"` is of a zip's whole directory with each member's checksum; `"sha256:…"` of all content; `"states:…"` of
+    what a service reports of each file.
     """
     md5: str = ""
     """The MD5 that the client of a mounted Google Drive reports; "" if it reports none.
@@ -148,7 +151,7 @@ class SourceIdentity:
             return f"{self.address} {self.kind} {self.files} {self.nbytes} md5:{self.md5}"
         # The times of downloaded files say nothing.
         listed = self.listing if self.is_downloaded else self.times
-        content = self.version or " ".join(filter(None, (self.digest, self.ends, listed)))
+        content = " ".join(filter(None, (self.version, self.digest, *(() if self.version else (self.ends, listed)))))
         if not content and not self.mtime_ns:
             return ""
         time_ns = self.mtime_ns if self.trusts_times else self.mtime_ns // _SECOND_NS
@@ -194,11 +197,20 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
     parts = (seconds[first:after] for first, after in itertools.pairwise(bounds))
     return replace(
         identify_by_times(tree, address=address),
-        digest=digest,
+        digest=digest or _digest_of_states(tree),
         md5=_hash_lines(map("\t".join, zip(entries.names, md5s, strict=True))) if md5s else "",
         listing=_hash_lines(map("%s\t%d".__mod__, zip(entries.names, entries.sizes.tolist(), strict=True))),
         clock="".join(hash_block(repr(part).encode())[:_GROUP_DIGITS] for part in parts),
     )
+
+
+def _digest_of_states(tree: Tree) -> str:
+    """Return a hash of what a service reports of each file of a folder; "" if of one it reports nothing."""
+    facts = tree.facts if isinstance(tree, RemoteFileTree) else {}
+    if not facts or not all(one.names_its_state for one in facts.values()):
+        return ""
+    states = sorted((name, one.size, one.checksum or one.version or one.mtime_ns) for name, one in facts.items())
+    return _STATES + _hash_lines(map("%s\t%d\t%s".__mod__, states))
 
 
 def identify_by_times(tree: Tree, *, address: str = "") -> SourceIdentity:
@@ -244,10 +256,10 @@ def _hash_lines(lines: Iterable[str]) -> str:
 def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     """Return whether two states have the same content, as far as they prove it.
 
-    A service's version decides alone; otherwise a value that stands for every byte, if both states have it: the MD5
-    that Drive's client reports, or a digest. Otherwise all known facts must agree. `"unproved"`: names and sizes agree,
-    and nothing else can tell: the times of many files on Google Drive have all changed, as after a remount, or are
-    those of a download; or the file was not read now, and its time differs.
+    A service's version decides, and a value that stands for every byte, if both states have it: the MD5 that Drive's
+    client reports, or a digest. Otherwise all known facts must agree. `"unproved"`: names and sizes agree, and nothing
+    else can tell: the times of many files on Google Drive have all changed, as after a remount, or are those of a
+    download; the file was not read now, and its time differs; or its service reports nothing else.
     """
     if (recorded.kind, recorded.files, recorded.nbytes) != (now.kind, now.files, now.nbytes):
         return "changed"
@@ -264,34 +276,37 @@ def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 
 def _deciding_facts(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
     """Return the values of both that decide alone; empty if there are none."""
-    # A version on one side only is a difference: the service would have reported it before.
-    if recorded.version or now.version:
-        return recorded.version, now.version
-    if recorded.md5 and now.md5:
-        return recorded.md5, now.md5
     # A zip's directory and a hash of all content cannot be compared with each other.
     kinds = (recorded.digest.partition(":")[0], now.digest.partition(":")[0])
-    return (recorded.digest, now.digest) if kinds[0] == kinds[1] else ("", "")
+    digests = (recorded.digest, now.digest) if kinds[0] == kinds[1] else ("", "")
+    # A version on one side only is a difference: the service would have reported it before. That of a shared folder is
+    # of its names alone.
+    if recorded.version or now.version:
+        return recorded.version + digests[0], now.version + digests[1]
+    return (recorded.md5, now.md5) if recorded.md5 and now.md5 else digests
 
 
 def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
     """Say by what `compare_states` found two states to be the same."""
     if recorded.kind == "many":
         return "; ".join(dict.fromkeys(map(proof_of, recorded.parts, now.parts)))
-    if recorded.version or now.version:
+    _, decisive = _deciding_facts(recorded, now)
+    if now.version or decisive.startswith(_STATES):
         return "its service reports the recorded version"
     if recorded.md5 and now.md5:
         return MD5_PROOF
-    if any(_deciding_facts(recorded, now)):
+    if decisive:
         return "checksums that stand for every byte are unchanged"
     if recorded.kind == "folder":
         return "names, sizes and times of all files are unchanged"
-    return "its size and time are unchanged" + (", and so are its ends" if now.ends else "")
+    known = [("its size", True), ("time", now.mtime_ns), ("both ends", now.ends)]
+    return f"{' and '.join(name for name, is_known in known if is_known)} are unchanged"
 
 
 def _compare_files(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
+    known = (recorded.ends, now.ends, recorded.mtime_ns, now.mtime_ns)
     # A quick look reads nothing.
-    if bool(recorded.ends) != bool(now.ends):
+    if bool(recorded.ends) != bool(now.ends) or not any(known):
         return "same" if now.mtime_ns and recorded.mtime_ns == now.mtime_ns else "unproved"
     if now.is_downloaded:
         return "unproved" if recorded.ends == now.ends else "changed"
@@ -340,6 +355,9 @@ class Freshness(NamedTuple):
     proved: bool = False
     """Whether the source was opened and proved to be the same."""
 
+    def __str__(self) -> str:
+        return self.note or (f"{self.seen[0].upper()}{self.seen[1:]}." if self.seen else "")
+
 
 def compare_source(
     source: Source,
@@ -382,11 +400,11 @@ def compare_source(
         return Freshness(True, f"the source: {proof_of(recorded, now)}", proved=True)
     if verdict == "unproved" and not thorough:
         note = (
-            "The source has the names and sizes that are recorded, but nothing tells whether their content is the "
-            "same: all times differ, as after a remount. verify='full' reads it again."
+            f"Whether the source has changed is not known (its names and sizes are the recorded ones, and nothing "
+            f"else tells); {_USED}. verify='full' reads it again."
         )
         return Freshness(True, note=note)
-    return Freshness(False)
+    return Freshness(False, "nothing proves that the source is unchanged" if verdict == "unproved" else "")
 
 
 # A quick look: whether a source is still the recorded one, by a few questions and under a deadline.
@@ -505,8 +523,6 @@ class _Asker:
         if not recorded.version:
             return Look("silent", "which version was staged is not known")
         newest = newest_version(source)
-        if newest is None:
-            return Look("silent", "Kaggle did not tell which version is the newest")
         return Look("same", f"version {newest} is the newest") if recorded.version == newest else Look("changed")
 
     def _ask_many(self, parts: Sequence[SingleSource], recorded: SourceIdentity) -> Look:
@@ -561,10 +577,7 @@ def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: Sourc
             return Look("unproved")
         found: Any = open_remote(source, policy=_ONE_TRY)
     else:
-        try:
-            found = open_share(source, policy=_ONE_TRY)
-        except SourceReadError:
-            return Look("silent", "Drive gave no answer that could be used")
+        found = open_share(source, policy=_ONE_TRY)
     if isinstance(found, SharedFolder):
         seen = "the same files are shared; one that was replaced in place would not be noticed"
         return Look("same", seen) if found.version == recorded.version else Look("changed")
@@ -576,9 +589,7 @@ def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: Sourc
 def _judge_facts(facts: RemoteFacts, recorded: SourceIdentity) -> Look:
     look = _judge(recorded, size=facts.size, version=facts.version, mtime_ns=facts.mtime_ns)
     # Opening a file could tell more by its ends; a server that gives no parts would be asked for everything again.
-    can_tell = (
-        facts.version or facts.mtime_ns or (facts.ranges and recorded.kind != "file" and not recorded.is_downloaded)
-    )
-    if look.state == "changed" or can_tell:
+    can_tell = facts.ranges and recorded.kind != "file" and not recorded.is_downloaded
+    if look.state != "unproved" or can_tell:
         return look
-    return Look("same", "its service reports neither a version nor a time, so new content would not be noticed")
+    return Look("silent", "its service reports neither a version nor a time")

@@ -175,12 +175,9 @@ def open_kaggle(
     return file
 
 
-def newest_version(source: KaggleSource) -> str | None:
-    """Ask Kaggle for the number of a dataset's newest version; `None` if it does not answer."""
-    try:
-        return str(_ask_newest(source, _login()))
-    except SourceError:
-        return None
+def newest_version(source: KaggleSource) -> str:
+    """Ask Kaggle for the number of a dataset's newest version, once."""
+    return str(_ask_newest(source, _login()))
 
 
 def _ask_newest(source: KaggleSource, login: Any) -> int:

@@ -96,12 +96,18 @@ class StageFigures:
     files_bytes: int = 0
     mount_bytes: int = 0
     """How much is read through a mount that keeps a second copy on the same disk, as Google Drive's does."""
+    spare_bytes: int = 0
+    """What must be free besides, for the structures of a new pack."""
 
     @property
     def peak_bytes(self) -> int:
         """Return how much free space the local disk needs during the work."""
         # As the disk fills, Drive's client drops small files from its cache, but not an archive that is being read.
         return self.archive_bytes + self.mount_bytes + self.pack_bytes + self.files_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        return self.peak_bytes + self.spare_bytes
 
 
 def exceeds(request: StageRequest, figures: StageFigures) -> bool:
@@ -199,6 +205,14 @@ class CachedPack:
         """Return its name in messages; for a set, the pattern that matches all shards."""
         return re.sub(r"-\d{5}(-of-\d{5}\.h5)$", r"-*\1", self.files[0].source.label)
 
+    @property
+    def figures(self) -> StageFigures:
+        """Return what copying it here moves."""
+        size = self.manifest.size
+        # Shards are on the disk beside the file that they are joined to.
+        shards, cached = (size if self.in_shards else 0), (self.place.copies - 1) * size
+        return StageFigures(source_bytes=size, archive_bytes=shards, pack_bytes=size, mount_bytes=cached)
+
     def exceeds_limit(self, request: StageRequest) -> bool:
         """Return whether it must not be copied here in full."""
         # Joining shards would take their space twice.
@@ -248,7 +262,7 @@ class Cache:
         except ColabstageError:
             raise
         except OSError as error:
-            why = said_by(error)
+            why = f"{said_by(error)} ('{error.filename}')" if error.filename else said_by(error)
         self._chosen = None, why.removesuffix(".")
         return None
 
@@ -392,8 +406,7 @@ def copy_pack(
     try:
         with open_workspace(request.copy_path, keeps=KEPT_AFTER, in_own_folder=True) as workspace:
             here = min(disk_use(workspace.path), size) if workspace.resumed else 0
-            # Including what a mounted Drive caches; shards are on the disk beside the joined file.
-            needed = cached.place.copies * (size - here) + (size if cached.in_shards else 0)
+            needed = cached.figures.peak_bytes - cached.place.copies * here
             remedy = less_room(request, free_space(request.folder))
             check_space(request.folder, needed, f"The packed copy of '{request.source.name}'", remedy=remedy)
             names = [one.name for one in cached.files] if cached.in_shards else [target.name]

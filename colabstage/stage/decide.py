@@ -13,6 +13,7 @@ from colabstage.io.files import file_state
 from colabstage.io.receipts import look_at
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import space_for
+from colabstage.pack.finish import OVERHEAD_BYTES
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.rows import BasePack, parse_rows, plan_takeover, read_rows
 from colabstage.stage.cache import (
@@ -91,14 +92,14 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
         cached = cache.find()
         identity = None if cached is None else cached.identity
         if cached is None or identity is None:
-            step.note, why = "not there", "no pack of this dataset yet"
+            step.note, why = "not there", "no pack of this dataset yet" if cache.place is not None else cache.why  # type: ignore[redundant-expr]
         else:
             in_part = cached.exceeds_limit(request)
             freshness = None if beside and not in_part else source.compare(identity)
             if freshness is None or freshness.same:
                 found = f"found '{cached.label.rpartition('/')[2]}'"
                 step.note = "; ".join(filter(None, (found, "" if freshness is None else freshness.seen)))
-                reasons = (*local.reasons, f"Cache: '{cached.label}'.")
+                reasons = (*local.reasons, f"Cache: '{cached.label}'.", *filter(None, (str(freshness or ""),)))
                 return Decision("restore", reasons, cached=cached, freshness=freshness, in_part=in_part)
             step.note, why = OUTDATED, f"{cached.label} is of another state"
     return replace(local, reasons=(*local.reasons, f"Cache: {why}."))
@@ -124,14 +125,12 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
                 report.note(f"'{request.files_path}' {here}, and is used as it is.")
         if problem is None:
             freshness = source.compare(record.identity)
-            problem = None if freshness.same else "the source has changed since it was staged"
+            problem = None if freshness.same else freshness.seen or "the source has changed since it was staged"
         step.note = problem or "; ".join(filter(None, ("already staged; verified", freshness and freshness.seen)))
     if problem is not None:
         report.note(f"Staging again: {problem}.")
         return Decision("stage", (f"Here: {problem}.",))
-    is_known = freshness is None or freshness.seen or request.checksum is not None
-    now = "the source has not changed" if is_known else "whether the source has changed is not known"
-    reasons = (f"It is complete, and {now}.", *beyond_limit(request))
+    reasons = ("It is complete here.", *filter(None, (str(freshness),)), *beyond_limit(request))
     return Decision("reuse", reasons, record, seal, freshness=freshness)
 
 
@@ -246,7 +245,7 @@ def plan_reading(
     note = str(takeover)
     if takeover.taken and base.cached is not None:
         # Copying the earlier pack takes the time of all its rows, and room beside the new one.
-        needed = reading.figures.peak_bytes + base.cached.place.copies * base.cached.manifest.size
+        needed = reading.figures.room_bytes + base.cached.figures.peak_bytes
         if 2 * takeover.taken < len(job.table) or needed > free_space(request.folder):
             note = "The earlier pack in the cache has too few of the samples, or no room here, so all are read"
             return replace(reading, note=note)
@@ -272,6 +271,7 @@ def staging_figures(
         source_bytes=source.take_state()[1],
         archive_bytes=0 if stays else cost.archive_bytes,
         pack_bytes=0 if job is None else job.plan.nbytes,
+        spare_bytes=0 if job is None else OVERHEAD_BYTES,
         # The unpacked total: plain files take that, however small their archive is.
         files_bytes=total_size(tree.entries) if tree is not None and request.wants_files else 0,
         mount_bytes=0 if stays else cost.mount_bytes,

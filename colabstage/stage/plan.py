@@ -71,7 +71,7 @@ class StagePlan:
     @property
     def fits(self) -> bool:
         """Return whether the disk has room for it."""
-        return self.figures.peak_bytes <= self.free_bytes
+        return self.figures.room_bytes <= self.free_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -179,19 +179,19 @@ def _plan_restore(
 ) -> StagePlan:
     assert decision.cached is not None
     pack, limit, reasons = decision.cached, request.disk_limit, list(decision.reasons)
-    size, files = pack.manifest.size, 0
+    size, figures = pack.manifest.size, pack.figures
     if decision.in_part and limit is not None:
         reasons.append(
             f"It has {format_bytes(size)}: blocks would be fetched as they are needed, and never more than "
             f"{format_bytes(limit)} be here."
         )
-        size = min(size, limit)
+        figures = StageFigures(min(size, limit), pack_bytes=min(size, limit))
     elif request.keep == "pack" and size >= _WORTH_BYTES:
         reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
     if request.wants_files:
         opened = source.open()
         files = 0 if has_to_come(opened) else total_size(opened.open_tree(spool).entries)
-    figures = StageFigures(source_bytes=size + files, pack_bytes=size, files_bytes=files)
+        figures = replace(figures, source_bytes=size + files, files_bytes=files)
     count = len(pack.files) if pack.in_shards else 0
     # A pack that is opened in part stays where it is, and replaces nothing here.
     if not decision.in_part:
@@ -223,9 +223,9 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     reasons.extend(map(ended, [*source_notes, *job.table.notes]))
     count = 0
     if reading.in_shards and request.disk_limit is not None:
-        reason, count = plan_shards(request, reading.tree, job, cache, request.disk_limit)
+        reason, count = plan_shards(request, reading.tree, job, cache, figures.peak_bytes)
         reasons.append(reason)
-        figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
+        figures = StageFigures(figures.source_bytes, pack_bytes=request.disk_limit)
     rows = {split.name: len(split.samples) for split in job.plan.splits}
     found = job.table.summary()
     plan = _plan(request, cache, decision, reasons, figures, samples=rows, found=found, count=count)
@@ -247,7 +247,7 @@ def _plan(
     free = free_space(request.folder)
     name = f"{request.name}-*-of-{count:05}.h5" if count else f"{request.name}.h5"
     place = cache.place if request.wants_pack else None
-    room = [] if figures.peak_bytes <= free else [f"It does not fit: {less_room(request, free)}."]
+    room = [] if figures.room_bytes <= free else [f"It does not fit: {less_room(request, free)}."]
     return StagePlan(
         source=request.source.label,
         action=decision.action,

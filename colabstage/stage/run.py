@@ -6,6 +6,7 @@ to arrive, and are packed meanwhile.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
@@ -267,9 +268,11 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision
         identity = source.opened.identify()
         seal = record.seal if request.wants_pack else files_record(request, identity, files=False).seal
         record = replace(record, identity=identity, seal=seal)
-    # Most calls change nothing, and writing the record would be one more step that can be interrupted.
+    # Most calls change nothing. The record only saves the next call work, so that a disk which is full, or may only be
+    # read, prevents nothing.
     if record != found:
-        write_record(request, record)
+        with suppress(OSError):
+            write_record(request, record)
     # The run that made it may have been killed before it cleaned up.
     _sweep_copies(request)
     if caches and record.published is False:
@@ -372,7 +375,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             reading, stream = _plan(call, source, spool, packs=packs, base=base)
             if reading.in_shards and reading.job is not None and cache is not None:
                 large = plan_without_room(reading.tree, request, reading.job)
-                return pack_into_cache(call, source, large, cache)
+                return pack_into_cache(call, source, large, cache, reading.figures.peak_bytes)
             taken_from = None if reading.base is None else bring_base(call, reading.base)
             if reading.note and (reading.base is None or taken_from is not None):
                 report.note(reading.note)
@@ -429,7 +432,7 @@ def _plan(
         # What an interrupted run has written is part of the figures, and does not need its space twice.
         in_place = source.cost.kept_bytes + (reading.room - free_space(request.folder) if packs else 0)
         # Now, when everything is known and nothing written: a disk that is full after an hour helps nobody.
-        needed = max(0, reading.figures.peak_bytes - in_place)
+        needed = max(0, reading.figures.room_bytes - in_place)
         remedy = less_room(request, free_space(request.folder))
         check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=remedy)
         report.note(*source.notes, *reading.tree.notes)

@@ -73,8 +73,10 @@ class ShardSizes(NamedTuple):
         return f"{format_count(self.number, 'shards')} of up to {format_bytes(self.most)}"
 
 
-def divide(job: PackJob, limit: int) -> ShardSizes:
+def divide(job: PackJob, limit: int, whole: int) -> ShardSizes:
     """Decide how many shards a pack has under a limit: small enough that packing, publishing and reading have space.
+
+    `whole`: the limit from which on it is not divided.
 
     Raises:
         NotEnoughSpaceError: no number of shards will do; the message says which limit would.
@@ -112,16 +114,15 @@ def divide(job: PackJob, limit: int) -> ShardSizes:
             count = max(count + 1, -(-count * most * _SHARDS_OF_LIMIT // limit))
         return None
 
-    found, needed = fewest(limit), limit
+    # A little more than the whole, because limits are written with three figures.
+    found, needed, enough = fewest(limit), limit, int(1.01 * whole)
     if found is not None:
         return found
-    # As it will be written, with three figures. If only a pack's index stays here, the pack's own size is enough, so
-    # this loop ends.
-    while fewest(parse_bytes(format_bytes(needed), "disk_limit")) is None:
+    while needed < enough and fewest(parse_bytes(format_bytes(needed), "disk_limit")) is None:
         needed = int(needed * _STEP) + 1
     msg = (
         f"disk_limit={format_bytes(limit)} is too little to pack '{job.label}' in shards and to read them in part. "
-        f"Give {format_bytes(needed)} or more, or make the pack smaller: image_size=, encoding='jpeg:90'."
+        f"Give {format_bytes(min(needed, enough))} or more, or make the pack smaller: image_size=, encoding='jpeg:90'."
     )
     raise NotEnoughSpaceError(msg)
 
@@ -151,13 +152,15 @@ def check_cache(cache: Cache, job: PackJob, limit: int) -> Place:
     raise NotEnoughSpaceError(msg)
 
 
-def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache, limit: int) -> tuple[str, int]:
-    """Say in a sentence how a pack would be made in shards, and return their number.
+def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache, whole: int) -> tuple[str, int]:
+    """Say in a sentence how a pack would be made in shards, and return their number; `whole`: as of `divide`.
 
     Raises:
         NotEnoughSpaceError: as `divide` and `check_cache`.
     """
-    sizes = divide(plan_without_room(tree, request, job), limit)
+    limit = request.disk_limit
+    assert limit is not None
+    sizes = divide(plan_without_room(tree, request, job), limit, whole)
     place = check_cache(cache, job, limit)
     sentence = (
         f"It is larger than disk_limit={format_bytes(limit)}: its {format_bytes(sizes.total)} would be packed in "
@@ -167,8 +170,9 @@ def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache, l
     return sentence, sizes.number
 
 
-def pack_into_cache(call: StageCall, source: OpenedSource, job: PackJob, cache: Cache) -> CachedPack:
-    """Pack shard by shard into the cache, and return the whole set. `job` is from `plan_without_room`.
+def pack_into_cache(call: StageCall, source: OpenedSource, job: PackJob, cache: Cache, whole: int) -> CachedPack:
+    """Pack shard by shard into the cache, and return the whole set. `job` is from `plan_without_room`; `whole`: as of
+    `divide`.
 
     Raises:
         NotEnoughSpaceError: the limit is too little, the cache has no room, or there is none.
@@ -181,17 +185,18 @@ def pack_into_cache(call: StageCall, source: OpenedSource, job: PackJob, cache: 
     source.read_in_place()
     job = settled(job)
     # First, so that a limit that is too small is refused with the same figure as by `plan_shards`.
-    planned = _SetOfShards.of(call, job, place)
+    plan = partial(_SetOfShards.of, call, place=place, whole=whole)
+    planned = plan(job)
     if job.options.encoding == "auto" and job.plan.encoding == "pixels" and has_files(job.table):
         # An earlier call may have found, by an image that this call has not seen, that images have many sizes.
         with suppress(NotEnoughSpaceError):  # with less to divide, shards would leave too little space for blocks
-            kept = _SetOfShards.of(call, keeps_files(job), place)
+            kept = plan(keeps_files(job))
             if kept.find_finished(source):
                 planned = kept
     try:
         return planned.write(source)
     except ReplanError as found:
-        return _SetOfShards.of(call, found.plan_again(job), place).write(source)
+        return plan(found.plan_again(job)).write(source)
 
 
 @contextmanager
@@ -237,10 +242,10 @@ class _SetOfShards:
     """Whether finished shards must not be used."""
 
     @classmethod
-    def of(cls, call: StageCall, job: PackJob, place: Place) -> Self:
+    def of(cls, call: StageCall, job: PackJob, place: Place, whole: int) -> Self:
         """Plan a set whose shards go to `place`."""
         assert call.request.disk_limit is not None
-        sizes = divide(job, call.request.disk_limit)
+        sizes = divide(job, call.request.disk_limit, whole)
         names = tuple(shard_names(job, sizes.number))
         starts_over = call.request.refresh
         if starts_over and not call.request.options.incomparable:

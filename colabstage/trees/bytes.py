@@ -216,7 +216,9 @@ COMPRESSED_SUFFIXES: dict[Compression, tuple[str, ...]] = {
     "zst": (".zst", ".zstd", ".tzst"),
 }
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".7z", ".rar", *(end for ends in COMPRESSED_SUFFIXES.values() for end in ends))
-# These and the endings of other files that are never text.
+# Of files that say where they end, so that one that was cut is noticed.
+ENDED_SUFFIXES = (*ARCHIVE_SUFFIXES, ".npy", ".npz", ".h5", ".parquet")
+# The endings of files that are never text.
 DATA_SUFFIXES = (
     *ARCHIVE_SUFFIXES,
     *(".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".avif", ".jp2"),
@@ -249,6 +251,7 @@ _KNOWN: tuple[tuple[bytes, str, ArchiveKind | None], ...] = (
     (b"GIF8", "a GIF image", None),
     (b"BM", "a BMP image", None),
     (b"%PDF", "a PDF document", None),
+    (b"MZ", "a Windows program (7z x unpacks a self-extracting archive)", None),
 )
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18.{4}", re.DOTALL)
 # Characters that text does not contain.

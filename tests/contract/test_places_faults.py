@@ -5,9 +5,11 @@ Each refusal comes before anything is written, and says what to write instead.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import filelock
@@ -252,3 +254,24 @@ def test_only_the_folder_itself_must_be_writable(here: Path, monkeypatch: pytest
 def test_the_usual_folder_matters_only_where_it_is_used(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(here / "file"))
     assert stage().splits
+
+
+def test_a_misspelt_platform_is_refused_before_the_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing depends on it: at the end, it would be too late."""
+    monkeypatch.setenv("COLABSTAGE_PLATFORM", "collab")
+    for call in (partial(cs.stage_dataset, progress=False), cs.plan_stage):
+        with pytest.raises(OptionError, match="'collab'"):
+            call(here / "photos", local_dir=here / "new", cache_dir=None)
+    assert not (here / "new").exists()
+
+
+def test_what_is_here_is_used_where_nothing_can_be_written(here: Path, make_disk: Callable[[int], Path]) -> None:
+    """As on a disk that is full. The pack is looked at again, as after a reboot, and that cannot be noted."""
+    disk = make_disk(8)
+    pack = stage(local_dir=disk / "here").path
+    os.utime(pack, ns=(0, 0))
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+        while filler.write(bytes(4096)):
+            pass
+    for _ in range(2):
+        assert stage(local_dir=disk / "here").report.origin == "local"

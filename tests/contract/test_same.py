@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from colabstage import fetch_files, stage_dataset
+from colabstage import fetch_files, plan_stage, stage_dataset
+from colabstage.errors import ColabstageError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
 from tests.sources.servers import BucketService, use_login
 from tests.support.archives import MAKERS
-from tests.support.http_knobs import WebKnobs
+from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import image, in_classes, make_tree
 from tests.support.invariants import contents, left_behind
@@ -263,15 +264,50 @@ def test_each_address_of_a_list_is_asked(tmp_path: Path, ranges: Any) -> None:
         assert call() == ("local", False)
 
 
-def test_a_server_that_proves_nothing(make_source: Any, tmp_path: Path) -> None:
-    """With no version, time or ranges, the local data is used and the report says so; otherwise it does not."""
-    notes = []
-    for name, knobs in (("a", {}), ("b", {"etag": "none", "last_modified": False, "ranges": "none"})):
-        source: Source = make_source("web", **knobs)
-        source.write(BEFORE)
-        places: Any = {"local_dir": tmp_path / name, "cache_dir": None, "progress": False}
-        stage_dataset(source.argument, **places)
-        again = stage_dataset(source.argument, **places)
-        assert (again.report.origin, numbers_in(again.path)) == ("local", BEFORE)
-        notes.append([step.note for step in again.report.steps])
-    assert notes[0] != notes[1]
+@pytest.mark.parametrize("length", ["told", "close"])
+@pytest.mark.parametrize("many", [False, True])
+def test_a_server_that_proves_nothing(make_source: Any, tmp_path: Path, length: str, many: bool) -> None:
+    """With no version, time or ranges, what is here is used, and each report and plan says that a change would go
+    unnoticed; `verify="full"` reads all of it again."""
+    source = make_source("web", etag="none", last_modified=False, ranges="none", length=length)
+    argument = [source.server.url(name) for name in BEFORE] if many else source.argument
+    swapped = {**BEFORE, "cat/000.bmp": BEFORE["cat/002.bmp"], "cat/002.bmp": BEFORE["cat/000.bmp"]}
+
+    def write(numbers: dict[str, int]) -> None:
+        source.write(numbers)
+        for name, content in files_of(numbers).items():
+            source.server.put(name, content)
+
+    def stage(**more: Any) -> tuple[Any, dict[str, int], str]:
+        data = stage_dataset(argument, **places, **more)
+        report = fetch_files(argument, f"{tmp_path}/out", progress=False, **more)
+        numbers = {name: numbers_in(data.path)[name] for name in BEFORE}
+        held = contents(tmp_path / "out") if many else (tmp_path / "out").read_bytes()
+        assert held == (files_of(numbers) if many else MAKERS[".zip"](files_of(numbers)))
+        return data.report.origin, numbers, f"{data.report} {report}"
+
+    places: Any = {"local_dir": tmp_path / "local", "cache_dir": tmp_path / "cache", "progress": False}
+    write(BEFORE)
+    assert stage()[:2] == ("source", BEFORE)
+    write(swapped)
+    plan = plan_stage(argument, local_dir=tmp_path / "local", cache_dir=tmp_path / "cache")
+    assert (plan.action, str(plan).count("is not known")) == ("reuse", 1)
+    for local, origin in (("local", "local"), ("elsewhere", "cache")):
+        places["local_dir"] = tmp_path / local
+        found, numbers, said = stage()
+        assert (found, numbers, said.count("is not known")) == (origin, BEFORE, 2)
+    assert stage(verify="full")[:2] == ("source", swapped)
+
+
+def test_of_what_proves_nothing_no_part_is_continued(make_source: Any, tmp_path: Path) -> None:
+    """The file may be another one meanwhile: what an interrupted call left of it is not used."""
+    source = make_source("web", etag="none", last_modified=False)
+    content = MAKERS[".tar"]({f"{number:03}.bin": bytes([number]) * 2**20 for number in range(20)})
+    source.server.put("photos.zip", content)
+    source.server.set_faults(WebFault(kind="status", status=403, min_bytes=100_000, after=1))
+    with pytest.raises(ColabstageError, match="403"):
+        fetch_files(source.argument, f"{tmp_path}/out", progress=False)
+    source.server.set_faults()
+    source.server.put("photos.zip", content[::-1])
+    assert fetch_files(source.argument, f"{tmp_path}/out", progress=False).kept_bytes == 0
+    assert (tmp_path / "out").read_bytes() == content[::-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage import dataset_h5, extract_archive, fetch_files, publish_file, restore_file, stage_dataset
+from colabstage import dataset_h5, extract_archive, fetch_files, plan_stage, publish_file, restore_file, stage_dataset
 from colabstage.errors import (
     ColabstageError,
     CorruptArchiveError,
@@ -131,7 +132,7 @@ REFUSED: dict[str, tuple[dict[str, Any] | tuple[str, bytes], dict[str, Any], typ
         for name, value in {"keep": "zip", "layout": "cubist"}.items()
     },
     "no folder": (FILES, {"local_dir": "source/cat/000.png"}, OptionError, "cat/000.png"),
-    "a small disk": (FILES, {"image_size": (1024, 1024), "encoding": "pixels"}, NotEnoughSpaceError, "25.2 MB"),
+    "a small disk": (FILES, {"image_size": (1024, 1024), "encoding": "pixels"}, NotEnoughSpaceError, "29.4 MB"),
 }
 
 
@@ -151,6 +152,27 @@ def test_what_cannot_be_staged_is_refused_without_a_trace(name: str, tmp_path: P
     left = [path for path in small_disk.rglob("*") if path.is_file()]
     assert [path for path in left if not path.parent.name.startswith(".colabstage-")] == []
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("room", [27, 31])
+def test_what_a_plan_says_of_room_holds(room: int, tmp_path: Path, make_disk: Callable[[int], Path]) -> None:
+    """A pack of 25 MB takes a little more than its rows; and less of it is here only with a limit that is enough, which
+    the refusal of a smaller one names."""
+    source, disk = make_tree(tmp_path / "source", FILES), make_disk(room)
+    options: Any = {"image_size": (1024, 1024), "encoding": "pixels", "local_dir": disk / "fast"}
+    options |= {"cache_dir": tmp_path / "cache"}
+    plan = plan_stage(source, **options)
+    with contextlib.nullcontext() if plan.fits else pytest.raises(NotEnoughSpaceError):
+        stage(source, **options)
+    assert plan.fits is (room == 31)
+    if plan.fits:
+        shutil.rmtree(disk / "fast")
+        shutil.rmtree(tmp_path / "cache")
+        with pytest.raises(NotEnoughSpaceError) as refused:
+            stage(source, **options, disk_limit="10MB")
+        found = re.search(r"Give (\S+ MB)", str(refused.value))
+        assert found is not None
+        assert stage(source, **options, disk_limit=found[1]).report.origin == "source"
 
 
 @pytest.mark.parametrize("place", ["s3://bucket/model.pt", Path("s3://bucket/model.pt"), ""])

@@ -196,7 +196,7 @@ def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -
         assert service.count("DownloadDataset") == 2
     silent = stage("kaggle://ann/pets")
     assert silent.report.origin == "local"
-    assert any("Kaggle did not tell which version is the newest" in note for note in silent.report.notes)
+    assert any("cannot be reached now" in note for note in silent.report.notes)
 
 
 def test_several_archives_are_one_dataset(

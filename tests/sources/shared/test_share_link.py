@@ -38,6 +38,7 @@ OTHER = "1OtherAbcdefghijklmnopqrstuvwxyz0"
 FOLDER = "1FolderAbcdefghijklmnopqrstuvwxy0"
 LINK = f"gdrive://files/{FILE}"
 SCAN_LIMIT = 1_000_000
+VERIFIES: tuple[Any, ...] = ("fast", "full", "full")
 
 
 @pytest.fixture
@@ -321,3 +322,16 @@ def test_files_of_a_list_are_the_same_until_one_changes(drive: DriveShares, out:
     assert drive.count("/download") == 4
     change(drive, item_id(1), content=content(100, 3))
     assert [came(), came()] == [200, 0]
+
+
+def test_a_file_that_is_replaced_in_a_folder_is_noticed_by_a_thorough_call(drive: DriveShares, out: Path) -> None:
+    """It keeps its id and name, which is all that a quick look compares, and says."""
+    for number in range(2):
+        drive.add(SharedItem(item_id(number), f"{number}.bin", content=content(100, number)))
+    drive.add(SharedItem(FOLDER, "Set", kind="folder", entries=(item_id(0), item_id(1))))
+    fetch_files(f"gdrive://folders/{FOLDER}", out, progress=False)
+    change(drive, item_id(1), content=content(100, 3))
+    reports = [fetch_files(f"gdrive://folders/{FOLDER}", out, progress=False, verify=verify) for verify in VERIFIES]
+    assert [report.fetched_bytes for report in reports] == [0, 200, 0]
+    assert "would not be noticed" in str(reports[0])
+    assert (out / "1.bin").read_bytes() == content(100, 3)
