@@ -171,7 +171,7 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
         line = f"PyDataset.__init__({_pasted(options)})"
         yield Advice(line, _MEANWHILE, max(one_s / count, step_s), options=options)
     elif kind == "colabstage":
-        line = f"autotune_loader(loader.dataset, {facts.batch_samples}, step=step)"
+        line = f"autotune_loader(loader, {facts.batch_samples}, step=step)"
         yield Advice(line, "it tries in which ways this dataset can be read beside your step", step_s)
     elif kind == "tf.data":
         if not facts.workers:

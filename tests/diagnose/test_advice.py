@@ -85,7 +85,7 @@ def test_the_verdict_follows_from_loader_alone_step_alone_and_both(
         ({}, "DataLoader(..., num_workers=2, persistent_workers=True)"),
         ({"image_size": (224, 192)}, 'make_loader(stage_dataset(SOURCE, image_size=(224, 192))["train"], 8)'),
         ({"stages": {"transform": 0.08}}, "batch_transform=f"),
-        ({"kind": "colabstage"}, "autotune_loader(loader.dataset, 8, step=step)"),
+        ({"kind": "colabstage"}, "autotune_loader(loader, 8, step=step)"),
         ({"kind": "keras"}, "PyDataset.__init__(workers=2, use_multiprocessing=False, max_queue_size=8)"),
         ({"kind": "keras", "stages": {"transform": 0.08}}, "use_multiprocessing=True"),
         ({"kind": "keras", "image_size": (24, 24)}, 'to_keras(stage_dataset(SOURCE, image_size=(24, 24))["train"], 8)'),
