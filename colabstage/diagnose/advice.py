@@ -49,6 +49,8 @@ class ProfileFacts:
     persistent: bool = False
     stream: bool = False
     """Whether each worker iterates over the whole dataset, unless its code takes a part: torch's `IterableDataset`."""
+    of_batches: bool = False
+    """Whether transforms are called with whole batches, by the loop itself: a `batch_transform`."""
     batches: int | None = None
     batch_samples: int = 1
     batch_bytes: int = 0
@@ -114,6 +116,8 @@ def judge(facts: ProfileFacts) -> Verdict:
         made = f"The loader makes a batch in {format_duration(facts.alone_s)}{most}."
         return Verdict("input-bound", stage, "work", f"{made} Pass step= to see whether training waits for it.")
     lost = max(0.0, 1 - step_s / now_s)
+    # A loop loses no more than its own loading takes: anything else is other work on the machine.
+    lost = lost if facts.workers else min(lost, facts.alone_s / now_s)
     took = f"the step takes {format_duration(step_s)} a batch, the loader {format_duration(facts.alone_s)}"
     if lost < _LOST or now_s - step_s < _LEAST_LOST_S:
         if facts.alone_s < _NEXT_LIMIT * step_s:
@@ -130,16 +134,24 @@ def _cause(facts: ProfileFacts, step_s: float) -> Cause:
     # Checked first: if workers start again in each epoch, everything else looks slow too.
     if facts.epoch_start_s > 0.5 * (facts.batch_s - step_s):
         return "start"
-    if facts.workers and facts.both_s > _SLOWER * max(facts.load_s, step_s):
-        return "cores" if facts.busy_s > _SLOWER * step_s else "prefetch"
+    # Nothing makes these faster beside the step.
+    own = facts.of_batches and facts.stages.get("transform", 0.0) > 0.5 * sum(facts.stages.values())
+    if facts.workers and not own and facts.both_s > _SLOWER * max(facts.load_s, step_s):
+        # A step that takes next to nothing competes for no core.
+        if facts.busy_s > max(_SLOWER * step_s, _LOST * facts.both_s):
+            return "cores"
+        if facts.load_s <= _SLOWER * step_s:
+            return "prefetch"
     return "work"
 
 
 def _words(facts: ProfileFacts, stage: str | None, cause: Cause) -> str:
     what = "loading" if stage is None else _WHAT.get(stage, stage)
+    if cause == "work" and stage == "transform" and facts.of_batches:
+        return f"{what} (the loop itself calls the batch_transform, before each step)"
     return {
         "start": f"starting each epoch ({format_duration(facts.start_s)} until its first batch)",
-        "prefetch": f"too short a queue ({what} is fast enough on average, but batches come in bursts)",
+        "prefetch": f"too short a queue (on average {what} would be fast enough, but batches come in bursts)",
         "cores": f"{what} (each is faster alone: loader and step compete for the {facts.cores} cores)",
         "work": what if facts.workers else f"{what} (nothing is loaded while the step runs)",
     }[cause]
@@ -171,8 +183,9 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
         line = f"PyDataset.__init__({_pasted(options)})"
         yield Advice(line, _MEANWHILE, max(one_s / count, step_s), options=options)
     elif kind == "colabstage":
-        line = f"autotune_loader(loader.dataset, {facts.batch_samples}, step=step)"
-        yield Advice(line, "it tries in which ways this dataset can be read beside your step", step_s)
+        line = f"autotune_loader(loader, {facts.batch_samples}, step=step)"
+        least_s = step_s + transform_s if facts.of_batches else step_s
+        yield Advice(line, "it tries in which ways this dataset can be read beside your step", least_s)
     elif kind == "tf.data":
         if not facts.workers:
             yield Advice(".prefetch(tf.data.AUTOTUNE)", _MEANWHILE, beside_s)
@@ -186,7 +199,7 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
             "prepare= takes what is the same each time"
         )
         yield Advice(line, why, step_s)
-    if kind in {"torch", "colabstage"} and transform_s >= _WORTH * made_s > 0:
+    if kind in {"torch", "colabstage"} and not facts.of_batches and transform_s >= _WORTH * made_s > 0:
         rest_s = load_s * (1 - transform_s / made_s)
         why = "one call for a batch, on the device, instead of one for each sample; its own time comes on top"
         least_s = max(rest_s, step_s) if facts.workers else rest_s + step_s

@@ -72,6 +72,30 @@ class TunedLoader(Report):
         return self._make(**self.options)
 
 
+@dataclass(frozen=True)
+class _Maker:
+    """Makes the loaders of one kind, and writes the line that makes one."""
+
+    start: str
+    function: Callable[..., Any]
+    arguments: tuple[object, ...]
+    options: Mapping[str, Any]
+
+    def make(self, **options: Any) -> Any:
+        return self.function(*self.arguments, **{**self.options, **options})
+
+    def call(self, options: Mapping[str, Any]) -> str:
+        # Those that a trial does not change too: a line without them would load other batches.
+        every = {name: value for name, value in {**self.options, **options}.items() if value is not None}
+        return ", ".join([self.start, *(f"{name}={_text(name, value)}" for name, value in every.items())]) + ")"
+
+
+def _text(name: str, value: object) -> str:
+    """Write a value as code, or the name of what has no such form: a function, or a sampler."""
+    is_plain = isinstance(value, str | int | float | list) or type(value).__name__ == "dtype"
+    return repr(value) if is_plain else name
+
+
 @public(stopped=NOTHING_DONE)
 def autotune_loader(
     dataset: Any,
@@ -93,8 +117,9 @@ def autotune_loader(
     Random numbers, the dataset's attributes and what `restore` names are restored afterwards, as in `profile_loader`.
 
     Args:
-        dataset: a `dataset_h5` or a `Subset` of one, for which `make_loader`'s strategies are tried, or any other
-            map-style torch dataset, for which torch's `DataLoader` is, as for all with `collate_fn`.
+        dataset: a `dataset_h5` or a `Subset` of one, for which `make_loader`'s strategies are tried; a loader that it
+            made, whose options are kept; or any other map-style torch dataset, for which torch's `DataLoader` is
+            tried, as for all with `collate_fn`.
         batch_size: samples in a batch.
         step: called with each batch, as in the training loop; without it loaders are compared alone, which favours more
             processes than are good for a training loop that needs the cores itself.
@@ -113,37 +138,21 @@ def autotune_loader(
     """
     check_step(step)
     check_argument("budget_s", budget_s, "above zero")
+    from colabstage.load.loader import Loader
+
+    given: dict[str, Any] = {"shuffle": shuffle}
+    if isinstance(dataset, Loader):
+        given, dataset, named = {**dataset.options, **({} if shuffle else given)}, dataset.dataset, "loader.dataset"
+    else:
+        named = "dataset"
     # By its value: an object without a length may have a `__len__` that raises.
     has_samples = operator.length_hint(dataset, -1) >= 0 and hasattr(dataset, "__getitem__")
     if not has_samples or isinstance(dataset, (str, bytes)):
-        refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=ONE_SPLIT)
-    saved, resources, began = Restored(restore), read_resources(), SYSTEM_CLOCK.now()
-    from torch.utils.data import DataLoader, Subset
-
-    from colabstage.load.dataset import dataset_h5
-
-    stock = partial(DataLoader, dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn)
-    makers: dict[str, partial[Any]] = {"DataLoader": stock}
-    tried, below = makers, dataset
-    while isinstance(below, Subset):
-        below = below.dataset
-    if isinstance(below, dataset_h5) and collate_fn is None:
-        from colabstage.load.loader import make_loader
-
-        place = None if device is None else str(device)
-        makers["make_loader"] = partial(make_loader, dataset, batch_size, device=place, shuffle=shuffle)
-        tried = dict(makers)
-        roots: tuple[object, ...] = (below.transform, below.target_transform)
-        reader = below.reader
-        # Half, because the training needs memory too.
-        fits = bool(reader.stored_bytes < resources.free_memory_bytes / 2)
-        candidates = our_candidates(resources.cores, fits=fits, per_sample=below.per_sample or bool(reader.encoded))
-        # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
-        if reader.encoded or reader.decodes_targets:
-            tried["make_loader"] = partial(tried["make_loader"], memory_budget=0)
-    else:
-        # For another dataset, or form of a batch, only torch's loader can be tried.
-        roots, candidates = (dataset, collate_fn), stock_candidates(resources.cores)
+        remedy = f"{ONE_SPLIT} Of a DataLoader pass its dataset."
+        refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=remedy)
+    saved, began = Restored(restore), SYSTEM_CLOCK.now()
+    given |= {"collate_fn": collate_fn} if device is None else {"collate_fn": collate_fn, "device": str(device)}
+    makers, tried, candidates, roots = _ways(dataset, batch_size, named, given)
     trying = _Trying(tried, step)
     with preserve_randomness(), preserve_attributes(roots), warnings.catch_warnings():
         # torch warns about more processes than cores, but whether they help is what is measured here.
@@ -155,11 +164,7 @@ def autotune_loader(
     best, default = choose(trials), next(trial for trial in trials if str(trial) == str(candidates[0]))
     note = saved.note(trying.steps, "autotune_loader(dataset, batch_size, step=step, restore=(model, optimizer))")
     table = (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s))
-    # Those of the trial too: a line without them would load other batches.
-    given = {name: value for name, value in makers[best.maker].keywords.items() if value is not None}
-    options = {name: name if callable(value) else repr(value) for name, value in {**given, **best.options}.items()}
-    arguments = ["dataset", str(batch_size), *(f"{name}={value}" for name, value in options.items())]
-    call = f"{best.maker}({', '.join(arguments)})"
+    call = makers[best.maker].call(best.options)
     rate, gain, seconds = best.samples / best.batch_s, default.batch_s / best.batch_s, SYSTEM_CLOCK.now() - began
     return TunedLoader(
         headline=f"{call}: {rate:,.0f} samples/s, {gain:.1f}x the default ({len(table)} ways tried in {seconds:.0f} s)",
@@ -171,7 +176,7 @@ def autotune_loader(
         samples_per_s=rate,
         gain=gain,
         seconds=seconds,
-        _make=makers[best.maker],
+        _make=makers[best.maker].make,
     )
 
 
@@ -180,6 +185,50 @@ def _bar(trial: Trial) -> Row:
         return Row((str(trial), "–", trial.problem), bar=0.0)
     cells = str(trial), f"{format_duration(trial.batch_s)} a batch", trial.problem
     return Row(cells, bar=trial.samples / trial.batch_s)
+
+
+def _ways(
+    dataset: Any, batch_size: int, named: str, given: dict[str, Any]
+) -> tuple[dict[str, _Maker], dict[str, _Maker], list[Trial], tuple[object, ...]]:
+    """Return what makes loaders, by name; the same as they are tried; the candidates; and the objects that they may
+    change. `named`: how the caller writes the dataset; `given`: the options of every loader."""
+    from torch.utils.data import DataLoader, Subset
+
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.loader import make_loader
+
+    below, resources, collate_fn = dataset, read_resources(), given.pop("collate_fn")
+    while isinstance(below, Subset):
+        below = below.dataset
+    if not isinstance(below, dataset_h5) or collate_fn is not None:
+        # For another dataset, or form of a batch, only torch's loader can be tried.
+        options = {"shuffle": given.get("shuffle", True), "collate_fn": collate_fn}
+        makers = {"DataLoader": _Maker(f"DataLoader({named}, {batch_size}", DataLoader, (dataset, batch_size), options)}
+        return makers, makers, stock_candidates(resources.cores), (dataset, collate_fn)
+    reader = below.reader
+    # Half, because the training needs memory too.
+    fits = bool(reader.stored_bytes < resources.free_memory_bytes / 2)
+    # Processes cannot bring batches to a device.
+    on_host = str(given.get("device", "cpu")) == "cpu"
+    # With a seed, the sampler of our parts has the order of one epoch, until somebody sets another.
+    several = (below.per_sample or bool(reader.encoded)) and on_host and not {"seed", "sampler"} <= given.keys()
+    ours = _Maker(f"make_loader({named}, {batch_size}", make_loader, (dataset, batch_size), given)
+    makers = {"make_loader": ours}
+    if several:
+        # Of the parts of ours, so that they give the step the same batches.
+        made = ours.make(strategy="direct")
+        names = [*(("sampler",) if "sampler" in given else ()), "drop_last", "collate_fn"]
+        own = named if named != "dataset" else f"(loader := {ours.call({})}).dataset"
+        start = f"DataLoader({own}, {batch_size}, {', '.join(f'{name}=loader.{name}' for name in names)}"
+        stock = partial(DataLoader, **{name: getattr(made, name) for name in names})
+        shuffled = {} if "sampler" in given else {"shuffle": made.plan.order.name != "file"}
+        makers["DataLoader"] = _Maker(start, stock, (made.dataset, batch_size), shuffled)
+    tried = dict(makers)
+    # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
+    if reader.encoded or reader.decodes_targets:
+        tried["make_loader"] = replace(ours, options={**given, "memory_budget": 0})
+    roots = below.transform, below.target_transform
+    return makers, tried, our_candidates(resources.cores, fits=fits, several=several), roots
 
 
 def stock_candidates(cores: int) -> list[Trial]:
@@ -193,14 +242,14 @@ def stock_candidates(cores: int) -> list[Trial]:
     return found
 
 
-def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Trial]:
-    """List the candidates of a `dataset_h5`; processes only where Python works on each sample."""
+def our_candidates(cores: int, *, fits: bool, several: bool) -> list[Trial]:
+    """List the candidates of a `dataset_h5`; `several`: also processes, where Python works on each sample."""
     # The first one is the default, against which gains are measured.
     found = [Trial({}), *(Trial({"strategy": "direct", "num_workers": count}) for count in sorted({1, cores}))]
     found.append(Trial({"strategy": "direct", "num_workers": cores, "prefetch_factor": 8}))
     if fits:
         found.append(Trial({"strategy": "memory"}))
-    if per_sample:
+    if several:
         options = ({"num_workers": count, "persistent_workers": True} for count in sorted({1, cores, 2 * cores}))
         found += [Trial(one, "DataLoader") for one in options]
     return found
@@ -230,7 +279,7 @@ def _search(candidates: list[Trial], trying: _Trying, budget: float) -> list[Tri
 
 
 class _Trying:
-    def __init__(self, makers: Mapping[str, Callable[..., Any]], step: Callable[[Any], object] | None) -> None:
+    def __init__(self, makers: Mapping[str, _Maker], step: Callable[[Any], object] | None) -> None:
         self.steps = 0
         self._makers, self._step = makers, step
         self._failed: BaseException | None = None
@@ -240,7 +289,7 @@ class _Trying:
         trial = Trial(candidate.options, candidate.maker)
         loader: Any = None
         try:
-            loader = self._makers[candidate.maker](**candidate.options)
+            loader = self._makers[candidate.maker].make(**candidate.options)
             with closing(Feed(lambda: iter(loader), SYSTEM_CLOCK)) as feed:
                 batch = feed.take()
                 trial = replace(trial, samples=batch_size_of(batch)[0])

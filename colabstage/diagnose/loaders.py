@@ -128,7 +128,13 @@ def _torch_view(loader: Any) -> View:
         # If the loop itself calls transforms, reading ahead is the smaller part.
         threads = int(not loader._pipeline.in_loop)
         return View(
-            replace(facts, kind="colabstage", workers=threads, persistent=True),
+            replace(
+                facts,
+                kind="colabstage",
+                workers=threads,
+                persistent=True,
+                of_batches=of_batches is not None and not own.per_sample,
+            ),
             lambda: iter(copied),
             known=known,
             roots=(own.transform, own.target_transform, of_batches),
@@ -320,11 +326,11 @@ class Feed:
             end_iterator(iterator)
 
 
-def time_alone(feed: Feed, seconds: float) -> tuple[float, Any]:
+def time_alone(feed: Feed, seconds: float, most_batches: float = math.inf) -> tuple[float, Any]:
     """Take batches; return the mean time of those that were not an epoch's first, and a full one."""
     gaps, whole, most, taken = array("d"), None, -1, 0
     deadline = feed.now() + seconds
-    while len(gaps) < LEAST_BATCHES or feed.now() < deadline:
+    while taken < most_batches and (len(gaps) < LEAST_BATCHES or feed.now() < deadline):
         began = feed.now()
         try:
             batch = feed.take()

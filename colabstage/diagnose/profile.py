@@ -286,6 +286,8 @@ COLOURS = {"read": "#2a86b0", "decode": "#b7791f", "transform": "#8a5aa8", "coll
 _OTHER = "#808890"
 # Shares of the time: the loader alone, loader and step together, the step alone, the stages.
 _PARTS = (0.25, 0.40, 0.10, 0.25)
+# Taken alone of a loader that can be iterated only once.
+_FEW_BATCHES = 8
 _RESTORE = "profile_loader(loader, step, restore=(model, optimizer))"
 
 
@@ -426,7 +428,8 @@ class Runs:
         alone_s, both_s, step_s, stages_s = (part * budget_s for part in parts)
         feed = Feed(view.start, self._clock, once=view.once)
         with closing(view), closing(feed):
-            load_s, whole = time_alone(feed, alone_s)
+            # Of a loader that ends, most are left for the step.
+            load_s, whole = time_alone(feed, alone_s, _FEW_BATCHES if view.once and together else math.inf)
             samples, nbytes = batch_size_of(whole)
             starts = feed.first_s[1:] or feed.first_s
             facts = replace(
@@ -444,6 +447,12 @@ class Runs:
                 ahead = facts.workers * facts.prefetch
                 # The start of an epoch is counted separately, unless nothing else is left.
                 loop = time_loop(feed, self._take_step, both_s, ahead=ahead, with_starts=facts.batches == 1)
+                if view.once and not loop.both_s:
+                    msg = (
+                        f"The loader can be iterated only once, and had {_FEW_BATCHES} batches or fewer, so none was "
+                        "left for the step. Pass one that can be iterated again, such as a list of batches."
+                    )
+                    raise OptionError(msg)
                 facts = replace(
                     facts,
                     both_s=loop.both_s or load_s,

@@ -143,12 +143,15 @@ class StackSampler:
 
     def _stage_of(self, frame: FrameType | None) -> StageName | None:
         """Return the stage of a thread with this innermost frame; `None` if nothing on its stack shows it."""
+        is_callers = False
         while frame is not None and not _OURS.search(frame.f_code.co_filename):
             place = (frame.f_code, frame.f_lasti)
             if place not in self._places:
                 self._places[place] = self._known.get(frame.f_code) or _conclude(frame)
             if (found := self._places[place]) is not None:
-                return found
+                # Code of the caller's that tells nothing is not what the library that called it collates.
+                return None if is_callers and found == "collate" and place[0] not in self._known else found
+            is_callers = is_callers or not is_of_library(frame)
             frame = frame.f_back
         return None
 

@@ -23,8 +23,8 @@ from colabstage.h5.schema import BOXES
 from colabstage.images.geometry import VOID
 from colabstage.io.arguments import refuse_argument, show_value, whole_number
 from colabstage.io.boundary import public_class
-from colabstage.load.batch import LENGTHS, WHITE, is_image_shape
-from colabstage.load.batches import torch_dtype, white_of
+from colabstage.load.batch import LENGTHS, is_image_shape, white_of
+from colabstage.load.batches import torch_dtype
 from colabstage.load.calling import (
     apply_transform,
     check_batch_transform,
@@ -566,7 +566,7 @@ class Normalize(_Seeded):
                 f"(B, {channels}, H, W). Give one mean and one std for all of x, or one for each of its channels."
             )
             raise OptionError(msg)
-        white = white_of(x.dtype) or 1.0
+        white = white_of(x.dtype)
         self.check_scale(white)
         # 65535 is beyond float16.
         values = x.to(torch.float32 if x.dtype == torch.uint16 else self.dtype)
@@ -685,10 +685,10 @@ def check_inputs(transform: object, row_shape: tuple[int, ...] | None, row_dtype
     Of inputs `(H, W, C)` that are not images to a loader, one that moves pixels would take the channels for the width;
     if the first axis is the shortest, they are `(C, H, W)`. `Normalize` gets the pixels of images as fractions."""
     turned = row_shape is None or len(row_shape) != 3 or is_image_shape(row_shape) or row_shape[2] >= row_shape[0]
-    white = WHITE.get(row_dtype.name, 1.0)
+    dtype: object = row_dtype
     for part in _parts(transform):
         if isinstance(part, Normalize):
-            part.check_scale(white)
+            part.check_scale(white_of(dtype))
         elif not turned and (isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part)):
             msg = (
                 f"{type(part).__name__} moves images (C, H, W), and inputs of {' x '.join(map(str, row_shape or ()))} "
@@ -699,7 +699,7 @@ def check_inputs(transform: object, row_shape: tuple[int, ...] | None, row_dtype
         elif not isinstance(part, _Seeded) and not is_foreign(part):
             return
         # Normalize and other libraries' transforms return any numbers.
-        white = white if isinstance(part, _Seeded) and not isinstance(part, Normalize) else 1.0
+        dtype = dtype if isinstance(part, _Seeded) and not isinstance(part, Normalize) else None
 
 
 def _parts(transform: object) -> Iterator[object]:

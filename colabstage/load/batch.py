@@ -33,7 +33,7 @@ Ragged = Literal["list", "pad"]
 
 LENGTHS = "lengths"
 # The value of white in each integer dtype that images have.
-WHITE = {"uint8": 255.0, "uint16": 65535.0}
+_WHITE = {"uint8": 255.0, "uint16": 65535.0}
 # Grey, colour, and colour with transparency: two values per pixel are not an image.
 _CHANNELS = (1, 3, 4)
 
@@ -122,6 +122,19 @@ class Batcher:
 
     def borrow(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         return self._inputs.borrow(shape, dtype)
+
+
+def white_of(dtype: object) -> float:
+    """Return the value by which x of a dtype of numpy's or torch's is divided when it becomes fractions: that of white
+    in images, otherwise 1. Raises OptionError for complex numbers, which would lose their imaginary part."""
+    name = str(dtype).removeprefix("torch.")
+    if name.startswith("complex"):
+        msg = (
+            f"x is {name}, and dtype= or Normalize would drop its imaginary part. Leave them out, or give the dataset "
+            "a transform that makes real numbers of it, such as transform=abs."
+        )
+        raise OptionError(msg)
+    return _WHITE.get(name, 1.0)
 
 
 def is_image_shape(shape: tuple[int, ...] | None) -> bool:

@@ -14,7 +14,7 @@ import torch
 from colabstage.errors import OptionError
 from colabstage.h5.schema import LABELS
 from colabstage.io.arguments import whole_number
-from colabstage.load.batch import WHITE, Ragged, is_image_shape, pad_boxes, target_array
+from colabstage.load.batch import Ragged, is_image_shape, pad_boxes, target_array, white_of
 from colabstage.load.calling import apply_transform, collate_results
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class Form:
         if len(group.rows) == 1:
             return [self.batch(group.x, group.y, group.rows[0])]
         # Converted once for the group, not for each batch.
-        parts = group._replace(y=target_array(group.y)).parts()
-        return [(input_tensor(x), torch.from_numpy(y)) for x, y, _ in parts]
+        tensor_of(targets := target_array(group.y))
+        return [(input_tensor(x), torch.from_numpy(y)) for x, y, _ in group._replace(y=targets).parts()]
 
     def batch(self, x: Any, y: Any, rows: Iterable[int]) -> tuple[Any, Any]:
         """Return the batch of `rows` that were read, transformed by the dataset's transforms if it has any: these are
@@ -170,11 +170,6 @@ def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
     return found
 
 
-def white_of(dtype: torch.dtype) -> float | None:
-    """Return the value of white in images of this dtype; `None` if the dtype does not tell."""
-    return WHITE.get(str(dtype).removeprefix("torch."))
-
-
 def scale_to(x: Any, dtype: torch.dtype) -> Any:
     """Convert tensors, also in lists, to a floating-point dtype on their device; uint8 and uint16 are scaled to [0, 1],
     others are not."""
@@ -183,7 +178,7 @@ def scale_to(x: Any, dtype: torch.dtype) -> Any:
     if isinstance(x, str):
         return x
     white = white_of(x.dtype)
-    if white is None:
+    if white == 1.0:
         # Floats and wide integers do not tell the range of their values.
         return x.to(dtype)
     # 65535 exceeds float16, so it is divided in float32 first.

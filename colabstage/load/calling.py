@@ -31,6 +31,7 @@ class SeededTransform(Protocol):
 
 _NAMES_SHOWN = 4
 _TAKE_IMAGES = ("torchvision", "timm")
+_LIBRARIES = (*_TAKE_IMAGES, "kornia")
 # torchvision's transforms that take arrays, and those that run the caller's own code first.
 _TAKE_ARRAYS = frozenset({"ToTensor", "ToImage", "ToPILImage", "Lambda", "ToDtype", "ConvertImageDtype"})
 
@@ -77,19 +78,20 @@ def _library_of(transform: object) -> str:
 
 
 # Parts of the names of torchvision's transforms that move pixels, and of those that do so at random.
-_MOVES = re.compile("Flip|Crop|Affine|Rotation|Perspective|Elastic|Resize|Pad|Zoom|ScaleJitter|Augment|AugMix")
+_MOVES = re.compile(
+    "Flip|Crop|Affine|Rotation|Perspective|Elastic|Resize|ShortestSize|Pad|Zoom|ScaleJitter|Augment|AugMix"
+)
 _BY_CHANCE = re.compile("Random|Elastic|ScaleJitter|Augment|AugMix")
 
 
 def check_moves(name: str, transform: object, reader: SplitReader, *, alone: bool) -> None:
     """Refuse another library's transform that moves the pixels of x at random if y is a mask or boxes, which would not
     move; if y is boxes and no transform changes it (`alone`), also one that always moves pixels alike."""
-    parts = [*_walk(transform)]
     shape, image = reader.target_shape, reader.row_shape
     is_mask = reader.decodes_targets or pixel_axis(shape or (), (image or ())[:2]) is not None
-    for part in parts if is_mask or reader.has_boxes else ():
+    for part in _leaves(transform) if is_mask or reader.has_boxes else ():
         kind = type(part).__name__
-        if _MOVES.search(kind) and (_BY_CHANCE.search(kind) or (alone and reader.has_boxes)):
+        if _moves(part) and (_BY_CHANCE.search(kind) or (alone and reader.has_boxes)):
             msg = (
                 f"{_library_of(part)}'s {kind} in {name}= would move x and not the mask or boxes that belong to it. "
                 "Leave it out there, and give make_loader(dataset, batch_size, batch_transform=…) one that moves both: "
@@ -98,12 +100,26 @@ def check_moves(name: str, transform: object, reader: SplitReader, *, alone: boo
             raise OptionError(msg)
 
 
-def _walk(transform: object) -> Iterator[object]:
-    """Yield a transform of another library, and all of such that it is made of."""
-    if is_foreign(transform) or _library_of(transform) in _TAKE_IMAGES:
+def _leaves(transform: object) -> Iterator[object]:
+    """Yield the transforms of other libraries that one is made of: itself, or the parts of a container."""
+    parts = _parts_of(transform)
+    for part in parts:
+        yield from _leaves(part)
+    if not parts and _library_of(transform) in _LIBRARIES:
         yield transform
-        for part in _parts_of(transform):
-            yield from _walk(part)
+
+
+def _parts_of(transform: Any) -> list[Any]:
+    """Return the parts of a container; a `Sequential` of torch may also contain transforms, as both libraries say."""
+    return list(transform if isinstance(transform, torch.nn.Sequential) else getattr(transform, "transforms", ()))
+
+
+def _moves(part: object) -> bool:
+    """Return whether a transform without parts moves pixels."""
+    if _library_of(part) == "kornia":
+        # Its own classes tell those that only change values.
+        return not any(base.__name__.startswith("IntensityAugmentation") for base in type(part).__mro__)
+    return _MOVES.search(type(part).__name__) is not None
 
 
 def image_for(transform: object, x: Any) -> Any:
@@ -181,31 +197,37 @@ def _no_batch(name: str, results: list[Any], why: str) -> OptionError:
 # Batch transforms of torchvision and kornia: called as their libraries intend, with masks and boxes, or refused.
 
 
-# These mix the samples of a batch, so they take the whole batch.
-_OF_BATCHES = frozenset({"CutMix", "MixUp"})
+# These mix the samples of a batch, so they take the whole batch, and its targets.
+_OF_BATCHES = frozenset({"CutMix", "MixUp", "PatchMix", "RandomCutMixV2", "RandomMixUpV2", "RandomMosaic"})
 
 
 def is_foreign(transform: object) -> bool:
-    """Return whether a transform is torchvision's or kornia's."""
+    """Return whether a transform is torchvision's or kornia's, or a `torch.nn.Sequential` of such alone."""
+    if type(transform) is torch.nn.Sequential:
+        return all(map(is_foreign, transform))
     return _library_of(transform) in ("torchvision", "kornia")
 
 
 def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
     """Apply another library's transform to a batch. torchvision's draw once per call, so they are called for each
-    sample, `v2` with mask and boxes in torchvision's own types. kornia's take batches of images alone, and draw for
-    each image. One that would move images but not their masks or boxes is refused."""
+    sample, `v2` with mask and boxes in torchvision's own types. kornia's draw for each image of a batch; one that names
+    several `data_keys` takes y as well. One that would move or mix images but not their targets is refused."""
     kind = type(transform)
-    if kind.__module__.startswith("kornia"):
-        if _moves_with(x, y):
+    if kind is torch.nn.Sequential or (kind.__name__ == "Compose" and _mixes(transform)):
+        for part in _parts_of(transform):
+            x, y = apply_foreign(part, x, y)
+        return x, y
+    if _library_of(transform) == "kornia":
+        return _by_kornia(transform, x, y)
+    if _mixes(transform):
+        if not all(map(_mixes, _parts_of(transform))):
             msg = (
-                f"kornia's {kind.__name__} moves x alone, not the masks or boxes in y. Write batch_transform=lambda x, "
-                'y: augment(x, y) with augment = kornia.augmentation.AugmentationSequential(…, data_keys=["input", '
-                '"mask"]), or use colabstage.transforms.'
+                f"torchvision's {kind.__name__} has parts that take one sample and parts that mix a batch. Write "
+                "batch_transform=colabstage.transforms.Compose([…]) with those that mix at its end."
             )
             raise OptionError(msg)
-        return transform(x), y
-    if _mixes(transform):
-        return _mixed(transform, x, y)
+        mixed: tuple[Any, Any] = transform(x, y)
+        return mixed
     newer = ".v2" in kind.__module__
     if _moves_with(x, y) and (not newer or isinstance(y, dict)):
         remedy = 'leave out ragged="pad"' if newer else f"write torchvision.transforms.v2.{kind.__name__}(…)"
@@ -218,35 +240,41 @@ def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
     return _joined(xs), _joined(ys)
 
 
-def moves_pixels(transform: object) -> bool:
-    """Return whether a transform, or a part of it, is torchvision's or kornia's and moves pixels."""
-    return any(_MOVES.search(type(part).__name__) for part in _walk(transform))
-
-
-def _parts_of(transform: Any) -> list[Any]:
-    return list(getattr(transform, "transforms", ()))
-
-
-def _mixes(transform: Any) -> bool:
-    """Return whether a transform, or a part of it, mixes the samples of a batch."""
-    return any(type(part).__name__ in _OF_BATCHES for part in _walk(transform))
-
-
-def _mixed(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Apply a transform that takes whole batches; a `Compose` that ends in one is applied part by part."""
-    parts, kind = _parts_of(transform), type(transform)
-    if kind.__name__ == "Compose":
-        for part in parts:
-            x, y = apply_foreign(part, x, y)
-        return x, y
-    if not all(map(_mixes, parts)):
+def _by_kornia(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    name, moves = type(transform).__name__, _moves_with(x, y) and moves_pixels(transform)
+    if isinstance(y, torch.Tensor) and len(getattr(transform, "data_keys", None) or ()) > 1:
+        axis = moved_axis(tuple(y.shape[1:]), tuple(x.shape[-2:])) if moves else None
+        if axis is None:
+            return tuple(transform(x, y))
+        # Theirs have one axis of channels, the first.
+        masks = y.movedim(-1, 1) if axis == -3 else y
+        x, made = transform(x, masks.flatten(1, -3) if masks.dim() > 3 else masks.unsqueeze(1))
+        made = made.reshape(*masks.shape[:-2], *made.shape[-2:])
+        return x, made.movedim(1, -1) if axis == -3 else made
+    if moves:
         msg = (
-            f"torchvision's {kind.__name__} has parts that take one sample and parts that mix a batch. Write "
-            "batch_transform=colabstage.transforms.Compose([…]) with those that mix at its end."
+            f"kornia's {name} moves x alone, not the masks or boxes in y. Write batch_transform=kornia.augmentation."
+            'AugmentationSequential(…, data_keys=["input", "mask"]) for masks, or use colabstage.transforms.'
         )
         raise OptionError(msg)
-    made: tuple[Any, Any] = transform(x, y)
-    return made
+    if _mixes(transform):
+        msg = (
+            f"kornia's {name} mixes the samples of x, and y would stay as it was. Use MixUp or CutMix of torchvision."
+            "transforms.v2, which mix both, or one of kornia's that takes both, such as "
+            'RandomMixUpV2(data_keys=["input", "class"]).'
+        )
+        raise OptionError(msg)
+    return transform(x), y
+
+
+def moves_pixels(transform: object) -> bool:
+    """Return whether a transform, or a part of it, is another library's and moves pixels."""
+    return any(map(_moves, _leaves(transform)))
+
+
+def _mixes(transform: object) -> bool:
+    """Return whether a transform, or a part of it, mixes the samples of a batch."""
+    return any(type(part).__name__ in _OF_BATCHES for part in _leaves(transform))
 
 
 def _moves_with(x: Any, y: Any) -> bool:

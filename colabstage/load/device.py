@@ -53,7 +53,7 @@ try:
 except ImportError as error:
     refuse_import("torch", "CudaDataLoader and make_loader need", error)
 
-from colabstage.load.batches import map_leaves, move_to, moves_itself
+from colabstage.load.batches import map_leaves, move_to, moves_itself, tensor_of
 
 
 def usable_device(device: str | torch.device) -> torch.device:
@@ -398,7 +398,10 @@ class DeviceTable:
     def fill(self, start: int, rows: torch.Tensor) -> None:
         """Put `rows`, `(n, *shape)` on any device, at row `start`."""
         part = self.words[start : start + len(rows)]
-        part.copy_(rows.contiguous().view(len(rows), self._length).view(torch.uint8).view(part.dtype).view(part.shape))
+        # Rows of no length cannot be viewed as words.
+        if rows.numel():
+            values = rows.contiguous().view(len(rows), self._length)
+            part.copy_(values.view(torch.uint8).view(part.dtype).view(part.shape))
 
     def take(self, index: torch.Tensor) -> torch.Tensor:
         """Return copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""
@@ -421,7 +424,7 @@ class ResidentSplit:
         batcher = Batcher(reader, workers=threads, allocate=pinned_block if device.type == "cuda" else None)
 
         def tensors(group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-            return torch.from_numpy(group.x), torch.from_numpy(target_array(group.y))
+            return tensor_of(group.x), tensor_of(target_array(group.y))
 
         read = batcher.groups(blocks, demand, tensors)
         with closing(stage_ahead(read, stager, 1, "colabstage-device", demand)) as staged:

@@ -200,7 +200,7 @@ def make_loader(
     reader = dataset.reader.into_memory() if plan.strategy == "memory" else dataset.reader
     schedule = Schedule(order, seed, batch_size, asked.drop_last, shard)
     is_cropped = crop is not None and plan.decode is not None and plan.decode.name == "crops"
-    pipeline = Pipeline(plan, reader, schedule, form, finish, device, crop if is_cropped else None)
+    pipeline = Pipeline(plan, asked, reader, schedule, form, finish, device, crop if is_cropped else None)
     # Frameworks count and evaluate the subset's own rows, by their numbers in it.
     view: Any = BatchDataset.over(form, reader)
     visited = order if rows is None or shown is None else shown
@@ -446,6 +446,12 @@ class Loader(Iterated, _Base):
         return self._pipeline.plan
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Return the options that it was made with, other than those by default."""
+        asked = self._pipeline.asked
+        return {one.name: value for one in fields(asked) if (value := getattr(asked, one.name)) is not one.default}
+
+    @property
     def epoch(self) -> int:
         """Return the epoch that `state_dict` is of."""
         return self._place.epoch
@@ -642,6 +648,7 @@ class Pipeline:
     """Make a loader's batches: `stage(ahead(scale(read(batches))))`."""
 
     plan: LoaderPlan
+    asked: LoaderOptions
     reader: SplitReader
     schedule: Schedule
     form: Form

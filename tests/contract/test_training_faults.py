@@ -274,12 +274,17 @@ def flip_as(how: str) -> Any:
     from torchvision.transforms import v2
 
     flip = v2.RandomHorizontalFlip()
-    return {"a step": flip, "its Compose": v2.Compose([flip]), "our Compose": Compose([flip])}[how]
+    return {
+        "a step": flip,
+        "its Compose": v2.Compose([flip]),
+        "our Compose": Compose([flip]),
+        "Sequential": torch.nn.Sequential(flip),
+    }[how]
 
 
 FLIPS = [
     "ours",
-    *(pytest.param(how, marks=needs("torchvision")) for how in ("a step", "its Compose", "our Compose")),
+    *(pytest.param(how, marks=needs("torchvision")) for how in ("a step", "its Compose", "our Compose", "Sequential")),
 ]
 
 
@@ -381,7 +386,7 @@ def test_a_joint_transform_gets_image_and_mask(masked: Path) -> None:
 
     joint = v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip()])
     with pytest.raises(ColabstageError, match="batch_transform="):
-        dataset_h5(masked, transforms=joint)  # type: ignore[call-arg]
+        dataset_h5(masked, transform=joint)
     torch.manual_seed(0)
     loader = make_loader(dataset_h5(masked), 8, batch_transform=joint)
     assert all(follows(x, y) for xs, ys in loader for x, y in zip(xs, ys, strict=True))
@@ -396,6 +401,7 @@ def test_a_joint_transform_gets_image_and_mask(masked: Path) -> None:
         "inside Compose",
         "AugmentationSequential",
         "ImageSequential",
+        "Sequential",
     ],
 )
 def test_kornias_modules_are_taken_as_batch_transform(path: Path, how: str) -> None:
@@ -408,12 +414,62 @@ def test_kornias_modules_are_taken_as_batch_transform(path: Path, how: str) -> N
         "inside Compose": lambda: Compose([flip]),
         "AugmentationSequential": lambda: augmentation.AugmentationSequential(flip),
         "ImageSequential": lambda: augmentation.ImageSequential(flip),
+        "Sequential": lambda: torch.nn.Sequential(flip),
     }
     found: list[int] = []
     loader = make_loader(dataset_h5(path), 8, dtype="float32", batch_transform=steps[how]())
     error = error_of(lambda: found.extend(seen(loader)))
     advised = isinstance(error, ColabstageError) and "batch_transform=lambda" in str(error)
     assert advised or sorted(found) == list(range(40)), repr(error)
+
+
+@needs("kornia")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("how", ["RandomHorizontalFlip", "Sequential", "ColorJitter", "input, mask", "inside Compose"])
+def test_masks_follow_kornias_modules(masked: Path, how: str) -> None:
+    """One that moves the image alone is refused, by the line that moves both; one that moves nothing is not."""
+    from kornia import augmentation
+
+    flip = augmentation.RandomHorizontalFlip(p=0.5)
+    both = augmentation.AugmentationSequential(flip, data_keys=["input", "mask"])
+    steps = {
+        "RandomHorizontalFlip": flip,
+        "Sequential": torch.nn.Sequential(augmentation.ImageSequential(flip)),
+        "ColorJitter": augmentation.ColorJitter(0.1, p=1.0),
+        "input, mask": both,
+        "inside Compose": Compose([both]),
+    }
+    loader = make_loader(dataset_h5(masked), 8, dtype="float32", batch_transform=steps[how])
+    if steps[how] is flip or how == "Sequential":
+        with pytest.raises(ColabstageError, match=re.escape('AugmentationSequential(…, data_keys=["input", "mask"])')):
+            list(loader)
+        return
+    assert all(follows(x, y) and y.shape == x.shape[1:] for xs, ys in loader for x, y in zip(xs, ys, strict=True))
+
+
+@needs("kornia")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("how", ["RandomMixUpV2", "RandomCutMixV2", "RandomMosaic", "ImageSequential"])
+def test_kornias_mixing_does_not_leave_labels_behind(path: Path, how: str) -> None:
+    """One that takes labels gets them; otherwise x would be of several samples, and y of one."""
+    from kornia import augmentation
+
+    kind = getattr(augmentation, how)
+    mixing = kind(augmentation.RandomMixUpV2()) if how == "ImageSequential" else kind()
+    with pytest.raises(ColabstageError, match="mixes"):
+        next(iter(make_loader(dataset_h5(path), 8, dtype="float32", batch_transform=mixing)))
+    if how in ("RandomMixUpV2", "RandomCutMixV2"):
+        both = kind(data_keys=["input", "class"])
+        _, y = next(iter(make_loader(dataset_h5(path), 8, dtype="float32", batch_transform=both)))
+        assert (y.shape[-2:], y.is_floating_point()) == ((8, 3), True)
+
+
+@pytest.mark.parametrize("module", ["torchvision.transforms.v2", "kornia.augmentation"])
+def test_a_container_of_torch_is_seen_through(masked: Path, module: str) -> None:
+    """A `Sequential` of flips moves x alone as each of them does."""
+    flip = type("RandomHorizontalFlip", (torch.nn.Identity,), {"__module__": module})()
+    with pytest.raises(ColabstageError, match="batch_transform="):
+        dataset_h5(masked, torch.nn.Sequential(torch.nn.Identity(), torch.nn.Sequential(flip)))
 
 
 def of_torchvision(name: str, *parts: object, module: str = "torchvision.transforms.v2") -> Any:
@@ -437,6 +493,7 @@ OF_TIMM = of_torchvision("Compose", of_torchvision("RandomResizedCropAndInterpol
         (of_torchvision("RandomResizedCrop"), True),
         (of_torchvision("RandAugment"), True),
         (of_torchvision("RandomApply", of_torchvision("ColorJitter")), False),
+        (of_torchvision("RandomShortestSize"), True),
         (of_torchvision("Resize"), False),
         (of_torchvision("Normalize"), False),
     ],

@@ -27,6 +27,7 @@ DECODING: dict[str, Any] = {
 BESIDE = DECODING | {"workers": 2, "prefetch": 2, "load_s": 0.04, "both_s": 0.04, "wait_s": 0.02}
 STARTING = BESIDE | {"load_s": 0.02, "both_s": 0.02, "start_s": 4.0}
 BURSTS = BESIDE | {"load_s": 0.04, "step_s": 0.05, "both_s": 0.09, "busy_s": 0.05}
+BY_BATCHES = "input-bound", "transform", "work"
 CROWDED = BURSTS | {"busy_s": 0.08}
 
 
@@ -62,6 +63,13 @@ def advised(facts: dict[str, Any]) -> Any:
         (STARTING, "input-bound", "decode", "start"),
         (BURSTS, "input-bound", "decode", "prefetch"),
         (CROWDED, "input-bound", "decode", "cores"),
+        # Other programs slowed the loop down, not the loading in it.
+        (other(DECODING, both_s=0.1, step_s=0.08, load_s=0.001), "compute-bound", None, None),
+        # Beside a step that takes nothing, nothing competes, and no queue is too short.
+        (other(BESIDE, both_s=0.06, step_s=1e-6, busy_s=2e-6), "input-bound", "decode", "work"),
+        (other(BESIDE, both_s=0.1), "input-bound", "decode", "work"),
+        # The loop itself calls a batch_transform, which takes its time whatever comes in advance.
+        (other(BURSTS, kind="colabstage", of_batches=True, stages={"transform": 0.04}), *BY_BATCHES),
         (other(BESIDE, both_s=0.1, step_s=0.098), "compute-bound", None, None),
         (other(BESIDE, both_s=0.1, step_s=0.098, load_s=0.095), "balanced", None, None),
         # A loop without work costs a microsecond or two.
@@ -85,7 +93,7 @@ def test_the_verdict_follows_from_loader_alone_step_alone_and_both(
         ({}, "DataLoader(..., num_workers=2, persistent_workers=True)"),
         ({"image_size": (224, 192)}, 'make_loader(stage_dataset(SOURCE, image_size=(224, 192))["train"], 8)'),
         ({"stages": {"transform": 0.08}}, "batch_transform=f"),
-        ({"kind": "colabstage"}, "autotune_loader(loader.dataset, 8, step=step)"),
+        ({"kind": "colabstage"}, "autotune_loader(loader, 8, step=step)"),
         ({"kind": "keras"}, "PyDataset.__init__(workers=2, use_multiprocessing=False, max_queue_size=8)"),
         ({"kind": "keras", "stages": {"transform": 0.08}}, "use_multiprocessing=True"),
         ({"kind": "keras", "image_size": (24, 24)}, 'to_keras(stage_dataset(SOURCE, image_size=(24, 24))["train"], 8)'),

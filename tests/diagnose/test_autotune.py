@@ -21,6 +21,7 @@ from benchmarks._photographs import repeated_photographs, write_encoded
 from colabstage import autotune_loader, dataset_h5, make_loader
 from colabstage.errors import OptionError
 from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.transforms import RandomFlip
 from tests.clocks import ManualClock
 from tests.pages import ROOT
 from tests.support.images import make_tree
@@ -113,6 +114,50 @@ def test_strategies_are_tried_for_our_own_dataset(rows: Path) -> None:
         x, _ = next(iter(loader))
     assert x.shape == (32, 3, 16, 16)
     assert tuned.samples_per_s > 0
+
+
+def to_floats(image: Any) -> Any:
+    """A transform of single samples."""
+    return torch.from_numpy(image).permute(2, 0, 1) / 255
+
+
+@pytest.mark.parametrize(
+    ("is_encoded", "options"),
+    [
+        (True, {"dtype": torch.float32, "batch_transform": RandomFlip()}),
+        (True, {"sampler": [3, 1, 4, 1, 5, 9, 2, 6], "shuffle": False, "drop_last": True}),
+        (False, {"dtype": "float32", "seed": 3}),
+        (False, {"transform": to_floats}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("gives_loader", [True, False])
+def test_every_way_makes_the_batches_of_the_loader(
+    tmp_path: Path, is_encoded: bool, options: dict[str, Any], gives_loader: bool
+) -> None:
+    """A step that takes those gets no others, in any trial; nor does one after the line is pasted."""
+    place = tmp_path / "rows.h5"
+    if is_encoded:
+        write_encoded(place, repeated_photographs(2, target_bytes=5_000) * 8, size=(16, 12))
+    else:
+        write_rows(place, np.zeros((16, 16, 12, 3), np.uint8), np.arange(16))
+    transform = options.get("transform")
+    dataset = dataset_h5(place, transform)
+    loader = make_loader(dataset, 4, **{name: value for name, value in options.items() if name != "transform"})
+    x, _ = next(iter(loader))
+
+    def step(batch: Any) -> None:
+        assert (batch[0].shape, batch[0].dtype, batch[1].dtype) == (x.shape, wanted, torch.int64)
+
+    # A dataset alone says nothing of the options.
+    wanted = x.dtype if gives_loader or transform is not None else torch.uint8
+    tuned = autotune_loader(loader if gives_loader else dataset, 4, step=step, restore=(), budget_s=0.5)
+    known = {"loader": loader, "dataset": dataset, "torch": torch, "DataLoader": DataLoader, "make_loader": make_loader}
+    for made in (tuned.loader(), eval(tuned.call, {**known, **options})):
+        step(next(iter(made)))
+    assert gives_loader or "dtype=" not in tuned.call
+    assert {trial.maker for trial in tuned.table} >= ({"DataLoader"} if is_encoded or transform else set())
+    assert not [trial.problem for trial in tuned.table if trial.problem and "early" not in trial.problem]
 
 
 def test_memory_is_tried_only_where_a_dataset_fits(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

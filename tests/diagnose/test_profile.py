@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 import colabstage
 from benchmarks._photographs import repeated_photographs, write_encoded
-from colabstage import ColabstageError, dataset_h5, make_loader, profile_loader
+from colabstage import ColabstageError, CudaDataLoader, dataset_h5, make_loader, profile_loader
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.transforms import RandomFlip
 from tests.clocks import ManualClock
@@ -123,6 +123,38 @@ def test_a_slow_stage_is_named(stage: str, workers: int) -> None:
         return DataLoader(loader.dataset, 8, num_workers=workers, collate_fn=loader.collate_fn)
 
     tried(make, lambda loader: misjudged(profile_loader(loader, short_step, budget_s=1.0), "input-bound", stage))
+
+
+@pytest.mark.parametrize("wrap", [CudaDataLoader, None])
+def test_what_a_library_calls_is_not_what_it_does_itself(tmp_path: Path, wrap: Any) -> None:
+    """A wait in the caller's `__getitem__` is no collating of the thread around it; and a slow `batch_transform` is no
+    fault of a queue, or of a transform that is called for each sample."""
+    write_rows(tmp_path / "rows.h5", np.zeros((64, 8, 8, 3), np.uint8), np.arange(64))
+
+    class Waits(Dataset[Any]):
+        def __len__(self) -> int:
+            return 640
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.004)
+            return index
+
+    def slow(x: Any, y: Any) -> Any:
+        compute(400_000)
+        return x, y
+
+    def make() -> Any:
+        if wrap is not None:
+            return wrap(DataLoader(Waits(), 8), "cpu")
+        return make_loader(dataset_h5(tmp_path / "rows.h5"), 8, batch_transform=slow)
+
+    def complain(loader: Any) -> str:
+        profile = profile_loader(loader, short_step, restore=(), budget_s=1.0)
+        if wrap is None and ("calls the batch_transform" not in str(profile) or "batch_transform=f" in str(profile)):
+            return profile.summary()
+        return misjudged(profile, "input-bound", "transform" if wrap is None else "read")
+
+    tried(make, complain)
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -313,12 +345,13 @@ def slow_transform(x: Any) -> Any:
 
 
 def test_any_iterable_will_do() -> None:
-    """A generator is used up, and the profile says so; a list is not."""
+    """A generator is used up, and the profile says so; a list is not. Most of its batches are for the step."""
     batches = [torch.zeros(4, 3)] * 50
     assert profile_loader(batches, budget_s=0.3).facts.batches == 50
     profile = profile_loader((batch for batch in batches), short_step, budget_s=0.3)
     assert profile.facts.batch_samples == 4
     assert "only once" in profile.notes[0]
+    assert profile.facts.busy_s >= 0.01
 
 
 @pytest.mark.parametrize(
@@ -329,6 +362,8 @@ def test_any_iterable_will_do() -> None:
         ([1], {"step": 3}, "expected a function"),
         ([1], {"step": lambda x, y: None}, "is called with one batch"),
         ([1], {"budget_s": 0}, "more than 0"),
+        # Nothing is left that could be measured with the step.
+        (iter([np.zeros((4, 2))] * 8), {"step": len, "restore": ()}, "only once, and had 8 batches or fewer"),
     ],
 )
 def test_what_cannot_work_is_refused(loader: Any, options: dict[str, Any], words: str) -> None:

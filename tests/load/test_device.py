@@ -51,7 +51,7 @@ def test_encoded_images_are_decoded_once(make_encoded: Callable[..., Path], devi
     assert_same_batches(loader, make_loader(dataset, 3, strategy="direct", seed=1))
 
 
-@pytest.mark.parametrize("shape", [(), (7,), (3, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (0,), (0, 3)], ids=str)
 def test_rows_of_any_shape_and_dtype(tmp_path: Path, device: str, shape: tuple[int, ...]) -> None:
     """Bit for bit the original values, whatever the length of a row."""
     for dtype in ("u1", "f4", "f8", "?", "i8"):

@@ -10,11 +10,12 @@ import tomllib
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import h5py
 import numpy as np
 import pytest
 import torch
 
-from colabstage import stage_dataset, to_hf
+from colabstage import dataset_h5, stage_dataset, to_hf
 from colabstage.errors import DriveNotMountedError, OptionError
 from tests.pages import DOCS, ROOT, blocks
 from tests.pictures import write_photos
@@ -59,6 +60,26 @@ def test_hugging_face_gets_rows(data: StagedDataset, monkeypatch: pytest.MonkeyP
         to_hf(data)  # type: ignore[arg-type]
     # `data` holds it, which outlives the test.
     ours.close()
+
+
+@pytest.mark.parametrize("kind", ["texts", "complex64", "uint64"])
+def test_rows_of_any_kind_become_columns(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts as `datasets` has them; numbers that it does not have are refused by their dtype."""
+    pytest.importorskip("datasets", reason="needs datasets: pip install --group arrow")
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        if kind == "texts":
+            file.create_dataset("X_train", data=["one", "zwölf"], dtype=h5py.string_dtype())
+        else:
+            file["X_train"] = np.full((2, 3), 2**64 - 1 if kind == "uint64" else 1j, kind)
+        file["Y_train"] = np.arange(2)
+    dataset = dataset_h5(tmp_path / "rows.h5")
+    if kind == "texts":
+        assert to_hf(dataset, x="text")["text"][:] == ["one", "zwölf"]
+    else:
+        with pytest.raises(OptionError, match=f"x is {kind}"):
+            to_hf(dataset)
+    dataset.close()
 
 
 def test_paths_on_drive_are_fsspecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from colabstage import dataset_h5, make_loader
+from colabstage import dataset_h5, make_loader, to_numpy
 from colabstage.errors import OptionError, SourceNotFoundError
+from colabstage.transforms import Normalize
 from tests.load.conftest import visited
 from tests.support.made_files import write_rows
 
@@ -171,13 +173,30 @@ def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
     assert (loader.state_dict()["epoch"], copied.state_dict()["epoch"]) == (0, 5)
 
 
-def test_numbers_that_torch_has_no_tensors_of_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["direct", "device"])
+def test_numbers_that_torch_has_no_tensors_of_are_refused(tmp_path: Path, strategy: Any) -> None:
     """Naming their dtype; a transform that converts them is enough."""
+    for number, kinds in enumerate([("g", "g"), ("g", "f4"), ("f4", "g")]):
+        place = write_rows(tmp_path / f"{number}.h5", *(np.ones((4, 3), kind) for kind in kinds))
+        with pytest.raises(OptionError, match="float128"):
+            list(make_loader(dataset_h5(place), 2, strategy=strategy))
     write_rows(tmp_path / "long.h5", np.ones((4, 3), np.longdouble), np.ones(4, np.longdouble))
-    with pytest.raises(OptionError, match="float128"):
-        list(make_loader(dataset_h5(tmp_path / "long.h5"), 2))
     x, y = next(iter(make_loader(dataset_h5(tmp_path / "long.h5", np.float64, target_transform=float), 4)))
     assert (x.sum(), y.sum()) == (12, 4)
+
+
+def test_complex_numbers_become_no_fractions(tmp_path: Path) -> None:
+    """They would lose their imaginary part; as they are stored they are served by every framework."""
+    place = write_rows(tmp_path / "spectra.h5", np.full((4, 3), 3 + 4j, np.complex64), np.arange(4))
+    real: list[dict[str, Any]] = [{"dtype": "float32"}, {"batch_transform": Normalize((0.5,), (0.25,))}]
+    for options in (*real, {"strategy": "device", **real[0]}):
+        with pytest.raises(OptionError, match=re.escape("transform=abs")):
+            list(make_loader(dataset_h5(place), 2, **options))
+    with pytest.raises(OptionError, match="complex64"):
+        list(to_numpy(place, 2, dtype="float32"))
+    x, _ = next(iter(make_loader(dataset_h5(place, abs), 4, dtype="float32")))
+    y, _ = next(iter(to_numpy(place, 4)))
+    assert (x.sum(), y.sum()) == (60, 36 + 48j)
 
 
 def test_a_drawn_seed_is_taken_over_by_a_resumed_loader(large: Path) -> None:

@@ -24,7 +24,7 @@ from colabstage.io.packages import whole_imports
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.progress import Demand
 from colabstage.load.ahead import Ahead, Iterated, Iteration
-from colabstage.load.batch import WHITE, Batcher, pad_boxes, target_array
+from colabstage.load.batch import Batcher, pad_boxes, target_array, white_of
 from colabstage.load.choosing import choose_loader, gather_facts
 from colabstage.load.epoch import RowOrder, choose_seed, chosen_order
 from colabstage.load.partial import order_of
@@ -257,7 +257,7 @@ class ArrayBatches:
         if (wanted := self._dtype) is not None:
             # float16 cannot hold 65535, so uint16 is divided as float32 first.
             wide = np.dtype(np.float32) if x.dtype == np.uint16 else wanted
-            white, stored = np.array(WHITE.get(x.dtype.name, 1.0), wide), x
+            white, stored = np.array(white_of(x.dtype), wide), x
             x = self._batcher.borrow(stored.shape, wanted)
 
             def scale(start: int, stop: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import NotEnoughSpaceError, OptionError
+from colabstage.errors import NotEnoughSpaceError, OptionError, said_by
 from colabstage.io.arguments import ONE_SPLIT, refuse_argument
 from colabstage.io.boundary import public
 from colabstage.io.packages import refuse_import
@@ -16,7 +16,6 @@ from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from numpy.typing import NDArray
 
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.reading.reader import SplitReader
@@ -43,7 +42,8 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
 
     Raises:
         MissingDependencyError: `datasets` is not installed.
-        OptionError: `dataset` is not a `dataset_h5`, or both columns have the same name.
+        OptionError: `dataset` is not a `dataset_h5`, both columns have the same name, or values are of a dtype that
+            `datasets` lacks.
         NotEnoughSpaceError: the split does not fit into memory; raised before the first row is read.
     """
     reader = getattr(dataset, "reader", None)
@@ -67,13 +67,19 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
         raise NotEnoughSpaceError(msg)
     inputs, targets = _columns(reader)
     columns = {x: inputs, y: targets}
-    features = datasets.Dataset.from_dict({name: column[:1] for name, column in columns.items()}).features
-    if inputs and isinstance(inputs[0], dict):
-        features[x] = datasets.Image()
-    # Names belong to classes from 0: labels beyond them have no name, and stay numbers.
-    if reader.classes and targets and isinstance(targets[0], int) and max(targets) < len(reader.classes):
-        features[y] = datasets.ClassLabel(names=list(reader.classes))
-    return datasets.Dataset.from_dict(columns, features=features)
+    try:
+        features = datasets.Dataset.from_dict({name: column[:1] for name, column in columns.items()}).features
+        if inputs and isinstance(inputs[0], dict):
+            features[x] = datasets.Image()
+        # Names belong to classes from 0: labels beyond them have no name, and stay numbers.
+        if reader.classes and targets and isinstance(targets[0], int) and max(targets) < len(reader.classes):
+            features[y] = datasets.ClassLabel(names=list(reader.classes))
+        return datasets.Dataset.from_dict(columns, features=features)
+    # Arrow's own errors are of these types.
+    except (OverflowError, ValueError, NotImplementedError) as error:
+        kinds = f"x is {reader.row_dtype}, y is {reader.target_dtype or 'of many shapes'}"
+        msg = f"datasets has no column for these values ({said_by(error)}): {kinds}. Use make_loader or to_numpy."
+        raise OptionError(msg) from error
 
 
 def _columns(reader: SplitReader) -> tuple[list[Any], list[Any]]:
@@ -86,10 +92,10 @@ def _columns(reader: SplitReader) -> tuple[list[Any], list[Any]]:
     return inputs, targets
 
 
-def _input(x: NDArray[Any]) -> Any:
-    image = x.dtype == np.uint8 and x.ndim == 3 and x.shape[2] in (1, 3, 4)
-    if not image:
-        return x.tolist()
+def _input(x: Any) -> Any:
+    is_image = isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.ndim == 3 and x.shape[2] in (1, 3, 4)
+    if not is_image or not x.size:
+        return _plain(x)
     from PIL import Image
 
     written = io.BytesIO()
