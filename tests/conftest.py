@@ -357,7 +357,6 @@ def pytest_runtest_makereport(
 def leak_guard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail a test that leaves a thread, child process, file descriptor, mount or HDF5 handle behind."""
     below = tmp_path_factory.getbasetemp()
-    request.node.stash[_failed] = False  # a second try is judged on its own
     before = held_now(below)
     yield
     if request.node.stash.get(_failed, False):
