@@ -15,6 +15,7 @@ from PIL import Image, ImageFile
 
 from colabstage import dataset_h5, make_loader, pack_dataset
 from colabstage.transforms import RandomResizedCrop
+from tests.support.deadlines import lower
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,8 +90,7 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
 @pytest.fixture
 def hundredth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of a hundredth of the pixels count as huge."""
-    monkeypatch.setattr("colabstage.images.decode._MOST_PIXELS", 640_000)
-    monkeypatch.setattr("colabstage.images.decode._FEW_PIXELS", 80_000)
+    lower("images", "_PIXELS", 100, monkeypatch.setattr)
 
 
 @pytest.mark.usefixtures("hundredth")

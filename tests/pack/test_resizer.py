@@ -18,6 +18,7 @@ from PIL import Image
 from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import DecodeError, MissingDependencyError
 from colabstage.h5.info import read_info
+from tests.support.deadlines import lower
 
 pytestmark = [
     pytest.mark.torch,
@@ -26,11 +27,12 @@ pytestmark = [
 OPTIONS: dict[str, Any] = {"image_size": (9, 8), "encoding": "pixels", "progress": False}
 # Just enough images for torch to be imported, each hardly larger than it takes.
 MANY = 2000
-# From so many on, torch is imported in these tests.
-COUNT, LEAST = 100, "colabstage.pack.plan.TORCH_SAMPLES"
+# So many are enough in most of these tests.
+COUNT = 100
+LOWER = "pack", "TORCH_SAMPLES", MANY // COUNT
 FEWER = pytest.mark.usefixtures("fewer")
 # What a script begins with, for the same.
-PREAMBLE = f"import colabstage.pack.plan as plan; plan.TORCH_SAMPLES = {COUNT}"
+PREAMBLE = f"from tests.support.deadlines import lower; lower(*{LOWER})"
 BROKEN = "class1/00051.bmp"
 
 
@@ -51,7 +53,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LEAST, COUNT)
+    lower(*LOWER, monkeypatch.setattr)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def by_torch(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pack of them."""
     out = tmp_path_factory.mktemp("packs") / "torch.h5"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LEAST, COUNT)
+        lower(*LOWER, patch.setattr)
         report = pack_dataset(many, out, **OPTIONS)
     assert report.resizer == "torch"
     assert "resized by torch" in str(report)
@@ -101,7 +103,7 @@ def test_where_torch_gains_nothing_it_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, options: dict[str, Any], resizer: str | None
 ) -> None:
     if count == COUNT:
-        monkeypatch.setattr(LEAST, COUNT)
+        lower(*LOWER, monkeypatch.setattr)
     (tmp_path / "some").mkdir()
     image(0).save(tmp_path / "one.bmp")
     for number in range(count):
