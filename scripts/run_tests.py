@@ -2,8 +2,8 @@
 
 `make test` covers all behaviour, once. `make test-all` adds longer forms, other environments and other versions.
 
-A few failed tests are tried a second time, because many wait for other processes on a machine that may be busy. pytest
-names them in its summary: each that then passes shows a fault of the test or a rare one of colabstage.
+A few failed tests are tried a second time, alone, because many wait for other processes on a machine that may be busy.
+pytest has named them in its first summary: each that then passes shows a fault of the test or a rare one of colabstage.
 
 Where memory has room they write there: to wait for a disk takes longer than to make a pack of a few images.
 Tests marked `disk`, and the longer forms of `make test-all`, write to the disk.
@@ -15,6 +15,7 @@ enough for pytest to report what failed so far, and the run fails.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import shutil
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from colabstage.machine.mounts import list_mounts, unmount_lazily
 
@@ -44,8 +46,9 @@ MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 6 << 30
 # Plugins that take each process a third of a second to import.
 UNUSED = ("-p", "no:anyio", "-p", "no:testmon")
-# More failures than four are not caused by a busy machine.
-OPTIONS = ("-q", "--reruns=1", "--reruns-delay=2", "--max-suite-reruns=4", "--durations=15", "--durations-min=5")
+OPTIONS = ("-q", "--durations=15", "--durations-min=5")
+# More failures than these are not caused by a busy machine.
+MOST_TRIED_AGAIN = 4
 ADDED = (
     "`make test-all` adds Python 3.13, the versions of Colab's and Kaggle's images, the second machine of each "
     "notebook, JAX, and long forms of tests that ran here."
@@ -83,36 +86,45 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def run_pytest(command: list[str], variables: dict[str, str], until: float) -> int:
+    """Run pytest, but not beyond `until` on the clock of `time.monotonic`; return its exit code."""
+    start = time.monotonic()
+    with subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            return process.wait(max(min(PASS_TIMEOUT_S, until - REPORT_S - start), 0))
+        except subprocess.TimeoutExpired:
+            print(f"\nStopped after {time.monotonic() - start:.0f} s.", flush=True)
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(REPORT_S)
+            return pytest.ExitCode.INTERRUPTED
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def run_environment(environment: str, options: list[str], marks: str, until: float, *, in_memory: bool) -> bool:
-    """Run the tests that pytest's options select in one environment, but not beyond `until` on the clock of
-    `time.monotonic`; return whether all passed. `in_memory`: whether to write there."""
+    """Run the tests that pytest's options select in one environment, but not beyond `until`; return whether all passed.
+    `in_memory`: whether to write there."""
     print(f"\n== {environment}", flush=True)
     # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk. A
     # process without tests takes some from another, because a few tests take a hundred times as long as most.
     processes = ["-n", f"{min(2 * len(os.sched_getaffinity(0)), 4)}", "--dist=worksteal", "-p", "tests.longest_first"]
-    selection = [*options, *processes, "-m", marks, "tests"]
     with own_folder() as disk, own_folder(MEMORY) if in_memory else nullcontext(disk) as folder:
         # A short name: the sockets that tests make below it may have 107 characters in all.
         own = ["-o", f"cache_dir={folder}/cache", f"--basetemp={folder}/t"]
         # OpenMP's threads spin while they wait, which takes the cores from the processes beside.
         variables = {"TMPDIR": str(folder), "TESTS_ON_DISK": str(disk), "OMP_WAIT_POLICY": "PASSIVE"}
-        python = ROOT / environment / "bin/python"
-        command = [str(python), "-P", "-m", "pytest", *UNUSED, *OPTIONS, *own, *selection]
-        start = time.monotonic()
-        with subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, start_new_session=True
-        ) as process:
-            try:
-                exit_code = process.wait(max(min(PASS_TIMEOUT_S, until - REPORT_S - start), 0))
-            except subprocess.TimeoutExpired:
-                print(f"\nStopped after {time.monotonic() - start:.0f} s.", flush=True)
-                process.send_signal(signal.SIGINT)
-                exit_code = 1
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(REPORT_S)
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
+        command = [f"{ROOT}/{environment}/bin/python", "-P", "-m", "pytest", *UNUSED, *OPTIONS, *own, *options]
+        command += ["-m", marks, "tests"]
+        exit_code = run_pytest([*command, *processes], variables, until)
+        if exit_code == pytest.ExitCode.TESTS_FAILED:
+            failed = json.loads((folder / "cache/v/cache/lastfailed").read_text(encoding="utf-8"))
+            if len(failed) <= MOST_TRIED_AGAIN:
+                print(f"\n== {environment}: what failed, alone", flush=True)
+                exit_code = run_pytest([*command, "--last-failed"], variables, until)
     return exit_code == 0
 
 

@@ -230,8 +230,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 _HARMLESS_THREADS = re.compile(r"pydevd|fsspecIO|asyncio_\d+$")
 _HARMLESS_PROCESSES = re.compile(r"multiprocessing\.(?:resource_tracker|forkserver)")
 _HARMLESS_FILES = re.compile(r"/dev/(?:u?random|null|nvidia)|/sys/devices/system/cpu")
-# How long threads and processes that were told to end may take on a busy machine.
-_GRACE_S = 3.0
+# How long threads that were told to end may take on a busy machine; and processes, which may have to start first: one
+# that its pool does not need any more imports its modules, and ends then.
+_GRACE_S, _PROCESS_GRACE_S = 3.0, 30.0
 # How long to wait before garbage is collected.
 _PATIENCE_S = 0.1
 
@@ -323,8 +324,8 @@ def held_now(below: Path) -> Held:
     return _threads() | _processes() | _files() | _mounts(below) | _hdf5_ids()
 
 
-def leaks_since(before: Held, below: Path, *, grace_s: float = _GRACE_S) -> list[str]:
-    """Return what is held in addition to `before`, after what is ending has had `grace_s` seconds."""
+def leaks_since(before: Held, below: Path) -> list[str]:
+    """Return what is held in addition to `before`, after what is ending has had time for it."""
     start = time.monotonic()
     pause_s = 0.001
     # A test's objects are young, and young garbage is collected within a millisecond. A full collection takes as long
@@ -333,7 +334,8 @@ def leaks_since(before: Held, below: Path, *, grace_s: float = _GRACE_S) -> list
     while True:
         leaks = sorted(line for key, line in held_now(below).items() if key not in before)
         waited_s = time.monotonic() - start
-        if not leaks or waited_s > grace_s:
+        is_process = any(line.startswith("process") for line in leaks)
+        if not leaks or waited_s > (_PROCESS_GRACE_S if is_process else _GRACE_S):
             return leaks
         if collections and waited_s >= collections[0][0]:
             gc.collect(collections.pop(0)[1])
@@ -357,7 +359,6 @@ def pytest_runtest_makereport(
 def leak_guard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail a test that leaves a thread, child process, file descriptor, mount or HDF5 handle behind."""
     below = tmp_path_factory.getbasetemp()
-    request.node.stash[_failed] = False  # a second try is judged on its own
     before = held_now(below)
     yield
     if request.node.stash.get(_failed, False):

@@ -306,10 +306,13 @@ def test_structure_takes_linear_time(tmp_path: Path, kind: str) -> None:
     source.mkdir()
     make(source, count)
     found = source / "x.h5" if kind == "groups" else source
-    begun = processor_s()
-    pack(found, tmp_path / "o.h5", **({"image_size": (8, 8)} if kind in ("table", "parquet") else {}))
-    # Quadratic time took 7 to 24 seconds.
-    assert processor_s() - begun < 7
+    # Quadratic time took 7 to 24 seconds. A busy machine may take a multiple of what an idle one does, but not always.
+    taken: list[float] = []
+    while len(taken) < 3 and (not taken or taken[-1] >= 7):
+        begun = processor_s()
+        pack(found, tmp_path / "o.h5", **({"image_size": (8, 8)} if kind in ("table", "parquet") else {}))
+        taken.append(processor_s() - begun)
+    assert min(taken) < 7, taken
 
 
 def zip_of_deep_names(path: Path) -> None:

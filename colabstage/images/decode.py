@@ -239,8 +239,7 @@ def most_decoding_threads(mean_bytes: int) -> int:
 class PixelRoom:
     """Limits the pixels that several threads decode at once: one huge image at a time, or a few large ones."""
 
-    def __init__(self, most_pixels: int = _MOST_PIXELS) -> None:
-        self._most = most_pixels
+    def __init__(self) -> None:
         self._taken = 0
         self._changed = threading.Condition()
 
@@ -256,7 +255,7 @@ class PixelRoom:
     @contextmanager
     def _occupied(self, pixels: int) -> Iterator[None]:
         with self._changed:
-            while self._taken and self._taken + pixels > self._most:
+            while self._taken and self._taken + pixels > _MOST_PIXELS:
                 self._changed.wait(_LOOK_S)  # whoever holds the space decodes, and ends
             self._taken += pixels
         try:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path  # noqa: TC003 - fixtures
 from typing import Any
 
@@ -18,15 +15,11 @@ import pytest
 from PIL import Image
 
 from tests.diagnose.nvidia_smi import no_gpu, smi  # noqa: F401 - fixtures
+from tests.support.command import run_command
 
 COMMAND = (sys.executable, "-m", "colabstage")
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
-
-
-def main() -> None:
-    """Do what `python -m colabstage` does, in this process."""
-    runpy.run_module("colabstage", run_name="__main__")
 
 
 def practice_environment(root: Path) -> dict[str, str]:
@@ -39,18 +32,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs `colabstage ARGUMENTS…` in the test's folder and in this process, and returns its outcome."""
 
     def run_it(*arguments: str | Path) -> Done:
-        out, err = io.StringIO(), io.StringIO()
-        words = ["colabstage", *map(str, arguments)]
-        with monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        with monkeypatch.context() as patch:
             patch.chdir(tmp_path)
             for name, value in practice_environment(tmp_path).items():
                 patch.setenv(name, value)
-            patch.setattr(sys, "argv", words)
-            with pytest.raises(SystemExit) as ended:
-                main()
-        code = ended.value.code
-        assert isinstance(code, int)
-        return Done(words, code, out.getvalue(), err.getvalue())
+            return run_command(*map(str, arguments))
 
     return run_it
 

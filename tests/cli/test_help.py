@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import pty
 import re
+import runpy
 import shlex
 import subprocess
-import sys
 import termios
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +18,8 @@ from unittest import mock
 import pytest
 import typer
 
-from tests.cli.conftest import COMMAND, main, practice_environment
+from tests.cli.conftest import COMMAND, practice_environment
+from tests.support.command import run_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,7 @@ def program() -> Any:
     """Return the command line as typer runs it, with its commands."""
     made: list[typer.Typer] = []
     with mock.patch.object(typer.Typer, "__call__", lambda app, **_: made.append(app)), suppress(SystemExit):
-        main()
+        runpy.run_module("colabstage", run_name="__main__")
     (app,) = made
     return typer.main.get_command(app)
 
@@ -55,17 +56,13 @@ def examples() -> list[str]:
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Runs the command line in this process; returns exit code, stdout and stderr."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def ask_it(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["colabstage", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code
-        assert isinstance(code, int)
-        return (code, *capsys.readouterr())
+        done = run_command(*words)
+        return done.returncode, done.stdout, done.stderr
 
     return ask_it
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 import tracemalloc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,13 +15,14 @@ from PIL import Image, ImageFile
 
 from colabstage import dataset_h5, make_loader, pack_dataset
 from colabstage.transforms import RandomResizedCrop
+from tests.support.deadlines import lower
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Two of these are more pixels than are decoded at once.
-SIDE = 5_700
+# Two of these are more pixels than are decoded at once: as it is, and in tests with a hundredth of the pixels.
+HUGE, SIDE = 5_700, 570
 # No shorter JPEG is looked at for its size; what follows the image is ignored.
 PADDING = 512 * 1024
 KINDS: dict[str, dict[str, Any]] = {
@@ -45,9 +45,12 @@ def write_images(folder: Path, kind: str, side: int, count: int = 2) -> Path:
 class Decoding:
     """How many images are being decoded, at most at any moment."""
 
+    # How long an image is held for another thread to begin with one, if it may.
+    patience_s = 0.05
+
     def __init__(self) -> None:
         self.most = self._now = 0
-        self._lock, self._own = threading.Lock(), threading.local()
+        self._changed, self._own = threading.Condition(), threading.local()
 
     @contextmanager
     def one(self) -> Iterator[None]:
@@ -55,16 +58,16 @@ class Decoding:
             yield
             return
         self._own.busy = True
-        with self._lock:
+        with self._changed:
             self._now += 1
             self.most = max(self.most, self._now)
-        # Long enough for another thread to begin, if it may.
-        time.sleep(0.05)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most > 1, self.patience_s)
         try:
             yield
         finally:
             self._own.busy = False
-            with self._lock:
+            with self._changed:
                 self._now -= 1
 
 
@@ -84,6 +87,13 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
     return seen
 
 
+@pytest.fixture
+def hundredth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of a hundredth of the pixels count as huge."""
+    lower("images", "_PIXELS", 100, monkeypatch.setattr)
+
+
+@pytest.mark.usefixtures("hundredth")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("side", "most"), [(SIDE, 1), (60, 2)])
 def test_huge_images_take_turns_and_others_do_not(
@@ -92,13 +102,14 @@ def test_huge_images_take_turns_and_others_do_not(
     source = write_images(tmp_path / "source", kind, side)
     pack_dataset(source, tmp_path / "encoded.h5", encoding="encoded", color_mode="grayscale", progress=False)
     dataset = dataset_h5(tmp_path / "encoded.h5")
-    decoding.most = 0
+    decoding.most, decoding.patience_s = 0, 0.05 if most == 1 else 10.0
     x, _ = dataset.read_batch(range(2), threads=2)
     assert [np.unique(row).tolist() for row in x] == [[99]] * 2
     assert decoding.most == most
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("hundredth")
 @pytest.mark.parametrize("budget", ["1 GB", "1 MB"], ids=["kept", "decoded each time"])
 def test_crops_of_huge_images_take_turns(tmp_path: Path, decoding: Decoding, budget: str) -> None:
     """Only a JPEG is decoded no further than its crop."""
@@ -113,7 +124,7 @@ def test_crops_of_huge_images_take_turns(tmp_path: Path, decoding: Decoding, bud
 
 
 def test_huge_images_are_packed_in_turns(tmp_path: Path, decoding: Decoding) -> None:
-    source = write_images(tmp_path / "source", "png", SIDE)
+    source = write_images(tmp_path / "source", "png", HUGE)
     report = pack_dataset(source, tmp_path / "pack.h5", image_size=(16, 16), color_mode="grayscale", progress=False)
     assert report.samples == {"train": 2}
     assert decoding.most == 1

@@ -34,7 +34,7 @@ def test_peak_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> 
 
 def test_a_sample_takes_little_memory_while_it_is_packed(tmp_path: Path) -> None:
     """One more column of numbers, which is eight bytes for each, would be too much."""
-    count = 50_000
+    count = 10_000
     for rows in (10, count):
         (source := tmp_path / f"{rows}").mkdir()
         np.save(source / "X.npy", np.zeros((rows, 4), np.uint8))

@@ -18,6 +18,7 @@ from PIL import Image
 from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import DecodeError, MissingDependencyError
 from colabstage.h5.info import read_info
+from tests.support.deadlines import lower
 
 pytestmark = [
     pytest.mark.torch,
@@ -25,8 +26,14 @@ pytestmark = [
 ]
 OPTIONS: dict[str, Any] = {"image_size": (9, 8), "encoding": "pixels", "progress": False}
 # Just enough images for torch to be imported, each hardly larger than it takes.
-COUNT = 2000
-BROKEN = "class1/01001.bmp"
+MANY = 2000
+# So many are enough in most of these tests.
+COUNT = 100
+LOWER = "pack", "TORCH_SAMPLES", MANY // COUNT
+FEWER = pytest.mark.usefixtures("fewer")
+# What a script begins with, for the same.
+PREAMBLE = f"from tests.support.deadlines import lower; lower(*{LOWER})"
+BROKEN = "class1/00051.bmp"
 
 
 def image(number: int) -> Image.Image:
@@ -44,11 +51,18 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower(*LOWER, monkeypatch.setattr)
+
+
 @pytest.fixture(scope="module")
 def by_torch(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pack of them."""
     out = tmp_path_factory.mktemp("packs") / "torch.h5"
-    report = pack_dataset(many, out, **OPTIONS)
+    with pytest.MonkeyPatch.context() as patch:
+        lower(*LOWER, patch.setattr)
+        report = pack_dataset(many, out, **OPTIONS)
     assert report.resizer == "torch"
     assert "resized by torch" in str(report)
     return out
@@ -78,28 +92,32 @@ def test_no_pixel_is_more_than_one_level_off_pillows(by_torch: Path, by_pillow: 
 @pytest.mark.parametrize(
     ("count", "options", "resizer"),
     [
-        (COUNT - 1, {}, "pillow"),
+        (MANY, {}, "torch"),
+        (MANY - 1, {}, "pillow"),
         (COUNT, {"color_mode": "grayscale"}, "pillow"),
-        (20, {"encoding": "encoded"}, None),
+        (COUNT, {"encoding": "encoded"}, None),
     ],
-    ids=["few", "grey", "later"],
+    ids=["many", "few", "grey", "later"],
 )
 def test_where_torch_gains_nothing_it_is_not_used(
-    by_torch: Path, many: Path, tmp_path: Path, count: int, options: dict[str, Any], resizer: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, options: dict[str, Any], resizer: str | None
 ) -> None:
-    names = sorted(str(path.relative_to(many)) for path in many.rglob("*.bmp"))[:count]
-    for name in names:
-        (tmp_path / "some" / name).parent.mkdir(parents=True, exist_ok=True)
-        os.link(many / name, tmp_path / "some" / name)
+    if count == COUNT:
+        lower(*LOWER, monkeypatch.setattr)
+    (tmp_path / "some").mkdir()
+    image(0).save(tmp_path / "one.bmp")
+    for number in range(count):
+        (tmp_path / f"some/{number}.bmp").hardlink_to(tmp_path / "one.bmp")
     report = pack_dataset(tmp_path / "some", tmp_path / "out.h5", **{**OPTIONS, **options})
     assert report.resizer == read_info(tmp_path / "out.h5").resizer == resizer
 
 
+@FEWER
 def test_what_is_restored_imports_no_torch(by_torch: Path, many: Path, tmp_path: Path) -> None:
     """That takes less time than the import."""
     staged = stage_dataset(many, local_dir=tmp_path / "a", cache_dir=tmp_path / "cache", **OPTIONS)
     assert read_info(staged.path).resizer == "torch"
-    script = f"""
+    script = f"""{PREAMBLE}
 import sys
 from colabstage import stage_dataset
 data = stage_dataset(sys.argv[1], local_dir=sys.argv[2], cache_dir=sys.argv[3], **{OPTIONS})
@@ -115,18 +133,16 @@ def test_torch_that_is_installed_and_broken_is_replaced_by_pillow(
 ) -> None:
     (tmp_path / "broken/torch").mkdir(parents=True)
     (tmp_path / "broken/torch/__init__.py").write_text("raise OSError('libcudart.so is missing')")
-    script = (
-        f"from colabstage import pack_dataset; pack_dataset({str(many)!r}, {str(tmp_path / 'out.h5')!r}, **{OPTIONS})"
-    )
+    call = f"pack_dataset({str(many)!r}, {str(tmp_path / 'out.h5')!r}, **{OPTIONS})"
+    script = f"{PREAMBLE}; from colabstage import pack_dataset; {call}"
     path = os.pathsep.join([str(tmp_path / "broken"), str(Path(__file__).resolve().parents[2])])
-    command = [sys.executable, "-c", script, *map(str, (many, tmp_path / "out.h5"))]
-    subprocess.run(command, check=True, timeout=300, env={**os.environ, "PYTHONPATH": path})
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300, env={**os.environ, "PYTHONPATH": path})
     assert (tmp_path / "out.h5").read_bytes() == by_pillow.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "out.h5", "out.h5.json"]
 
 
 @pytest.fixture
-def begun(by_torch: Path, many: Path, tmp_path: Path) -> Path:
+def begun(fewer: None, by_torch: Path, many: Path, tmp_path: Path) -> Path:
     """The place of a pack that stopped at a broken image, which has been repaired."""
     victim = many / BROKEN
     whole = victim.read_bytes()
@@ -160,6 +176,7 @@ def hide_torch() -> None:
     sys.modules["torch"] = None  # type: ignore[assignment]
 
 
+@FEWER
 def test_a_worker_without_torch_refuses(by_torch: Path, tmp_path: Path, many: Path) -> None:
     """It would write other bytes than the other workers, so it says what to do; the target stays empty."""
     with (

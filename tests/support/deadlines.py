@@ -1,4 +1,4 @@
-"""Shortens deadlines so that they pass within a test."""
+"""Shortens deadlines so that they pass within a test, and lowers what counts as many."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ def lose_patience(package: str, most_s: float, put: Callable[[object, str, Any],
     assert patient, f"nothing in colabstage.{package} asks again"
     for module, name, value in patient:
         put(module, name, replace(value, first_wait_s=most_s / 10, patience_s=min(most_s, value.patience_s)))
+
+
+def lower(package: str, ending: str, by: int, put: Callable[[object, str, Any], object] = setattr) -> None:
+    """Divide the whole numbers there whose names end so, as in `MOST_PIXELS`, by `by`."""
+    numbers = [
+        (module, name, value)
+        for module, name, value in _constants(package)
+        if name.endswith(ending) and isinstance(value, int)
+    ]
+    assert numbers, f"nothing in colabstage.{package} is a number of {ending}"
+    for module, name, value in numbers:
+        put(module, name, value // by)
 
 
 def _constants(package: str) -> list[tuple[ModuleType, str, Any]]:
