@@ -812,4 +812,7 @@ def _how_to_give(source: Source) -> str:
         return f"Archives inside a folder are not opened{beside}. Give as the source{more}: {given}."
     if not named:
         return ""
-    return f"A table is read with what it names: give a folder of both, or ['{folder}', 'FOLDER_OF_THE_IMAGES']."
+    return (
+        f"A table is read with the files it names: give a folder of both, or ['{folder}', 'FOLDER_OF_THE_IMAGES']. "
+        "One of numbers alone is given as arrays: np.savez('data.npz', x=x, y=y)."
+    )
