@@ -763,7 +763,8 @@ _UNREAD = {
     "A pickle can run any program. Save arrays: numpy.savez('train.npz', x=…, y=…).": (
         ".pkl", ".pickle", ".p", ".joblib", ".pt", ".pth",
     ),
-    "Pass pack_dataset a dataset object whose items are (x, y): x = pydicom.dcmread(path).pixel_array, for example.": (
+    "Pass pack_dataset a dataset object whose items are (x, y), x an array: pydicom.dcmread(path).pixel_array, "
+    "nibabel.load(path).get_fdata(), or the frames of a video.": (
         ".dcm", ".dicom", ".nii", ".nii.gz", ".mha", ".nrrd",
         ".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg",
     ),
