@@ -422,6 +422,11 @@ def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer 
     return upright if placement.is_identity else resample(upright, placement, resizer=resizer)
 
 
+def no_range(dtype: np.dtype[Any]) -> DecodeError:
+    """Return the error for pixels that have no meaning in 8 bits."""
+    return DecodeError(f'Pixels of {dtype} have no agreed range for a conversion to 8 bits. Pass color_mode="keep".')
+
+
 def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
     from PIL import Image
 
@@ -429,8 +434,7 @@ def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
         return values
     if values.dtype != np.uint8:
         if values.shape[2] != 1 or values.dtype != np.uint16:
-            msg = f'{values.dtype} pixels have no agreed range for a conversion to 8 bits. Pass color_mode="keep".'
-            raise DecodeError(msg)
+            raise no_range(values.dtype)
         # The upper eight bits, as for files.
         values = (values >> 8).astype(np.uint8)
     if values.shape[2] == (1 if color_mode == "grayscale" else 3):
@@ -764,8 +768,7 @@ def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
                 raise DecodeError(msg)
             return kept[..., None]
         if dtype != np.uint16:
-            msg = f'{image.mode}-mode pixels have no agreed range for a conversion to 8 bits. Pass color_mode="keep".'
-            raise DecodeError(msg)
+            raise no_range(values.dtype)
         gray = (values.astype(np.uint16) >> 8).astype(np.uint8)[..., None]
         return gray if color_mode == "grayscale" else np.repeat(gray, 3, axis=2)
     if color_mode == "keep":
