@@ -488,17 +488,11 @@ def _is_deep(image: Image.Image, data: bytes) -> bool:
         at = data.find(_CODESTREAM)
         return at >= 0 and data[at + _DEPTH_AT : at + _DEPTH_AT + 1] > b"\x07"
     # Other formats show it in how Pillow unpacks them.
-    return any(
-        ";16" in raw_mode or (decoder in ("ppm", "ppm_plain") and max(rest, default=0) > _MOST_OF_8_BITS)
-        for decoder, raw_mode, rest in _unpacked(image)
-    )
-
-
-def _unpacked(image: Image.Image) -> Iterator[tuple[str, str, Sequence[Any]]]:
-    """Yield how Pillow unpacks each tile of an image: the decoder, the form of the values, and further arguments."""
     for decoder, _, _, arguments in getattr(image, "tile", ()):
         raw_mode, *rest = arguments if isinstance(arguments, tuple) else (arguments,)
-        yield decoder, str(raw_mode), rest
+        if ";16" in str(raw_mode) or (decoder in ("ppm", "ppm_plain") and max(rest, default=0) > _MOST_OF_8_BITS):
+            return True
+    return False
 
 
 def _tiff_sizes(image: Image.Image) -> tuple[int, int]:
@@ -670,12 +664,9 @@ def _open_pillow(data: bytes) -> Image.Image:
 
                 pillow_heif.register_heif_opener()
         image = Image.open(io.BytesIO(data))
-        # Pillow takes the bytes of 16-bit values for values where each band lies by itself.
-        if (
-            image.format == "TIFF"
-            and _tiff_sizes(image)[0] > 8
-            and not all(";" in mode for _, mode, _ in _unpacked(image))
-        ):
+        tiles = cast("Any", image).tile if image.format == "TIFF" and _tiff_sizes(image)[0] > 8 else ()
+        # Where each band lies by itself, Pillow takes the bytes of 16-bit values for values.
+        if any(";" not in str(arguments[0]) for _, _, _, arguments in tiles):
             raise UnidentifiedImageError  # noqa: TRY301
     except UnidentifiedImageError as error:
         found = f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are" if data else "The file is empty:"
