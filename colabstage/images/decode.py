@@ -12,8 +12,8 @@ Rarer kinds of images:
 - `"grayscale"` of a colour JPEG is the luma that the file stores, which Pillow gets after `draft("L")`; other formats
   use Pillow's weights (ITU-R 601-2).
 - 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Of 16-bit
-  colours Pillow reads the upper 8 alone. What is lost shows in `DecodedImage.lost`. Floating
-  point and 32-bit grayscale come as float32 for `"keep"`, with no agreed range for a conversion to 8 bits: an error.
+  colours Pillow reads the upper 8 alone, and of a TIFF's bands the colours. What is lost shows in `DecodedImage.lost`.
+  Floating point and 32-bit grayscale come as float32 for `"keep"`; they have no agreed range for 8 bits: an error.
 - Animations give their first frame.
 
 Faulting in fresh pages takes a tenth of the time of decoding, so each thread reuses the memory that it decodes into.
@@ -193,8 +193,8 @@ def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | No
 
 
 Loss = Literal["frames", "bits", "turned"]
-"""The frames or pages after the first; the lower 8 of 16 bits; the file's own pixel order if EXIF turns it, in which
-boxes or a mask may have been drawn."""
+"""The frames or pages after the first; the lower 8 of 16 bits, or bands beside the colours; the file's own pixel order
+if EXIF turns it, in which boxes or a mask may have been drawn."""
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 
 # Two threads may decode photographs of 24 million pixels at once; smaller ones are not even counted.
@@ -210,6 +210,8 @@ _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 # Text in any PNG that may need turning; it may come after the pixels.
 _PNG_TURNS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 _ORIENTATION = 0x0112
+# Tags of a TIFF.
+_BITS, _BANDS = 258, 277
 # Where Pillow itself refuses by default: about half a gigabyte as RGB, more than any photograph.
 MAX_PIXELS = 178_956_970
 # A side of a photograph that shrinks by two or more is first reduced by whole blocks, as the JPEG decoder does for both
@@ -342,7 +344,7 @@ class ImageFacts:
     animated: bool = False
     """Whether there are further frames or pages."""
     deep: bool = False
-    """Whether the file has 16 bits per value; `dtype` is uint8 if Pillow reads only the upper 8."""
+    """Whether the file has more than 8 bits per value, or further bands; `dtype` is uint8 if Pillow leaves them out."""
 
     def losses(self, color_mode: ColorMode) -> tuple[Loss, ...]:
         """Return what is lost from the file when it is decoded."""
@@ -419,6 +421,11 @@ def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer 
     return upright if placement.is_identity else resample(upright, placement, resizer=resizer)
 
 
+def no_range(dtype: np.dtype[Any]) -> DecodeError:
+    """Return the error for pixels that have no meaning in 8 bits."""
+    return DecodeError(f'Pixels of {dtype} have no agreed range for a conversion to 8 bits. Pass color_mode="keep".')
+
+
 def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
     from PIL import Image
 
@@ -426,8 +433,7 @@ def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
         return values
     if values.dtype != np.uint8:
         if values.shape[2] != 1 or values.dtype != np.uint16:
-            msg = f'{values.dtype} pixels have no agreed range for a conversion to 8 bits. Pass color_mode="keep".'
-            raise DecodeError(msg)
+            raise no_range(values.dtype)
         # The upper eight bits, as for files.
         values = (values >> 8).astype(np.uint8)
     if values.shape[2] == (1 if color_mode == "grayscale" else 3):
@@ -464,24 +470,34 @@ def check_kept(lost: Sequence[Loss], color_mode: ColorMode) -> None:
     """Refuse an image whose values `"keep"` cannot keep."""
     if color_mode == "keep" and "bits" in lost:
         msg = (
-            "The image has 16 bits for each value of several channels; Pillow reads the upper 8, so color_mode='keep' "
-            "cannot keep all. Pass color_mode='rgb' to store those 8, or give pack_dataset an object whose items are "
-            "(x, y), x an array read by tifffile or OpenCV."
+            "The image has several channels of 16 bits, or further bands; Pillow reads 8 bits of the colours, so "
+            "color_mode='keep' cannot keep all. Pass color_mode='rgb' to store those, or give pack_dataset an "
+            "object whose items are (x, y), x an array read by tifffile or OpenCV."
         )
         raise DecodeError(msg)
 
 
 def _is_deep(image: Image.Image, data: bytes) -> bool:
-    """Tell whether a file has more than 8 bits per value, by how Pillow unpacks it; before it is loaded."""
+    """Tell whether a file has more than 8 bits per value, or bands that Pillow skips; before it is loaded."""
+    if image.format == "TIFF":
+        bits, bands = _tiff_sizes(image)
+        return bits > 8 or bands > len(image.getbands())
     if image.format == "JPEG2000":
         # Pillow unpacks any depth without saying which. The codestream states it of the first channel (ISO 15444-1).
         at = data.find(_CODESTREAM)
         return at >= 0 and data[at + _DEPTH_AT : at + _DEPTH_AT + 1] > b"\x07"
+    # Other formats show it in how Pillow unpacks them.
     for decoder, _, _, arguments in getattr(image, "tile", ()):
         raw_mode, *rest = arguments if isinstance(arguments, tuple) else (arguments,)
         if ";16" in str(raw_mode) or (decoder in ("ppm", "ppm_plain") and max(rest, default=0) > _MOST_OF_8_BITS):
             return True
     return False
+
+
+def _tiff_sizes(image: Image.Image) -> tuple[int, int]:
+    """Return the most bits of a value, and the number of bands, that the tags of a TIFF state."""
+    tags = cast("Any", image).tag_v2
+    return max(tags.get(_BITS, (1,))), tags.get(_BANDS, 1)
 
 
 def _decode_turbo(
@@ -647,6 +663,10 @@ def _open_pillow(data: bytes) -> Image.Image:
 
                 pillow_heif.register_heif_opener()
         image = Image.open(io.BytesIO(data))
+        tiles = cast("Any", image).tile if image.format == "TIFF" and _tiff_sizes(image)[0] > 8 else ()
+        # Where each band lies by itself, Pillow takes the bytes of 16-bit values for values.
+        if any(";" not in str(arguments[0]) for _, _, _, arguments in tiles):
+            raise UnidentifiedImageError  # noqa: TRY301
     except UnidentifiedImageError as error:
         found = f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are" if data else "The file is empty:"
         # Most failed downloads are one of these.
@@ -664,7 +684,7 @@ def _open_pillow(data: bytes) -> Image.Image:
             missing = " It is AVIF, which needs Pillow 11.3 or newer. Update it with: pip install -U pillow"
         elif data[:4] in (b"II*\0", b"MM\0*"):
             missing = (
-                " It is a TIFF that Pillow does not read, as of more than four channels (bands). Use tifffile: "
+                " It is a TIFF that Pillow does not read, as of many bands or channels of floats. Use tifffile: "
                 "give pack_dataset an object whose items are (x, y), x = tifffile.imread(path)."
             )
         msg = f"{found} no image format that can be read here.{missing}"
@@ -738,8 +758,7 @@ def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
                 raise DecodeError(msg)
             return kept[..., None]
         if dtype != np.uint16:
-            msg = f'{image.mode}-mode pixels have no agreed range for a conversion to 8 bits. Pass color_mode="keep".'
-            raise DecodeError(msg)
+            raise no_range(values.dtype)
         gray = (values.astype(np.uint16) >> 8).astype(np.uint8)[..., None]
         return gray if color_mode == "grayscale" else np.repeat(gray, 3, axis=2)
     if color_mode == "keep":

@@ -270,7 +270,7 @@ def _split_column(columns: Sequence[Column]) -> Column | None:
         others = {
             cell
             for cell in column.distinct
-            if cell.lower() not in words.SPLITS and not (are_few and words.split_name(cell).split)
+            if cell.lower() not in words.SPLITS and not (are_few and "/" not in cell and words.split_name(cell).split)
         }
         if column.distinct and not others and not words.is_label_name(column.name):
             return column

@@ -758,7 +758,8 @@ _UNREAD = {
     "A pickle can run any program. Save arrays: numpy.savez('train.npz', x=…, y=…).": (
         ".pkl", ".pickle", ".p", ".joblib", ".pt", ".pth",
     ),
-    "Pass pack_dataset a dataset object whose items are (x, y): x = pydicom.dcmread(path).pixel_array, for example.": (
+    "Pass pack_dataset a dataset object whose items are (x, y), x an array: pydicom.dcmread(path).pixel_array, "
+    "nibabel.load(path).get_fdata(), or the frames of a video.": (
         ".dcm", ".dicom", ".nii", ".nii.gz", ".mha", ".nrrd",
         ".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg",
     ),
@@ -807,4 +808,7 @@ def _how_to_give(source: Source) -> str:
         return f"Archives inside a folder are not opened{beside}. Give as the source{more}: {given}."
     if not named:
         return ""
-    return f"A table is read with what it names: give a folder of both, or ['{folder}', 'FOLDER_OF_THE_IMAGES']."
+    return (
+        f"A table is read with the files it names: give a folder of both, or ['{folder}', 'FOLDER_OF_THE_IMAGES']. "
+        "One of numbers alone is given as arrays: np.savez('data.npz', x=x, y=y)."
+    )

@@ -302,8 +302,12 @@ class TableSearch:
             # file_name beside path mostly means the same; an index beside the paths does not.
             pairs = zip(best.cells[:_COMPARED], other.cells[:_COMPARED], strict=True)
             differs = its_rank == rank and any(leads.get(one) != its_leads.get(two) for one, two in pairs)
-            if differs or (not rank[0] and other is not best and self._is_path_instead(other, best)):
-                msg = f"'{table.name}' names different files in '{best.name}' and '{other.name}'. Call one 'path'."
+            instead = not rank[0] and other is not best and self._is_path_instead(other, best)
+            if differs or instead or self._is_part(other, best, leads, folder):
+                msg = (
+                    f"'{table.name}' names different files in '{best.name}' and '{other.name}'. Take one column "
+                    "out; or, if a sample has several files, give pack_dataset an object whose items are (x, y)."
+                )
                 raise BrokenDatasetError(msg)
         # If a first row is not a path to a file, or is the name of a path column, it is a header.
         first = () if best.plain in words.PATHS else self.lookup.search(best.name, folder)
@@ -353,6 +357,17 @@ class TableSearch:
             made = Table(table.name, [path, *columns], len(rows), bare.fault)
             return LeadingTable(made, path, found, has_header=bare is table, folders=named.name)
         return None
+
+    def _is_part(self, column: Column, path: Column, leads: Mapping[str, int], folder: str) -> bool:
+        """Tell whether a column names a further file of each sample, as of pairs: files that no path names, or any if
+        paths recur. Where a table names both eyes of a patient in each row, each eye is the path of one."""
+        if column is path or not column.are_files:
+            return False
+        found = self.lookup.search_each(column.distinct, folder)[0]
+        its_leads = {cell: number for cell, number in found.items() if number != SEVERAL}
+        rows = zip(path.cells, column.cells, strict=True)
+        differs = any(two in its_leads and leads.get(one, NONE) not in (its_leads[two], SEVERAL) for one, two in rows)
+        return differs and (len(path.distinct) < len(path) or not {*its_leads.values()} <= {*leads.values()})
 
     def _is_path_instead(self, column: Column, chosen: Column) -> bool:
         """Tell whether a column has file names while another leads to files only by stems: a count of 2 is no 2.png."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.errors import EmptySourceError, OptionError
+from colabstage.errors import DecodeError, EmptySourceError, OptionError
+from colabstage.images.decode import probe_image
 from colabstage.io.arguments import whole_number
 from colabstage.io.boundary import public
 from colabstage.io.report import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.units import format_count
+from colabstage.layouts.reading import read_head
 from colabstage.layouts.words import IMAGES
 from colabstage.notebook.samples import channels_first, open_splits, read_labels, sample_kind
 from colabstage.trees.open import open_tree, recognise
@@ -33,6 +35,7 @@ SERIES = ("#2a7f9e", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a")
 
 # More bars than this cannot be read on one page.
 _MOST_CLASSES = 40
+_HEAD_BYTES = 1 << 18
 
 
 def add_title(figure: Figure, title: str, note: str) -> None:
@@ -144,20 +147,16 @@ def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.i
 
 
 def _of_files(path: Path, most: int) -> tuple[NDArray[np.int64], int]:
-    from PIL import Image, UnidentifiedImageError
-
     sizes = []
     with tempfile.TemporaryDirectory(prefix="colabstage-") as spool, open_tree(path, spool=Path(spool)) as tree:
         entries = tree.entries.ending_in(IMAGES)
         for number in np.unique(np.linspace(0, max(0, len(entries) - 1), min(most, len(entries))).astype(np.int64)):
-            lies_at = tree.path_of(entries[number])
-            try:
-                # Only the header of a separate file is read.
-                with Image.open(lies_at or io.BytesIO(tree.read(entries[number]))) as image:
+            # Nearly all files begin with their header; a broken image is skipped, and staging will report it.
+            for length in (_HEAD_BYTES, entries[number].size):
+                with suppress(DecodeError):
+                    image = probe_image(read_head(tree, entries[number], length))
                     sizes.append((image.height, image.width))
-            # A broken image is skipped here; staging will report it.
-            except (OSError, UnidentifiedImageError):
-                continue
+                    break
     if not sizes:
         msg = f"'{path}' has no images that can be read. Expected files such as .jpg and .png in it."
         raise EmptySourceError(msg)

@@ -232,7 +232,7 @@ def sample_kind(shape: tuple[int, ...], dtype: np.dtype[np.generic], layout: str
         return "sound" if layout == "audio" else "tokens"
     if _is_image(shape):
         return "image"
-    if len(shape) == 1 and dtype.kind in "iu" and layout != "csv":
+    if len(shape) == 1 and dtype.kind in "iu":
         return "tokens"
     one_signal = len(shape) == 1 or (len(shape) == 2 and min(shape) <= _MOST_CHANNELS)
     if dtype.kind in "fi" and max(shape, default=0) >= _LEAST_SIGNAL and one_signal:

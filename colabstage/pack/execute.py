@@ -212,7 +212,10 @@ class PackReport:
 
 _LOSSES: dict[Loss, tuple[str, str]] = {
     "frames": ("several frames or pages", "the first of each counts"),
-    "bits": ("16 bits for each value", "the upper 8 are used, so what is below 256 becomes 0"),
+    "bits": (
+        "16 bits for each value or further bands",
+        "8 bits of the colours are used, so of 16 bits what is below 256 becomes 0",
+    ),
     "turned": ("an EXIF orientation", "boxes and masks count as drawn on the upright image"),
 }
 _NAN = "NaN in place of numbers", "stored as it is, and a model makes NaN of it"

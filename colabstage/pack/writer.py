@@ -19,6 +19,7 @@ from colabstage.images.decode import (
     decode_sized,
     encode_jpeg,
     fit_pixels,
+    no_range,
     orientation_of,
     upright_size,
 )
@@ -232,11 +233,7 @@ def _checked_file(
     # A truncated JPEG opens without complaint and is grey below the cut.
     facts = check_complete(content)
     if color_mode != "keep" and facts.dtype.kind == "f":
-        msg = (
-            f"{facts.format} pixels of floating point have no agreed range for a conversion to 8 bits. "
-            'Pass color_mode="keep".'
-        )
-        raise DecodeError(msg)
+        raise no_range(facts.dtype)
     # One byte too many would overwrite its neighbour.
     if len(content) != lengths[index]:
         name, expected = source.name(index), int(lengths[index])

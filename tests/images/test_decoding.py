@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage import pack_dataset
+from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError
-from tests.images.files import by_pillow, encode, exif, packed, photograph, png_chunk, skipped
-from tests.support.made_files import write_files
+from tests.images.files import by_pillow, encode, exif, noise, packed, photograph, png_chunk, skipped
+from tests.support.made_files import tiff16, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,6 +129,25 @@ def test_more_than_8_bits_stay_when_kept(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[..., 0], values)
     with pytest.raises(DecodeError, match=r"a\.tif"):
         packed(tmp_path / "refused", files, encoding="pixels", color_mode="rgb")
+
+
+def test_what_pillow_leaves_out_is_said(tmp_path: Path) -> None:
+    """A band beside the colours, which "keep" cannot keep; and 16 bits that Pillow takes for 8, which are refused."""
+    pixels = noise(6, 8, channels=4)
+    written = encode(pixels, "TIFF")
+    extra = struct.pack("<HHI", 338, 3, 1)
+    infrared = written.replace(extra + b"\2", extra + b"\0")
+    source = write_files(tmp_path / "bands", {"a.tif": infrared})
+    report = pack_dataset(source, tmp_path / "bands.h5", encoding="encoded", progress=False)
+    assert "further bands (first 'a.tif')" in str(report)
+    np.testing.assert_array_equal(dataset_h5(report.path)[0][0], np.asarray(pixels)[..., :3])
+    with pytest.raises(DecodeError, match="further bands"):
+        pack_dataset(source, tmp_path / "kept.h5", color_mode="keep", progress=False)
+    deep = np.asarray(noise(6, 8), np.uint16) * 257
+    (found,) = packed(tmp_path / "mixed", {"a.tif": tiff16(deep)}, encoding="pixels").values()
+    np.testing.assert_array_equal(found, deep >> 8)
+    with pytest.raises(DecodeError, match="tifffile"):
+        packed(tmp_path / "planes", {"a.tif": tiff16(deep, planes=True)})
 
 
 def turned(kind: str, said: int | None, packet: int | None, *, behind: bool, long: bool) -> bytes:

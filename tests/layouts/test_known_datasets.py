@@ -132,10 +132,11 @@ def check_each_file(known: Known, found: SampleTable) -> None:
 
 
 _LABELLED = ("image_folder", "table", "file_names", "coco_classes", "audio", "detection")
-# Of these the classes are numbers, or stand in one file for all: tests/layouts/boxes/ has readers of them.
+# Of these the classes are numbers, or stand in one file for all (tests/layouts/boxes/ has readers), or beside folders.
 _ELSEWHERE = (
     "African", "BDD", "Bone Fracture (YOLO", "COCO128", "COCO8", "CVAT", "DOTA8", "Darknet", "Label Studio",
-    "Roboflow, CreateML", "Roboflow, Darknet", "Roboflow, Keras", "Roboflow, YOLO", "Tiger-Pose", "VGG", "WIDER",
+    "MURA", "Roboflow, CreateML", "Roboflow, Darknet", "Roboflow, Keras", "Roboflow, YOLO", "Tiger-Pose", "VGG",
+    "WIDER",
 )  # fmt: skip
 
 

@@ -71,16 +71,20 @@ def png16(pixels: NDArray[np.uint16]) -> bytes:
     )
 
 
-def tiff16(pixels: NDArray[np.uint16]) -> bytes:
-    """Return an uncompressed 16-bit TIFF with any number of channels."""
+def tiff16(pixels: NDArray[np.uint16], *, planes: bool = False) -> bytes:
+    """Return an uncompressed 16-bit TIFF with any number of channels; `planes`: each lies by itself."""
     height, width, channels = pixels.shape
     bits_at, data_at = 300, 400
+    parts = channels if planes else 1
+    offsets = [data_at + part * (pixels.nbytes // parts) for part in range(parts)]
     tags = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, channels, bits_at), (259, 3, 1, 1)]
-    tags += [(262, 3, 1, 2 if channels == 3 else 1), (273, 4, 1, data_at), (277, 3, 1, channels), (278, 3, 1, height)]
-    tags += [(279, 4, 1, pixels.nbytes), *([(338, 3, channels - 1, bits_at + 40)] if channels > 3 else [])]
+    tags += [(262, 3, 1, 2 if channels == 3 else 1), (273, 4, parts, bits_at + 20 if planes else data_at)]
+    tags += [(277, 3, 1, channels), (278, 3, 1, height), (279, 4, 1, pixels.nbytes // parts), (284, 3, 1, 1 + planes)]
+    tags += [(338, 3, channels - 1, bits_at + 40)] if channels > 3 else []
     head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
-    bits = struct.pack(f"<{channels}H", *[16] * channels)
-    return (head.ljust(bits_at, b"\0") + bits).ljust(data_at, b"\0") + pixels.astype("<u2").tobytes()
+    bits = struct.pack(f"<{channels}H", *[16] * channels).ljust(20, b"\0") + struct.pack(f"<{parts}I", *offsets)
+    values = (pixels.transpose(2, 0, 1) if planes else pixels).astype("<u2").tobytes()
+    return (head.ljust(bits_at, b"\0") + bits).ljust(data_at, b"\0") + values
 
 
 def npy(array: NDArray[Any]) -> bytes:
