@@ -93,9 +93,6 @@ class Labels(NamedTuple):
     """The fields that state them."""
 
 
-NO_LABELS = Labels(None, ())
-
-
 def records_state(
     layout: str,
     who: str,
@@ -210,7 +207,7 @@ def labels_of_fields(
         texts = {name: _as_labels(values) for name, values in fields.items() if plain_name(name) in _TEXTS}
         text = next((name for name, values in texts.items() if _are_classes(values)), None)
         words = [] if text is None else [parse_label(str(value)) for value in texts[text]]
-        return NO_LABELS if text is None else make_labels(words, samples)._replace(used=(text,))
+        return make_labels(words, samples)._replace(used=() if text is None else (text,))
     label, *others = called
     _refuse_no_labels({label: fields[label]}, samples)
     found = {other: compare_fields(columns[label], columns[other], samples, (label, other)) for other in others}

@@ -38,15 +38,17 @@ RULES_VERSION = 5
 # and image.png beside mask.png is a pair. Lists of one line, of ids, and of numbered splits count; no empty arrays.
 # A PGM's values are not stretched, uint32 tokens no uint16, features that are not read may be labels, and any list that
 # divides the samples otherwise contradicts. Tables and JSON of splits hold out, also of a folder 'train', lists count
-# where the layout is named, and Caffe's numbers order the classes.
+# where the layout is named, and Caffe's numbers order the classes. Byte order marks are no tokens, keys of LMDB name
+# splits, and labels that only some Parquet files have, or images that only some records call so, are not left out.
 _NEWER_RULES = {
-    **dict.fromkeys(("arrow", "pixel_table"), 6),
-    **dict.fromkeys(("webdataset", "images", "coco_classes", "tokens", "croissant"), 7),
-    **dict.fromkeys(("tfrecord", "file_names", "arrays", "audio"), 8),
+    **dict.fromkeys(("lmdb", "pixel_table"), 6),
+    **dict.fromkeys(("arrow", "webdataset", "images", "coco_classes", "croissant"), 7),
+    **dict.fromkeys(("tokens", "file_names", "arrays", "audio"), 8),
+    "tfrecord": 9,
     "detection": 13,
     "pairs": 15,
     "table": 16,
-    "auto": 18,
+    "auto": 19,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -65,11 +65,6 @@ class _Field(NamedTuple):
         """Return the name of its column."""
         return self.column or self.name
 
-    @property
-    def place(self) -> tuple[str, bool]:
-        """Return what fields have in common if they are columns of one table."""
-        return self.resource, bool(self.column)
-
     def read(self, text: str) -> str:
         """Return what its pattern finds in a cell, or in a path starting at any folder."""
         parts = [text] if self.column else text.split("/")
@@ -137,7 +132,10 @@ class Description:
             fault = f"the label '{label.name}' is in '{label.resource}', which is not there"
         if fault:
             return near(f"The label that '{self.name}' describes cannot be read: {fault}.")
-        beside = [one for one in records.fields if self._is_split(one) and one.place == label.place and not one.fault]
+        # Columns of one table have these in common.
+        place = label.resource, bool(label.column)
+        alike = [one for one in records.fields if (one.resource, bool(one.column)) == place and not one.fault]
+        beside = list(filter(self._is_split, alike))
         tables = {table.name: table for table in self._tables(records, [label, *beside])}
         search = TableSearch(
             self._source, kind._replace(layout=NAME), files, lookup, labels=[label.title], described=tables

@@ -13,6 +13,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ from colabstage.layouts.records import (
     scan_each,
 )
 from colabstage.layouts.table import Images, SampleSource
-from colabstage.layouts.words import RECORDS
+from colabstage.layouts.words import RECORDS, stem_of
 from colabstage.trees.bytes import image_ending
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ NAME = "tfrecord"
 # x.tfrecord, x.tfrecord-00000-of-00008, x.tfrec.gz; and train.record and train-00000-of-01024, which may be anything.
 _UNNAMED = re.compile(r".*(\.record|-\d{5}-of-\d{5})")
 EXTENSIONS = (".tfrecord", ".tfrecords", ".tfrec", ".record", ".gz", ".zst", "")
+# What TFDS calls the names of a feature's classes: label.labels.txt.
+_CLASSES = ".labels.txt"
 _IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "image/data", "image_bytes")
 _CORNERS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 _MASKS = ("image/segmentation/class/encoded", "segmentation_mask", "image/mask", "mask", "label/encoded")
@@ -415,14 +418,18 @@ def tfrecord_state(source: Source) -> Evidence:
     notes = left_out_notes((sum(count for *_, count in scanned), "records", f"without '{image}'"))
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
     stored = ShardParts(shards, parts, [record.name for record in records])
-    labels = _labels_of(records, fields, stored, notes)
+    lists = source.ending_in((".txt",)).where(lambda name: name.endswith(_CLASSES))
+    named = {name: _field_of(stem_of(stem_of(name))) for name in lists.names}
+    classes = {named[name]: text.splitlines() for name, text in source.texts(lists).items()}
+    labels = _labels_of(records, fields, stored, notes, classes)
     shapes = np.array([record.shape for record in records], np.int64).reshape(-1, 3)
     inputs = Images(_Within(stored, [record.image for record in records], shapes), decoded=bool(shapes.any()))
     # What may be a label by another name, and is not read.
     others = (name for name in first.features if not _field_of(name) and name not in (image, *_NO_LABELS))
     fields |= {_short(name): [] for name in others}
     names, who = [shard.name for shard in shards], "fields of the records"
-    return records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], fields=fields, notes=notes)
+    made = records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], fields=fields, notes=notes)
+    return replace(made, used=made.used.union(name for name, field in named.items() if field in labels.used))
 
 
 def _record_files(source: Source) -> list[ShardFile]:
@@ -529,10 +536,14 @@ class _Within(SampleSource):
 
 
 def _labels_of(
-    records: Sequence[_Record], fields: Mapping[str, list[Any]], stored: SampleSource, notes: list[str]
+    records: Sequence[_Record],
+    fields: Mapping[str, list[Any]],
+    stored: SampleSource,
+    notes: list[str],
+    classes: Mapping[str, Sequence[str]],
 ) -> Labels:
     """Return the targets: boxes or masks if there are any, because a label beside boxes is most often that of the
-    first."""
+    first. `classes`: what the numbers in a field stand for."""
     names = [record.name for record in records]
     masks = [record.mask for record in records]
     bare = sum(record.boxes is None for record in records)
@@ -554,4 +565,4 @@ def _labels_of(
         shapes = np.zeros((len(masks), 3), np.int64)
         found = find_masks(_Within(stored, [mask for mask in masks if mask], shapes), spread=False)
         return Labels(found, found.classes)
-    return labels_of_fields(fields, names)
+    return labels_of_fields(fields, names, classes=classes)

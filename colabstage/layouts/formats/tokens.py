@@ -22,7 +22,7 @@ from colabstage.io.workspace import short_digest
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.evidence import Evidence, near, require_files
-from colabstage.layouts.reading import broken, decode_text, open_member, spool_folder
+from colabstage.layouts.reading import broken, decode_text, items_of, open_member, spool_folder
 from colabstage.layouts.records import ShardFile, scan_each
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
 from colabstage.trees.bytes import HEAD_BYTES, JoinedBytes, LocalBytes, RequestedBytes
@@ -395,18 +395,10 @@ def _what_else(name: str, head: bytes) -> str:
             f"names images in its lines ('{lines[0][:60]}'). Give the folder that holds both, and save a list as a "
             "table in it, with path,label as its first line"
         )
-    if labels := _fields_of_labels(lines[0]) if lines and name.lower().endswith(".jsonl") else []:
+    found = items_of(lines[0]) if lines and name.lower().endswith(".jsonl") else None
+    if labels := words.label_names(one[0] for one in found or () if isinstance(one, tuple)):
         return f"has {listed(labels)} beside the text of each line. {_AS_CLASSES}"
     cells = [word for line in lines for word in _CELL.split(line) if word]
     if _MOSTLY * len(cells) < sum(NUMBER.fullmatch(word) is not None for word in cells):
         return f"holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as x and y of a .npz"
     return ""
-
-
-def _fields_of_labels(line: str) -> list[str]:
-    """Return the fields of a line of a .jsonl that are named like labels."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return []
-    return words.label_names(found) if isinstance(found, dict) else []

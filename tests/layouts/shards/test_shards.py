@@ -465,6 +465,15 @@ def test_the_first_column_of_classes_names_them() -> None:
     assert read(hub({"digit": ["zero", "one"]}, label=[4, 5], digit=[0, 1])).classes == ("zero", "one")
 
 
+def test_tfds_names_classes_beside_its_records() -> None:
+    """In the order of the numbers."""
+    found = read(
+        {**records({"label": 0}, {"label": 2}, {"label": 0}, {"label": 2}), "label.labels.txt": "ox\nhen\ncow\n"}
+    )
+    assert (labels(found), found.classes) == ([0, 2, 0, 2], ("ox", "hen", "cow"))
+    assert not any("label.labels.txt" in note for note in found.notes)
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
