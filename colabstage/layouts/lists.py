@@ -343,9 +343,11 @@ class _Reader(NamedTuple):
                 if (files := self._files(name, way.paths)) is not None:
                     there[name], lines[name] = files, way
                     break
-            else:
-                self._refuse_lost(name, own)
         stated = {split for name in there for split in lines[name].splits}
+        # What a list of train does not name is never trained on, and often a test was not published.
+        is_stated = self.table.splits is not None or "train" in stated
+        for name in () if is_stated else sorted(lines.keys() - there.keys()):
+            self._refuse_lost(name, lines[name])
         folders = Lookup((), self.source.files.folders[0])
         held_out = held_out_splits(folders, stated)
         read = (self._named(name, files, lines[name], held_out) for name, files in there.items())

@@ -444,6 +444,8 @@ SPLITS_BESIDE = [
       for name, stated in (("lists", {"train.txt": "a0.jpg\na1.jpg\n", "val.txt": "a4.jpg\n"}), ("numbers", {"train.txt": "101\n102\n103\n", "val.txt": "104\n"}), ("a table", {"splits.csv": "file,split\na0,train\na1,train\na2,val\n"}), ("YAML", {"splits.yaml": "train: [a0, a1]\nval: [a2]\n"}))),
     *(row(f"splits that name folders: {name}", files("img/v{0..2}/{0..3}.jpg", {"masks/v{0..2}/{0..3}.png": grey(np.eye(48, 64, dtype=np.uint8)), **stated}), right=[found("train: 8 masks .*; val: 4 masks .*")], layout="pairs")
       for name, stated in (("lists", {"sets/train.txt": "v0\nv1\n", "sets/val.txt": "v2\n"}), ("JSON", {"splits.json": {"train": ["img/v0", "img/v1"], "val": ["img/v2"]}}))),
+    *(row(f"a list of what is not there, beside {name}", pairs("img/{}.jpg", "masks/{}.png") | files("", {"test.txt": "a7\na8\n", **lists}), right=[right])
+      for name, lists, right in (("train and val", {"train.txt": "0\n1\n2\n3\n", "val.txt": "4\n5\n"}, found("train: 4 masks .*; val: 2 masks .*", note="'test.txt'")), ("train", {"train.txt": "0\n1\n2\n3\n"}, refused("'test.txt' names files most of which")), ("val", {"val.txt": "4\n5\n"}, refused("'test.txt' names files most of which")))),
     row("a remark called as a list", files("{cat,dog}/{0..3}.jpg", {"test.txt": "this is a test\n"}), right=[noted("'test.txt'")]),
     row("tables of paths beside folders", files("{cat,dog}/{0..3}.jpg", {"train.csv": "path\n" + "".join(f"{one}/{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.csv": "path\ncat/3.jpg\ndog/3.jpg\n"}), right=[SAME_ORDER]),
     row("a table of train alone beside masks", pairs("img/{}.jpg", "masks/{}.png") | files("", {"train.csv": "image\n0.jpg\n1.jpg\n2.jpg\n"}), right=[found("train: 6 masks .*")]),
