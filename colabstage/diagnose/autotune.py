@@ -140,20 +140,18 @@ def autotune_loader(
     check_argument("budget_s", budget_s, "above zero")
     from colabstage.load.loader import Loader
 
-    given: dict[str, Any] = {"shuffle": shuffle}
+    named, given = "dataset", dict[str, Any](shuffle=shuffle)
     if isinstance(dataset, Loader):
-        given, dataset, named = {**dataset.options, **({} if shuffle else given)}, dataset.dataset, "loader.dataset"
-    else:
-        named = "dataset"
+        named, given, dataset = "loader.dataset", dataset.options | ({} if shuffle else given), dataset.dataset
     # By its value: an object without a length may have a `__len__` that raises.
     has_samples = operator.length_hint(dataset, -1) >= 0 and hasattr(dataset, "__getitem__")
     if not has_samples or isinstance(dataset, (str, bytes)):
         remedy = f"{ONE_SPLIT} Of a DataLoader pass its dataset."
         refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=remedy)
     saved, began = Restored(restore), SYSTEM_CLOCK.now()
-    given |= {"collate_fn": collate_fn} if device is None else {"collate_fn": collate_fn, "device": str(device)}
-    makers, tried, candidates, roots = _ways(dataset, batch_size, named, given)
-    trying = _Trying(tried, step)
+    given |= {} if device is None else {"device": str(device)}
+    makers, candidates, roots = _ways(dataset, batch_size, named, given, collate_fn)
+    trying = _Trying(makers, step)
     with preserve_randomness(), preserve_attributes(roots), warnings.catch_warnings():
         # torch warns about more processes than cores, but whether they help is what is measured here.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -188,47 +186,40 @@ def _bar(trial: Trial) -> Row:
 
 
 def _ways(
-    dataset: Any, batch_size: int, named: str, given: dict[str, Any]
-) -> tuple[dict[str, _Maker], dict[str, _Maker], list[Trial], tuple[object, ...]]:
-    """Return what makes loaders, by name; the same as they are tried; the candidates; and the objects that they may
-    change. `named`: how the caller writes the dataset; `given`: the options of every loader."""
+    dataset: Any, batch_size: int, named: str, given: Mapping[str, Any], collate_fn: Callable[[Any], Any] | None
+) -> tuple[dict[str, _Maker], list[Trial], tuple[object, ...]]:
+    """Return what makes loaders, by name, the candidates, and the objects that they may change. `named`: how the caller
+    writes the dataset; `given`: the options of every loader."""
     from torch.utils.data import DataLoader, Subset
 
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import make_loader
 
-    below, resources, collate_fn = dataset, read_resources(), given.pop("collate_fn")
+    below, resources = dataset, read_resources()
     while isinstance(below, Subset):
         below = below.dataset
     if not isinstance(below, dataset_h5) or collate_fn is not None:
         # For another dataset, or form of a batch, only torch's loader can be tried.
         options = {"shuffle": given.get("shuffle", True), "collate_fn": collate_fn}
         makers = {"DataLoader": _Maker(f"DataLoader({named}, {batch_size}", DataLoader, (dataset, batch_size), options)}
-        return makers, makers, stock_candidates(resources.cores), (dataset, collate_fn)
+        return makers, stock_candidates(resources.cores), (dataset, collate_fn)
     reader = below.reader
     # Half, because the training needs memory too.
     fits = bool(reader.stored_bytes < resources.free_memory_bytes / 2)
-    # Processes cannot bring batches to a device.
-    on_host = str(given.get("device", "cpu")) == "cpu"
-    # With a seed, the sampler of our parts has the order of one epoch, until somebody sets another.
-    several = (below.per_sample or bool(reader.encoded)) and on_host and not {"seed", "sampler"} <= given.keys()
+    # Processes bring no batches to a device, and the order of a seed is that of our loader alone.
+    several = bool(below.per_sample or reader.encoded) and "seed" not in given
+    several = several and str(given.get("device", "cpu")) == "cpu"
     ours = _Maker(f"make_loader({named}, {batch_size}", make_loader, (dataset, batch_size), given)
     makers = {"make_loader": ours}
     if several:
         # Of the parts of ours, so that they give the step the same batches.
-        made = ours.make(strategy="direct")
-        names = [*(("sampler",) if "sampler" in given else ()), "drop_last", "collate_fn"]
+        made, names = ours.make(strategy="direct"), ("sampler", "drop_last", "collate_fn")
         own = named if named != "dataset" else f"(loader := {ours.call({})}).dataset"
         start = f"DataLoader({own}, {batch_size}, {', '.join(f'{name}=loader.{name}' for name in names)}"
         stock = partial(DataLoader, **{name: getattr(made, name) for name in names})
-        shuffled = {} if "sampler" in given else {"shuffle": made.plan.order.name != "file"}
-        makers["DataLoader"] = _Maker(start, stock, (made.dataset, batch_size), shuffled)
-    tried = dict(makers)
-    # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
-    if reader.encoded or reader.decodes_targets:
-        tried["make_loader"] = replace(ours, options={**given, "memory_budget": 0})
+        makers["DataLoader"] = _Maker(start, stock, (made.dataset, batch_size), {})
     roots = below.transform, below.target_transform
-    return makers, tried, our_candidates(resources.cores, fits=fits, several=several), roots
+    return makers, our_candidates(resources.cores, fits=fits, several=several), roots
 
 
 def stock_candidates(cores: int) -> list[Trial]:
@@ -289,7 +280,9 @@ class _Trying:
         trial = Trial(candidate.options, candidate.maker)
         loader: Any = None
         try:
-            loader = self._makers[candidate.maker].make(**candidate.options)
+            # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
+            own = {"memory_budget": 0} if candidate.maker == "make_loader" else {}
+            loader = self._makers[candidate.maker].make(**candidate.options, **own)
             with closing(Feed(lambda: iter(loader), SYSTEM_CLOCK)) as feed:
                 batch = feed.take()
                 trial = replace(trial, samples=batch_size_of(batch)[0])
