@@ -80,6 +80,8 @@ class LoopbackServer:
             if self.closing.is_set():
                 connection.close()
                 return
+            # As web servers do: what is written in two parts would wait for the client's acknowledgement of the first.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             number = next(self._numbers)
             thread = threading.Thread(
                 target=self._serve, args=(connection, address, number), name=f"web-{number}", daemon=True
