@@ -75,8 +75,15 @@ class Evidence:
     def as_table(self, source: Source) -> SampleTable:
         """Return the samples, with the name of what labels them, and notes of the files of the source that were left
         out, or in whose encoding they may be misread."""
-        table = self.noting(*source.notes_on_encodings(self.used)).in_split_folders().table
-        of_files = isinstance(table.inputs.source, TreeFiles)
+        found = self.noting(*source.notes_on_encodings(self.used)).in_split_folders()
+        of_files = isinstance(found.table.inputs.source, TreeFiles)
+        if isinstance(found.table.inputs.source, TreeFiles) and found.table.splits is None:
+            folders = found.table.inputs.source.entries.folders[0]
+            splits = splits_of_folders(folders)
+            if "" in splits and len(stated := {*splits} - {""}) > 1:
+                which = f"because '{folders[splits.index('')]}' is of no split"
+                found = found.noting(f"All are in 'train', those in the folders {listed(sorted(stated))} too, {which}.")
+        table = found.table
         silent = HARMLESS if of_files else HARMLESS.difference(IMAGES)
         others = source.files.not_ending_in(silent).without(self.used)
         others = others.without({*table.keys}).where(lambda name: not is_note(name)) if of_files else others

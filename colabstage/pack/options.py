@@ -45,8 +45,8 @@ _NEWER_RULES = {
     **dict.fromkeys(("tfrecord", "file_names", "arrays", "audio"), 8),
     "detection": 13,
     "pairs": 15,
-    "table": 16,
-    "auto": 17,
+    "table": 17,
+    "auto": 18,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
