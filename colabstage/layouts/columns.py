@@ -346,9 +346,8 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
     known = candidates or known
     if not known:
         what = f"It has no labels beside {listed(named) or 'the paths'}"
-        masks = " Masks: call each as its image is, in a folder 'masks'." * any(one.are_files for one in others)
         return LayoutError(
-            f"{what}. Write the label of each file behind its path, and a first row that says so: path,label.{masks}"
+            f"{what}. Write the label of each file behind its path, and a first row that says so: path,label."
         )
     texts = any(column.plain in words.CAPTIONS for column in others)
     also = ' Texts are not read: layout="images" takes the images alone.' if texts else ""

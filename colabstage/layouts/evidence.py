@@ -76,8 +76,15 @@ class Evidence:
     def as_table(self, source: Source) -> SampleTable:
         """Return the samples, with the name of what labels them, and notes of the files of the source that were left
         out, or in whose encoding they may be misread."""
-        table = self.noting(*source.notes_on_encodings(self.used)).in_split_folders().table
-        of_files = isinstance(table.inputs.source, TreeFiles)
+        found = self.noting(*source.notes_on_encodings(self.used)).in_split_folders()
+        of_files = isinstance(found.table.inputs.source, TreeFiles)
+        if isinstance(found.table.inputs.source, TreeFiles) and found.table.splits is None:
+            folders = found.table.inputs.source.entries.folders[0]
+            splits = splits_of_folders(folders)
+            if "" in splits and len(stated := {*splits} - {""}) > 1:
+                which = f"because '{folders[splits.index('')]}' is of no split"
+                found = found.noting(f"All are in 'train', those in the folders {listed(sorted(stated))} too, {which}.")
+        table = found.table
         of_images = of_files and extension_of(table.keys[0] if table.keys else "") in IMAGES
         silent = HARMLESS if of_images else HARMLESS.difference(IMAGES)
         others = source.files.not_ending_in(silent).without(self.used)

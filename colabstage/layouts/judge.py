@@ -101,7 +101,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
             f"The {table.unit} of '{source.label}' may have the classes {listed(table.classes)}, by {found.who}, but "
             f'{why} layout="{table.layout}" takes them anyway.'
         )
-    checks = (_spelled_twice, _unnamed, _split_twice, _trained_in_held_out, _split_misspelt, _untrained, _boxes_lost)
+    checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _trained_in_held_out, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
     why = why or _sets_in_folders(source, found) or _shards_twice(source, found) or _documents(source, table)
     others, are_few = _of_other_kinds(source, found)
@@ -164,16 +164,22 @@ def _split_twice(table: SampleTable) -> str:
 def _trained_in_held_out(table: SampleTable) -> str:
     """Find a sample to train on in a folder of held-out ones, beside folders of other splits."""
     source = table.inputs.source
-    if not isinstance(source, TreeFiles) or table.splits is None or "train" not in table.splits:
+    if not isinstance(source, TreeFiles) or "train" not in (table.splits or ("train",)):
         return ""
     folders, folder_of = source.entries.folders
     splits = words.splits_of_folders(folders)
-    if not all(splits) or len({*splits}) < 2:
+    if len({*splits} - {""}) < 2 or (table.splits is None and all(splits)):
         return ""
-    held_out = np.array([split != "train" for split in splits])[folder_of]
-    wrong = np.flatnonzero(held_out & (np.array(table.splits) == "train"))
+    held_out = np.array([split not in ("", "train") for split in splits])[folder_of]
+    wrong = np.flatnonzero(held_out & (np.array(table.splits or ["train"]) == "train"))
     for row in wrong[:1].tolist():
-        return f"'{table.keys[row]}' is in 'train', and its folder in '{splits[folder_of[row]]}'. Correct one of them."
+        where = f"'{table.keys[row]}' is in 'train', and its folder in '{splits[folder_of[row]]}'"
+        if table.splits is not None:
+            return f"{where}. Correct one of them."
+        other = folders[splits.index("")]
+        tops = {name for folder in folders for name in folder.split("/") if words.is_split(name)}
+        only = only_line(source.tree, *(whole_path(top, folders) for top in sorted(tops)))
+        return f"{where}, because '{other}' is of no split. Take the splits alone, {only}, or move it away or into one."
     return ""
 
 

@@ -47,8 +47,8 @@ _NEWER_RULES = {
     "tfrecord": 9,
     "detection": 13,
     "pairs": 15,
-    "table": 16,
-    "auto": 19,
+    "table": 17,
+    "auto": 20,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -745,7 +745,7 @@ CLIPS = [
 ]
 PATHS_BESIDE = [
     row(f"a table of images and masks: {header}", files("img/x{0..5}.png msk/q{0..5}.png", {"pairs.csv": "\n".join([header, *(f"img/x{i}.png,msk/q{i}.png" for i in range(6))])}),
-        right=[refused("path,label.*masks", but_not="labels=")])
+        right=[refused("names different files.*masks", but_not="labels=")])
     for header in ("image,mask", "image_path,mask_path", "image,label", "file_name,mask_file_name")
 ]
 

@@ -75,6 +75,8 @@ READ: dict[str, tuple[Any, ...]] = {
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
     "splits among other folders": ("{train,test,extra}/cat/1.jpg", {}, r"mixes folders of splits \('test', 'train'\).*'extra'", "'image_folder'"),
+    "boxes of splits among other folders": ("{train,test,extra}/images/{1,2}.jpg", {"{train,test,extra}/labels/{1,2}.txt": YOLO_BOX}, r"'test/images/1.jpg' is in 'train'.*'extra/images' is of no split.*only=\['test', 'train'\]"),
+    "rows of splits among other folders": ("train/{0,1}.jpg test/{2,3}.jpg extra/{4,5}.jpg", {"l.csv": rows("file,label", "{0..5}.jpg,{cat,dog}")}, r"'test/2.jpg' is in 'train'.*'extra' is of no split"),
     "masks without images": ("{SegmentationClass,SegmentationObject}/a.png", {}, "names of parts of a dataset"),
     "masks called _manual1": ("x{0..2}.jpg x{0..2}_manual1.gif", {}, r"come in twos.*image_masks\('_manual1'\)"),
     "a spelling": ("train/Dog/1.jpg test/dog/2.jpg {train,test}/eel/3.jpg", {}, r"'Dog'.*layout=\"image_folder\""),
@@ -108,6 +110,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "a class without a folder": ("train/{a,b}/images/{0,1}.jpg val/images/v{0..3}.jpg", {"val/v.txt": rows("v{0..3}.jpg\t{a,z}\t0\t0")}, r"the class 'z', which no folder has"),
 }
 NOTED: dict[str, tuple[Any, ...]] = {
+    "names of splits among other folders": ("{train,test,extra}/{cat,dog}_1.jpg", {}, r"All are in 'train', those in the folders 'test', 'train' too, because 'extra'", r"file_names(r'/(cat|dog)_')"),
     "a split that lacks a class": ("train/{cat,dog}/1.jpg test/cat/3.jpg", {}, r"The split 'test' has no images of 1 class: 'dog'"),
     "columns that are not used": (SIX, {"l.csv": rows(",file,label,fold,age", "{0..5},{0..5}.jpg,{a,b},{0,1,2},{20..25}")}, r"Not used: the columns 'fold', 'age'"),
     "a label stated twice": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog,cat,cat}")}, r"1 row names a file that another row names as well"),
@@ -144,8 +147,8 @@ def test_each_is_refused_with_what_to_write(case: str) -> None:
 @pytest.mark.parametrize("case", NOTED)
 def test_each_is_noted(case: str) -> None:
     """What a loss or the author of a table may not expect."""
-    paths, texts, pattern = NOTED[case]
-    assert any(re.search(pattern, note) for note in read(paths, texts).notes)
+    paths, texts, pattern, *layout = NOTED[case]
+    assert any(re.search(pattern, note) for note in read(paths, texts, *layout).notes)
 
 
 def test_what_is_named_is_believed() -> None:
