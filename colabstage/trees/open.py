@@ -226,14 +226,11 @@ class OnlyTree(TreeView):
         prefix = f"{only[0]}/" if len(only) == 1 and names[rows[0]].startswith(f"{only[0]}/") else ""
         super().__init__([tree], rows, [names[row].removeprefix(prefix) for row in rows.tolist()])
         # A data.yaml above the chosen folders names the classes of their labels.
-        above = {"", *parent_folders(f"{folder}/" for folder in tree.entries.take(rows).folders[0])}
-        left = (
-            tree.entries.take(np.flatnonzero(~chosen))
-            .ending_in(_TELLING)
-            .where(lambda name: name.rpartition("/")[0] in above and "readme" not in name.lower())
-        )
-        what = f"only= leaves out {listed(left.names)}, above what it chooses"
-        note = f"{what}; to read that too, only={[*only, *left.names[:1]]}."
+        above = {"", *parent_folders(f"{prefix}{folder}/" for folder in self.entries.folders[0])}
+        telling = [names[row] for row in np.flatnonzero(~chosen).tolist() if names[row].endswith(_TELLING)]
+        left = [name for name in telling if name.rpartition("/")[0] in above and "readme" not in name.lower()]
+        what = f"only= leaves out {listed(left)}, above what it chooses"
+        note = f"{what}; to read that too, only={[*only, *left[:1]]}."
         self.kind, self.label, self.source = tree.kind, tree.label, tree.source
         self.notes = (*tree.notes, *([note] if left else []))
         self.by_request, self.prefix = tree.by_request, prefix
