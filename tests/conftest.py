@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
     from tests.nurseries import Nurseries
+    from tests.sources.servers import BucketService
 
 # These identify notebook platforms (machine/platforms.py); a test that needs one sets it.
 _PLATFORM_VARIABLES = re.compile(
@@ -103,6 +104,27 @@ def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Nurseries:
     folder = tmp_path_factory.getbasetemp()
     side_by_side = "PYTEST_XDIST_WORKER" in os.environ
     return Nurseries(folder.parent if side_by_side else folder, os.getppid() if side_by_side else os.getpid())
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[BucketService]:
+    """One S3 server for all tests of a process, because it takes a second to start."""
+    from tests.sources.servers import moto_service
+
+    with moto_service() as service:
+        yield service
+
+
+@pytest.fixture
+def s3(moto_server: BucketService, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketService]:
+    """An S3 server with one empty bucket, and a login in the environment that it accepts."""
+    from tests.sources.servers import use_login
+
+    use_login(monkeypatch, moto_server)
+    moto_server.backend.create_bucket(moto_server.bucket, "us-east-1")
+    yield moto_server
+    moto_server.demand_known_logins(wanted=False)
+    moto_server.backend.reset()
 
 
 class _Records(logging.Handler):

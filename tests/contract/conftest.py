@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contract.matrix import Walk
-from tests.sources.servers import BucketService, moto_service
 from tests.support.http_server import WebServer
 from tests.support.moments import Processes
 
@@ -26,13 +25,6 @@ def processes() -> Iterator[Processes]:
 def walk_of(tmp_path_factory: pytest.TempPathFactory, processes: Processes, address: str) -> Callable[[str], Walk]:
     """The walks of the cases, by name: undisturbed, each is walked once for all matrices."""
     return cache(lambda name: Walk(name, tmp_path_factory.mktemp("walk"), processes, address))
-
-
-@pytest.fixture(scope="package")
-def moto() -> Iterator[BucketService]:
-    """For the whole session, because it takes a second to start."""
-    with moto_service() as service:
-        yield service
 
 
 @pytest.fixture(scope="package")

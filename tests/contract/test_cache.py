@@ -12,7 +12,6 @@ from colabstage.errors import TargetExistsError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
-from tests.sources.servers import BucketService, use_login
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import Home
 
@@ -20,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("moto")
+    from tests.sources.servers import BucketService
+
+pytestmark = pytest.mark.usefixtures("moto_server")
 
 BEFORE = in_classes(6)
 AFTER = {**BEFORE, "cat/000.png": 99}
@@ -73,11 +74,7 @@ def cache(
             drive.mount(tmp_path / "content/drive")
             yield FolderCache(tmp_path / "content/drive/MyDrive/cache")
     else:
-        service: BucketService = request.getfixturevalue("moto")
-        use_login(monkeypatch, service)
-        service.backend.create_bucket(service.bucket, "us-east-1")
-        yield BucketCache(service)
-        service.backend.reset()
+        yield BucketCache(request.getfixturevalue("s3"))
 
 
 class Machines:

@@ -15,7 +15,6 @@ from colabstage.errors import ColabstageError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
-from tests.sources.servers import BucketService, use_login
 from tests.support.archives import MAKERS
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("moto")
+    from tests.sources.servers import BucketService
+
+pytestmark = pytest.mark.usefixtures("moto_server")
 
 BEFORE = in_classes(6, suffix=".bmp")
 # Names and sizes stay; one file is rewritten, one is replaced by another.
@@ -150,11 +151,7 @@ def make_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest
                 more = {"ranges": "none"} if kind.endswith("ranges") else {}
                 return Web(stack.enter_context(WebServer({"photos.zip": b""}, knobs=WebKnobs(**{**more, **knobs}))))
             if kind.startswith("bucket"):
-                service = request.getfixturevalue("moto")
-                use_login(monkeypatch, service)
-                service.backend.create_bucket(service.bucket, "us-east-1")
-                stack.callback(service.backend.reset)
-                return Bucket(service, "photos.zip" if kind.endswith("zip") else "photos")
+                return Bucket(request.getfixturevalue("s3"), "photos.zip" if kind.endswith("zip") else "photos")
             return Archive(tmp_path, f".{kind}")
 
         yield make

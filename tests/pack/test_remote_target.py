@@ -14,7 +14,6 @@ import pytest
 from colabstage import fetch_files, pack_dataset
 from colabstage.errors import CancelledError, OptionError, TargetExistsError, TargetNotWritableError
 from tests.contract.served import numbers_in
-from tests.sources.servers import BucketService, moto_service, use_login
 from tests.support.images import in_classes, make_tree
 from tests.support.staged import contents, timeless
 from tests.support.steps import OneStep
@@ -22,25 +21,10 @@ from tests.support.steps import OneStep
 Files = dict[str, bytes | dict[str, Any]]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
-
-@pytest.fixture(scope="module")
-def moto_server() -> Iterator[BucketService]:
-    """moto's server, once for this module."""
-    with moto_service() as service:
-        yield service
-
-
-@pytest.fixture
-def s3(moto_server: BucketService, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketService]:
-    """An S3 server with one empty bucket, for this test alone."""
-    moto_server.backend.reset()
-    moto_server.backend.create_bucket(moto_server.bucket, "us-east-1")
-    use_login(monkeypatch, moto_server)
-    yield moto_server
-    moto_server.backend.reset()
+    from tests.sources.servers import BucketService
 
 
 @pytest.fixture(scope="module")

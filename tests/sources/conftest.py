@@ -10,7 +10,7 @@ import pytest
 from colabstage.io.progress import ProgressStep
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
-from tests.sources.servers import BucketService, FolderService, ftp_service, moto_service, sftp_service, use_login
+from tests.sources.servers import FolderService, ftp_service, sftp_service
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,23 +65,6 @@ def make_drive(tmp_path: Path) -> Iterator[Callable[..., SimulatedDrive]]:
 def small_disk(make_disk: Callable[[int], Path]) -> Path:
     """A disk of 1 MB."""
     return make_disk(1)
-
-
-@pytest.fixture(scope="session")
-def moto_server() -> Iterator[BucketService]:
-    """One S3 server for all tests, because it takes a second to start."""
-    with moto_service() as service:
-        yield service
-
-
-@pytest.fixture
-def s3(moto_server: BucketService, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketService]:
-    """An S3 server with one empty bucket, and a login in the environment that it accepts."""
-    use_login(monkeypatch, moto_server)
-    moto_server.backend.create_bucket(moto_server.bucket, "us-east-1")
-    yield moto_server
-    moto_server.demand_known_logins(wanted=False)
-    moto_server.backend.reset()
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
-from tests.sources.conftest import moto_server, s3  # noqa: F401 - fixtures
 from tests.support.archives import write_archive
 from tests.support.images import make_tree, noise
 from tests.support.invariants import check_afterwards, contents
