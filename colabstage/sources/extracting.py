@@ -35,11 +35,6 @@ if TYPE_CHECKING:
     from colabstage.trees.bytes import ByteSource
 
 _PATH_BYTES = 4095
-# Space to keep free beyond the plan: for folders, the journal, and other programs.
-_RESERVE_BYTES = 32 * 1024 * 1024
-_NO_ROOM = (
-    "choose a target on a larger disk; or leave the archive as it is, because stage_dataset packs straight from it"
-)
 # A zip's directory, with the checksums of all members, is at its end; a tar begins with a header.
 _EDGE_BYTES = 256 * 1024
 
@@ -58,10 +53,6 @@ class ArchiveIdentity:
         """Return a text that changes when the content may have changed; an interrupted extraction continues only if it
         is equal."""
         return " ".join(filter(None, (f"{self.address} {self.size} {self.mtime_ns} {self.edges}", self.part)))
-
-    def is_same_content(self, other: ArchiveIdentity) -> bool:
-        """Return whether the content is the same, as far as can be seen without reading all of it."""
-        return self == replace(other, address=self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +222,8 @@ def _extract(archive: Path, target: Path, opening: Opening, *, overwrite: bool) 
         kept = sum(map(disk_use, find_orphans(target)))
         check_space(
             target.parent,
-            max(0, disk_bytes(sizes) - freed_bytes(tree) - kept) + opened.cost.archive_bytes + _RESERVE_BYTES,
+            max(0, disk_bytes(sizes) - freed_bytes(tree) - kept) + opened.cost.archive_bytes,
             f"Extracting '{base_name(tree.label)}' ({format_count(len(names), 'files')})",
-            remedy=_NO_ROOM,
         )
         opened.start()
         with opening.progress.step(f"Extracting {target.name}", total=sum(sizes), unit="B") as step:
@@ -261,7 +251,7 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     if here.kind in ("nothing", "empty folder"):
         return None
     made = here.about(_KIND, Extracted)
-    if made is not None and here.is_as_made and made.archive.is_same_content(identity):
+    if made is not None and here.is_as_made and made.archive == replace(identity, address=made.archive.address):
         sweep_receipts(target, here)
         return made
     # A changed archive is extracted again; only the content of its earlier state is lost.

@@ -190,11 +190,8 @@ class HttpFile(RemoteFile):
         ends_itself = facts.name.lower().endswith(ENDED_SUFFIXES)
         if facts.size is not None or is_chunked or self._first.coding or facts.checksum or ends_itself:
             return ()
-        note = (
-            f"The server of '{facts.label}' does not say how long the file is, so nothing shows whether all of it "
-            "arrived: compare its length with what is expected."
-        )
-        return (note,)
+        why = "does not say how long the file is, so nothing shows whether all of it arrived"
+        return (f"The server of '{facts.label}' {why}: compare its length with what is expected.",)
 
     def open_again(self) -> HttpFile:
         """Return the same file with connections of its own, without a request."""

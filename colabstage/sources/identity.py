@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from colabstage.errors import ArchiveError, ColabstageError, DriveError, SourceError, said_by
+from colabstage.errors import ArchiveError, ColabstageError, DriveError, SourceError, ended, said_by
 from colabstage.io.environment import OFFLINE_VARIABLE, is_set
 from colabstage.io.files import RetryPolicy, hash_block, read_fields
 from colabstage.io.pipeline import DaemonPool, in_thread
@@ -21,7 +21,7 @@ from colabstage.io.workspace import current_world
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, silence_of, slow_mounts_below
 from colabstage.sources.gdrive import SharedFolder, open_share
-from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, newest_version
+from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, find_login, newest_version
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -340,9 +340,6 @@ def _are_exchanged(recorded: str, now: str) -> bool:
 # Whether what was made from a source may still be used.
 
 
-_USED = "what was made from it before is used"
-
-
 class Freshness(NamedTuple):
     """How a source compares with a recorded state."""
 
@@ -383,28 +380,25 @@ def compare_source(
     is_local = all(isinstance(part, LocalSource | TreeSource) for part in parts_of(source))
     if not thorough and not is_open and (is_local or not is_set(OFFLINE_VARIABLE)):
         look = check_freshness(source, recorded, unpack=unpack)
-        notes = {
-            "gone": f"The source cannot be reached now; {_USED}. {look.detail}",
-            "silent": f"Whether the source has changed is not known ({look.detail}); {_USED}.",
-        }
         if look.state != "unproved":
-            seen = f"the source: {look.detail}" if look.state == "same" else ""
-            return Freshness(look.state != "changed", seen, notes.get(look.state, ""))
+            known = Freshness(look.state == "same", look.detail and f"the source: {look.detail}")
+            return _unknown(look.detail) if look.state == "unknown" else known
     try:
         now = identify()
     # A user whose account or network fails today wants to use what is here.
     except (SourceError, DriveError, ArchiveError) as error:
-        return Freshness(True, note=f"The source cannot be read now; {_USED}. {error}")
+        return _unknown(str(error))
     verdict = compare_states(recorded, now)
     if verdict == "same":
         return Freshness(True, f"the source: {proof_of(recorded, now)}", proved=True)
     if verdict == "unproved" and not thorough:
-        note = (
-            f"Whether the source has changed is not known (its names and sizes are the recorded ones, and nothing "
-            f"else tells); {_USED}. verify='full' reads it again."
-        )
-        return Freshness(True, note=note)
+        return _unknown("its names and sizes are unchanged, and nothing else tells. verify='full' reads it again")
     return Freshness(False, "nothing proves that the source is unchanged" if verdict == "unproved" else "")
+
+
+def _unknown(why: str) -> Freshness:
+    what = "Whether the source has changed is not known, and what was made from it before is used"
+    return Freshness(True, note=ended(f"{what}: {why}"))
 
 
 # A quick look: whether a source is still the recorded one, by a few questions and under a deadline.
@@ -413,13 +407,8 @@ def compare_source(
 class Look(NamedTuple):
     """The result of a quick look at a source."""
 
-    state: Verdict | Literal["gone", "silent"]
-    """How it compares with its record now.
-
-    `"same"`: it is the recorded one by what `detail` says was compared. `"changed"`: it certainly differs.
-    `"unproved"`: only opening it can tell. `"gone"`: it is not there, or refuses. `"silent"`: nothing came from it in
-    time, so whether it is there, or the same, is not known.
-    """
+    state: Verdict | Literal["unknown"]
+    """How it compares with its record now. `"unproved"`: only opening it tells; `"unknown"`: nothing does now."""
     detail: str = ""
     """The comparison, or the failure, in words."""
 
@@ -429,13 +418,13 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, unpack: bool) -
     disk, all files are listed. `unpack`: as of `open_source`."""
     silence = silence_of(*paths_of(source))
     if silence is not None:
-        return Look("silent", str(silence))
+        return Look("unknown", str(silence))
     asker = _Asker()
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
     answer = in_thread(lambda: asker.ask(lambda: expand_source(source, unpack=unpack), recorded), "colabstage-look")
     while not wait([answer], max(0.01, asker.responded_at + _SILENCE_S - time.monotonic())).done:
         if time.monotonic() - asker.responded_at >= _SILENCE_S:
-            return Look("silent", f"nothing arrived from it for {_SILENCE_S:.0f} s")
+            return Look("unknown", f"nothing arrived from it for {_SILENCE_S:.0f} s")
     return answer.result()
 
 
@@ -454,10 +443,10 @@ class _Asker:
         try:
             return self._ask(expand(), recorded)
         except ColabstageError as error:
-            return Look("gone", str(error))
+            return Look("unknown", str(error))
         except OSError as error:
             named = f"'{error.filename}': " if error.filename else ""
-            return Look("gone", f"{named}{said_by(error)}.")
+            return Look("unknown", f"{named}{said_by(error)}.")
         finally:
             self.on_response()
 
@@ -521,8 +510,8 @@ class _Asker:
         if source.version is not None:
             return Look("same", "a version of a dataset on Kaggle does not change")
         if not recorded.version:
-            return Look("silent", "which version was staged is not known")
-        newest = newest_version(source)
+            return Look("unknown", "which version was staged is not known")
+        newest = str(newest_version(source, find_login()))
         return Look("same", f"version {newest} is the newest") if recorded.version == newest else Look("changed")
 
     def _ask_many(self, parts: Sequence[SingleSource], recorded: SourceIdentity) -> Look:
@@ -531,12 +520,12 @@ class _Asker:
             return Look("changed")
         far = sum(isinstance(part, WebSource | ObjectSource) for part in parts)
         if far > _MOST_ASKED:
-            return Look("silent", f"its {far:,} addresses were not asked, which verify='full' does")
+            return Look("unknown", f"its {far:,} addresses were not asked, which verify='full' does")
         with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
             pairs = list(zip(parts, recorded.parts, strict=True))
             looks = pool.run(lambda pair: self.ask(lambda: pair[0], pair[1]), pairs, stall_timeout_s=float("inf"))
         found = {look.state: look for look in reversed(looks)}
-        order: tuple[str, ...] = ("changed", "unproved", "silent", "gone")
+        order: tuple[str, ...] = ("changed", "unproved", "unknown")
         seen = "; ".join(dict.fromkeys(look.detail for look in looks))
         return next((found[state] for state in order if state in found), Look("same", seen))
 
@@ -592,4 +581,4 @@ def _judge_facts(facts: RemoteFacts, recorded: SourceIdentity) -> Look:
     can_tell = facts.ranges and recorded.kind != "file" and not recorded.is_downloaded
     if look.state != "unproved" or can_tell:
         return look
-    return Look("silent", "its service reports neither a version nor a time")
+    return Look("unknown", "its service reports neither a version nor a time")

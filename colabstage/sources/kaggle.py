@@ -143,10 +143,10 @@ def open_kaggle(
 ) -> HttpFile | KaggleFolder:
     """Open a dataset that is not local (`find_kaggle_folder`): where it can be mounted, or as the zip that Kaggle
     serves."""
-    login = _login()
+    login = find_login()
     if (found := _mount_on_request(source, login)) is not None:
         return found
-    version = source.version or with_retries(lambda: _ask_newest(source, login), _POLICY)
+    version = source.version or with_retries(lambda: newest_version(source, login), _POLICY)
     if (found := _downloaded(source, version)) is not None:
         return found
 
@@ -175,12 +175,8 @@ def open_kaggle(
     return file
 
 
-def newest_version(source: KaggleSource) -> str:
+def newest_version(source: KaggleSource, login: Any) -> int:
     """Ask Kaggle for the number of a dataset's newest version, once."""
-    return str(_ask_newest(source, _login()))
-
-
-def _ask_newest(source: KaggleSource, login: Any) -> int:
     answer = _ask(source, "GetDataset", login)
     try:
         return int(json.loads(answer.text)["currentVersionNumber"])
@@ -212,7 +208,7 @@ def _ask(source: KaggleSource, action: str, login: Any, **more: object) -> WebAn
     return answer
 
 
-def _login() -> Any:
+def find_login() -> Any:
     """Return the login for Kaggle that kagglehub finds: of this session, the environment, a file or Colab's secrets."""
     if find_spec("kagglehub") is None:
         return None

@@ -279,7 +279,6 @@ def local_source(path: str | os.PathLike[str]) -> LocalSource:
 def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
     """Return the parent folder of this machine's datasets, given the public argument `local_dir`."""
     value, name = value_and_name("local_dir", local_dir, None, LOCAL_DIR_VARIABLE)
-    # Asked in any case: a name of a platform that there is none of is refused before anything is done.
     usual = detect_platform().fast_dir
     base = absolute_path(usual if value is None else value, name)
     require_drive(base)

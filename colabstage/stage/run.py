@@ -268,8 +268,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision
         identity = source.opened.identify()
         seal = record.seal if request.wants_pack else files_record(request, identity, files=False).seal
         record = replace(record, identity=identity, seal=seal)
-    # Most calls change nothing. The record only saves the next call work, so that a disk which is full, or may only be
-    # read, prevents nothing.
+    # Most calls change nothing. It only saves the next call work, so a full or read-only disk prevents nothing.
     if record != found:
         with suppress(OSError):
             write_record(request, record)

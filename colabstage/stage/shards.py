@@ -158,8 +158,7 @@ def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache, w
     Raises:
         NotEnoughSpaceError: as `divide` and `check_cache`.
     """
-    limit = request.disk_limit
-    assert limit is not None
+    limit = request.disk_limit or 0
     sizes = divide(plan_without_room(tree, request, job), limit, whole)
     place = check_cache(cache, job, limit)
     sentence = (
@@ -171,8 +170,7 @@ def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache, w
 
 
 def pack_into_cache(call: StageCall, source: OpenedSource, job: PackJob, cache: Cache, whole: int) -> CachedPack:
-    """Pack shard by shard into the cache, and return the whole set. `job` is from `plan_without_room`; `whole`: as of
-    `divide`.
+    """Pack shard by shard into the cache, and return the set. `job`: from `plan_without_room`; `whole`: as of `divide`.
 
     Raises:
         NotEnoughSpaceError: the limit is too little, the cache has no room, or there is none.

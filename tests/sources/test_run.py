@@ -149,7 +149,7 @@ def test_an_unreachable_source_leaves_what_is_here(photos: Path, tmp_path: Path)
     report = fetch(url, tmp_path / "a.zip")
     assert time.monotonic() - began < 10.0
     assert report.kept_bytes == len(DATA)
-    assert "cannot be reached" in str(report)
+    assert "is not known" in str(report)
 
 
 def test_a_checksum_decides(server: WebServer, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_offline_the_second_call_returns_at_once(archive: Path) -> None:
     again = stage(url)
     assert time.monotonic() - began < 10
     assert again.report.origin == "local"
-    assert "cannot be reached" in " ".join(again.report.notes)
+    assert "is not known" in " ".join(again.report.notes)
     with pytest.raises(SourceReadError, match=r"photos\.zip"):
         stage(url, refresh=True)
 
@@ -196,7 +196,7 @@ def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -
         assert service.count("DownloadDataset") == 2
     silent = stage("kaggle://ann/pets")
     assert silent.report.origin == "local"
-    assert any("cannot be reached now" in note for note in silent.report.notes)
+    assert any("is not known" in note for note in silent.report.notes)
 
 
 def test_several_archives_are_one_dataset(
