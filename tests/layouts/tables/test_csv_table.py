@@ -69,10 +69,11 @@ def test_labels_are_what_the_cells_say(
     assert found.classes == classes
 
 
-def test_a_split_column_and_a_group_column_are_known() -> None:
+@pytest.mark.parametrize("group", ["patient_id", "speaker", "user_id", "video_id"])
+def test_a_split_column_and_a_group_column_are_known(group: str) -> None:
     """The one by its content, the other by its name; neither is taken for a label."""
     splits = ["train", "Train", "val", "test", "train", "training"]
-    text = csv("patient_id,image,fold_name,diagnosis", "p{g},{i}.jpg,{s},{w}", g=[1, 1, 2, 3, 4, 1], s=splits, w=WORDS)
+    text = csv(f"{group},image,fold_name,diagnosis", "p{g},{i}.jpg,{s},{w}", g=[1, 1, 2, 3, 4, 1], s=splits, w=WORDS)
     found = table({"t.csv": text})
     assert found.splits == ("train", "train", "val", "test", "train", "train")
     assert found.groups == ("p1", "p1", "p2", "p3", "p4", "p1")
