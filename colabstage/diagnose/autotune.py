@@ -69,7 +69,7 @@ class TunedLoader(Report):
 
     def loader(self) -> Any:
         """Return a new loader with the best options."""
-        return self._make(**self.options)
+        return self._make(self.options)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Maker:
     arguments: tuple[object, ...]
     options: Mapping[str, Any]
 
-    def make(self, **options: Any) -> Any:
+    def make(self, options: Mapping[str, Any]) -> Any:
         return self.function(*self.arguments, **{**self.options, **options})
 
     def call(self, options: Mapping[str, Any]) -> str:
@@ -213,7 +213,7 @@ def _ways(
     makers = {"make_loader": ours}
     if several:
         # Of the parts of ours, so that they give the step the same batches.
-        made, names = ours.make(strategy="direct"), ("sampler", "drop_last", "collate_fn")
+        made, names = ours.make({"strategy": "direct"}), ("sampler", "drop_last", "collate_fn")
         own = named if named != "dataset" else f"(loader := {ours.call({})}).dataset"
         start = f"DataLoader({own}, {batch_size}, {', '.join(f'{name}=loader.{name}' for name in names)}"
         stock = partial(DataLoader, **{name: getattr(made, name) for name in names})
@@ -282,7 +282,7 @@ class _Trying:
         try:
             # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
             own = {"memory_budget": 0} if candidate.maker == "make_loader" else {}
-            loader = self._makers[candidate.maker].make(**candidate.options, **own)
+            loader = self._makers[candidate.maker].make({**candidate.options, **own})
             with closing(Feed(lambda: iter(loader), SYSTEM_CLOCK)) as feed:
                 batch = feed.take()
                 trial = replace(trial, samples=batch_size_of(batch)[0])

@@ -153,8 +153,8 @@ def judge_shared_memory(facts: MachineFacts) -> Finding:
 
 
 def judge_cores(facts: MachineFacts) -> Finding:
-    """Use at most one worker less than there are cores (num_workers="auto" of make_loader does): more only take each
-    other's turn, and the training loop's. On two cores, make_loader's threads beat any number of workers."""
+    """Use at most one worker less than there are cores: more only take each other's turn, and the training loop's. On
+    two cores, make_loader's threads beat any number of workers."""
     cores = format_count(facts.cores, "cores")
     # The training loop itself needs a core.
     best = max(1, facts.cores - 1)
