@@ -582,8 +582,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     )
     records = source.ending_in(words.RECORD_ENDS).without(used).where(lambda name: bool(words.RECORDS.fullmatch(name)))
     if of_files and records:
-        only = source.only(_entries(table).names, records.names)
-        yield _left_over_message(records.names, beside, _MORE, f"To leave them out: {only}.")
+        yield _left_over_message(records.names, beside, _MORE, _one_kind(source, found, records))
     if not archives:
         return
     folder, paths = source.addresses(archives[:1])
@@ -600,18 +599,24 @@ def _of_other_kinds(source: Source, found: Evidence) -> tuple[str, bool]:
     if is_stated:
         return "", False
     own = _entries(table) if of_files else source.files.where(found.used.__contains__)
-    rest = source.without({*found.used, *own.names}).files
     size = len if of_files else in_bytes
     for kind in (words.IMAGES, words.SOUNDS, _ARRAYS):
-        others = rest.ending_in(kind)
+        others = source.ending_in(kind).without(found.used)
         # One picture, or one array, is no dataset of files.
         if not own.ending_in(kind) and (len(others) > 1 or not of_files) and FEW * size(others) > size(own) > 0:
-            only = [source.only(one.names, two.names) for one, two in ((own, others), (others, own))]
-            how = f"Take one kind: {' or '.join(filter(None, only))}." if any(only) else "Move those of one kind away."
+            how = _one_kind(source, found, others)
             beside = f"the {'arrays' if table.layout == 'arrays' else table.unit} of '{source.label}'"
             why = _left_over_message(others.names, beside, "may be the samples, or more of them", how)
             return why, size(others) > FEW * size(own)
     return "", False
+
+
+def _one_kind(source: Source, found: Evidence, others: FileEntries) -> str:
+    """Write what takes either the samples, with what labels them, or files of another kind alone."""
+    sources = found.table.inputs.source, getattr(found.table.targets, "source", None)
+    own = found.used.union(*(one.entries.names for one in sources if isinstance(one, TreeFiles)))
+    only = [source.only(one, two) for one, two in ((own, others.names), (others.names, own))]
+    return f"Take one kind: {' or '.join(filter(None, only))}." if any(only) else "Move those of one kind away."
 
 
 def _without_ending(source: Source) -> Sequence[str]:

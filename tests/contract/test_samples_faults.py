@@ -551,6 +551,7 @@ FOLDERS = [
           (PARTITION, found("train: 4 without targets; val: 1 .*; test: 1 .*")), (PARTITION | IDENTITY, found("train: 28 2, 31 2; val: 28 1; test: 31 1")),
           (PARTITION | IDENTITY | ATTRIBUTES, refused(r"table_rows\(table='identity_CelebA.txt'")), (PARTITION | ATTRIBUTES, found(r"train: 4 rows .*\(2,\); val: 1 rows .*; test: 1 rows .*"))]),
     row("a list of one line", files("images/0000{0..4}.jpg", {"train.txt": "".join(f"0000{i}.jpg {i % 2}\n" for i in range(4)), "val.txt": "00004.jpg 0\n"}), right=[found("train: 0 2, 1 2; val: 0 1")]),
+    row("records beside images and their table", files("{0..5}.jpg", {"labels.csv": "file,label\n" + "".join(f"{i}.jpg,{i % 2}\n" for i in range(6)), "train.tfrecord-00000-of-00002": "x"}), right=[refused(r"only=\['\*\*/\*.csv', '\*\*/\*.jpg'\] or only='\*\*/\*.tfrecord-00000-of-00002'")]),
     *(row(f"lists of images without labels: {name}", files("images/{0..7}.jpg", {"train.txt": "".join(f"{i}.jpg\n" for i in range(6)), "val.txt": "".join(f"{i}.jpg{more}\n" for i in range(6, 8))}), right=right)
       for name, more, right in [("paths", "", [found("train: 6 without .*; val: 2 .*")]), ("words behind some", " a cat", [refused("val.txt")])]),
     row("a list beside names of classes", files("cat_{1..3}.jpg dog_{1..3}.jpg", {"labels.txt": "".join(f"{one}_{i}.jpg {i % 2}\n" for one in ("cat", "dog") for i in range(1, 4))}), right=[refused("labels.txt"), found("train: 0 2, 1 4")]),
