@@ -183,7 +183,7 @@ def test_a_manifest_that_is_no_file(tmp_path: Path, what: str) -> None:
 def test_nested_json(tmp_path: Path) -> None:
     """Deeper than Python can parse."""
     deep = "[" * 200_000 + "]" * 200_000
-    text = f'{{"images": [], "categories": [], "annotations": {deep}}}'
+    text = f'{{"images": [{{"file_name": "0.png"}}], "categories": [], "annotations": {deep}}}'
     (images(tmp_path / "d") / "annotations.json").write_text(text)
     assert pack_images(tmp_path) == "BrokenDatasetError"
 

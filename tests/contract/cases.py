@@ -101,8 +101,8 @@ def publish(home: Path) -> None:
 def fetch(home: Path, name: str) -> None:
     """Fetch one of the user's files or folders. It is no success if the report says that the older copy stays."""
     report = fetch_files(home / "mine" / name, f"{home}/out/it", overwrite=True, progress=False)
-    if report.notes:
-        raise SourceAccessError(report.notes[0])
+    if others := [note for note in report.notes if not note.endswith(" unchanged.")]:
+        raise SourceAccessError(others[0])
 
 
 def fetch_url(home: Path) -> None:
