@@ -69,6 +69,18 @@ def test_batch_transform_gets_the_finished_batch(make_file: Callable[..., Any]) 
     np.testing.assert_array_equal(torch.cat([y for _, y in batches]), sample.y + 1)
 
 
+def test_a_loader_says_how_it_was_made(make_file: Callable[..., Any]) -> None:
+    """With its options it is made again, and gives the same batches."""
+    dataset = dataset_h5(make_file("pack", 23).path)
+    loader = make_loader(dataset, 4, seed=3, dtype=torch.float32, drop_last=True)
+    assert loader.options == {"seed": 3, "dtype": torch.float32, "drop_last": True}
+    again = make_loader(dataset, 4, **loader.options)
+    for (x, y), (other_x, other_y) in zip(loader, again, strict=True):
+        assert torch.equal(x, other_x)
+        assert torch.equal(y, other_y)
+    assert make_loader(dataset, 4).options == {}
+
+
 def test_encoded_images_of_many_sizes_are_lists(make_encoded: Callable[..., Path]) -> None:
     """Images of different sizes come as a list of (C, H, W) tensors, scaled if a dtype is given."""
     dataset = dataset_h5(make_encoded(7))
