@@ -77,14 +77,12 @@ class Evidence:
         """Return the samples, with the name of what labels them, and notes of the files of the source that were left
         out, or in whose encoding they may be misread."""
         found = self.noting(*source.notes_on_encodings(self.used)).in_split_folders()
-        of_files = isinstance(found.table.inputs.source, TreeFiles)
-        if isinstance(found.table.inputs.source, TreeFiles) and found.table.splits is None:
-            folders = found.table.inputs.source.entries.folders[0]
-            splits = splits_of_folders(folders)
-            if "" in splits and len(stated := {*splits} - {""}) > 1:
-                which = f"because '{folders[splits.index('')]}' is of no split"
-                found = found.noting(f"All are in 'train', those in the folders {listed(sorted(stated))} too, {which}.")
-        table = found.table
+        other, stated = folder_of_no_split(found.table)
+        if other:
+            found = found.noting(
+                f"All are in 'train', those in the folders {listed(stated)} too, because '{other}' is of no split."
+            )
+        table, of_files = found.table, isinstance(found.table.inputs.source, TreeFiles)
         of_images = of_files and extension_of(table.keys[0] if table.keys else "") in IMAGES
         silent = HARMLESS if of_images else HARMLESS.difference(IMAGES)
         others = source.files.not_ending_in(silent).without(self.used)
@@ -188,6 +186,25 @@ def class_of_samples(table: SampleTable) -> list[str]:
     if not table.classes or not isinstance(targets, Values) or targets.values.ndim != 1:
         return []
     return [table.classes[label] for label in targets.values.tolist()]
+
+
+def folder_of_no_split(table: SampleTable) -> tuple[str, list[str]]:
+    """Return a folder of no split beside those of several splits, with these, where nothing states splits, so that all
+    would be trained on; "" if there is none."""
+    source = table.inputs.source
+    folders = source.entries.folders[0] if isinstance(source, TreeFiles) and table.splits is None else []
+    splits = splits_of_folders(folders)
+    stated = sorted({*splits} - {""})
+    return (folders[splits.index("")], stated) if "" in splits and len(stated) > 1 else ("", [])
+
+
+def in_two_splits(names: Sequence[str], splits: Sequence[str]) -> tuple[str, str, str] | None:
+    """Return the first name that stands in two splits, and these; `None` if none does."""
+    split_of: dict[str, str] = {}
+    pairs = zip(names, splits, strict=True) if len({*splits}) > 1 else ()
+    return next(
+        ((name, split_of[name], split) for name, split in pairs if split_of.setdefault(name, split) != split), None
+    )
 
 
 # Files of another kind are few if the samples are ten times as many.

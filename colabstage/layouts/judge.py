@@ -26,8 +26,10 @@ from colabstage.layouts.evidence import (
     Evidence,
     Miss,
     class_of_samples,
+    folder_of_no_split,
     gather,
     in_bytes,
+    in_two_splits,
     near,
     refuse,
     size_in_file,
@@ -152,31 +154,26 @@ def _split_twice(table: SampleTable) -> str:
     several = sorted({"val", "valid", "validation"} & set(table.splits or ()))
     if len(several) > 1:
         return f"The {table.unit} are in the splits {listed(several)}, which look like one. Use one name."
-    split_of: dict[str, str] = {}
-    # Its first row has its own name.
-    own = _entries(table).names if table.layout in _OF_ROWS and table.keys else ()
-    for name, split in zip(own, table.splits or (), strict=False) if len({*own}) < len(own) else ():
-        if split_of.setdefault(name, split) != split:
-            return f"'{name}' is in the splits '{split_of[name]}' and '{split}'. Take it out of one."
-    return ""
+    is_of_rows = table.layout in _OF_ROWS and table.keys and table.splits is not None
+    twice = in_two_splits(_entries(table).names, table.splits or ()) if is_of_rows else None
+    return "'{}' is in the splits '{}' and '{}'. Take it out of one.".format(*twice) if twice else ""
 
 
 def _trained_in_held_out(table: SampleTable) -> str:
     """Find a sample to train on in a folder of held-out ones, beside folders of other splits."""
-    source = table.inputs.source
-    if not isinstance(source, TreeFiles) or "train" not in (table.splits or ("train",)):
+    source, (other, _) = table.inputs.source, folder_of_no_split(table)
+    if not isinstance(source, TreeFiles) or not (other or "train" in (table.splits or ())):
         return ""
     folders, folder_of = source.entries.folders
     splits = words.splits_of_folders(folders)
-    if len({*splits} - {""}) < 2 or (table.splits is None and all(splits)):
+    if len({*splits} - {""}) < 2:
         return ""
     held_out = np.array([split not in ("", "train") for split in splits])[folder_of]
     wrong = np.flatnonzero(held_out & (np.array(table.splits or ["train"]) == "train"))
     for row in wrong[:1].tolist():
         where = f"'{table.keys[row]}' is in 'train', and its folder in '{splits[folder_of[row]]}'"
-        if table.splits is not None:
+        if not other:
             return f"{where}. Correct one of them."
-        other = folders[splits.index("")]
         tops = {name for folder in folders for name in folder.split("/") if words.is_split(name)}
         only = only_line(source.tree, *(whole_path(top, folders) for top in sorted(tops)))
         return f"{where}, because '{other}' is of no split. Take the splits alone, {only}, or move it away or into one."

@@ -35,6 +35,7 @@ from colabstage.layouts.evidence import (
     IMAGE_FOLDER,
     Evidence,
     Found,
+    in_two_splits,
     left_out_notes,
     near,
     renumbered,
@@ -431,7 +432,9 @@ class TableSearch:
         self._check_shift(rows)
         targets: Targets
         if boxes is not None:
-            _check_one_split(rows, self.files.names)
+            if (found_twice := in_two_splits(take_strings(self.files.names, rows.files), rows.splits)) is not None:
+                msg = "Rows of '{}' are in the splits '{}' and '{}'. Take it out of one.".format(*found_twice)
+                raise LayoutError(msg)
             sides = find_image_sides(found[0].columns)
             sides = sides if all(one.columns.keys() >= {*sides} for one in complete) else []
             corners = [rows.column(name) for name in boxes.corners]
@@ -652,15 +655,6 @@ def columns_of_classes(classes: Sequence[Any], columns: Sequence[Column], *, has
     if has_header and len(columns) > 1:
         return [column for column in agree if not words.LABEL_WORDS.isdisjoint(words.words_of(column.name))]
     return agree if all(column.is_numeric for column in columns if column not in agree) else []
-
-
-def _check_one_split(rows: _Rows, names: Sequence[str]) -> None:
-    """Refuse rows of one file in two splits: they are one sample."""
-    split_of: dict[int, str] = {}
-    for number, split in zip(rows.files.tolist(), rows.splits, strict=True) if len({*rows.splits}) > 1 else ():
-        if split_of.setdefault(number, split) != split:
-            msg = f"Rows of '{names[number]}' are in the splits '{split_of[number]}' and '{split}'. Take it out of one."
-            raise LayoutError(msg)
 
 
 def _numbered_apart(names: Sequence[str]) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
         cached = cache.find()
         identity = None if cached is None else cached.identity
         if cached is None or identity is None:
-            step.note, why = "not there", "no pack of this dataset yet" if cache.place is not None else cache.why  # type: ignore[redundant-expr]
+            step.note, why = "not there", cache.why_nothing()
         else:
             in_part = cached.exceeds_limit(request)
             freshness = None if beside and not in_part else source.compare(identity)
