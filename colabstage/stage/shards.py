@@ -158,7 +158,8 @@ def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache, w
     Raises:
         NotEnoughSpaceError: as `divide` and `check_cache`.
     """
-    limit = request.disk_limit or 0
+    limit = request.disk_limit
+    assert limit is not None
     sizes = divide(plan_without_room(tree, request, job), limit, whole)
     place = check_cache(cache, job, limit)
     sentence = (
