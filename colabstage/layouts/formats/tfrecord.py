@@ -80,8 +80,8 @@ _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
 # What TensorFlow's own converters say of the file besides, and what is read.
 _OF_FILES = tuple(f"image/{name}" for name in ("format", "colorspace", "filename", "source_id", "key/sha256"))
 _NO_LABELS = {*_CORNERS, *_MASKS, *itertools.chain(*_SIZES), _BOX_LABEL, _BOX_TEXT, *_OF_FILES}
-# Longer records are read in parts while they are scanned, this much of each feature: no name is as long.
-_SHORT_BYTES, _HEAD_BYTES = 16 * 1024, 512
+# Longer records are read in parts while they are scanned.
+_SHORT_BYTES = 16 * 1024
 # The longest label, and how much of a text is read; of a list that is not a label so many values are shown.
 _MOST_LABEL_BYTES, _MOST_TEXT_BYTES, _SHOWN_VALUES = 400, 64 * 1024, 8
 
@@ -139,15 +139,21 @@ _VARINT, _BYTES = 0, 2
 _FIRST_BYTES, _SECOND_BYTES = 1 << 3 | _BYTES, 2 << 3 | _BYTES
 _FIXED = {1: 8, 5: 4}
 _STRINGS, _FLOATS = 1, 2
+# The tag and the length of a field, of ten bytes each at most.
+_TAG_BYTES = 20
 # Reads some of a record's bytes: from the first to before the last.
 Read = Callable[[int, int], bytes]
 
 
-class ByteSpan(NamedTuple):
-    """A byte string inside a record's data: its first byte, and the one after its last."""
+class Span(NamedTuple):
+    """Bytes inside a record's data: the first, and the one after the last."""
 
     start: int
     end: int
+
+
+_NOTHING = 0, Span(0, 0)
+_NO_PIXELS = (0, 0, 0)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -164,85 +170,50 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError(msg)
 
 
-def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
-    """Return the tag of a message's field, and where its value begins and ends, which may be beyond `data`."""
-    tag, start = data[at], at + 1
-    # Nearly all tags and lengths are of one byte.
-    if tag > 127:
-        tag, start = _varint(data, at)
-    kind = tag & 7
-    if kind == _BYTES:
-        length, start = _varint(data, start) if data[start] > 127 else (data[start], start + 1)
-        stop = start + length
-    elif kind == _VARINT:
-        _, stop = _varint(data, start)
-    elif kind in _FIXED:
-        stop = start + _FIXED[kind]
-    else:
-        msg = f"a field of kind {kind}"
-        raise ValueError(msg)
-    # A length that reaches too far would take in other fields' bytes.
-    if stop > end or tag < 8:
-        msg = f"a field at byte {start:,} ends after its message, of {end:,} bytes"
-        raise ValueError(msg)
-    return tag, start, stop
-
-
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _fields(read: Read, span: Span) -> Iterator[tuple[int, Span]]:
+    """Yield the tag of each field of a message, and where its value is; the values themselves are not read."""
+    at, end = span
     while at < end:
-        tag, start, at = _field(data, at, end)
-        yield tag, start, at
-
-
-class _Piece(NamedTuple):
-    """A part of a record: a message, or the list of values of one feature."""
-
-    start: int
-    """Where it begins in its record."""
-    end: int
-    head: bytes
-    """Its bytes; if it is long, the first ones."""
-    kind: int = 0
-    """Of values: whether they are byte strings, floats or integers."""
-
-
-_NOTHING = _Piece(0, 0, b"")
-_NO_PIXELS = (0, 0, 0)
-
-
-def _messages(read: Read, at: int, end: int) -> Iterator[_Piece]:
-    """Yield the messages in field 1 of another one."""
-    while at < end:
-        head = read(at, at + _HEAD_BYTES)
-        tag, start, stop = _field(head, 0, end - at)
-        # Unknown fields are skipped, as protobuf requires: newer writers may add some.
-        if tag == _FIRST_BYTES:
-            yield _Piece(at + start, at + stop, head[start:stop])
+        head = read(at, at + _TAG_BYTES)
+        tag, start = head[0], 1
+        # Nearly all tags and lengths are of one byte.
+        if tag > 127:
+            tag, start = _varint(head, 0)
+        kind = tag & 7
+        if kind == _BYTES:
+            length, start = _varint(head, start) if head[start] > 127 else (head[start], start + 1)
+            stop = start + length
+        elif kind == _VARINT:
+            _, stop = _varint(head, start)
+        elif kind in _FIXED:
+            stop = start + _FIXED[kind]
+        else:
+            msg = f"a field of kind {kind}"
+            raise ValueError(msg)
+        # A length that reaches too far would take in other fields' bytes.
+        if at + stop > end or tag < 8:
+            msg = f"a field at byte {at:,} ends after its message, at byte {end:,}"
+            raise ValueError(msg)
+        yield tag, Span(at + start, at + stop)
         at += stop
 
 
-def _named_feature(entry: _Piece) -> tuple[str, _Piece]:
-    """Return the name and the values of an entry of the map of features."""
-    name, found = "", _NOTHING
-    for tag, start, end in _fields(entry.head, 0, entry.end - entry.start):
-        if tag == _FIRST_BYTES:
-            name = entry.head[start:end].decode()
-        for kind, at, stop in _fields(entry.head, start, end) if tag == _SECOND_BYTES else ():
-            # If one feature has several lists, the last counts, as in a protobuf oneof.
-            if kind & 7 == _BYTES:
-                found = _Piece(entry.start + at, entry.start + stop, entry.head[at:stop], kind >> 3)
-    return name, found
+def _messages(read: Read, span: Span) -> Iterator[Span]:
+    """Yield the messages, or byte strings, in field 1 of another one."""
+    # Unknown fields are skipped, as protobuf requires: newer writers may add some.
+    return (inner for tag, inner in _fields(read, span) if tag == _FIRST_BYTES)
 
 
-def _numbers(kind: int, data: bytes) -> list[Any]:
+def _numbers(read: Read, kind: int, values: Span) -> list[Any]:
     """Return the floats or integers of a feature."""
     found: list[Any] = []
     # Packed, as every writer does today, or one by one, as the format also allows: the bytes are the same.
-    for _, start, end in _fields(data, 0, len(data)):
-        at = start
+    for _, span in _fields(read, values):
+        data, at = read(*span), 0
         if kind == _FLOATS:
-            found += struct.unpack(f"<{(end - start) // 4}f", data[start:end])
-        while kind != _FLOATS and at < end:
+            found += struct.unpack(f"<{len(data) // 4}f", data)
+            continue
+        while at < len(data):
             number, at = _varint(data, at)
             # Negative numbers are written in two's complement of 64 bits.
             found.append(number - (1 << 64) if number >> 63 else number)
@@ -263,9 +234,9 @@ class _Record(NamedTuple):
     name: str
     stored: Part
     """Its data and checksum, in its shard."""
-    image: ByteSpan
+    image: Span
     """Where in the data it is, like the mask."""
-    mask: ByteSpan | None
+    mask: Span | None
     shape: tuple[int, int, int]
     """Height, width and depth of pixels; zeros for an image file."""
     boxes: _Boxes | None
@@ -277,35 +248,35 @@ class _Example:
 
     def __init__(self, read: Read, length: int, name: str) -> None:
         self.name, self.read = name, read
+        # For each feature whether it holds byte strings, floats or integers, and where their list is.
+        self.features: dict[str, tuple[int, Span]] = {}
         # A map is written as messages of key and value.
-        self.features = {
-            name: feature
-            for whole in _messages(read, 0, length)
-            for name, feature in map(_named_feature, _messages(read, whole.start, whole.end))
-        }
-
-    def _strings(self, name: str) -> Iterator[ByteSpan]:
-        feature = self.features.get(name, _NOTHING)
-        if feature.kind == _STRINGS:
-            yield from (ByteSpan(one.start, one.end) for one in _messages(self.read, feature.start, feature.end))
+        for entry in (one for features in _messages(read, Span(0, length)) for one in _messages(read, features)):
+            key, found = "", _NOTHING
+            for tag, span in _fields(read, entry):
+                if tag == _FIRST_BYTES:
+                    key = read(*span).decode()
+                # If one feature has several lists, the last counts, as in a protobuf oneof.
+                for kind, values in _fields(read, span) if tag == _SECOND_BYTES else ():
+                    found = (kind >> 3, values) if kind & 7 == _BYTES else found
+            self.features[key] = found
 
     def values(self, name: str) -> list[Any]:
         """Return the values of a feature; for byte strings, where they are."""
-        start, end, head, kind = self.features.get(name, _NOTHING)
-        if kind == _STRINGS:
-            return list(self._strings(name))
-        return _numbers(kind, head if len(head) == end - start else self.read(start, end))
+        kind, span = self.features.get(name, _NOTHING)
+        return list(_messages(self.read, span)) if kind == _STRINGS else _numbers(self.read, kind, span)
 
-    def first(self, name: str) -> ByteSpan | None:
+    def first(self, name: str) -> Span | None:
         """Return the first byte string of a feature, unless it is empty, which some writers use for none."""
-        span = next(self._strings(name), None)
+        kind, values = self.features.get(name, _NOTHING)
+        span = next(_messages(self.read, values), None) if kind == _STRINGS else None
         return span if span is not None and span.end > span.start else None
 
-    def is_image(self, span: ByteSpan) -> bool:
+    def is_image(self, span: Span) -> bool:
         """Tell whether it begins like an image file."""
         return bool(image_ending(self.read(span.start, min(span.end, span.start + 16))))
 
-    def shape(self, image: ByteSpan) -> tuple[int, int, int]:
+    def shape(self, image: Span) -> tuple[int, int, int]:
         """Return height, width and depth of an image stored as pixels; zeros if its length does not fit."""
         sides = (next((value for name in names for value in self.values(name)), 0) for names in _SIZES)
         height, width, depth = sides
@@ -337,9 +308,9 @@ class _Example:
 
     def _texts(self, name: str) -> list[Any]:
         """Return the values of a feature, with byte strings as texts; for one too long for a label, its first bytes."""
-        return [self._text(name, value) if isinstance(value, ByteSpan) else value for value in self.values(name)]
+        return [self._text(name, value) if isinstance(value, Span) else value for value in self.values(name)]
 
-    def _text(self, name: str, span: ByteSpan) -> str | bytes:
+    def _text(self, name: str, span: Span) -> str | bytes:
         head = self.read(span.start, min(span.end, span.start + _MOST_TEXT_BYTES))
         try:
             return head.decode()
@@ -359,7 +330,7 @@ class _Example:
             raise broken(self.name, "it has corners, labels and names of boxes in different numbers")
         return _Boxes(list(zip(*corners, strict=True)), labels, words)
 
-    def as_record(self, stored: Part, image: ByteSpan) -> _Record:
+    def as_record(self, stored: Part, image: Span) -> _Record:
         """Return what it states about the image."""
         masks = (span for name in _MASKS if (span := self.first(name)) is not None and self.is_image(span))
         shape = _NO_PIXELS if self.is_image(image) else self.shape(image)
@@ -369,11 +340,12 @@ class _Example:
 @contextmanager
 def _example(window: ScanWindow, start: int, length: int, name: str) -> Iterator[_Example]:
     """Read the Example of one record; anything in it that cannot be read is an error that names it."""
-    data = window.pread(length, start) if length <= _SHORT_BYTES else None
 
-    def read(first: int, last: int) -> bytes:
-        return window.pread(min(last, length) - first, start + first) if data is None else data[first:last]
+    def read_part(first: int, last: int) -> bytes:
+        return window.pread(min(last, length) - first, start + first)
 
+    data = window.pread(length, start) if length <= _SHORT_BYTES else b""
+    read = (lambda first, last: data[first:last]) if data else read_part
     try:
         yield _Example(read, length, name)
     except ColabstageError:
@@ -423,7 +395,7 @@ def tfrecord_state(source: Source) -> Evidence:
     classes = {named[name]: text.splitlines() for name, text in source.texts(lists).items()}
     labels = _labels_of(records, fields, stored, notes, classes)
     shapes = np.array([record.shape for record in records], np.int64).reshape(-1, 3)
-    inputs = Images(_Within(stored, [record.image for record in records], shapes), decoded=bool(shapes.any()))
+    inputs = Images(_inside(stored, [record.image for record in records], shapes), decoded=bool(shapes.any()))
     # What may be a label by another name, and is not read.
     others = (name for name in first.features if not _field_of(name) and name not in (image, *_NO_LABELS))
     fields |= {_short(name): [] for name in others}
@@ -508,31 +480,22 @@ def _one(example: _Example, field: str, values: Sequence[Any], lengths: Mapping[
     return values[0] if len(values) == 1 else values.index(1)
 
 
-class _Within(SampleSource):
-    """A span of each record, or the pixels in it; reading one verifies its whole record.
+def _inside(records: SampleSource, spans: Sequence[Span], shapes: NDArray[np.int64] | None = None) -> SampleSource:
+    """Return a span of each record, or the pixels in it; reading one verifies its whole record.
 
-    Args:
-        records: the records, with their checksums.
-        spans: first and last (exclusive) byte of each in its record.
-        shapes: height, width and depth of the pixels of each, `(N, 3)`; zeros of image files.
+    `records`: with their checksums. `shapes`: height, width and depth of the pixels of each, `(N, 3)`; zeros, or
+    nothing, of image files.
     """
+    ends = np.array(spans, np.int64).reshape(-1, 2)
+    read = functools.partial(_read_inside, records, ends, np.zeros((len(ends), 3), int) if shapes is None else shapes)
+    sizes = ends[:, 1] - ends[:, 0]
+    return SampleSource(sizes, records.positions, name=records.name, stamp=records.stamp, read=read)
 
-    def __init__(
-        self, records: SampleSource, spans: Sequence[ByteSpan] | NDArray[np.int64], shapes: NDArray[np.int64]
-    ) -> None:
-        self._records, self._shapes = records, shapes
-        self._spans = np.array(spans, np.int64).reshape(-1, 2)
-        sizes = self._spans[:, 1] - self._spans[:, 0]
-        super().__init__(sizes, records.positions, name=records.name, stamp=records.stamp, read=self._read)
 
-    def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
-        return _Within(self._records.take(chosen), self._spans[chosen], self._shapes[chosen])
-
-    def _read(self, index: int) -> Content:
-        stored = bytes(self._records.read(index))
-        data = _check_record(stored, self._records.name(index))[slice(*self._spans[index])]
-        shape = self._shapes[index]
-        return np.frombuffer(data, np.uint8).reshape(shape) if shape.any() else data
+def _read_inside(records: SampleSource, ends: NDArray[np.int64], shapes: NDArray[np.int64], index: int) -> Content:
+    data = _check_record(bytes(records.read(index)), records.name(index))[slice(*ends[index])]
+    shape = shapes[index]
+    return np.frombuffer(data, np.uint8).reshape(shape) if shape.any() else data
 
 
 def _labels_of(
@@ -562,7 +525,6 @@ def _labels_of(
         texts = [text for one in boxes for text in one.texts]
         return make_boxes(counts, corners, labels, owners, names=names_of(labels, texts, owners), relative=True)
     if all_have(masks, names, "mask"):
-        shapes = np.zeros((len(masks), 3), np.int64)
-        found = find_masks(_Within(stored, [mask for mask in masks if mask], shapes), spread=False)
+        found = find_masks(_inside(stored, [mask for mask in masks if mask]), spread=False)
         return Labels(found, found.classes)
     return labels_of_fields(fields, names, classes=classes)
