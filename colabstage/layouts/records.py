@@ -27,6 +27,7 @@ from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
+from colabstage.layouts.boxes import as_corners
 from colabstage.layouts.columns import (
     MISSING,
     MOST_DIGITS,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.layouts.boxes import Form
     from colabstage.layouts.table import Inputs, Targets
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
@@ -226,11 +228,6 @@ def _words_of(found: Mapping[Label, Label]) -> dict[int, str]:
     return {key: word for key, word in found.items() if isinstance(key, int) and isinstance(word, str)}
 
 
-def names_of(labels: Sequence[Label], texts: Sequence[Label], samples: Sequence[str]) -> dict[int, str]:
-    """Return the names of integers, from the text beside each; empty if texts are captions."""
-    return _words_of(compare_fields(labels, texts, samples))
-
-
 def _refuse_no_labels(fields: Mapping[str, FieldValues], samples: Sequence[str]) -> None:
     """Refuse fields that are named like labels and hold something else."""
     for name, values in fields.items():
@@ -368,19 +365,27 @@ def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Label
 
 
 def make_boxes(
-    counts: Sequence[int],
-    corners: NDArray[np.float64],
-    labels: Sequence[Label],
-    owners: Sequence[str],
+    boxes: Sequence[tuple[Sequence[Sequence[float]], Sequence[Label], Sequence[Label]]],
+    samples: Sequence[str],
     *,
-    names: Mapping[int, str],
+    form: Form = "xyxy",
+    names: Sequence[str] = (),
     relative: bool = False,
 ) -> Labels:
-    """Make boxes of N samples with `counts` boxes each, from the corners `(M, 4)`, label and sample name of each
-    box."""
-    targets, classes, *_ = make_labels(labels, owners, names=names)
+    """Make boxes of N samples, given the four numbers of each, their labels, and these in words, if they have both.
+
+    `names`: the classes that numbers stand for; by default as the words say.
+    """
+    # A box has no name, but its sample has one.
+    owners = [sample for sample, (_, own, _) in zip(samples, boxes, strict=True) for _ in own]
+    labels = [label for _, own, _ in boxes for label in own]
+    texts = [text for *_, own in boxes for text in own]
+    called = dict(enumerate(names)) or _words_of(compare_fields(labels, texts, owners))
+    targets, classes, *_ = make_labels(labels, owners, names=called)
     numbers = getattr(targets, "values", np.zeros(0, np.int64))
-    return Labels(Boxes(offsets_of(counts), corners, {"labels": numbers}, relative=relative), classes)
+    places = np.array([place for own, *_ in boxes for place in own], np.float64).reshape(-1, 4)
+    offsets = offsets_of([len(own) for _, own, _ in boxes])
+    return Labels(Boxes(offsets, as_corners(places, form), {"labels": numbers}, relative=relative), classes)
 
 
 def decode_label(content: bytes, name: str) -> str:

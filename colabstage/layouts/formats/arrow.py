@@ -22,7 +22,7 @@ from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError,
 from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
-from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, as_corners, find_form
+from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, find_form
 from colabstage.layouts.evidence import require_files
 from colabstage.layouts.reading import broken
 from colabstage.layouts.records import (
@@ -423,12 +423,11 @@ def _features(schema: Any) -> dict[str, Any]:
 
 def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, classes: tuple[str, ...]) -> Labels:
     """Return the boxes of all images, and the names of their classes."""
-    boxes: list[NDArray[np.float64]] = []
-    labels: list[Label] = []
-    owners: list[str] = []
-    for number, value in enumerate(values):
+    boxes: list[tuple[list[list[float]], list[Label], list[Label]]] = []
+    names = [source.name(number) for number in range(len(values))]
+    for value, name in zip(values, names, strict=True):
         # `datasets` stores a list of objects as one list for each field.
-        one, name = value or {}, source.name(number)
+        one = value or {}
         if isinstance(one, list):
             one = {key: [each.get(key) for each in one] for key in one[0]}
         key = next((key for key in BOX_LABELS if key in one), "")
@@ -436,21 +435,18 @@ def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, c
         if len(found) != len(stated) or any(box is None or len(box) != 4 for box in found):
             what = f"it has {len(found)} boxes and {len(stated)} classes"
             raise broken(name, what, "four numbers and a class each")
-        boxes.append(np.array(found, np.float64).reshape(-1, 4))
         odd = next((each for each in stated if not isinstance(each, int | float | str | None)), None)
         if odd is not None:
             raise broken(name, f"its label is {kind_of(odd)}", "a number or a word")
-        labels += stated
-        owners += [name] * len(stated)
-    filled = [number for number, found in enumerate(boxes) if len(found)]
+        boxes.append((found, stated, [None] * len(stated)))
+    filled = [number for number, (found, *_) in enumerate(boxes) if found]
 
     def size_of(number: int) -> tuple[int, int]:
         image = probe_image(bytes(source.read(filled[number])))
         return image.width, image.height
 
-    form, trouble = find_form([boxes[number] for number in filled], size_of, most=_LOOKED_AT)
+    form, trouble = find_form([np.array(boxes[number][0], float) for number in filled], size_of, most=_LOOKED_AT)
     if trouble:
-        what = f"its boxes and others {trouble} (first {boxes[filled[0]][0].tolist()})"
-        raise broken(source.name(filled[0]), what, "COCO's JSON beside image files, or a function as layout=")
-    corners = as_corners(np.concatenate(boxes), form)
-    return make_boxes([len(found) for found in boxes], corners, labels, owners, names=dict(enumerate(classes)))
+        what = f"its boxes and others {trouble} (first {boxes[filled[0]][0][0]})"
+        raise broken(names[filled[0]], what, "COCO's JSON beside image files, or a function as layout=")
+    return make_boxes(boxes, names, form=form, names=classes)

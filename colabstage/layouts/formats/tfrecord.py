@@ -38,7 +38,6 @@ from colabstage.layouts.records import (
     join_fields,
     labels_of_fields,
     make_boxes,
-    names_of,
     open_shard,
     records_state,
     scan_each,
@@ -220,12 +219,8 @@ def _numbers(read: Read, kind: int, values: Span) -> list[Any]:
     return found
 
 
-class _Boxes(NamedTuple):
-    """The boxes of one image: corners as parts of width and height, labels, and these in words, if it has both."""
-
-    corners: list[tuple[float, ...]]
-    labels: list[Label]
-    texts: list[str | None]
+# The boxes of one image: corners as parts of width and height, labels, and these in words, if it has both.
+_Boxes = tuple[list[tuple[float, ...]], list[Label], list[str | None]]
 
 
 class _Record(NamedTuple):
@@ -328,7 +323,7 @@ class _Example:
         labels, words = labels or texts, [text if isinstance(text, str) else None for text in texts or labels]
         if any(len(values) != len(labels) for values in (*corners, words)):
             raise broken(self.name, "it has corners, labels and names of boxes in different numbers")
-        return _Boxes(list(zip(*corners, strict=True)), labels, words)
+        return list(zip(*corners, strict=True)), labels, words
 
     def as_record(self, stored: Part, image: Span) -> _Record:
         """Return what it states about the image."""
@@ -516,14 +511,7 @@ def _labels_of(
             raise broken(names[0], what, "one of them; give layout= a function")
         # A feature without values is often not written at all.
         notes += [f"{counted(bare, 'records', 'have')} no features of boxes: kept without boxes."] if bare else []
-        boxes = [record.boxes or _Boxes([], [], []) for record in records]
-        counts = [len(one.labels) for one in boxes]
-        corners = np.array([corner for one in boxes for corner in one.corners], np.float64).reshape(-1, 4)
-        labels = [label for one in boxes for label in one.labels]
-        # A box has no name, but its record has one.
-        owners = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
-        texts = [text for one in boxes for text in one.texts]
-        return make_boxes(counts, corners, labels, owners, names=names_of(labels, texts, owners), relative=True)
+        return make_boxes([record.boxes or ([], [], []) for record in records], names, relative=True)
     if all_have(masks, names, "mask"):
         found = find_masks(_inside(stored, [mask for mask in masks if mask]), spread=False)
         return Labels(found, found.classes)
