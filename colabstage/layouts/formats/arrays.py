@@ -62,7 +62,7 @@ from colabstage.trees.bytes import SourceFile
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -196,18 +196,14 @@ def _is_of_groups(array: StoredArray) -> bool:
     return bool(is_named) and math.prod(array.shape[1:]) == 1 and (array.is_text or array.dtype.kind in "biu")
 
 
-def has_role(name: str) -> bool:
-    """Tell whether a file is named like the inputs or targets of many samples, or like their classes: X.npy,
-    train_labels.npy."""
-    return bool(_split_and_role(name)[1]) or is_class_names(name)
-
-
-def first_with_role(files: FileEntries) -> str | None:
-    """Return the bare name of the first file that `has_role`; `None` if none has."""
+def _first_with_role(files: FileEntries) -> str | None:
+    """Return the first file that is named like the inputs or targets of many samples, or like their classes: X.npy,
+    train_labels.npy; `None` if none is."""
     # No role has digits in its name, and names of samples mostly differ only in digits.
-    texts = "\0".join(files.names).translate(_SAME_DIGIT).split("\0")
-    first = dict(zip(reversed(texts), reversed(files.names), strict=True))
-    return next((first[text] for text in dict.fromkeys(texts) if has_role(text.rpartition("/")[2])), None)
+    first: dict[str, str] = {}
+    for name in files.names:
+        first.setdefault(posixpath.basename(name).translate(_SAME_DIGIT), name)
+    return next((name for base, name in first.items() if _split_and_role(base)[1] or is_class_names(base)), None)
 
 
 def _split_and_role(name: str) -> tuple[str, str]:
@@ -293,13 +289,11 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     if x is None and targets is None and beside:
         return near(_unclear([*used, *beside]))
     splits: Sequence[str] = [one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]
-    for name in filter(_is_split_field, () if any(splits) else beside):
-        if len(stored[name].shape) == 1:
-            splits = (
-                splits_of_fields(source.label, {_bare(posixpath.basename(name)): _as_words(stored[name].whole())})[1]
-                or splits
-            )
-            rest = [one for one in rest if one != name or not any(splits)]
+    may_split = (name for name in beside if _is_split_field(name) and len(stored[name].shape) == 1)
+    for name in may_split if not any(splits) else ():
+        fields = {_bare(posixpath.basename(name)): _as_words(stored[name].whole())}
+        splits = splits_of_fields(source.label, fields)[1] or splits
+        rest = [one for one in rest if one != name or not any(splits)]
     groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")
     rest = [name for name in rest if name != groups]
     which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
@@ -425,22 +419,14 @@ def _joined(
         # Names of targets may sort in another order than those of their inputs.
         x_name = next((split.x for split in splits if name in (split.x, split.y)), splits[0].x)
         parts = [files[number] for number in by_name[x_name]]
-        if name in alike and not is_class_names(name):
+        if is_class_names(name):
+            found += parts
+        elif name in alike:
             (first, key), (last, _) = (_file_and_key(one.name) for one in (parts[0], parts[-1]))
             found.append(StoredArray.joined(f"{first} … {last}{key}", parts))
-            continue
-        if is_class_names(name):
-            _check_same_names(parts)
-        found.append(parts[0])
+        else:
+            found.append(parts[0])
     return found, len({_file_and_key(one.name)[0] for split in splits for one in by_name[split.x].values()})
-
-
-def _check_same_names(arrays: Sequence[StoredArray]) -> None:
-    first, *others = [(one.name, one.whole().tolist()) for one in arrays if not one.trouble] or [("", [])]
-    odd = next((name for name, values in others if values != first[1]), None)
-    if odd is not None:
-        (file, key), (other, _) = _file_and_key(odd), _file_and_key(first[0])
-        raise broken(file, f"'{key.lstrip('/')}' is another one than in '{other}'", "the same names of classes in each")
 
 
 def _file_and_key(name: str) -> tuple[str, str]:
@@ -595,7 +581,7 @@ def array_folder_state(source: Source) -> Evidence:
     All have the shape and dtype of the first, and are stored unchanged.
     """
     files = require_files(source.ending_in((NPY,)), source, ".npy files")
-    role = first_with_role(files)
+    role = _first_with_role(files)
     if role is not None:
         msg = f"'{role}' is named like the inputs or targets of many samples, not like a single one."
         raise EmptySourceError(msg)
@@ -920,14 +906,9 @@ def pixels_state(source: Source) -> Found:
 
 def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:
     """Return the tables that repeat another one of their name: Kaggle unpacks train.csv and train/train.csv."""
-    alike: dict[tuple[str, int], list[FileEntry]] = defaultdict(list)
-    for entry in tables:
-        alike[posixpath.basename(entry.name), entry.size].append(entry)
-    copies = set()
-    for first, *others in alike.values():
-        content = source.tree.read(first) if others else b""
-        copies |= {other for other in others if source.tree.read(other) == content}
-    return copies
+    alike: dict[tuple[str, int], FileEntry] = {}
+    pairs = [(entry, alike.setdefault((posixpath.basename(entry.name), entry.size), entry)) for entry in tables]
+    return {one for one, first in pairs if one is not first and source.tree.read(one) == source.tree.read(first)}
 
 
 def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
@@ -977,13 +958,17 @@ def _cell(line: bytes, number: int) -> bytes:
 
 
 def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
-    parts, labels, splits = array("q"), [], []
+    parts, labels, splits, end = array("q"), [], [], 0
     name = re.sub(r"\.csv(\.gz)?$", "", posixpath.basename(entry.name), flags=re.IGNORECASE)
     own = split_name(name).split
-    for start, line in _lines_of(source):
+    # One by one, because a table of images may have gigabytes. Only the positions of lines are kept.
+    for number, line in enumerate(io.BufferedReader(SourceFile(source), _READ_BYTES), 1):
+        start, end = end, end + len(line)
+        # The first line is the header.
+        if number == 1 or not line.strip():
+            continue
+        line = line.removesuffix(b"\n")  # noqa: PLW2901
         parts.extend((0, start, len(line)))
-        # As an editor counts: the header is line 1.
-        number = len(parts) // 3 + 1
         if columns.label is not None:
             # pandas writes a column of integers as floats if one of them was once missing.
             cell = _cell(line, columns.label).removesuffix(b".0")
@@ -1000,16 +985,6 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
     file = ShardFile(entry.name, stamp_of(entry), lambda: source)
     lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
     return _Table(entry.name, columns.shape, map_samples(lines, partial(_pixels_of, columns)), labels, splits)
-
-
-def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:
-    """Yield each line after the header, with the position of its first byte."""
-    position = 0
-    # One by one, because a table of images may have gigabytes. Only the positions of lines are kept.
-    for number, line in enumerate(io.BufferedReader(SourceFile(source), _READ_BYTES)):
-        if number and line.strip():
-            yield position, line.removesuffix(b"\n")
-        position += len(line)
 
 
 def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:
