@@ -53,8 +53,8 @@ _FEW_LEVELS = 64
 _NEARLY_WHITE = 200
 # With this many shades they are not class indices.
 _SHOWN = 8
-# How many masks are compared at once for their values.
-_PAGE = 1 << 14
+# One bit for each value of a pixel but 0, 1 and 255.
+_BETWEEN = np.packbits(np.isin(np.arange(VOID + 1), (0, 1, VOID), invert=True))
 # Colours in a JPEG are only near those of the classes, so a class_dict.csv does not help.
 _LOSSY = (
     "it is a JPEG, or a WebP like one, which has lost the exact values of its pixels; no class_dict.csv brings them "
@@ -101,7 +101,8 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
     notes = _compare_palettes(found)
     plain = [mask for mask in found if not mask.colors]
     counts = np.array([mask.counts for mask in plain], np.int64).reshape(-1, VOID + 1)
-    is_foreground = _is_foreground(counts.sum(axis=0), _kinds_of(counts > 0), lambda number: plain[number].name)
+    kinds = _kinds_of(np.packbits(counts > 0, axis=1))
+    is_foreground = _is_foreground(counts.sum(axis=0), kinds, lambda number: plain[number].name)
     return Masks(source, decoded=decoded, foreground=is_foreground, guessed=True, notes=notes)
 
 
@@ -154,12 +155,7 @@ def compare_with_all(
         masks: as `find_masks` made them.
         levels: `(N, 32)`, one bit for each value that the pixels of a mask have; zeros for those that were left out.
     """
-    present, kinds = np.zeros(VOID + 1, np.bool_), []
-    for first in range(0, len(levels), _PAGE):
-        page = np.unpackbits(levels[first : first + _PAGE], axis=1).astype(np.bool_)
-        present |= page.any(axis=0)
-        kinds.append(_kinds_of(page))
-    of_masks = np.concatenate(kinds)
+    present, of_masks = np.unpackbits(np.bitwise_or.reduce(levels, axis=0)), _kinds_of(levels)
     is_foreground = _is_foreground(present.astype(np.int64), of_masks, masks.source.name)
     values, notes = np.flatnonzero(present), list[str]()
     classes = values[values != VOID]
@@ -220,12 +216,13 @@ def meaning_of(counts: NDArray[np.int64]) -> str:
     return "greys" if highest >= _FEW_LEVELS and len(levels) < _DENSE * highest else "indices"
 
 
-def _kinds_of(levels: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _kinds_of(levels: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return whether each mask has pixels of 0, of 1, of something between 1 and 255, and of 255, `(N, 4)`.
 
-    `levels`: `(N, 256)`, which values each has.
+    `levels`: `(N, 32)`, one bit for each value.
     """
-    return np.stack([levels[:, 0], levels[:, 1], levels[:, 2:VOID].any(axis=1), levels[:, VOID]], axis=1)
+    between = (levels & _BETWEEN).any(axis=1)
+    return np.stack([levels[:, 0] & 0x80, levels[:, 0] & 0x40, between, levels[:, -1] & 1], axis=1).astype(np.bool_)
 
 
 def check_lossless(content: Content) -> None:
@@ -475,8 +472,8 @@ def _two_masks_error(one: str, other: str) -> BrokenDatasetError:
         shared = len(posixpath.commonprefix(stems).rstrip(" ._-"))
         names = [stem[shared:] for stem in stems] if shared < min(map(len, stems)) else ["NAME"]
     formats = [part for name in (one, other) for part in name.split("/") if f".{part.lower()}" in words.IMAGES]
-    ways = [f"layout=image_masks('{name}')" for name in names]
-    lines = " or ".join([f"only='**/{part}'" for part in formats] if len(formats) == 2 else ways)
+    ways = [f"only='**/{part}'" for part in formats] if len(formats) == 2 else []
+    lines = " or ".join(ways or [f"layout=image_masks('{name}')" for name in names])
     what = f"it and '{other}' may both be masks of the same image"
     return broken(one, what, f"one for each; say which folder, or end of names, counts, {lines}, or join them")
 
