@@ -348,27 +348,23 @@ def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
 def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], list[str]]:
     """Return the split of each image from the folders that data.yaml names, empty if it names none; and notes."""
     folders, of_files = images.folders
-    found: dict[int, set[str]] = defaultdict(set)
-    # By parts from the end: `../train/images` is relative to where the file was written.
+    places: list[tuple[str, str]] = []
     for split, path in ((split, path) for split, paths in classes.splits.items() for path in paths):
+        # By parts from the end: `../train/images` is relative to where the file was written.
         parts = [part for part in normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        for number, folder in enumerate(folders):
-            is_below = f"/{'/'.join(parts)}/" in f"/{normal(folder)}/"
-            if parts and is_below and not path.lower().endswith(LIST_ENDS):
-                found[number].add(split)
+        places += [(split, f"/{'/'.join(parts)}/")] if parts and not path.lower().endswith(LIST_ENDS) else []
+    found = [{split for split, place in places if place in f"/{normal(folder)}/"} for folder in folders]
     own = [split_of_path(f"{folder}/") for folder in folders]
-    for number, splits in found.items():
-        if own[number] == "train" and "train" not in splits:
+    for folder, split, splits in zip(folders, own, found, strict=True):
+        if split == "train" and splits and "train" not in splits:
             held_out = listed(sorted(splits))
-            msg = f"data.yaml holds '{folders[number]}' out as {held_out}. Correct it, or rename the folder."
+            msg = f"data.yaml holds '{folder}' out as {held_out}. Correct it, or rename the folder."
             raise BrokenDatasetError(msg)
-    # Folders that are named after splits keep these names.
-    if all(own):
-        return [], []
     # Folders in two splits, such as coco128's train and val, say nothing.
-    stated = {number: next(iter(splits)) for number, splits in found.items() if len(splits) == 1}
-    named = sorted(set(stated.values()))
-    if len(stated) < len(folders) or len(named) < 2:
+    stated = [next(iter(splits)) if len(splits) == 1 else "" for splits in found]
+    named = sorted({*stated})
+    # Folders that are named after splits keep these names.
+    if all(own) or not all(stated) or len(named) < 2:
         return [], []
     note = f"Splits are those that data.yaml names: {listed(named)}."
     return [stated[number] for number in of_files.tolist()], [note]

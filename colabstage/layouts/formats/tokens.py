@@ -220,12 +220,11 @@ def _tokens_of_texts(tree: Tree, entries: Sequence[FileEntry], options: TokenOpt
 
 def _joined(tree: Tree, entries: Sequence[FileEntry]) -> ByteSource:
     """Return the bytes of some files in sequence, each opened when first read."""
-    return JoinedBytes(entries[0].name, [_opened_late(tree, entry) for entry in entries])
-
-
-def _opened_late(tree: Tree, entry: FileEntry) -> ByteSource:
-    shard = ShardFile(entry.name, stamp_of(entry), partial(open_member, tree, entry))
-    return RequestedBytes(shard.pread, entry.size, label=entry.name)
+    files = [ShardFile(entry.name, stamp_of(entry), partial(open_member, tree, entry)) for entry in entries]
+    parts = [
+        RequestedBytes(file.pread, entry.size, label=entry.name) for file, entry in zip(files, entries, strict=True)
+    ]
+    return JoinedBytes(entries[0].name, parts)
 
 
 def _tokens_of_text(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iterator[NDArray[Any]]:
