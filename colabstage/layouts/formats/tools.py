@@ -11,6 +11,7 @@ import json
 import math
 import posixpath
 import re
+from collections import namedtuple
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -400,19 +401,9 @@ _LISTS = ("images", "annotations", "categories")
 _NO_BOX = ()
 
 
-class _Annotation(NamedTuple):
-    """The fields of an annotation that are kept while reading; outlines, most of the file, are only counted."""
-
-    image_id: Any
-    category_id: Any
-    bbox: Any
-    """`_NO_BOX` if there is none."""
-    iscrowd: Any
-    area: Any
-    id: Any
-    segmentation: Any
-    """Whether there is one, as for keypoints."""
-    keypoints: Any
+# The fields of an annotation that are kept while reading; of outlines, most of the file, and of keypoints only whether
+# there are any.
+_Annotation = namedtuple("_Annotation", "image_id category_id bbox iscrowd area id segmentation keypoints")
 
 
 class CocoFile(NamedTuple):
