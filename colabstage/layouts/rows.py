@@ -356,7 +356,7 @@ class TableSearch:
             path = Column(f"files in '{named.name}'", cells)
             columns = [Column(one.name, take_strings(list(one.cells), rows)) for one in bare.columns]
             found = {cell: number for cell, number in zip(cells, numbers, strict=True) if number != NONE}
-            made = Table(table.name, [path, *columns], len(rows), bare.fault)
+            made = Table(table.name, [path, *columns], bare.fault)
             return LeadingTable(made, path, found, has_header=bare is table, folders=named.name)
         return None
 

@@ -93,7 +93,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     # Those of all files: a test set that lacks the labels may come first.
     of_files = [_features(file.schema) for file in files]
     features = {name: one for own in reversed(of_files) for name, one in own.items()}
-    kinds = {name: file.schema.field(name).type for file in reversed(files) for name in file.schema.names}
+    kinds = {field.name: field.type for file in reversed(files) for field in file.schema}
     names = list(dict.fromkeys(name for file in files for name in file.schema.names))
     in_all = set(names).intersection(*(file.schema.names for file in files))
     typed = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
@@ -170,7 +170,6 @@ class _Kept:
 
     def __init__(self) -> None:
         self._batches: OrderedDict[tuple[str, int], Any] = OrderedDict()
-        self._rows = 0
         self._lock = threading.Lock()
 
     def get(self, file: str, number: int) -> Any:
@@ -178,10 +177,10 @@ class _Kept:
 
     def put(self, file: str, number: int, batch: Any) -> None:
         with self._lock:
-            self._rows += len(batch) - len(self._batches.pop((file, number), ()))
             self._batches[file, number] = batch
-            while len(self._batches) > _BATCHES_KEPT and self._rows > _ROWS_KEPT:
-                self._rows -= len(self._batches.popitem(last=False)[1])
+            self._batches.move_to_end((file, number))
+            while len(self._batches) > _BATCHES_KEPT and sum(map(len, self._batches.values())) > _ROWS_KEPT:
+                self._batches.popitem(last=False)
 
 
 class _ArrowFile:
@@ -315,7 +314,6 @@ class _ArrowFile:
         self._starts = np.cumsum([len(one) for one in sizes]).astype(np.int64)
 
     def samples(self) -> SampleSource:
-        """Return the images of its rows."""
         rows = np.arange(len(self.sizes))
         return SampleSource(self.sizes, rows, name=self.name_of, stamp=self.stamp_of, read=self.read)
 
@@ -326,7 +324,6 @@ class _ArrowFile:
         return f"{self.shard.stamp} {row}"
 
     def read(self, row: int) -> bytes:
-        """Return the image of a row."""
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         with self._lock:
             batch = self._kept.get(self.name, number)

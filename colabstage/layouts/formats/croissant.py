@@ -228,7 +228,7 @@ class Description:
             columns = [Column(title, names) for title in ("path", *(one.title for one in fields))]
             if not first.resource:
                 columns = [Column(one.title, [one.cell(row) for row in records.rows]) for one in records.fields]
-            found = [Table(self.name, columns, len(columns[0]))]
+            found = [Table(self.name, columns)]
         return [replace(table, columns=self._translated(table, fields)) for table in found]
 
     def _translated(self, table: Table, fields: Sequence[_Field]) -> list[Column]:

@@ -373,7 +373,6 @@ class _BoxItems:
     """What each column of the items becomes, and its type; the class comes first."""
     classes: tuple[str, ...]
     note: str
-    """What is kept and left out, for the user."""
 
     @property
     def dtype(self) -> np.dtype[Any]:

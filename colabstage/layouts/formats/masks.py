@@ -71,7 +71,6 @@ class _Mask(NamedTuple):
     """How many pixels have each value; none for a mask in true colours."""
     palette: Mapping[int, Color] = {}
     colors: frozenset[Color] = frozenset()
-    """The colours of a mask in true colours."""
 
 
 def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = True) -> Masks:

@@ -43,13 +43,15 @@ class Table:
     name: str
     columns: list[Column] = field(default_factory=list)
     """By position; named by the cell in the first row, which is not among the cells."""
-    count: int = 0
     fault: str = ""
     """Why it cannot be used; "" if it can."""
 
     @property
+    def count(self) -> int:
+        return len(self.columns[0]) if self.columns else 0
+
+    @property
     def header(self) -> list[str]:
-        """Return the first row."""
         return [column.name for column in self.columns]
 
     def without_header(self) -> Table:
@@ -57,7 +59,7 @@ class Table:
         columns = [
             Column(f"column{place}", [column.name, *column.cells]) for place, column in enumerate(self.columns, 1)
         ]
-        return Table(self.name, columns, self.count + 1, self.fault)
+        return Table(self.name, columns, self.fault)
 
 
 def parse_table(name: str, content: bytes) -> Table:
@@ -218,7 +220,7 @@ def _make_table(name: str, columns: Iterable[tuple[str, Sequence[str]]], fault: 
         if list(map(str.strip, cells)) != cells:
             column = Column(first.strip(), [cell.strip() for cell in rest])
         found.append(column)
-    return Table(name, found, len(found[0].cells) if found else 0, fault)
+    return Table(name, found, fault)
 
 
 def _parse_parquet(name: str, content: bytes) -> Table:

@@ -326,7 +326,6 @@ class _Example:
         return list(zip(*corners, strict=True)), labels, words
 
     def as_record(self, stored: Part, image: Span) -> _Record:
-        """Return what it states about the image."""
         masks = (span for name in _MASKS if (span := self.first(name)) is not None and self.is_image(span))
         shape = _NO_PIXELS if self.is_image(image) else self.shape(image)
         return _Record(self.name, stored, image, next(masks, None), shape, self.boxes())
