@@ -369,6 +369,8 @@ TABLES = [
       for name, columns in {
           "one is missing": [f"pixel{i + (i > 7)}" for i in range(16)], "from the last": [f"pixel{15 - i}" for i in range(16)],
           "sorted as text": sorted(f"pixel{i}" for i in range(16)), "by columns": [f"{y}x{x}" for x in range(4) for y in range(4)]}.items()),
+    row("a pixel table's class that is no number, below an empty line", files("", {"train.csv": "label," + ",".join(f"pixel{i}" for i in range(16)) + "\n1" + ",3" * 16 + "\n\ncat" + ",3" * 16 + "\n"}),
+        right=[refused(r"train\.csv', line 4.*'cat'")]),
     row("pixels above 255", files("", {"train.csv": "label," + ",".join(f"pixel{i}" for i in range(16)) + "\n" + ("1," + ",".join(["300"] * 16) + "\n") * 4}),
         right=[refused(r"train\.csv\[0\].*255")]),
 ]
