@@ -38,7 +38,10 @@ class Trial:
     """One way of loading, and the result of its trial."""
 
     options: Mapping[str, Any]
-    maker: str = "make_loader"
+    maker: str
+    call: str
+    """The line that makes the loader."""
+    _make: Callable[..., Any]
     batch_s: float = math.inf
     """Seconds from batch to batch, with the step if there is one."""
     samples: int = 0
@@ -53,6 +56,14 @@ class Trial:
     def __str__(self) -> str:
         return f"{self.maker}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
 
+    @classmethod
+    def of(cls, maker: Callable[..., Any], start: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Trial:
+        """Return the trial of what `maker` makes. `start`: the beginning of the line; `given`: the options that a trial
+        does not change, without which the line would load other batches."""
+        every = {name: value for name, value in {**given, **options}.items() if value is not None}
+        call = ", ".join([start, *(f"{name}={_text(name, value)}" for name, value in every.items())]) + ")"
+        return cls(options, start.partition("(")[0], call, partial(maker, **{**given, **options}))
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TunedLoader(Report):
@@ -65,29 +76,10 @@ class TunedLoader(Report):
     gain: float
     """How many times faster than the default, torch's `DataLoader` without workers or `make_loader`'s own choice."""
     seconds: float
-    _make: Callable[..., Any]
 
     def loader(self) -> Any:
         """Return a new loader with the best options."""
-        return self._make(self.options)
-
-
-@dataclass(frozen=True)
-class _Maker:
-    """Makes the loaders of one kind, and writes the line that makes one."""
-
-    start: str
-    function: Callable[..., Any]
-    arguments: tuple[object, ...]
-    options: Mapping[str, Any]
-
-    def make(self, options: Mapping[str, Any]) -> Any:
-        return self.function(*self.arguments, **{**self.options, **options})
-
-    def call(self, options: Mapping[str, Any]) -> str:
-        # Those that a trial does not change too: a line without them would load other batches.
-        every = {name: value for name, value in {**self.options, **options}.items() if value is not None}
-        return ", ".join([self.start, *(f"{name}={_text(name, value)}" for name, value in every.items())]) + ")"
+        return self.table[0]._make()
 
 
 def _text(name: str, value: object) -> str:
@@ -150,8 +142,8 @@ def autotune_loader(
         refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=remedy)
     saved, began = Restored(restore), SYSTEM_CLOCK.now()
     given |= {} if device is None else {"device": str(device)}
-    makers, candidates, roots = _ways(dataset, batch_size, named, given, collate_fn)
-    trying = _Trying(makers, step)
+    candidates, roots = _ways(dataset, batch_size, named, given, collate_fn)
+    trying = _Trying(step)
     with preserve_randomness(), preserve_attributes(roots), warnings.catch_warnings():
         # torch warns about more processes than cores, but whether they help is what is measured here.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -162,19 +154,18 @@ def autotune_loader(
     best = _lightest(trials)
     note = saved.note(trying.steps, "autotune_loader(dataset, batch_size, step=step, restore=(model, optimizer))")
     table = (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s))
-    call = makers[best.maker].call(best.options)
     rate, gain, seconds = best.samples / best.batch_s, trials[0].batch_s / best.batch_s, SYSTEM_CLOCK.now() - began
     return TunedLoader(
-        headline=f"{call}: {rate:,.0f} samples/s, {gain:.1f}x the default ({len(table)} ways tried in {seconds:.0f} s)",
+        headline=f"{best.call}: {rate:,.0f} samples/s, {gain:.1f}x the default ({len(table)} ways tried in "
+        f"{seconds:.0f} s)",
         tables=(Table(tuple(map(_bar, table)), numbers=frozenset({1})),),
         notes=(note,) if note else (),
         options=best.options,
-        call=call,
+        call=best.call,
         table=table,
         samples_per_s=rate,
         gain=gain,
         seconds=seconds,
-        _make=makers[best.maker].make,
     )
 
 
@@ -187,9 +178,9 @@ def _bar(trial: Trial) -> Row:
 
 def _ways(
     dataset: Any, batch_size: int, named: str, given: Mapping[str, Any], collate_fn: Callable[[Any], Any] | None
-) -> tuple[dict[str, _Maker], list[Trial], tuple[object, ...]]:
-    """Return what makes loaders, by name, the candidates, the default first, and the objects that they may change.
-    `named`: how the caller writes the dataset; `given`: the options of every loader."""
+) -> tuple[list[Trial], tuple[object, ...]]:
+    """Return the candidates, the default first, and the objects that they may change. `named`: how the caller writes
+    the dataset; `given`: the options of every loader."""
     from torch.utils.data import DataLoader, Subset
 
     from colabstage.load.dataset import dataset_h5
@@ -206,28 +197,29 @@ def _ways(
     if not isinstance(below, dataset_h5) or collate_fn is not None:
         # For another dataset, or form of a batch, only torch's loader can be tried.
         options = {"shuffle": given.get("shuffle", True), "collate_fn": collate_fn}
-        stock = _Maker(f"DataLoader({named}, {batch_size}", DataLoader, (dataset, batch_size), options)
+        stock = partial(
+            Trial.of, partial(DataLoader, dataset, batch_size), f"DataLoader({named}, {batch_size}", options
+        )
         tried = [{"num_workers": 0}, *({**one, "prefetch_factor": ahead} for one in processes for ahead in (2, 8))]
-        return {"DataLoader": stock}, [Trial(one, "DataLoader") for one in tried], (dataset, collate_fn)
-    ours = _Maker(f"make_loader({named}, {batch_size}", make_loader, (dataset, batch_size), given)
-    makers, reader = {"make_loader": ours}, below.reader
+        return list(map(stock, tried)), (dataset, collate_fn)
+    ours = partial(Trial.of, partial(make_loader, dataset, batch_size), f"make_loader({named}, {batch_size}", given)
+    reader = below.reader
     ways: list[dict[str, Any]] = [{}, *({"strategy": "direct", "num_workers": count} for count in sorted({1, cores}))]
     ways.append({"strategy": "direct", "num_workers": cores, "prefetch_factor": 8})
     # Half, because the training needs memory too.
     if reader.stored_bytes < resources.free_memory_bytes / 2:
         ways.append({"strategy": "memory"})
-    candidates = [Trial(way) for way in ways]
+    candidates = list(map(ours, ways))
     # Processes bring no batches to a device, and the order of a seed is that of our loader alone.
     on_host = str(given.get("device", "cpu")) == "cpu"
     if (below.per_sample or reader.encoded) and on_host and "seed" not in given:
         # Of the parts of ours, so that they give the step the same batches.
-        made, names = ours.make({"strategy": "direct"}), ("sampler", "drop_last", "collate_fn")
-        own = named if named != "dataset" else f"(loader := {ours.call({})}).dataset"
+        made, names = ours({"strategy": "direct"})._make(), ("sampler", "drop_last", "collate_fn")
+        own = named if named != "dataset" else f"(loader := {candidates[0].call}).dataset"
         start = f"DataLoader({own}, {batch_size}, {', '.join(f'{name}=loader.{name}' for name in names)}"
-        parts = partial(DataLoader, **{name: getattr(made, name) for name in names})
-        makers["DataLoader"] = _Maker(start, parts, (made.dataset, batch_size), {})
-        candidates += [Trial(one, "DataLoader") for one in processes]
-    return makers, candidates, (below.transform, below.target_transform)
+        parts = partial(DataLoader, made.dataset, batch_size, **{name: getattr(made, name) for name in names})
+        candidates += [Trial.of(parts, start, {}, one) for one in processes]
+    return candidates, (below.transform, below.target_transform)
 
 
 def _lightest(trials: Sequence[Trial]) -> Trial:
@@ -243,9 +235,8 @@ def _lightest(trials: Sequence[Trial]) -> Trial:
 
 
 class _Trying:
-    def __init__(self, makers: Mapping[str, _Maker], step: Callable[[Any], object] | None) -> None:
-        self.steps = 0
-        self._makers, self._step = makers, step
+    def __init__(self, step: Callable[[Any], object] | None) -> None:
+        self.steps, self._step = 0, step
         self._failed: BaseException | None = None
 
     def search(self, candidates: list[Trial], budget_s: float) -> list[Trial]:
@@ -265,7 +256,7 @@ class _Trying:
         try:
             # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
             own = {"memory_budget": 0} if trial.maker == "make_loader" else {}
-            loader = self._makers[trial.maker].make({**trial.options, **own})
+            loader = trial._make(**own)
             with closing(Feed(lambda: iter(loader), SYSTEM_CLOCK)) as feed:
                 batch = feed.take()
                 trial = replace(trial, samples=batch_size_of(batch)[0])

@@ -12,21 +12,18 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import public_class
 from colabstage.io.report import Report, Row, Table, in_notebook
 from colabstage.io.units import format_bytes, format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 PROGRAM = "nvidia-smi"
 _GPU_COLUMNS = "index,uuid,name,utilization.gpu,memory.used,memory.total,power.draw"

@@ -28,15 +28,13 @@ from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError, said_by
 from colabstage.io.arguments import check_argument, refuse_argument
 from colabstage.io.boundary import NOTHING_DONE, public
-from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK, Clock
 from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from colabstage.io.progress import Clock
 
 
 # A dataset may wrap others, each with transforms inside transforms.
@@ -72,18 +70,11 @@ def _generator_restorer(part: Any) -> Callable[[], object] | None:
     """Return a function that restores a random generator's present state; `None` for anything else."""
     torch: Any = sys.modules.get("torch")
     if isinstance(part, random.Random):
-        state = part.getstate()
-        return lambda: part.setstate(state)
+        return partial(part.setstate, part.getstate())
     if isinstance(part, np.random.Generator):
-        bits: Any = part.bit_generator
-        saved = copy.deepcopy(bits.state)
-        return lambda: setattr(bits, "state", saved)
-    if isinstance(part, np.random.RandomState):
-        legacy = part.get_state()
-        return lambda: part.set_state(legacy)
-    if torch is not None and isinstance(part, torch.Generator):
-        tensor = part.get_state()
-        return lambda: part.set_state(tensor)
+        return partial(setattr, part.bit_generator, "state", copy.deepcopy(part.bit_generator.state))
+    if isinstance(part, np.random.RandomState) or (torch is not None and isinstance(part, torch.Generator)):
+        return partial(part.set_state, part.get_state())
     return None
 
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from colabstage.errors import ColabstageError, NotStagedError
-from colabstage.h5.arrival import HandedOut, Readiness, UnitLayout
+from colabstage.h5.arrival import HandedOut, Readiness, Side, UnitLayout
 from colabstage.h5.manifest import Manifest, read_manifest
 from colabstage.h5.parts import check_files
 from colabstage.io.files import BLOCK_BYTES, make_folder, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.io.workspace import remove_vouched, short_digest
-from colabstage.load.epoch import RowOrder, digest_of, random_fractions, spread_order, stable_order
+from colabstage.load.epoch import Order, RowOrder, digest_of, random_fractions, spread_order, stable_order
 from colabstage.sources.blocks import is_part
-from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, WholeFile
+from colabstage.sources.in_part import BlockwiseFile, Expected, FileOfSet, FileSet, WholeFile
 from colabstage.sources.order import find_visits
 from colabstage.sources.packs import (
+    PackField,
+    Places,
     bring_kept,
     find_fields,
     find_files,
@@ -31,24 +33,18 @@ from colabstage.sources.packs import (
     name_files,
     source_of,
 )
-from colabstage.sources.parse import local_source, read_local_dir
+from colabstage.sources.parse import SingleSource, local_source, read_local_dir
 from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.arrival import Side
     from colabstage.h5.parts import Files
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.load.epoch import Order
-    from colabstage.sources.in_part import Expected
-    from colabstage.sources.packs import PackField, Places
-    from colabstage.sources.parse import SingleSource
 
 
 # The order in which an epoch visits rows that are still arriving, in units.
