@@ -140,17 +140,16 @@ def autotune_loader(
     if not has_samples or isinstance(dataset, (str, bytes)):
         remedy = f"{ONE_SPLIT} Of a DataLoader pass its dataset."
         refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=remedy)
-    saved, began = Restored(restore), SYSTEM_CLOCK.now()
+    began = SYSTEM_CLOCK.now()
     given |= {} if device is None else {"device": str(device)}
-    candidates, roots = _ways(dataset, batch_size, named, given, collate_fn)
     trying = _Trying(step)
-    with preserve_randomness(), preserve_attributes(roots), warnings.catch_warnings():
+    # Making a loader draws its seed.
+    with preserve_randomness(), Restored(restore) as saved, warnings.catch_warnings():
+        candidates, roots = _ways(dataset, batch_size, named, given, collate_fn)
         # torch warns about more processes than cores, but whether they help is what is measured here.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        try:
+        with preserve_attributes(roots):
             trials = trying.search(candidates, budget_s)
-        finally:
-            saved.put_back()
     best = _lightest(trials)
     note = saved.note(trying.steps, "autotune_loader(dataset, batch_size, step=step, restore=(model, optimizer))")
     table = (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s))

@@ -20,7 +20,7 @@ from colabstage.io.arguments import refuse_argument
 from colabstage.io.callers_code import is_library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from types import CodeType
 
     from colabstage.diagnose.stages import StageName
@@ -250,22 +250,19 @@ def batch_size_of(batch: Any) -> tuple[int, int]:
     array, unless the parts agree on another number: images of different sizes come as a list."""
     arrays = list(arrays_of(batch))
     usual = next((int(array.shape[0]) for array in arrays if len(array.shape)), 1)
-    agreed = _shared_counts(batch if isinstance(batch, list | tuple) else [batch])
+    # By the parts of a batch, whose own number says nothing.
+    agreed = _counts_of(dict(enumerate(batch)) if isinstance(batch, list | tuple) else batch)
     return usual if usual in agreed else max(agreed, default=usual), sum(int(array.nbytes) for array in arrays)
 
 
-def _shared_counts(parts: Iterable[Any]) -> set[int]:
-    """Return the numbers of samples that all parts may have which say anything about it."""
-    counts = [found for part in parts if (found := _counts_of(part))]
-    return set.intersection(*counts) if counts else set()
-
-
 def _counts_of(part: Any) -> set[int]:
-    if isinstance(part, dict):
-        return _shared_counts(part.values())
-    if isinstance(part, list | tuple):
+    """Return the numbers of samples that a part may have, those of all parts in it that say anything about it."""
+    if isinstance(part, dict | list | tuple):
+        parts = part.values() if isinstance(part, dict) else part
+        counts = [found for one in parts if (found := _counts_of(one))]
+        shared = set.intersection(*counts) if counts else set[int]()
         # A list holds one entry for each sample, or several inputs of all samples.
-        return {len(part)} | _shared_counts(part)
+        return shared if isinstance(part, dict) else {len(part)} | shared
     shape: Any = getattr(part, "shape", ())
     return {int(shape[0])} if len(shape) else set()
 

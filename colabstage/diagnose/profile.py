@@ -119,7 +119,7 @@ def _restore_attributes(part: Any, attributes: dict[str, Any]) -> None:
 
 
 class Restored:
-    """What the caller named: copied on creation, restored by `put_back`."""
+    """What the caller named: copied on creation, restored at the end of a `with`."""
 
     def __init__(self, parts: object) -> None:
         """Copy a tuple or list of things, or one thing, or refuse it; `None` if the caller named nothing."""
@@ -133,7 +133,10 @@ class Restored:
                 self._refuse(f"restore[{number}]", part, "It cannot change: hand over what holds it, restore=(losses,)")
             self._save(f"restore[{number}]", part)
 
-    def put_back(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def note(self, runs: int, call: str) -> str:
@@ -357,15 +360,12 @@ def profile_loader(
     """
     check_step(step)
     check_argument("budget_s", budget_s, "above zero")
-    saved = Restored(restore)
-    with ExitStack() as stack:
-        # Entered first and left last, because examining the loader may already draw random numbers.
-        stack.enter_context(preserve_randomness())
-        stack.callback(saved.put_back)
+    # Examining the loader may already draw random numbers.
+    with preserve_randomness(), Restored(restore) as saved:
         view = view_of(loader)
-        stack.enter_context(preserve_attributes(view.roots))
-        runs = Runs(view, step, SYSTEM_CLOCK)
-        facts = runs.measure(budget_s, prefixes or {})
+        with preserve_attributes(view.roots):
+            runs = Runs(view, step, SYSTEM_CLOCK)
+            facts = runs.measure(budget_s, prefixes or {})
     note = saved.note(runs.steps, _RESTORE)
     return LoaderProfile.from_facts(facts, (*view.notes, *filter(None, [note])))
 

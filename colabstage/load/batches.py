@@ -13,7 +13,7 @@ import torch
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import LABELS
-from colabstage.io.arguments import refuse_argument, whole_number
+from colabstage.io.arguments import whole_number
 from colabstage.load.batch import Group, Ragged, is_image_shape, pad_boxes, target_array, white_of
 from colabstage.load.calling import apply_transform, collate_results
 
@@ -178,8 +178,11 @@ def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
     # Names as in Keras, or as torch prints them.
     found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        expected = 'a floating-point dtype, such as torch.float32 or "float32"'
-        refuse_argument("dtype", dtype, expected, remedy="Leave it out for batches as they are stored.")
+        msg = (
+            f'dtype={dtype!r} is not a floating-point dtype; expected one such as torch.float32 or "float32". Leave it '
+            "out for batches as they are stored."
+        )
+        raise OptionError(msg)
     return found
 
 

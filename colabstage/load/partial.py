@@ -429,13 +429,6 @@ def open_partial(
     Its index, labels and other small datasets are fetched now, and stay. Of several files, beside each of which is its
     manifest, the limit is for all together. `manifests`: of each file, where they are known. `step`: shows the bytes
     that are fetched now.
-
-    Raises:
-        OptionError: the limit is not a size, or an address does not name a file, or what is given is neither.
-        SourceNotFoundError: a file has no manifest, so nothing would tell a block that is wrong.
-        NotEnoughSpaceError: the limit is too low; the message says what would do.
-        NotSupportedHereError: the local disk cannot give back parts of a file.
-        SourceError, DriveError, PackFormatError, DamagedPackError: it cannot be read.
     """
     check_files(files)
     limit, base = parse_bytes(disk_limit, "disk_limit"), read_local_dir(local_dir)

@@ -288,7 +288,8 @@ def _float_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
     except (TypeError, ValueError, SyntaxError):
         found = np.dtype(object)
     if found.kind != "f":
-        refuse_argument("dtype", dtype, '"float16", "float32", "float64", or None for values as stored')
+        msg = f'dtype={dtype!r} cannot work; expected "float16", "float32", "float64", or None for values as stored.'
+        raise OptionError(msg)
     return found
 
 
@@ -460,10 +461,6 @@ def to_numpy(
         **arguments: those of `ArrayOptions`.
 
     Returns:
-        An iterable with `len`, `set_epoch` and `close`; each iteration is the next epoch.
-
-    Raises:
-        OptionError: an argument is invalid, or samples are not arrays of one shape.
-        SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
+        An iterable with `len`, `set_epoch` and `close`; each iteration is the next epoch. Raises as `to_keras`.
     """
     return NumpyLoader(ArrayBatches(dataset, batch_size, ArrayOptions(**arguments), split=split))

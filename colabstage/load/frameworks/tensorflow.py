@@ -75,9 +75,7 @@ def to_tf_data(
         A `tf.data.Dataset` of known cardinality.
 
     Raises:
-        MissingDependencyError: tensorflow is not installed.
-        OptionError: an argument is invalid, or samples are not arrays of one shape.
-        SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
+        MissingDependencyError: tensorflow is not installed. Other errors as `to_keras`.
     """
     try:
         with whole_imports():
@@ -86,12 +84,9 @@ def to_tf_data(
         refuse_import("tensorflow", "to_tf_data needs", error)
     whole_number("epoch", epoch)
     batches = ArrayBatches(dataset, batch_size, ArrayOptions(**arguments), split=split)
-    return _dataset_of(tf, batches, count(epoch).__next__)
-
-
-def _dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) -> Any:
-    """Make the `tf.data.Dataset` of these batches. `next_epoch` returns the epoch of an iterator, when its first
-    element is taken; TensorFlow keeps it for the life of the process, so it must not refer to `batches`."""
+    # Returns the epoch of an iterator, when its first element is taken. TensorFlow keeps it for the life of the
+    # process, so it must not refer to `batches`.
+    next_epoch = count(epoch).__next__
     total, workers = len(batches), batches.plan.workers.value
     # Each batch that is read at once takes memory; more threads than this share the work of one batch. A dataset's
     # transforms are the caller's code, which is never called concurrently.
