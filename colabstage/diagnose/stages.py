@@ -172,17 +172,14 @@ def _conclude(frame: FrameType) -> StageName | None:
     call = called_name(frame)
     if call and not _SLEEP.search(call) and (named := _stage_of(call)):
         return named
-    return _stage_of(own_name(code))
+    parts = [part for part in code.co_qualname.split(".") if part != "<locals>"]
+    # Of `__call__` and `forward` the class's name says more.
+    is_call = len(parts) > 1 and parts[-1] in {"__call__", "forward"}
+    return _stage_of(parts[-2] if is_call else parts[-1])
 
 
 def _stage_of(name: str) -> StageName | None:
     return next((stage for pattern, stage in _NAMES if re.search(pattern, name, re.IGNORECASE)), None)
-
-
-def own_name(code: CodeType) -> str:
-    """Return a function's name; for `__call__` and `forward` the class's name, which is more meaningful."""
-    parts = [part for part in code.co_qualname.split(".") if part != "<locals>"]
-    return parts[-2] if len(parts) > 1 and parts[-1] in {"__call__", "forward"} else parts[-1]
 
 
 def called_name(frame: FrameType) -> str:

@@ -340,16 +340,12 @@ def _as_array(images: torch.Tensor) -> NDArray[Any]:
 _SEEDS = 2**62
 
 
-class _Seeded:
+class _Seeded(SeededTransform):
     """Base of batch transforms: when called by hand, they draw a seed themselves."""
 
     def __call__(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return the new `(x, y)`, with parameters from torch's generator."""
         return self.apply_at(x, y, BatchPlace(int(torch.randint(_SEEDS, (), device="cpu")), 0, np.arange(len(x))))
-
-    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """Return the new `(x, y)`, with the parameters of this place."""
-        raise NotImplementedError
 
 
 @public_class

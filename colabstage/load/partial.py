@@ -166,12 +166,10 @@ def visited_units(count: int, seed: int, epoch: int, together: int = 1) -> NDArr
     stretches = spread_order(-(-count // together), seed, epoch, 3)
     if together == 1:
         return stretches
-    number = np.arange(len(stretches))
-    # By group of stretches, then by the unit within each, then by the turn of the stretch.
-    units = stretches[:, None] * together + np.arange(together)
-    keys = np.broadcast_to(number[:, None], units.shape), np.broadcast_to(np.arange(together), units.shape)
-    order = np.lexsort((keys[0].ravel(), keys[1].ravel(), keys[0].ravel() // _PLACES))
-    visited: NDArray[np.intp] = units.ravel()[order]
+    # Of each group of stretches their first units, then their second ones, and so on; the last group is filled up.
+    units = np.full((-(-len(stretches) // _PLACES) * _PLACES, together), count, np.intp)
+    units[: len(stretches)] = stretches[:, None] * together + np.arange(together)
+    visited = units.reshape(-1, _PLACES, together).swapaxes(1, 2).ravel()
     return visited[visited < count]
 
 

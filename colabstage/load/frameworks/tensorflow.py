@@ -115,9 +115,10 @@ def to_tf_data(
 
 def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at_once: int) -> Any:
     """Make a dataset whose threads call the reader once for each batch."""
-    sample = batches.sample()
+    sample, size = batches.sample(), batches.plan.batch_size if batches.all_full else None
     flat: list[NDArray[Any]] = tf.nest.flatten(sample)
-    dtypes, size = [part.dtype for part in flat], batches.plan.batch_size if batches.all_full else None
+    # The structure of a batch, without the memory of this one.
+    form, dtypes = tf.nest.map_structure(lambda _: None, sample), [part.dtype for part in flat]
     # In dicts, the second axis is as long as the longest row of a batch.
     padded = {id(column) for part in sample if isinstance(part, dict) for column in part.values() if column.ndim > 1}
     shapes = [(size, *((None, *part.shape[2:]) if id(part) in padded else part.shape[1:])) for part in flat]
@@ -138,7 +139,7 @@ def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at
         parts = tf.numpy_function(read, [epoch, number], dtypes)
         for part, shape in zip(parts, shapes, strict=True):
             part.set_shape(shape)
-        return tf.nest.pack_sequence_as(sample, parts)
+        return tf.nest.pack_sequence_as(form, parts)
 
     def numbers(_: Any) -> Any:
         epoch = tf.numpy_function(begin, [], tf.int64)
