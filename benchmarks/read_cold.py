@@ -24,7 +24,6 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +37,8 @@ from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import random_order
 from colabstage.load.loader import make_loader
-from colabstage.load.reading.fields import EngineChoice, Mapped, read_storage
+from colabstage.load.plan import Choice
+from colabstage.load.reading.fields import Mapped, read_storage
 from colabstage.load.reading.memory import FileStamp, OpenedFile, resident_part
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def make_cold_loader(path: Path) -> Loader:
     reader = dataset.reader
     if reader.engine.name != "read":
         for part in reader._parts:
-            part._x = replace(part._x, choice=EngineChoice("read", "told to for a benchmark"))
+            part._read_by(Choice("read", "told to for a benchmark"))
     return make_loader(dataset, BATCH, strategy="direct", shuffle=True)
 
 

@@ -84,7 +84,7 @@ REFERENCE = {
             "colabstage.to_hf",
             "colabstage.to_tf_data",
             "colabstage.load.reading.reader.SplitReader",
-            "colabstage.load.reading.fields.EngineChoice",
+            "colabstage.load.plan.Choice",
         ),
     ),
     "augmentation": ReferencePage(

@@ -38,7 +38,10 @@ class Trial:
     """One way of loading, and the result of its trial."""
 
     options: Mapping[str, Any]
-    maker: str = "make_loader"
+    maker: str
+    call: str
+    """The line that makes the loader."""
+    _make: Callable[..., Any]
     batch_s: float = math.inf
     """Seconds from batch to batch, with the step if there is one."""
     samples: int = 0
@@ -53,6 +56,14 @@ class Trial:
     def __str__(self) -> str:
         return f"{self.maker}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
 
+    @classmethod
+    def of(cls, maker: Callable[..., Any], start: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Trial:
+        """Return the trial of what `maker` makes. `start`: the beginning of the line; `given`: the options that a trial
+        does not change, without which the line would load other batches."""
+        every = {name: value for name, value in {**given, **options}.items() if value is not None}
+        call = ", ".join([start, *(f"{name}={_text(name, value)}" for name, value in every.items())]) + ")"
+        return cls(options, start.partition("(")[0], call, partial(maker, **{**given, **options}))
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TunedLoader(Report):
@@ -65,29 +76,10 @@ class TunedLoader(Report):
     gain: float
     """How many times faster than the default, torch's `DataLoader` without workers or `make_loader`'s own choice."""
     seconds: float
-    _make: Callable[..., Any]
 
     def loader(self) -> Any:
         """Return a new loader with the best options."""
-        return self._make(self.options)
-
-
-@dataclass(frozen=True)
-class _Maker:
-    """Makes the loaders of one kind, and writes the line that makes one."""
-
-    start: str
-    function: Callable[..., Any]
-    arguments: tuple[object, ...]
-    options: Mapping[str, Any]
-
-    def make(self, options: Mapping[str, Any]) -> Any:
-        return self.function(*self.arguments, **{**self.options, **options})
-
-    def call(self, options: Mapping[str, Any]) -> str:
-        # Those that a trial does not change too: a line without them would load other batches.
-        every = {name: value for name, value in {**self.options, **options}.items() if value is not None}
-        return ", ".join([self.start, *(f"{name}={_text(name, value)}" for name, value in every.items())]) + ")"
+        return self.table[0]._make()
 
 
 def _text(name: str, value: object) -> str:
@@ -148,33 +140,31 @@ def autotune_loader(
     if not has_samples or isinstance(dataset, (str, bytes)):
         remedy = f"{ONE_SPLIT} Of a DataLoader pass its dataset."
         refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=remedy)
-    saved, began = Restored(restore), SYSTEM_CLOCK.now()
+    began = SYSTEM_CLOCK.now()
     given |= {} if device is None else {"device": str(device)}
-    makers, candidates, roots = _ways(dataset, batch_size, named, given, collate_fn)
-    trying = _Trying(makers, step)
-    with preserve_randomness(), preserve_attributes(roots), warnings.catch_warnings():
+    trying = _Trying(step)
+    # Making a loader draws its seed.
+    with preserve_randomness(), Restored(restore) as saved, warnings.catch_warnings():
+        candidates, roots = _ways(dataset, batch_size, named, given, collate_fn)
         # torch warns about more processes than cores, but whether they help is what is measured here.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        try:
-            trials = _search(candidates, trying, budget_s)
-        finally:
-            saved.put_back()
-    best, default = choose(trials), next(trial for trial in trials if str(trial) == str(candidates[0]))
+        with preserve_attributes(roots):
+            trials = trying.search(candidates, budget_s)
+    best = _lightest(trials)
     note = saved.note(trying.steps, "autotune_loader(dataset, batch_size, step=step, restore=(model, optimizer))")
     table = (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s))
-    call = makers[best.maker].call(best.options)
-    rate, gain, seconds = best.samples / best.batch_s, default.batch_s / best.batch_s, SYSTEM_CLOCK.now() - began
+    rate, gain, seconds = best.samples / best.batch_s, trials[0].batch_s / best.batch_s, SYSTEM_CLOCK.now() - began
     return TunedLoader(
-        headline=f"{call}: {rate:,.0f} samples/s, {gain:.1f}x the default ({len(table)} ways tried in {seconds:.0f} s)",
+        headline=f"{best.call}: {rate:,.0f} samples/s, {gain:.1f}x the default ({len(table)} ways tried in "
+        f"{seconds:.0f} s)",
         tables=(Table(tuple(map(_bar, table)), numbers=frozenset({1})),),
         notes=(note,) if note else (),
         options=best.options,
-        call=call,
+        call=best.call,
         table=table,
         samples_per_s=rate,
         gain=gain,
         seconds=seconds,
-        _make=makers[best.maker].make,
     )
 
 
@@ -187,67 +177,52 @@ def _bar(trial: Trial) -> Row:
 
 def _ways(
     dataset: Any, batch_size: int, named: str, given: Mapping[str, Any], collate_fn: Callable[[Any], Any] | None
-) -> tuple[dict[str, _Maker], list[Trial], tuple[object, ...]]:
-    """Return what makes loaders, by name, the candidates, and the objects that they may change. `named`: how the caller
-    writes the dataset; `given`: the options of every loader."""
+) -> tuple[list[Trial], tuple[object, ...]]:
+    """Return the candidates, the default first, and the objects that they may change. `named`: how the caller writes
+    the dataset; `given`: the options of every loader."""
     from torch.utils.data import DataLoader, Subset
 
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import make_loader
 
     below, resources = dataset, read_resources()
+    cores = resources.cores
+    # One less than the cores leaves one for training; twice as many is best for datasets that mostly wait. Persistent,
+    # or starting processes would be measured in every epoch of a small dataset.
+    counts = sorted({1, 2, max(1, cores - 1), cores, 2 * cores})
+    processes = [{"num_workers": count, "persistent_workers": True} for count in counts]
     while isinstance(below, Subset):
         below = below.dataset
     if not isinstance(below, dataset_h5) or collate_fn is not None:
         # For another dataset, or form of a batch, only torch's loader can be tried.
         options = {"shuffle": given.get("shuffle", True), "collate_fn": collate_fn}
-        makers = {"DataLoader": _Maker(f"DataLoader({named}, {batch_size}", DataLoader, (dataset, batch_size), options)}
-        return makers, stock_candidates(resources.cores), (dataset, collate_fn)
+        stock = partial(
+            Trial.of, partial(DataLoader, dataset, batch_size), f"DataLoader({named}, {batch_size}", options
+        )
+        tried = [{"num_workers": 0}, *({**one, "prefetch_factor": ahead} for one in processes for ahead in (2, 8))]
+        return list(map(stock, tried)), (dataset, collate_fn)
+    ours = partial(Trial.of, partial(make_loader, dataset, batch_size), f"make_loader({named}, {batch_size}", given)
     reader = below.reader
+    ways: list[dict[str, Any]] = [{}, *({"strategy": "direct", "num_workers": count} for count in sorted({1, cores}))]
+    ways.append({"strategy": "direct", "num_workers": cores, "prefetch_factor": 8})
     # Half, because the training needs memory too.
-    fits = bool(reader.stored_bytes < resources.free_memory_bytes / 2)
+    if reader.stored_bytes < resources.free_memory_bytes / 2:
+        ways.append({"strategy": "memory"})
+    candidates = list(map(ours, ways))
     # Processes bring no batches to a device, and the order of a seed is that of our loader alone.
-    several = bool(below.per_sample or reader.encoded) and "seed" not in given
-    several = several and str(given.get("device", "cpu")) == "cpu"
-    ours = _Maker(f"make_loader({named}, {batch_size}", make_loader, (dataset, batch_size), given)
-    makers = {"make_loader": ours}
-    if several:
+    on_host = str(given.get("device", "cpu")) == "cpu"
+    if (below.per_sample or reader.encoded) and on_host and "seed" not in given:
         # Of the parts of ours, so that they give the step the same batches.
-        made, names = ours.make({"strategy": "direct"}), ("sampler", "drop_last", "collate_fn")
-        own = named if named != "dataset" else f"(loader := {ours.call({})}).dataset"
+        made, names = ours({"strategy": "direct"})._make(), ("sampler", "drop_last", "collate_fn")
+        own = named if named != "dataset" else f"(loader := {candidates[0].call}).dataset"
         start = f"DataLoader({own}, {batch_size}, {', '.join(f'{name}=loader.{name}' for name in names)}"
-        stock = partial(DataLoader, **{name: getattr(made, name) for name in names})
-        makers["DataLoader"] = _Maker(start, stock, (made.dataset, batch_size), {})
-    roots = below.transform, below.target_transform
-    return makers, our_candidates(resources.cores, fits=fits, several=several), roots
+        parts = partial(DataLoader, made.dataset, batch_size, **{name: getattr(made, name) for name in names})
+        candidates += [Trial.of(parts, start, {}, one) for one in processes]
+    return candidates, (below.transform, below.target_transform)
 
 
-def stock_candidates(cores: int) -> list[Trial]:
-    """List the candidates of torch's `DataLoader`: no processes, and up to twice as many as cores."""
-    found = [Trial({"num_workers": 0}, "DataLoader")]
-    # One less than the cores leaves one for training; twice as many is best for datasets that mostly wait.
-    for count in sorted({1, 2, max(1, cores - 1), cores, 2 * cores}):
-        # Otherwise starting processes would be measured in every epoch of a small dataset.
-        options = {"num_workers": count, "persistent_workers": True}
-        found += [Trial({**options, "prefetch_factor": ahead}, "DataLoader") for ahead in (2, 8)]
-    return found
-
-
-def our_candidates(cores: int, *, fits: bool, several: bool) -> list[Trial]:
-    """List the candidates of a `dataset_h5`; `several`: also processes, where Python works on each sample."""
-    # The first one is the default, against which gains are measured.
-    found = [Trial({}), *(Trial({"strategy": "direct", "num_workers": count}) for count in sorted({1, cores}))]
-    found.append(Trial({"strategy": "direct", "num_workers": cores, "prefetch_factor": 8}))
-    if fits:
-        found.append(Trial({"strategy": "memory"}))
-    if several:
-        options = ({"num_workers": count, "persistent_workers": True} for count in sorted({1, cores, 2 * cores}))
-        found += [Trial(one, "DataLoader") for one in options]
-    return found
-
-
-def choose(trials: Sequence[Trial]) -> Trial:
-    """Return the lightest of the candidates within 5 % of the fastest, of those that were measured to the end."""
+def _lightest(trials: Sequence[Trial]) -> Trial:
+    """Return the lightest of the trials within 5 % of the fastest, of those that were measured to the end."""
     measured = [trial for trial in trials if not trial.problem] or trials
     # Smaller differences are not reproducible, and unused cores are left for training.
     fastest = min(trial.batch_s for trial in measured)
@@ -258,31 +233,29 @@ def choose(trials: Sequence[Trial]) -> Trial:
     return min(equal, key=lambda trial: (trial.processes, trial.batch_s))
 
 
-def _search(candidates: list[Trial], trying: _Trying, budget: float) -> list[Trial]:
-    deadline, trials = SYSTEM_CLOCK.now() + budget, list[Trial]()
-    for number, candidate in enumerate(candidates):
-        best_s = min((trial.batch_s for trial in trials), default=math.inf)
-        # Each one is tried, because an untried candidate cannot be ruled out. Starting processes counts against the
-        # budget, since the user waits for it.
-        share_s = (deadline - SYSTEM_CLOCK.now()) / (len(candidates) - number) - _STARTING_S * (candidate.processes > 0)
-        trials.append(trying.try_out(candidate, max(_LEAST_S, share_s), best_s))
-    return trials
-
-
 class _Trying:
-    def __init__(self, makers: Mapping[str, _Maker], step: Callable[[Any], object] | None) -> None:
-        self.steps = 0
-        self._makers, self._step = makers, step
+    def __init__(self, step: Callable[[Any], object] | None) -> None:
+        self.steps, self._step = 0, step
         self._failed: BaseException | None = None
 
-    def try_out(self, candidate: Trial, seconds: float, best_s: float) -> Trial:
+    def search(self, candidates: list[Trial], budget_s: float) -> list[Trial]:
+        deadline, best_s, trials = SYSTEM_CLOCK.now() + budget_s, math.inf, list[Trial]()
+        for number, candidate in enumerate(candidates):
+            # Each one is tried, because an untried candidate cannot be ruled out. Starting processes counts against
+            # the budget, since the user waits for it.
+            share_s = (deadline - SYSTEM_CLOCK.now()) / (len(candidates) - number)
+            share_s -= _STARTING_S * (candidate.processes > 0)
+            trials.append(self._try_out(candidate, max(_LEAST_S, share_s), best_s))
+            best_s = min(best_s, trials[-1].batch_s)
+        return trials
+
+    def _try_out(self, trial: Trial, seconds: float, best_s: float) -> Trial:
         """Run one candidate for a while, or until it is clearly worse than `best_s`; an error in it is its result."""
-        trial = Trial(candidate.options, candidate.maker)
         loader: Any = None
         try:
             # Nothing is kept decoded meanwhile, or a later candidate would find what an earlier one decoded.
-            own = {"memory_budget": 0} if candidate.maker == "make_loader" else {}
-            loader = self._makers[candidate.maker].make({**candidate.options, **own})
+            own = {"memory_budget": 0} if trial.maker == "make_loader" else {}
+            loader = trial._make(**own)
             with closing(Feed(lambda: iter(loader), SYSTEM_CLOCK)) as feed:
                 batch = feed.take()
                 trial = replace(trial, samples=batch_size_of(batch)[0])

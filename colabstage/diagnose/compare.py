@@ -24,7 +24,7 @@ from colabstage.io.files import make_folder, read_with_retry
 from colabstage.io.pipeline import DaemonPool, ThreadPool
 from colabstage.io.report import COLOURS, Report, Row, Table
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import remove_empty, remove_own, sweep_orphans, temp_beside
+from colabstage.io.workspace import open_spool, remove_empty
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.mounts import mount_of, require_answer, run_watched, slow_reason
@@ -176,14 +176,11 @@ def _temporary_folder(local: Path) -> Iterator[Path]:
     # Deepest first, so that each one is empty by then.
     missing = [place for place in (local, *local.parents) if not place.exists()]
     make_folder(local)
-    model = local / "compare"
-    sweep_orphans(local, name=model.name)
-    folder = temp_beside(model)
-    make_folder(folder)
     try:
-        yield folder
+        with open_spool(local / "compare") as folder:
+            make_folder(folder)
+            yield folder
     finally:
-        remove_own(folder)
         for place in missing:
             remove_empty(place)  # unless another process has begun to use it
 
@@ -309,21 +306,17 @@ def _read_pack(report: PackReport, batch_size: int, seconds: float, progress: Pr
         ThreadPool(usable_cores()) as pool,
         progress.step("read the pack", total=None, unit="images") as step,
     ):
-        # Only full batches: a short last one would be timed like the others.
         batch = min(batch_size, len(reader))
         # The first batch opens the file and allocates the memory for all batches, like a loader's buffers.
         first = reader.read_x(np.arange(batch), None, pool=pool)
         out = first if isinstance(first, np.ndarray) else None
         began = time.perf_counter()
         while (now := time.perf_counter()) - began < seconds or not done:
-            rows = order.permutation(len(reader))[: len(reader) // batch * batch].reshape(-1, batch)
-            for chosen in rows:
-                reader.read_x(chosen, out, pool=pool)
-                reader.read_y(chosen, pool=pool)
-                done += batch
-                step.advance(batch)
-                if (now := time.perf_counter()) - began > seconds:
-                    break
+            chosen = order.integers(len(reader), size=batch)
+            reader.read_x(chosen, out, pool=pool)
+            reader.read_y(chosen, pool=pool)
+            done += batch
+            step.advance(batch)
     return SourceRate("pack", "a pack on the local disk", done, now - began, round(report.nbytes * done / len(reader)))
 
 

@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from colabstage.diagnose.machine_facts import inspect_machine
+from colabstage.diagnose.machine_facts import MachineFacts, inspect_machine
 from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.packages import ACCELERATORS
-from colabstage.io.report import Report, Row, Table
+from colabstage.io.report import Report, Row, Status, Table
 from colabstage.io.units import format_bytes, format_count, format_duration
 from colabstage.sources.parse import refuse_address
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from colabstage.diagnose.gpu import GpuReading
-    from colabstage.diagnose.machine_facts import MachineFacts
-    from colabstage.io.report import Status
 
 _GB = 1_000_000_000
 # Less than this is used up by the first archive, or by a notebook's own downloads.

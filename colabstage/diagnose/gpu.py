@@ -12,21 +12,18 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, Self
+from itertools import chain, pairwise
+from typing import Any, Literal, Self
 
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import public_class
 from colabstage.io.report import Report, Row, Table, in_notebook
 from colabstage.io.units import format_bytes, format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 PROGRAM = "nvidia-smi"
 _GPU_COLUMNS = "index,uuid,name,utilization.gpu,memory.used,memory.total,power.draw"
@@ -243,8 +240,10 @@ class GpuReport(Report):
 
     @classmethod
     def from_samples(cls, samples: Sequence[GpuSample], problem: str | None = None) -> Self:
-        by_gpu = _by_gpu(samples)
-        gpus = tuple(map(_figures, by_gpu))
+        by_gpu: dict[int, list[GpuReading]] = {}
+        for reading in chain.from_iterable(sample.gpus for sample in samples):
+            by_gpu.setdefault(reading.index, []).append(reading)
+        gpus = tuple(_figures(by_gpu[index]) for index in sorted(by_gpu))
         if not gpus:
             headline = problem or "No sample of a GPU was taken yet."
         elif problem:
@@ -253,10 +252,10 @@ class GpuReport(Report):
             more = f"; and {len(gpus) - 1} more" if len(gpus) > 1 else ""
             headline = f"GPU {gpus[0].index}, {gpus[0].name}: {gpus[0]}{more}"
         rows, bars = [], []
-        for one, readings in zip(gpus, by_gpu, strict=True):
+        for one in gpus:
             name = f"GPU {one.index}"
             rows.append(Row((f"{name}, {one.name}", str(one)), one.advice, "warn" if one.advice else "ok"))
-            rows.append(Row(("over time", _sparkline(readings))))
+            rows.append(Row(("over time", _sparkline(by_gpu[one.index]))))
             if one.processes:
                 users = (f"{used.pid} ({format_bytes(used.memory_bytes or 0)})" for used in one.processes[:6])
                 rows.append(Row(("processes", ", ".join(users))))
@@ -299,14 +298,6 @@ def _sparkline(readings: Sequence[GpuReading]) -> str:
     edges = [len(readings) * part // columns for part in range(columns + 1)]
     means = [_mean(one.utilisation for one in readings[start:end]) for start, end in pairwise(edges)]
     return "".join(" " if one is None else _BLOCKS[round(one * (len(_BLOCKS) - 1))] for one in means)
-
-
-def _by_gpu(samples: Sequence[GpuSample]) -> list[list[GpuReading]]:
-    found: dict[int, list[GpuReading]] = {}
-    for sample in samples:
-        for one in sample.gpus:
-            found.setdefault(one.index, []).append(one)
-    return [found[index] for index in sorted(found)]
 
 
 @public_class

@@ -20,7 +20,7 @@ from colabstage.io.arguments import refuse_argument
 from colabstage.io.callers_code import is_library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from types import CodeType
 
     from colabstage.diagnose.stages import StageName
@@ -122,7 +122,7 @@ def _torch_view(loader: Any) -> View:
     copied = copy.copy(loader)
     if type(loader).__module__.startswith("colabstage."):
         # `loader.dataset` of a subset is torch's own `Subset`.
-        own, of_batches = loader._pipeline.form.dataset, loader._pipeline.finish.batch_transform
+        own, of_batches = loader._pipeline.form.dataset, loader._pipeline.form.batch_transform
         _learn(known, of_batches, "transform")
         keeps = loader.plan.keep is not None and loader.plan.keep.most_bytes
         # If the loop itself calls transforms, reading ahead is the smaller part.
@@ -177,18 +177,17 @@ def _keras_view(dataset: Any) -> View:
     pooled = workers > 1 or (workers > 0 and processes)
     ours = type(dataset).__module__.startswith("colabstage.")
     ahead = max(1, int(dataset.max_queue_size) // max(1, workers)) if pooled else 2 * ours
+
+    def in_turn() -> Iterator[Any]:
+        return map(dataset.__getitem__, range(len(dataset)))
+
     return View(
         ProfileFacts("keras", workers=workers if pooled else int(ours), prefetch=ahead, batches=len(dataset)),
-        lambda: _pooled(dataset) if pooled else _in_turn(dataset),
-        alone=(lambda: _in_turn(dataset)) if processes and pooled else None,
+        (lambda: _pooled(dataset)) if pooled else in_turn,
+        alone=in_turn if processes and pooled else None,
         known=_known_stages(dataset),
         roots=(dataset,),
     )
-
-
-def _in_turn(dataset: Any) -> Iterator[Any]:
-    for number in range(len(dataset)):
-        yield dataset[number]
 
 
 def _pooled(dataset: Any) -> Iterator[Any]:
@@ -214,20 +213,12 @@ def _length(loader: Any) -> int | None:
 def _known_stages(dataset: object) -> dict[CodeType, StageName]:
     """Return the transforms in the attributes of a dataset, including wrapped ones."""
     known: dict[CodeType, StageName] = {}
-    for layer in _layers(dataset):
-        for name in ("transform", "target_transform", "transforms", "transform_fn", "augment"):
-            _learn(known, getattr(layer, name, None), "transform")
-    return known
-
-
-def _layers(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset and those that it wraps, from the outside in."""
     # Subsets and concatenations wrap each other; nobody needs more than five levels, and a cycle ends there.
     for _ in range(5):
-        if dataset is None:
-            return
-        yield dataset
+        for name in ("transform", "target_transform", "transforms", "transform_fn", "augment"):
+            _learn(known, getattr(dataset, name, None), "transform")
         dataset = getattr(dataset, "dataset", None)
+    return known
 
 
 def _learn(known: dict[CodeType, StageName], function: object, stage: StageName) -> None:
@@ -259,22 +250,19 @@ def batch_size_of(batch: Any) -> tuple[int, int]:
     array, unless the parts agree on another number: images of different sizes come as a list."""
     arrays = list(arrays_of(batch))
     usual = next((int(array.shape[0]) for array in arrays if len(array.shape)), 1)
-    agreed = _shared_counts(batch if isinstance(batch, list | tuple) else [batch])
+    # By the parts of a batch, whose own number says nothing.
+    agreed = _counts_of(dict(enumerate(batch)) if isinstance(batch, list | tuple) else batch)
     return usual if usual in agreed else max(agreed, default=usual), sum(int(array.nbytes) for array in arrays)
 
 
-def _shared_counts(parts: Iterable[Any]) -> set[int]:
-    """Return the numbers of samples that all parts may have which say anything about it."""
-    counts = [found for part in parts if (found := _counts_of(part))]
-    return set.intersection(*counts) if counts else set()
-
-
 def _counts_of(part: Any) -> set[int]:
-    if isinstance(part, dict):
-        return _shared_counts(part.values())
-    if isinstance(part, list | tuple):
+    """Return the numbers of samples that a part may have, those of all parts in it that say anything about it."""
+    if isinstance(part, dict | list | tuple):
+        parts = part.values() if isinstance(part, dict) else part
+        counts = [found for one in parts if (found := _counts_of(one))]
+        shared = set.intersection(*counts) if counts else set[int]()
         # A list holds one entry for each sample, or several inputs of all samples.
-        return {len(part)} | _shared_counts(part)
+        return shared if isinstance(part, dict) else {len(part)} | shared
     shape: Any = getattr(part, "shape", ())
     return {int(shape[0])} if len(shape) else set()
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.diagnose.gpu import open_gpus
+from colabstage.diagnose.gpu import GpuReading, open_gpus
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import whereabouts
 from colabstage.io.packages import ACCELERATORS, installed_version
@@ -26,6 +26,7 @@ from colabstage.io.pipeline import in_thread
 from colabstage.io.units import format_duration
 from colabstage.machine.mounts import (
     DRIVE_TYPES,
+    Mount,
     ask_children,
     current_folder,
     follow_links,
@@ -40,8 +41,6 @@ from colabstage.machine.resources import free_shared_memory, free_space, read_re
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from colabstage.diagnose.gpu import GpuReading
-    from colabstage.machine.mounts import Mount
 
 # The share of a deadline for counting files; the rest is for starting the process, its answer, and everything else.
 _COUNTING_PART = 0.5

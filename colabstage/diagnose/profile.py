@@ -28,15 +28,13 @@ from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError, said_by
 from colabstage.io.arguments import check_argument, refuse_argument
 from colabstage.io.boundary import NOTHING_DONE, public
-from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK, Clock
 from colabstage.io.report import Report, Row, Table
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from colabstage.io.progress import Clock
 
 
 # A dataset may wrap others, each with transforms inside transforms.
@@ -72,18 +70,11 @@ def _generator_restorer(part: Any) -> Callable[[], object] | None:
     """Return a function that restores a random generator's present state; `None` for anything else."""
     torch: Any = sys.modules.get("torch")
     if isinstance(part, random.Random):
-        state = part.getstate()
-        return lambda: part.setstate(state)
+        return partial(part.setstate, part.getstate())
     if isinstance(part, np.random.Generator):
-        bits: Any = part.bit_generator
-        saved = copy.deepcopy(bits.state)
-        return lambda: setattr(bits, "state", saved)
-    if isinstance(part, np.random.RandomState):
-        legacy = part.get_state()
-        return lambda: part.set_state(legacy)
-    if torch is not None and isinstance(part, torch.Generator):
-        tensor = part.get_state()
-        return lambda: part.set_state(tensor)
+        return partial(setattr, part.bit_generator, "state", copy.deepcopy(part.bit_generator.state))
+    if isinstance(part, np.random.RandomState) or (torch is not None and isinstance(part, torch.Generator)):
+        return partial(part.set_state, part.get_state())
     return None
 
 
@@ -128,7 +119,7 @@ def _restore_attributes(part: Any, attributes: dict[str, Any]) -> None:
 
 
 class Restored:
-    """What the caller named: copied on creation, restored by `put_back`."""
+    """What the caller named: copied on creation, restored at the end of a `with`."""
 
     def __init__(self, parts: object) -> None:
         """Copy a tuple or list of things, or one thing, or refuse it; `None` if the caller named nothing."""
@@ -142,7 +133,10 @@ class Restored:
                 self._refuse(f"restore[{number}]", part, "It cannot change: hand over what holds it, restore=(losses,)")
             self._save(f"restore[{number}]", part)
 
-    def put_back(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def note(self, runs: int, call: str) -> str:
@@ -366,15 +360,12 @@ def profile_loader(
     """
     check_step(step)
     check_argument("budget_s", budget_s, "above zero")
-    saved = Restored(restore)
-    with ExitStack() as stack:
-        # Entered first and left last, because examining the loader may already draw random numbers.
-        stack.enter_context(preserve_randomness())
-        stack.callback(saved.put_back)
+    # Examining the loader may already draw random numbers.
+    with preserve_randomness(), Restored(restore) as saved:
         view = view_of(loader)
-        stack.enter_context(preserve_attributes(view.roots))
-        runs = Runs(view, step, SYSTEM_CLOCK)
-        facts = runs.measure(budget_s, prefixes or {})
+        with preserve_attributes(view.roots):
+            runs = Runs(view, step, SYSTEM_CLOCK)
+            facts = runs.measure(budget_s, prefixes or {})
     note = saved.note(runs.steps, _RESTORE)
     return LoaderProfile.from_facts(facts, (*view.notes, *filter(None, [note])))
 

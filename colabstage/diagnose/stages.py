@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 StageName = Literal["read", "decode", "transform", "collate", "step"]
 
 # A file and a function in it (any if empty). First match wins.
-LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (
+_LIBRARIES: tuple[tuple[str, str, StageName], ...] = (
     (r"/PIL/Image\.py$", r"^(open|preinit|init|_open_core)$", "read"),
     (r"/PIL/(ImageFile|\w+ImagePlugin)\.py$", r"", "decode"),
     (r"/PIL/Image\.py$", r"^(load|tobytes|__array_interface__|frombytes|_decompression_bomb_check)$", "decode"),
@@ -42,16 +42,14 @@ LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (
     (r"/(zipfile|tarfile|gzip|bz2|lzma|pathlib|socket|ssl|shutil|tempfile|_pyio)(/|\.py$)", r"", "read"),
     (r"/colabstage/(load/reading|sources|trees|h5)/", r"", "read"),
 )
-_LIBRARIES = tuple((re.compile(path), re.compile(function), stage) for path, function, stage in LIBRARY_STAGES)
 
 # Names of functions. Decoding first, because `imread` does both and decoding is the larger part.
-_NAME_STAGES: tuple[tuple[str, StageName], ...] = (
+_NAMES: tuple[tuple[str, StageName], ...] = (
     (r"imread|im_?decode|decode|decompress|parse|frombuffer|np\.load|numpy\.load|loads\b|read_csv", "decode"),
     (r"collate|default_convert|pad_sequence|pad_batch|(^|[._])(stack|cat|concat(enate)?)$|make_batch", "collate"),
     (r"transform|augment|resi[sz]e|crop|flip|rotat|normali[sz]e|jitter|preprocess|to_?tensor|blur|astype", "transform"),
     (r"(^|[._])(read|pread|readv|open|fetch|load|download|recv|seek|get_?bytes|get_object)(_|$|[a-z]*\d*$)", "read"),
 )
-_NAMES = tuple((re.compile(pattern, re.IGNORECASE), stage) for pattern, stage in _NAME_STAGES)
 
 # Frames above the profiler belong to its caller.
 _OURS = re.compile(r"/colabstage/diagnose/\w+\.py$")
@@ -80,15 +78,6 @@ def is_idle(frame: FrameType) -> bool:
     """Return whether a thread with this innermost frame waits for other threads."""
     file, name = frame.f_code.co_filename, frame.f_code.co_name
     return any(file.endswith(tail) and name in names for tail, names in _IDLE)
-
-
-def has_own_code(frame: FrameType | None) -> bool:
-    """Return whether a stack runs code outside of libraries, below the profiler itself."""
-    while frame is not None and not _OURS.search(frame.f_code.co_filename):
-        if not is_of_library(frame):
-            return True
-        frame = frame.f_back
-    return False
 
 
 class StackSampler:
@@ -133,16 +122,20 @@ class StackSampler:
             thread = threads.get(ident)
             if (thread is not None and thread.name.startswith(_OTHERS_OF_OURS)) or is_idle(frame):
                 continue
-            stage = self._stage_of(frame)
+            stage, is_callers = self._stage_of(frame)
             if stage is None and ident in self._before:
                 continue
             # Read each time, so that it is the share of this interval.
             waits = thread is not None and self._waits(thread.native_id, passed_s)
-            stage = stage or _unnamed(frame, waits=waits)
+            if stage is None:
+                # Python on samples is work on them, a thread that uses no core waits for its input, and if there is no
+                # user code, a library collects batches.
+                stage = "collate" if not is_callers else "read" if waits else "transform"
             self.seconds[stage] = self.seconds.get(stage, 0.0) + passed_s
 
-    def _stage_of(self, frame: FrameType | None) -> StageName | None:
-        """Return the stage of a thread with this innermost frame; `None` if nothing on its stack shows it."""
+    def _stage_of(self, frame: FrameType | None) -> tuple[StageName | None, bool]:
+        """Return the stage of a thread with this innermost frame, `None` if nothing on its stack shows it; and whether
+        code outside of libraries runs there, as far as was looked."""
         is_callers = False
         while frame is not None and not _OURS.search(frame.f_code.co_filename):
             place = (frame.f_code, frame.f_lasti)
@@ -150,10 +143,11 @@ class StackSampler:
                 self._places[place] = self._known.get(frame.f_code) or _conclude(frame)
             if (found := self._places[place]) is not None:
                 # Code of the caller's that tells nothing is not what the library that called it collates.
-                return None if is_callers and found == "collate" and place[0] not in self._known else found
+                is_theirs = is_callers and found == "collate" and place[0] not in self._known
+                return None if is_theirs else found, is_callers
             is_callers = is_callers or not is_of_library(frame)
             frame = frame.f_back
-        return None
+        return None, is_callers
 
     def _waits(self, native_id: int | None, passed_s: float) -> bool:
         """Return whether a thread neither had a core nor wanted one, according to the kernel."""
@@ -171,24 +165,21 @@ def _conclude(frame: FrameType) -> StageName | None:
     code = frame.f_code
     path = code.co_filename.replace("\\", "/")
     for file, function, of_library in _LIBRARIES:
-        if file.search(path) and function.search(code.co_name):
+        if re.search(file, path) and re.search(function, code.co_name):
             return of_library
     if is_of_library(frame):
         return None
     call = called_name(frame)
     if call and not _SLEEP.search(call) and (named := _stage_of(call)):
         return named
-    return _stage_of(own_name(code))
+    parts = [part for part in code.co_qualname.split(".") if part != "<locals>"]
+    # Of `__call__` and `forward` the class's name says more.
+    is_call = len(parts) > 1 and parts[-1] in {"__call__", "forward"}
+    return _stage_of(parts[-2] if is_call else parts[-1])
 
 
 def _stage_of(name: str) -> StageName | None:
-    return next((stage for pattern, stage in _NAMES if pattern.search(name)), None)
-
-
-def own_name(code: CodeType) -> str:
-    """Return a function's name; for `__call__` and `forward` the class's name, which is more meaningful."""
-    parts = [part for part in code.co_qualname.split(".") if part != "<locals>"]
-    return parts[-2] if len(parts) > 1 and parts[-1] in {"__call__", "forward"} else parts[-1]
+    return next((stage for pattern, stage in _NAMES if re.search(pattern, name, re.IGNORECASE)), None)
 
 
 def called_name(frame: FrameType) -> str:
@@ -204,11 +195,3 @@ def called_name(frame: FrameType) -> str:
     segment = text[column : end_column if line == end_line else None].decode(errors="replace")
     match = re.match(r"\s*(?:await\s+)?([\w.\[\]'\"()]*?[\w\]])\s*\(", segment)
     return "" if match is None else match.group(1)
-
-
-def _unnamed(frame: FrameType, *, waits: bool) -> StageName:
-    """Name the stage of a stack that shows nothing itself: Python on samples is work on them, a thread that uses no
-    core waits for its input, and if there is no user code, a library collects batches."""
-    if not has_own_code(frame):
-        return "collate"
-    return "read" if waits else "transform"

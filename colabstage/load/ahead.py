@@ -312,11 +312,7 @@ class Iterated(Closing):
 
     def close(self) -> None:
         """End the running iterations. The loader can be iterated again."""
-        self._end_iterations()
-
-    def _end_iterations(self) -> None:
         running, self._running = self._running, ()
         for one in running:
-            iteration = one()
-            if iteration is not None:
+            if (iteration := one()) is not None:
                 iteration.close()

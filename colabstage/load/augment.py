@@ -8,7 +8,7 @@ from torch's generator. Transforms of torchvision and kornia can take the place 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -26,6 +26,7 @@ from colabstage.io.boundary import public_class
 from colabstage.load.batch import LENGTHS, is_image_shape, white_of
 from colabstage.load.batches import torch_dtype
 from colabstage.load.calling import (
+    SeededTransform,
     apply_transform,
     check_batch_transform,
     describe,
@@ -37,12 +38,9 @@ from colabstage.load.epoch import BatchPlace
 from colabstage.load.reading.fields import resize_into
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import ArrayLike, DTypeLike, NDArray
 
     from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.calling import SeededTransform
     from colabstage.load.reading.reader import SplitReader
 
     Size = tuple[int, int]
@@ -342,16 +340,12 @@ def _as_array(images: torch.Tensor) -> NDArray[Any]:
 _SEEDS = 2**62
 
 
-class _Seeded:
+class _Seeded(SeededTransform):
     """Base of batch transforms: when called by hand, they draw a seed themselves."""
 
     def __call__(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return the new `(x, y)`, with parameters from torch's generator."""
         return self.apply_at(x, y, BatchPlace(int(torch.randint(_SEEDS, (), device="cpu")), 0, np.arange(len(x))))
-
-    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """Return the new `(x, y)`, with the parameters of this place."""
-        raise NotImplementedError
 
 
 @public_class

@@ -11,7 +11,7 @@ import numpy as np
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES, LABELS
 from colabstage.io.pipeline import ThreadPool
-from colabstage.load.reading.memory import BufferPool
+from colabstage.load.reading.memory import Block, BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation
     from colabstage.load.augment import CroppedInputs
-    from colabstage.load.reading.memory import Block
     from colabstage.load.reading.reader import SplitReader
 
     # What reads x.

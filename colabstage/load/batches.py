@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
@@ -14,15 +14,12 @@ import torch
 from colabstage.errors import OptionError
 from colabstage.h5.schema import LABELS
 from colabstage.io.arguments import whole_number
-from colabstage.load.batch import Ragged, is_image_shape, pad_boxes, target_array, white_of
+from colabstage.load.batch import Group, Ragged, is_image_shape, pad_boxes, target_array, white_of
 from colabstage.load.calling import apply_transform, collate_results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from numpy.typing import DTypeLike, NDArray
 
-    from colabstage.load.batch import Group
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import BatchPlace
     from colabstage.load.loader import WholeBatch
@@ -57,11 +54,14 @@ def moves_itself(thing: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a batch's targets, and how batches are made of a dataset's samples."""
+    """How batches `(x, y)` or `(x, y, index)` are made of a dataset's samples, and the last steps: dtype and batch
+    transform."""
 
     dataset: dataset_h5
-    ragged: Ragged = "list"
-    label_offset: int = 0
+    ragged: Ragged
+    label_offset: int
+    dtype: torch.dtype | None
+    batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
 
     def __post_init__(self) -> None:
         if self.ragged not in get_args(Ragged):
@@ -116,6 +116,22 @@ class Form:
             # The transform may have replaced the dicts; other results are passed on unchanged.
             return made_x, self.targets(ys) if all(isinstance(target, dict) for target in ys) else ys
         return made_x, collate_results("target_transform", ys)
+
+    def scale(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        return batch if self.dtype is None else (scale_to(batch[0], self.dtype), *batch[1:])
+
+    def finish(self, batch: tuple[Any, ...], place: BatchPlace | None = None) -> Any:
+        """Return the batch as the caller gets it: `(x, y)`, or `((x, y), index)`. `place`: what random transforms draw
+        by, if known."""
+        x, y, *index = batch
+        change = self.batch_transform
+        sample = (x, y) if change is None else apply_transform(change, x, y, place)
+        return (sample, index[0]) if index else sample
+
+    def collate(self, batch: WholeBatch) -> Any:
+        """Read and finish batches for frameworks that build loaders from our parts, where they expect a `collate_fn`;
+        the batches are in host memory."""
+        return self.finish(self.scale(batch.dataset.whole(batch.indices)))
 
 
 def input_tensors(x: NDArray[Any] | list[Any]) -> Any:
@@ -192,29 +208,3 @@ def scale_to(x: Any, dtype: torch.dtype) -> Any:
 def move_to(x: Any, device: torch.device) -> Any:
     """Copy tensors, also in lists and dicts, to a device; those already there stay."""
     return map_leaves(x, lambda part: part.to(device) if isinstance(part, torch.Tensor) else part)
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Apply the last steps, dtype and batch transform, to batches `(x, y)` or `(x, y, index)`."""
-
-    dtype: torch.dtype | None
-    batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
-
-    def scale(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        return batch if self.dtype is None else (scale_to(batch[0], self.dtype), *batch[1:])
-
-    def transform(self, batch: tuple[Any, ...], place: BatchPlace | None = None) -> Any:
-        """Return the batch as the caller gets it: `(x, y)`, or `((x, y), index)`. `place`: what random transforms draw
-        by, if known."""
-        # With `return_index` the batch has a third part.
-        x, y, *index = batch
-        sample, change = (x, y), self.batch_transform
-        if change is not None:
-            sample = apply_transform(change, x, y, place)
-        return (sample, index[0]) if index else sample
-
-    def collate(self, batch: WholeBatch) -> Any:
-        """Read and finish batches for frameworks that build loaders from our parts, where they expect a `collate_fn`;
-        the batches are in host memory."""
-        return self.transform(self.scale(batch.dataset.whole(batch.indices)))

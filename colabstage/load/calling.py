@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,11 +12,9 @@ from torch.utils.data import default_collate
 
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.h5.schema import BOXES
-from colabstage.io.arguments import check_argument
+from colabstage.io.arguments import check_argument, refuse_argument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from colabstage.load.epoch import BatchPlace
     from colabstage.load.reading.reader import SplitReader
 
@@ -56,8 +54,7 @@ def check_batch_transform(name: str, given: object) -> None:
     """Refuse anything that cannot be a batch transform: a class instead of its object, or no function."""
     # A class has its objects' methods, so it would fail only at the first batch.
     if isinstance(given, type):
-        msg = f"{name}={given.__name__} is a class; expected an object of it: {given.__name__}(…)."
-        raise OptionError(msg)
+        refuse_argument(name, given, f"an object of it: {given.__name__}(…)")
     if not isinstance(given, SeededTransform):
         check_argument(name, given, "function", remedy="It is called with (x, y).")
 

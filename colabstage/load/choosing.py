@@ -19,7 +19,6 @@ from colabstage.load.plan import (
     ReasonedValue,
     Strategy,
 )
-from colabstage.load.reading.fields import EngineChoice
 from colabstage.load.reading.memory import check_memory, spare_memory
 from colabstage.machine.resources import read_resources
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from colabstage.h5.arrival import UnitLayout
     from colabstage.load.reading.reader import SplitReader
 
-__all__ = ["DeviceFacts", "EngineChoice", "LoaderFacts", "Shard", "choose_loader", "gather_facts"]
+__all__ = ["Choice", "LoaderFacts", "Shard", "choose_loader", "gather_facts"]
 
 # More threads than this do not copy faster: the memory is the limit (benchmarks/read_pixels.py).
 _MOST_COPY_THREADS = 4
@@ -47,13 +46,6 @@ _KEPT_PART = 8
 # What stays free of a GPU's memory if `"device"` was asked for: batches, and the least that a model needs.
 _DEVICE_RESERVE_BYTES = 500_000_000
 
-# Values that no longer exist, and what to write instead.
-_GONE = {
-    ("strategy", "workers"): "a stock loader reads whole batches in processes: "
-    "torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, num_workers=2).",
-    ("shuffle", "window"): "rows of a file larger than memory are read by position. Write shuffle=True.",
-}
-
 # For each group the threads take turns with Python's lock some ten times, which costs as much as copying this many
 # bytes: groups of a quarter reached 0.4 to 0.7 of the limit, these reach 0.75 to 1. A caller who keeps one batch keeps
 # the memory of its group.
@@ -66,14 +58,6 @@ _MOST_SLOW_TOGETHER = 32
 _LEAST_KEPT_PART = 8
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """The device that batches go to: its type, as torch names it, and the free bytes of its memory."""
-
-    type: str
-    free_bytes: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFacts:
     """Facts about the dataset and this computer that determine the plan."""
@@ -81,7 +65,7 @@ class LoaderFacts:
     rows: int
     row_bytes: int
     stored_bytes: int
-    engine: EngineChoice
+    engine: Choice
     encoded: bool
     per_sample: bool = False
     cores: int
@@ -94,7 +78,9 @@ class LoaderFacts:
     epoch_rows: int | None = None
     """Rows visited in an epoch, if not `rows`."""
     sampled: bool = False
-    device: DeviceFacts | None = None
+    device: str | None = None
+    """The type of the device that batches go to, as torch names it; `None` for this computer's memory."""
+    device_free_bytes: int = 0
     crop_bytes: int | None = None
     """Bytes of one crop, if the batch transform begins with a random resized crop."""
     whole_reason: str | None = None
@@ -179,7 +165,7 @@ def _check(batch_size: int, options: LoaderOptions) -> int:
         given: object = getattr(options, name)
         if given not in values or (name == "shuffle" and isinstance(given, int) and not isinstance(given, bool)):
             known = ", ".join(str(value) for value in values if value is not None)
-            msg = f"{name}={given!r} is unknown; {_GONE.get((name, str(given)), f'expected one of {known}.')}"
+            msg = f"{name}={given!r} is unknown; expected one of {known}."
             raise OptionError(msg)
     check_argument("drop_last", options.drop_last, "switch")
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
@@ -192,7 +178,7 @@ def _check(batch_size: int, options: LoaderOptions) -> int:
     return whole_number("batch_size", batch_size, least=1)
 
 
-def _choose_strategy(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["device", "memory", "direct"], EngineChoice]:
+def _choose_strategy(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["device", "memory", "direct"], Choice]:
     """Choose where batches come from, and how rows are read there."""
     if facts.layout is not None and not facts.complete:
         if asked in ("device", "memory"):
@@ -205,17 +191,17 @@ def _choose_strategy(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["devi
     if asked == "device":
         return "device", _on_device(facts)
     # The fastest first, if nothing else needs the memory.
-    device = None if facts.device is None or facts.device.type == "cpu" else facts.device
+    on_device = facts.device not in (None, "cpu")
     alone = facts.shard.world_size == 1
-    if asked == "auto" and device and alone and facts.uniform and not facts.per_sample:
+    if asked == "auto" and on_device and alone and facts.uniform and not facts.per_sample:
         needed = _device_bytes(facts)
-        if needed * _UNASKED_DEVICE_PART <= device.free_bytes:
-            part = f"{format_bytes(needed)} of the {format_bytes(device.free_bytes)} that are free there"
-            return "device", EngineChoice("memory", f"the whole split is on the device and takes {part}")
+        if needed * _UNASKED_DEVICE_PART <= facts.device_free_bytes:
+            part = f"{format_bytes(needed)} of the {format_bytes(facts.device_free_bytes)} that are free there"
+            return "device", Choice("memory", f"the whole split is on the device and takes {part}")
     return ("direct", facts.engine) if asked == "direct" else _file_or_memory(facts, asked)
 
 
-def _file_or_memory(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["memory", "direct"], EngineChoice]:
+def _file_or_memory(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["memory", "direct"], Choice]:
     engine, size = facts.engine, format_bytes(facts.stored_bytes)
     # The dataset was opened with in_memory=True, so nothing is left to choose.
     if engine.name == "memory":
@@ -223,11 +209,11 @@ def _file_or_memory(facts: LoaderFacts, asked: Strategy) -> tuple[Literal["memor
     if asked == "memory":
         remedy = 'Use strategy="direct" or "auto".'
         check_memory(facts.stored_bytes, facts.free_memory_bytes, 'strategy="memory"', remedy=remedy)
-        return "memory", EngineChoice("memory", f"as asked, all {size} are read once")
+        return "memory", Choice("memory", f"as asked, all {size} are read once")
     # Otherwise the system's cache serves rows as fast, and gives the memory back.
     if engine.name == "h5py" and facts.stored_bytes * _UNASKED_PART <= spare_memory(facts.free_memory_bytes):
         why = f"reading in random order would be slow, as {engine.reason}; its {size} fit, and are read once"
-        return "memory", EngineChoice("memory", why)
+        return "memory", Choice("memory", why)
     return "direct", engine
 
 
@@ -236,7 +222,7 @@ def _device_bytes(facts: LoaderFacts) -> int:
     return facts.rows * (facts.row_bytes + facts.target_bytes)
 
 
-def _on_device(facts: LoaderFacts) -> EngineChoice:
+def _on_device(facts: LoaderFacts) -> Choice:
     """Return how rows of a split on the device are read; refuse a split that cannot be there."""
     if facts.per_sample:
         msg = 'strategy="device" cannot work with a dataset\'s transforms of single samples. Use batch_transform.'
@@ -245,7 +231,7 @@ def _on_device(facts: LoaderFacts) -> EngineChoice:
         msg = 'strategy="device" needs rows of one shape. Stage with image_size=… or use strategy="auto".'
         raise OptionError(msg)
     # Without a device, batches and the split stay in this computer's memory.
-    free = facts.free_memory_bytes if facts.device is None else facts.device.free_bytes
+    free = facts.free_memory_bytes if facts.device is None else facts.device_free_bytes
     needed = _device_bytes(facts)
     if needed > max(0, free - _DEVICE_RESERVE_BYTES):
         msg = (
@@ -253,7 +239,7 @@ def _on_device(facts: LoaderFacts) -> EngineChoice:
             f'are free, and {format_bytes(_DEVICE_RESERVE_BYTES)} must stay so. Use strategy="auto".'
         )
         raise NotEnoughSpaceError(msg)
-    return EngineChoice("memory", f"as asked, all {format_bytes(needed)} are on the device")
+    return Choice("memory", f"as asked, all {format_bytes(needed)} are on the device")
 
 
 def _strategy_reason(strategy: str, facts: LoaderFacts) -> str:
@@ -287,8 +273,8 @@ def _choose_decoding_threads(facts: LoaderFacts, keep: KeepChoice | None) -> Rea
     # Beside a ResNet-50 on an H100, four threads fed later epochs at 2,670 images/s and six at 2,160; the first epoch,
     # in which all images are decoded, at 1,590 and 1,710.
     fewer = most * 2 // 3
-    on_gpu = facts.device is not None and facts.device.type != "cpu"
-    if on_gpu and keep is not None and keep.part == 1 and facts.cores > fewer:
+    on_device = facts.device not in (None, "cpu")
+    if on_device and keep is not None and keep.part == 1 and facts.cores > fewer:
         return ReasonedValue(fewer, "images are decoded once, and more would take Python's lock from the step")
     if facts.cores <= most:
         return ReasonedValue(facts.cores, "decoding keeps every core busy")

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from colabstage.h5.arrival import Arrival
     from colabstage.h5.parts import Files
-    from colabstage.load.reading.fields import EngineChoice, Indices, TargetBatch
+    from colabstage.load.plan import Choice
+    from colabstage.load.reading.fields import Indices, TargetBatch
 
     _Base = Dataset[Any]
 else:
@@ -138,31 +139,28 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         self.target_transform = target_transform
         self.return_index = return_index
         check_moves("transform", transform, self.reader, alone=target_transform is None)
+        doubts = []
         if self.reader.reversed_axes:
-            warnings.warn(
+            doubts.append(
                 f"MATLAB wrote the inputs of '{self.reader.path}', and their axes are reversed here: each is "
-                f"{self._row()}. pack_dataset('{self.reader.path}', 'packed.h5') reads them as MATLAB shows them.",
-                UserWarning,
-                stacklevel=4,
+                f"{self._row()}. pack_dataset('{self.reader.path}', 'packed.h5') reads them as MATLAB shows them."
             )
         # The writer of a pack that is being made is at work.
         if self.reader.unwritten and arrival is None:
-            warnings.warn(
+            doubts.append(
                 f"{self.reader.unwritten} were never written, as where a program was stopped: they are read as the "
                 "fill value, which is mostly 0. Write the file again, or visit the rows that are there, by "
-                "torch.utils.data.Subset(dataset, rows).",
-                UserWarning,
-                stacklevel=4,
+                "torch.utils.data.Subset(dataset, rows)."
             )
         # Said once, here, where the path is chosen: later, reading would only be slow.
         if self.reader.slow_mount is not None and not in_memory:
-            warnings.warn(
+            doubts.append(
                 f"'{self.reader.path}' is on {self.reader.slow_mount}: every sample is fetched through it, in every "
                 "epoch, which is many times slower than a local disk. Copy the file to a local disk first "
-                "(stage_dataset does), or pass in_memory=True to read it once.",
-                UserWarning,
-                stacklevel=4,
+                "(stage_dataset does), or pass in_memory=True to read it once."
             )
+        for doubt in doubts:
+            warnings.warn(doubt, UserWarning, stacklevel=4)
 
     @property
     def split(self) -> str:
@@ -215,7 +213,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return self.transform is not None or self.target_transform is not None
 
     @property
-    def engine(self) -> EngineChoice:
+    def engine(self) -> Choice:
         """How samples are read (`.name`) and why (`.reason`)."""
         return self.reader.engine
 
@@ -329,12 +327,10 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return f"split={self.split!r}" if fields is None else f"x={fields.x!r}, y={fields.y!r}"
 
     def _facts(self) -> list[tuple[str, str]]:
+        encoded = ", encoded" if self.reader.encoded else ""
         return [
             ("samples", f"{len(self):,}"),
-            (
-                "each",
-                f"{self._row()}, {'encoded, ' if self.reader.encoded else ''}{format_bytes(self.reader.row_bytes)}",
-            ),
+            ("each", f"{self._row()}{encoded}, {format_bytes(self.reader.row_bytes)}"),
             ("targets", self._target()),
             ("classes", f"{len(self.classes)}" if self.classes else "not named"),
             ("engine", str(self.engine)),

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Iterable
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -34,16 +34,12 @@ from colabstage.io.boundary import public_class
 from colabstage.io.packages import refuse_import
 from colabstage.io.progress import Demand
 from colabstage.load.ahead import Ahead, Iterated, Iteration
-from colabstage.load.batch import Batcher, is_image_shape, target_array
+from colabstage.load.batch import Batcher, Group, is_image_shape, target_array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
     from numpy.typing import NDArray
 
     from colabstage.load.ahead import Source
-    from colabstage.load.batch import Group
     from colabstage.load.reading.memory import Block
     from colabstage.load.reading.reader import SplitReader
 
@@ -70,11 +66,11 @@ def usable_device(device: str | torch.device) -> torch.device:
         raise OptionError(msg) from error
 
 
-def free_device_memory(device: torch.device) -> int | None:
+def free_device_memory(device: torch.device, otherwise: int) -> int:
     """Return the bytes of a CUDA device that this process may still take, including those that torch's allocator
-    holds; `None` for devices that share this computer's memory or do not tell."""
+    holds; `otherwise`, those of this computer, for devices that share its memory or do not tell."""
     if device.type != "cuda":
-        return None
+        return otherwise
     free, _ = torch.cuda.mem_get_info(device)
     # The driver counts this as used, but torch will allocate from it.
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -327,7 +323,7 @@ class CudaDataLoader(Iterated, Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Start the next iteration; the loader's own iterator is created here, in the caller's thread."""
-        self._end_iterations()
+        self.close()
         # Before our thread exists: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
         own = None if _gives_new_batches(self.loader) else partial(_own_leaf, self.device)
@@ -429,20 +425,16 @@ class ResidentSplit:
         read = batcher.groups(blocks, demand, tensors)
         with closing(stage_ahead(read, stager, 1, "colabstage-device", demand)) as staged:
             for start, block in zip(edges, staged, strict=False):
-                self._fill(len(reader), start, *stager.hand_out(block))
-                del block
+                parts = stager.hand_out(block)
+                if self._tables is None:
+                    x, y = (DeviceTable(len(reader), part.shape[1:], part.dtype, device) for part in parts)
+                    self._tables = x, y
+                for table, rows in zip(self._tables, parts, strict=True):
+                    table.fill(start, rows)
+                del block, parts, rows
         if device.type == "cuda":
             # From now on, any stream may gather batches.
             torch.cuda.synchronize(device)
-
-    def _fill(self, count: int, start: int, x: torch.Tensor, y: torch.Tensor) -> None:
-        if self._tables is None:
-            self._tables = (
-                DeviceTable(count, x.shape[1:], x.dtype, self._device),
-                DeviceTable(count, y.shape[1:], y.dtype, self._device),
-            )
-        for table, rows in zip(self._tables, (x, y), strict=True):
-            table.fill(start, rows)
 
     def groups(
         self, batches: Sequence[NDArray[np.intp]], together: int, *, with_index: bool

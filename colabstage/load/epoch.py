@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from numbers import Integral
@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import whole_number
+from colabstage.io.arguments import refuse_argument, whole_number
 from colabstage.load.reading.fields import resolve_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from numpy.typing import NDArray
 
 # SplitMix64 (Steele, Lea, Flood 2014): a counter times the golden ratio, mixed by two multiplications.
@@ -217,8 +215,7 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None)
 
     given: object = sampler
     if not isinstance(given, Iterable):
-        msg = f"sampler={sampler!r} cannot be iterated over; expected a torch Sampler, or rows."
-        raise OptionError(msg)
+        refuse_argument("sampler", sampler, "a torch Sampler, or rows")
     # Its numbers are lists, found only when they are drawn.
     if isinstance(given, BatchSampler):
         msg = "sampler= is a BatchSampler, which gives batches; expected what gives rows. Write batch_sampler.sampler."
@@ -339,19 +336,15 @@ def _seeded(number: int, own: object) -> Iterator[None]:
     import torch
 
     generators = [torch.default_generator, *([own] if isinstance(own, torch.Generator) else [])]
-    states = [one.get_state() for one in generators]
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what samplers draw from
-    try:
+    with ExitStack() as stack:
         for one in generators:
+            stack.callback(one.set_state, one.get_state())
             one.manual_seed(number)
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - what samplers draw from
         random.seed(number)
         np.random.seed(number % 2**32)  # noqa: NPY002
         yield
-    finally:
-        for one, state in zip(generators, states, strict=True):
-            one.set_state(state)
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
 
 
 @dataclass(frozen=True, slots=True, eq=False)

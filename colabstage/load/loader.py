@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -29,13 +29,14 @@ from colabstage.io.progress import Demand
 from colabstage.io.report import Report, facts
 from colabstage.io.units import format_count
 from colabstage.load.ahead import Ahead, Iterated, Iteration
-from colabstage.load.augment import CroppedInputs, check_inputs, first_crop
-from colabstage.load.batch import Batcher
-from colabstage.load.batches import Finish, Form, move_to, torch_dtype
+from colabstage.load.augment import CroppedInputs, FirstCrop, check_inputs, first_crop
+from colabstage.load.batch import Batcher, Group
+from colabstage.load.batches import Form, move_to, torch_dtype
 from colabstage.load.calling import check_batch_transform
-from colabstage.load.choosing import DeviceFacts, choose_loader, gather_facts
+from colabstage.load.choosing import choose_loader, gather_facts
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.device import (
+    CopyStream,
     ResidentSplit,
     Stager,
     StreamGuard,
@@ -48,6 +49,7 @@ from colabstage.load.device import (
 )
 from colabstage.load.epoch import (
     BatchPlace,
+    Order,
     RowOrder,
     SampledOrder,
     Schedule,
@@ -61,20 +63,13 @@ from colabstage.load.epoch import (
     sampler_order,
 )
 from colabstage.load.partial import FirstEpochOrder, lasting_layout, mixing_of, order_of
-from colabstage.load.plan import LoaderOptions
+from colabstage.load.plan import LoaderArguments, LoaderOptions, LoaderPlan, Shuffle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-
     from numpy.typing import NDArray
 
     from colabstage.h5.arrival import Expectation
     from colabstage.load.ahead import Source
-    from colabstage.load.augment import FirstCrop
-    from colabstage.load.batch import Group
-    from colabstage.load.device import CopyStream
-    from colabstage.load.epoch import Order
-    from colabstage.load.plan import LoaderArguments, LoaderPlan, Shuffle
     from colabstage.load.reading.memory import KeptImages
     from colabstage.load.reading.reader import SplitReader
 
@@ -149,10 +144,7 @@ def make_loader(
         # What a dataset's own transform returns is unknown before it is called.
         if dataset.transform is None:
             check_inputs(asked.batch_transform, dataset.reader.row_shape, dataset.reader.row_dtype)
-    finish, form = (
-        Finish(torch_dtype(asked.dtype), asked.batch_transform),
-        Form(dataset, asked.ragged, asked.label_offset),
-    )
+    form = Form(dataset, asked.ragged, asked.label_offset, torch_dtype(asked.dtype), asked.batch_transform)
     in_train, layout = dataset.split == "train", dataset.reader.layout
     # Such a sampler gives each rank its own rows.
     by_itself = isinstance(asked.sampler, DistributedSampler)
@@ -186,9 +178,8 @@ def make_loader(
         sampled=isinstance(some, SampledOrder),
     )
     if asked.device is not None:
-        # Devices that do not tell share this computer's memory.
-        free = free_device_memory(device)
-        facts = replace(facts, device=DeviceFacts(device.type, facts.free_memory_bytes if free is None else free))
+        free = free_device_memory(device, facts.free_memory_bytes)
+        facts = replace(facts, device=device.type, device_free_bytes=free)
     plan = choose_loader(facts, batch_size, replace(asked, shuffle=shuffle))
     batch_size = plan.batch_size
     order: Order = some or RowOrder(len(dataset), plan.order.name == "permutation")
@@ -200,7 +191,7 @@ def make_loader(
     reader = dataset.reader.into_memory() if plan.strategy == "memory" else dataset.reader
     schedule = Schedule(order, seed, batch_size, asked.drop_last, shard)
     is_cropped = crop is not None and plan.decode is not None and plan.decode.name == "crops"
-    pipeline = Pipeline(plan, asked, reader, schedule, form, finish, device, crop if is_cropped else None)
+    pipeline = Pipeline(plan, asked, reader, schedule, form, device, crop if is_cropped else None)
     # Frameworks count and evaluate the subset's own rows, by their numbers in it.
     view: Any = BatchDataset.over(form, reader)
     visited = order if rows is None or shown is None else shown
@@ -214,7 +205,7 @@ def make_loader(
         else RankSampler(visited, seed, shard, given=asked.seed is not None),
         drop_last=asked.drop_last,
         # Loaders that frameworks build from these parts read whole images, and apply the whole transform.
-        collate_fn=finish.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
+        collate_fn=form.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
     )
     loader._position = Position(start := EpochPlace(0, 0), start)
     # Last: what it was planned with cannot be set from here on.
@@ -511,12 +502,12 @@ class Loader(Iterated, _Base):
         """
         given: object = state
         if not isinstance(given, Mapping) or not given.keys() >= {*_PLACE}:
-            msg = f"The state is {show_content(given)}; expected what state_dict() of a loader returned."
-            raise OptionError(msg)
+            refuse_argument("state", given, "what state_dict() of a loader returned")
         sampler: Any = self.sampler
         pipeline, seed = self._pipeline, state.get("seed")
         if not sampler.given and isinstance(seed, int | np.integer):
-            pipeline = pipeline.with_seed(whole_number("seed", seed))
+            pipeline = copy.copy(pipeline)
+            pipeline.schedule = replace(pipeline.schedule, seed=whole_number("seed", seed))
         shared_alike = pipeline.schedule.steps_as(state)
         epoch = whole_number("epoch", state.get("epoch"))
         ours = {**pipeline.identity(epoch), **(pipeline.drawn(epoch) if "order" in state else {})}
@@ -553,7 +544,7 @@ class Loader(Iterated, _Base):
 
     def close(self) -> None:
         """End the running iterations, and release kept decoded images. The loader can be iterated again."""
-        self._end_iterations()
+        super().close()
         self._pipeline.kept.clear()
 
     def __copy__(self) -> Loader:
@@ -652,7 +643,6 @@ class Pipeline:
     reader: SplitReader
     schedule: Schedule
     form: Form
-    finish: Finish
     device: torch.device
     crop: FirstCrop | None
     stream: CopyStream | None = field(init=False)
@@ -666,7 +656,7 @@ class Pipeline:
         plan, reader = self.plan, self.reader
         if self.crop is not None:
             # The crop is done by then; what follows it is not.
-            self.finish = replace(self.finish, batch_transform=self.crop.rest)
+            self.form = replace(self.form, batch_transform=self.crop.rest)
         on_gpu = self.device.type == "cuda" and not self.in_loop
         # One block with the consumer, one in the making, the others in between; with a GPU one that waits to be copied
         # there, and two that are.
@@ -694,7 +684,7 @@ class Pipeline:
         expected, waited_s = self._expect(batches, place.epoch), 0.0
         ends = [] if expected is None else np.cumsum([len(rows) for rows in batches]).tolist()
         source, unpack, hand_out = self._steps(batches, place.epoch, demand)
-        finish, seed, first = self.finish, self.schedule.seed, place.batches_done
+        form, seed, first = self.form, self.schedule.seed, place.batches_done
 
         def waited(seconds: float) -> None:
             nonlocal waited_s
@@ -709,9 +699,9 @@ class Pipeline:
                 expected.reached(ends[number], waited_s)
                 waited_s = 0.0
             made = hand_out(batch)
-            if finish.batch_transform is None:
-                return finish.transform(made)
-            return finish.transform(made, BatchPlace(seed, place.epoch, batches[number]))
+            if form.batch_transform is None:
+                return form.finish(made)
+            return form.finish(made, BatchPlace(seed, place.epoch, batches[number]))
 
         if expected is None:
             return Iteration(source, unpack, take, at_end=place.end)
@@ -719,9 +709,9 @@ class Pipeline:
 
     def _steps(self, batches: Sequence[NDArray[np.intp]], epoch: int, demand: Demand) -> tuple[Any, Any, Any]:
         """Return what gives groups of batches, takes a group apart, and makes a batch of a part of it."""
-        reader, finish, device, batcher = self.reader, self.finish, self.device, self.batcher
-        with_index = self.form.dataset.return_index
-        if self.form.dataset.per_sample and (self.resident is not None or self.crop is not None):
+        reader, form, device, batcher = self.reader, self.form, self.device, self.batcher
+        with_index = form.dataset.return_index
+        if form.dataset.per_sample and (self.resident is not None or self.crop is not None):
             made_for = "samples on the device" if self.crop is None else "crops that are decoded alone"
             msg = f"The dataset was given a transform after this loader was planned for {made_for}. Make a new loader."
             raise OptionError(msg)
@@ -737,7 +727,7 @@ class Pipeline:
             return (x, y, torch.from_numpy(rows.copy())) if with_index else (x, y)
 
         def tensors(x: Any, y: Any, rows: NDArray[np.intp]) -> tuple[Any, ...]:
-            return complete(self.form.batch(x, y, rows), rows)
+            return complete(form.batch(x, y, rows), rows)
 
         # One more group is in the making, and one with the consumer.
         several = self.plan.together > 1
@@ -746,19 +736,19 @@ class Pipeline:
             # What the dataset's transforms make has its device and dtype from here, in the thread they ran in.
             groups = batcher.groups(batches, demand, lambda group: list(group.parts()), crops)
             source = Ahead(groups, depth, _THREAD, demand) if self.plan.workers.value else groups
-            return source, iter, lambda part: finish.scale(move_to(tensors(*part), device))
+            return source, iter, lambda part: form.scale(move_to(tensors(*part), device))
         if device.type == "cpu":
             # Scaled in the thread: here it would take the consumer's time.
             def finished(group: Group) -> list[tuple[Any, ...]]:
-                pairs = zip(self.form.batches(group), group.rows, strict=True)
+                pairs = zip(form.batches(group), group.rows, strict=True)
                 return [complete(batch, rows) for batch, rows in pairs]
 
             ready = batcher.groups(batches, demand, finished, crops)
-            if finish.dtype is not None:
+            if form.dtype is not None:
                 # In few at a time, so that floats are made in memory that the consumer has just released.
                 depth = max(1, self.plan.prefetch.value // _FEW_FLOATS - 1) if several else depth
-                ready = _in_parts(ready, finish.scale)
-            return Ahead(ready, depth, _THREAD, demand), iter, _unchanged
+                ready = _in_parts(ready, form.scale)
+            return Ahead(ready, depth, _THREAD, demand), iter, lambda batch: batch
 
         def whole(group: Group) -> tuple[Any, ...]:
             return tensors(group.x, group.y, np.concatenate(group.rows))
@@ -778,7 +768,7 @@ class Pipeline:
 
         def unpack(group: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
             guard.begin()
-            return split_group(self.finish.scale(group), sizes)
+            return split_group(self.form.scale(group), sizes)
 
         return unpack, guard.take
 
@@ -803,12 +793,6 @@ class Pipeline:
         shared = {"batch_size": self.schedule.batch_size, "samples": len(self.form.dataset)}
         return {"seed": self.schedule.seed, **order.identity(), **shared, "world_size": self.schedule.shard.world_size}
 
-    def with_seed(self, seed: int) -> Pipeline:
-        """Return a machine of the same parts whose order and random numbers follow from another seed."""
-        other = copy.copy(self)
-        other.schedule = replace(self.schedule, seed=seed)
-        return other
-
     def drawn(self, epoch: int) -> dict[str, int]:
         """Return a digest of what a sampler drew: it may draw from generators that nobody can restore."""
         order, seed = self.schedule.order, self.schedule.seed
@@ -822,7 +806,3 @@ def _in_parts(groups: Generator[list[Any]], change: Callable[[Any], Any]) -> Gen
             group.reverse()
             while group:
                 yield [change(group.pop()) for _ in range(min(_FEW_FLOATS, len(group)))]
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from colabstage.errors import ColabstageError, NotStagedError
-from colabstage.h5.arrival import HandedOut, Readiness, UnitLayout
+from colabstage.h5.arrival import HandedOut, Readiness, Side, UnitLayout
 from colabstage.h5.manifest import Manifest, read_manifest
 from colabstage.h5.parts import check_files
 from colabstage.io.files import BLOCK_BYTES, make_folder, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.io.workspace import remove_vouched, short_digest
-from colabstage.load.epoch import RowOrder, digest_of, random_fractions, spread_order, stable_order
+from colabstage.load.epoch import Order, RowOrder, digest_of, random_fractions, spread_order, stable_order
 from colabstage.sources.blocks import is_part
-from colabstage.sources.in_part import BlockwiseFile, FileOfSet, FileSet, WholeFile
+from colabstage.sources.in_part import BlockwiseFile, Expected, FileOfSet, FileSet, WholeFile
 from colabstage.sources.order import find_visits
 from colabstage.sources.packs import (
+    PackField,
+    Places,
     bring_kept,
     find_fields,
     find_files,
@@ -31,24 +33,18 @@ from colabstage.sources.packs import (
     name_files,
     source_of,
 )
-from colabstage.sources.parse import local_source, read_local_dir
+from colabstage.sources.parse import SingleSource, local_source, read_local_dir
 from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.arrival import Side
     from colabstage.h5.parts import Files
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.load.epoch import Order
-    from colabstage.sources.in_part import Expected
-    from colabstage.sources.packs import PackField, Places
-    from colabstage.sources.parse import SingleSource
 
 
 # The order in which an epoch visits rows that are still arriving, in units.
@@ -170,12 +166,10 @@ def visited_units(count: int, seed: int, epoch: int, together: int = 1) -> NDArr
     stretches = spread_order(-(-count // together), seed, epoch, 3)
     if together == 1:
         return stretches
-    number = np.arange(len(stretches))
-    # By group of stretches, then by the unit within each, then by the turn of the stretch.
-    units = stretches[:, None] * together + np.arange(together)
-    keys = np.broadcast_to(number[:, None], units.shape), np.broadcast_to(np.arange(together), units.shape)
-    order = np.lexsort((keys[0].ravel(), keys[1].ravel(), keys[0].ravel() // _PLACES))
-    visited: NDArray[np.intp] = units.ravel()[order]
+    # Of each group of stretches their first units, then their second ones, and so on; the last group is filled up.
+    units = np.full((-(-len(stretches) // _PLACES) * _PLACES, together), count, np.intp)
+    units[: len(stretches)] = stretches[:, None] * together + np.arange(together)
+    visited = units.reshape(-1, _PLACES, together).swapaxes(1, 2).ravel()
     return visited[visited < count]
 
 
@@ -433,13 +427,6 @@ def open_partial(
     Its index, labels and other small datasets are fetched now, and stay. Of several files, beside each of which is its
     manifest, the limit is for all together. `manifests`: of each file, where they are known. `step`: shows the bytes
     that are fetched now.
-
-    Raises:
-        OptionError: the limit is not a size, or an address does not name a file, or what is given is neither.
-        SourceNotFoundError: a file has no manifest, so nothing would tell a block that is wrong.
-        NotEnoughSpaceError: the limit is too low; the message says what would do.
-        NotSupportedHereError: the local disk cannot give back parts of a file.
-        SourceError, DriveError, PackFormatError, DamagedPackError: it cannot be read.
     """
     check_files(files)
     limit, base = parse_bytes(disk_limit, "disk_limit"), read_local_dir(local_dir)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
     from colabstage.load.batch import Ragged
-    from colabstage.load.reading.fields import EngineChoice
 
 Strategy = Literal["auto", "device", "memory", "direct"]
 Shuffle = bool | Literal["auto"]
@@ -207,7 +206,7 @@ class LoaderPlan:
     """Batches of this rank in an epoch."""
     workers: ReasonedValue
     prefetch: ReasonedValue
-    engine: EngineChoice
+    engine: Choice
     order: OrderChoice
     decode: Choice | None = None
     """`"crops"`, no more of an image file than the crop that the batch transform begins with, or `"whole"`; `None` if

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from colabstage.io.packages import refuse_import
 
@@ -33,7 +33,7 @@ from colabstage.io.workspace import open_spool, remove_own, sweep_orphans
 from colabstage.load.loader import Loader
 from colabstage.machine.mounts import drive_root, require_drive, run_watched, run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
-from colabstage.runs.lease import NAME, Heartbeat, wait_until_free
+from colabstage.runs.lease import NAME, Heartbeat, Lease, wait_until_free
 from colabstage.runs.listing import PLACES, Version, is_complete, list_versions, plot_history
 from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
@@ -50,6 +50,7 @@ from colabstage.runs.state import (
     numbers_of,
     random_state,
     set_random_state,
+    trains_more,
     unwrapped,
 )
 from colabstage.stage.publish import restore_file
@@ -57,9 +58,6 @@ from colabstage.stage.publish import restore_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType, TracebackType
-    from typing import TypeVar
-
-    from colabstage.runs.lease import Lease
 
     T = TypeVar("T")
 
@@ -232,13 +230,12 @@ class Run:
             _on_each_rank(lambda: self._begin(version, local))
             stack.enter_context(self._signals())
             self._counts = bool(self._loops())
-            if not self._loops():  # which have the optimizer in themselves
-                stack.callback(register_optimizer_step_post_hook(self._notice_optimizer).remove)
             for loop in self._loops():
                 stack.callback(loop.join(self))
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
-            if isinstance(self._loader, Loader) and not self._loops():
-                self._loader_began = self._loader.state_dict()
+            if not self._loops():  # which have optimizer and loader in themselves
+                stack.callback(register_optimizer_step_post_hook(self._notice_optimizer).remove)
+                self._loader_began = self._loader.state_dict() if isinstance(self._loader, Loader) else None
             if self._random is not None:  # for loops over anything but `epochs`, which does it again
                 set_random_state(self._random, rank=_rank())
             self._stack, self._is_open = stack.pop_all(), True
@@ -399,20 +396,12 @@ class Run:
         if optimizer in self._noticed:
             return
         self._noticed.add(optimizer)
-        parts = self._parts.values()
-        held = held_by(parts)
-        inside = any(optimizer is one for one in held)
-        models = [part for part in parts if isinstance(part, torch.nn.Module)]
-        own = {id(one) for part in models for one in part.parameters()}
-        for part in parts:
-            if isinstance(part, torch.optim.Optimizer):
-                own -= {id(one) for group in part.param_groups for one in group["params"]}
-        kind, what = type(optimizer).__name__, ""
-        if not inside and any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+        held, kind, what = held_by(self._parts.values()), type(optimizer).__name__, ""
+        if any(optimizer is one for one in held):
+            if not any(getattr(one, "optimizer", None) is optimizer for one in held) and is_scheduled(optimizer):
+                what = f"The schedule of the {kind}"
+        elif trains_more(self._parts, optimizer):
             what = f"The {kind} that trains the model"
-        named = any(getattr(one, "optimizer", None) is optimizer for one in held)
-        if inside and not named and is_scheduled(optimizer):
-            what = f"The schedule of the {kind}"
         if what:
             self._note(f"{what} is no part of the run, so each session begins with a new one.")
 
@@ -564,14 +553,12 @@ class Run:
                 self._note(f"The end was not saved: {said_by(error)}")
             self._end_on_signal()
         # Resumed after the last batch of an epoch, the loop would get no batch, and have no loss to print after it.
-        ends = after_step and self._counts and self._is_last_batch()
+        ends = after_step and self._counts and isinstance(self._loader, Loader)
+        ends = ends and self._loader.state_dict()["batches_done"] >= len(self._loader)
         if not ends and not saver.busy and self._is_due(failed=bool(saver.problem)):
             self._tell_saved()
             saver.save(self._job())
             self._interval_began = self._clock.now()
-
-    def _is_last_batch(self) -> bool:
-        return isinstance(self._loader, Loader) and self._loader.state_dict()["batches_done"] >= len(self._loader)
 
     def _is_due(self, *, failed: bool) -> bool:
         if self._every_steps is not None and not failed:
@@ -743,17 +730,17 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
         if name in PLACES:
             msg = f"{name}= is a column that each row of the history has already. Use another name."
             raise OptionError(msg)
-        count = value.numel() if isinstance(value, torch.Tensor) else getattr(value, "size", 1)
-        if count != 1 or not _is_real(value):
+        if not _is_number(value):
+            count = value.numel() if isinstance(value, torch.Tensor) else getattr(value, "size", 1)
             what = kind_of(value) if count == 1 else f"{kind_of(value)} of {count:,} numbers"
             msg = f"{name}= is {what}; expected a number that a float holds, or a tensor of one, such as loss.mean()."
             raise OptionError(msg)
 
 
-def _is_real(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     # The number of a tensor is not read before it is needed: a GPU's is still being computed.
     if isinstance(value, torch.Tensor):
-        return not value.is_complex()
+        return value.numel() == 1 and not value.is_complex()
     try:
         return hasattr(value, "__float__") and isinstance(_plain_number(value), float)
     except (TypeError, ValueError, OverflowError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import ChainMap, Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from colabstage.load.loader import OtherOrderError
 from colabstage.machine.mounts import run_watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
@@ -173,8 +172,7 @@ def check_parts(parts: Mapping[str, object]) -> None:
     saved = {id(one) for model in models for one in model.parameters()}
     optimizers = {id(one) for one in held_by(parts.values()) if isinstance(one, torch.optim.Optimizer)}
     for name, part in parts.items() if all(isinstance(part, _KNOWN) for part in parts.values()) else ():
-        groups = part.param_groups if isinstance(part, torch.optim.Optimizer) else ()
-        if any(id(one) not in saved for group in groups for one in group["params"]):
+        if isinstance(part, torch.optim.Optimizer) and any(id(one) not in saved for one in trained_by(part)):
             msg = f"{name} trains parameters of no part, so they are not saved. Pass their model, or make {name} again."
             raise OptionError(msg)
         is_schedule = isinstance(part, torch.optim.lr_scheduler.LRScheduler)
@@ -195,8 +193,11 @@ def _tells_place(loader: Any) -> bool:
 def held_by(parts: Iterable[object]) -> list[object]:
     """Return the parts, and what each has as an attribute, as the wrappers of other libraries have an optimizer; of a
     schedule only itself, because its state has nothing of the optimizer's."""
-    known = torch.optim.lr_scheduler.LRScheduler
-    return [one for part in parts for one in (part, *(() if isinstance(part, known) else _attributes(part)))]
+    found: list[object] = []
+    for part in parts:
+        inside = {} if isinstance(part, torch.optim.lr_scheduler.LRScheduler) else getattr(part, "__dict__", {})
+        found += [part, *inside.values()]
+    return found
 
 
 def is_scheduled(optimizer: object) -> bool:
@@ -205,10 +206,6 @@ def is_scheduled(optimizer: object) -> bool:
     known = torch.optim.lr_scheduler.LRScheduler
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, known)}
     return any(type(one) in kinds and getattr(one, "optimizer", None) is optimizer for one in objects)
-
-
-def _attributes(part: object) -> Iterable[object]:
-    return getattr(part, "__dict__", {}).values()
 
 
 def unwrapped(part: Any) -> Any:
@@ -258,6 +255,10 @@ def _parameters(parts: Mapping[str, object]) -> dict[str, torch.nn.Parameter]:
     }
 
 
+def trained_by(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
 def frozen_in(parts: Mapping[str, object]) -> list[str]:
     return [name for name, one in _parameters(parts).items() if not one.requires_grad]
 
@@ -267,10 +268,17 @@ def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:
     no model among the parts."""
     names = {id(one): name for name, one in _parameters(parts).items()}
     return {
-        name: [names.get(id(one), "") for group in part.param_groups for one in group["params"]]
+        name: [names.get(id(one), "") for one in trained_by(part)]
         for name, part in parts.items()
         if isinstance(part, torch.optim.Optimizer)
     }
+
+
+def trains_more(parts: Mapping[str, object], optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer trains parameters of the models that no optimizer among the parts does."""
+    named = [one for one in parts.values() if isinstance(one, torch.optim.Optimizer)]
+    left = set(map(id, _parameters(parts).values())) - {id(one) for each in named for one in trained_by(each)}
+    return any(id(one) in left for one in trained_by(optimizer))
 
 
 def _in_order(state: Mapping[str, Any], then: list[str], now: list[str]) -> Mapping[str, Any]:

@@ -290,7 +290,7 @@ def _each_engine(path: Path) -> Iterator[Any]:
     for name in _ENGINES.get(chosen, (chosen,)):
         reader: Any = dataset_h5(path).reader
         part = reader._parts[0]
-        part._x = replace(part._x, choice=replace(part._x.choice, name=name))
+        part._read_by(replace(part.engine, name=name))
         yield reader
 
 

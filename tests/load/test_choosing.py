@@ -10,21 +10,21 @@ import pytest
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.h5.arrival import UnitLayout
-from colabstage.load.choosing import DeviceFacts, EngineChoice, LoaderFacts, Shard, choose_loader
+from colabstage.load.choosing import Choice, LoaderFacts, Shard, choose_loader
 from colabstage.options import LoaderOptions
 
 FACTS = LoaderFacts(
     rows=1000,
     row_bytes=196_608,
     stored_bytes=196_608_000,
-    engine=EngineChoice("mapped", "a test"),
+    engine=Choice("mapped", "a test"),
     encoded=False,
     per_sample=False,
     cores=2,
     free_memory_bytes=8_000_000_000,
     shard=Shard(),
 )
-H5PY, READ = EngineChoice("h5py", "a test"), EngineChoice("read", "a test")
+H5PY, READ = Choice("h5py", "a test"), Choice("read", "a test")
 # The split, and what must stay free.
 SPARE = 196_608_000 + 1_000_000_000
 # On a device, each row's number is stored beside it.
@@ -34,7 +34,7 @@ FILES = replace(FACTS, encoded=True, row_bytes=500_000)
 
 
 def gpu(free_bytes: int) -> LoaderFacts:
-    return replace(FACTS, device=DeviceFacts("cuda", free_bytes))
+    return replace(FACTS, device="cuda", device_free_bytes=free_bytes)
 
 
 def choose(facts: LoaderFacts, batch_size: int = 64, **options: Any) -> Any:
@@ -56,10 +56,10 @@ def choose(facts: LoaderFacts, batch_size: int = 64, **options: Any) -> Any:
         (replace(FACTS, encoded=True, cores=64), 18),
         (replace(FACTS, encoded=True, cores=64, stored_bytes=1000 * 20_000), 6),
         # On a GPU with room to keep all decoded images; two thirds of them would not be kept.
-        (replace(FILES, cores=64, device=DeviceFacts("cuda", 0)), 12),
-        (replace(FILES, cores=4, device=DeviceFacts("cuda", 0)), 4),
-        (replace(FILES, cores=64, device=DeviceFacts("cpu", 0)), 18),
-        (replace(FILES, cores=64, device=DeviceFacts("cuda", 0), row_bytes=3_000_000), 18),
+        (replace(FILES, cores=64, device="cuda", device_free_bytes=0), 12),
+        (replace(FILES, cores=4, device="cuda", device_free_bytes=0), 4),
+        (replace(FILES, cores=64, device="cpu", device_free_bytes=0), 18),
+        (replace(FILES, cores=64, device="cuda", device_free_bytes=0, row_bytes=3_000_000), 18),
     ],
 )
 def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) -> None:
@@ -77,7 +77,7 @@ def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) ->
         (replace(FACTS, engine=H5PY, free_memory_bytes=SPARE + 196_608_000), {}, "memory"),
         (replace(FACTS, engine=H5PY, free_memory_bytes=SPARE + 196_607_999), {}, "direct"),
         (replace(FACTS, engine=H5PY, free_memory_bytes=10**12), {"strategy": "direct"}, "direct"),
-        (replace(FACTS, engine=EngineChoice("memory", "a test"), free_memory_bytes=0), {}, "memory"),
+        (replace(FACTS, engine=Choice("memory", "a test"), free_memory_bytes=0), {}, "memory"),
         # On request, all of the spare memory is taken.
         (replace(FACTS, free_memory_bytes=SPARE), {"strategy": "memory"}, "memory"),
         (replace(FACTS, free_memory_bytes=SPARE - 1), {"strategy": "memory"}, "197 MB"),
@@ -85,7 +85,7 @@ def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) ->
         # reserve.
         (gpu(8 * NEEDED), {}, "device"),
         (gpu(8 * NEEDED - 1), {}, "direct"),
-        (replace(FACTS, device=DeviceFacts("cpu", 10**12)), {}, "direct"),
+        (replace(FACTS, device="cpu", device_free_bytes=10**12), {}, "direct"),
         (replace(gpu(8 * NEEDED), uniform=False), {}, "direct"),
         (replace(gpu(8 * NEEDED), shard=Shard(0, 2)), {}, "direct"),
         (replace(gpu(8 * NEEDED), per_sample=True), {}, "direct"),
@@ -132,8 +132,8 @@ def test_ranks_decide_alike_whatever_each_has(shuffle: Any) -> None:
     machines: list[dict[str, Any]] = [
         {},
         {"free_memory_bytes": 0},
-        {"engine": EngineChoice("mapped", "a test")},
-        {"device": DeviceFacts("cuda", 10**12)},
+        {"engine": Choice("mapped", "a test")},
+        {"device": "cuda", "device_free_bytes": 10**12},
         {"encoded": True, "crop_bytes": 50_000},
     ]
     cold = replace(FACTS, engine=READ, rows=1_000_000)
@@ -192,7 +192,7 @@ def test_batches_are_prepared_ahead(facts: LoaderFacts, asked: dict[str, Any], p
 
 def test_every_choice_is_shown_with_its_reason() -> None:
     """In the text and in the notebook's HTML."""
-    plan = choose(replace(FACTS, engine=EngineChoice("mapped", "copies & waits")), shuffle=False)
+    plan = choose(replace(FACTS, engine=Choice("mapped", "copies & waits")), shuffle=False)
     for part in (plan.strategy, plan.reason, plan.workers.reason, plan.prefetch.reason, plan.order.reason):
         assert part in str(plan)
     assert "copies & waits" in str(plan)

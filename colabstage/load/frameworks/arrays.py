@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Unpack
@@ -22,13 +22,13 @@ from colabstage.io.arguments import refuse_argument, whole_number
 from colabstage.io.boundary import public
 from colabstage.io.packages import whole_imports
 from colabstage.io.pipeline import SOLO, ThreadPool
-from colabstage.io.progress import Demand
+from colabstage.io.progress import Cancellation, Demand
 from colabstage.load.ahead import Ahead, Iterated, Iteration
 from colabstage.load.batch import Batcher, pad_boxes, target_array, white_of
 from colabstage.load.choosing import choose_loader, gather_facts
-from colabstage.load.epoch import RowOrder, choose_seed, chosen_order
+from colabstage.load.epoch import Order, RowOrder, choose_seed, chosen_order
 from colabstage.load.partial import order_of
-from colabstage.load.plan import ArrayOptions, LoaderOptions
+from colabstage.load.plan import ArrayArguments, ArrayOptions, LoaderOptions, LoaderPlan
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
@@ -38,11 +38,8 @@ if TYPE_CHECKING:
 
     from colabstage.h5.arrival import Expectation
     from colabstage.h5.parts import Files
-    from colabstage.io.progress import Cancellation
     from colabstage.load.dataset import dataset_h5
-    from colabstage.load.epoch import Order
     from colabstage.load.frameworks.keras_dataset import KerasBatches
-    from colabstage.load.plan import ArrayArguments, LoaderPlan
 
     Source: TypeAlias = dataset_h5 | SplitReader | Files
     # x and y, and the sample weights if there are any.
@@ -57,21 +54,6 @@ _HELD_BY_FRAMEWORKS = 3
 # The most bytes of targets of all rows to hold in memory if a framework gathers them: eight million int64 labels.
 _KEPT_TARGETS_BYTES = 64 * 1024 * 1024
 _SEEDS = 2**31
-
-
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
-    """Shape and dtype of one array of a batch."""
-
-    shape: tuple[int | None, ...]
-    """Its shape, with `None` for an axis whose length differs from batch to batch."""
-    dtype: np.dtype[Any]
-
-
-def _spec_of(part: NDArray[Any], count: int | None, *, uneven: bool = False) -> ArraySpec:
-    """Describe a part of a batch; the second axis of an `uneven` one is as long as its longest row."""
-    axes = (None, *part.shape[2:]) if uneven and part.ndim > 1 else part.shape[1:]
-    return ArraySpec((count, *axes), part.dtype)
 
 
 class _Stored(NamedTuple):
@@ -232,17 +214,9 @@ class ArrayBatches:
         """Return whether the caller's Python code is called for each sample."""
         return self._dataset is not None and self._dataset.per_sample
 
-    def specs(self) -> tuple[Any, ...]:
-        """Describe a batch by an `ArraySpec` for each of its parts, or a dict of them if y is a dict."""
-        # One real row is read, because only that shows what transforms return.
-        batch = self.finish(self._read(np.zeros(1, np.intp), SOLO))
-        count = self.plan.batch_size if self.all_full else None
-        return tuple(
-            {name: _spec_of(column, count, uneven=True) for name, column in part.items()}
-            if isinstance(part, dict)
-            else _spec_of(part, count)
-            for part in batch
-        )
+    def sample(self) -> Batch:
+        """Read a batch of one real row, because only that shows what transforms return."""
+        return self.finish(self._read(np.zeros(1, np.intp), SOLO))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_batcher": None, "_order": None, "_announced": None, "_announcing": None}
@@ -487,10 +461,6 @@ def to_numpy(
         **arguments: those of `ArrayOptions`.
 
     Returns:
-        An iterable with `len`, `set_epoch` and `close`; each iteration is the next epoch.
-
-    Raises:
-        OptionError: an argument is invalid, or samples are not arrays of one shape.
-        SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
+        An iterable with `len`, `set_epoch` and `close`; each iteration is the next epoch. Raises as `to_keras`.
     """
     return NumpyLoader(ArrayBatches(dataset, batch_size, ArrayOptions(**arguments), split=split))

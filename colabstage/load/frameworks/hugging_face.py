@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from colabstage.load.dataset import dataset_h5
-    from colabstage.load.reading.reader import SplitReader
 
 # Fraction of the free memory that may be used; the rest is for the caller's model.
 _MEMORY_PART = 0.5
@@ -65,7 +64,11 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
             "free. Read it with make_loader, which needs no more than a few batches."
         )
         raise NotEnoughSpaceError(msg)
-    inputs, targets = _columns(reader)
+    inputs, targets = list[Any](), list[Any]()
+    for start in range(0, len(reader), _ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(reader)))
+        inputs += map(_input, reader.read_x(rows))
+        targets += map(_plain, reader.read_y(rows))
     columns = {x: inputs, y: targets}
     try:
         features = datasets.Dataset.from_dict({name: column[:1] for name, column in columns.items()}).features
@@ -80,16 +83,6 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
         kinds = f"x is {reader.row_dtype}, y is {reader.target_dtype or 'of many shapes'}"
         msg = f"datasets has no column for these values ({said_by(error)}): {kinds}. Use make_loader or to_numpy."
         raise OptionError(msg) from error
-
-
-def _columns(reader: SplitReader) -> tuple[list[Any], list[Any]]:
-    inputs: list[Any] = []
-    targets: list[Any] = []
-    for start in range(0, len(reader), _ROWS_AT_ONCE):
-        rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(reader)))
-        inputs += [_input(one) for one in reader.read_x(rows)]
-        targets += [_plain(one) for one in reader.read_y(rows)]
-    return inputs, targets
 
 
 def _input(x: Any) -> Any:

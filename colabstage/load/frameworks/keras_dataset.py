@@ -30,55 +30,6 @@ _LOOK_BATCHES = 4
 _LINGER_S = 1.0
 
 
-class EpochTracker:
-    """Tell passes over the data apart. Not thread-safe.
-
-    A pass is the next epoch, unless Keras has only looked at the first batches before it. A second request for a batch
-    begins a pass. So does a request after the batches were counted, as Keras does when it begins a pass, if Keras has
-    begun or ended an epoch since the request before, or if it does not continue that one.
-    """
-
-    def __init__(self, batches: int, *, by_turn: bool) -> None:
-        """Take the number of `batches` in an epoch. `by_turn`: the n-th request of a pass gets batch n, whatever its
-        number: a consumer that shuffles the numbers too would make reading ahead impossible."""
-        self.epoch = 0
-        self._batches = batches
-        self._by_turn = by_turn
-        self._asked: set[int] = set()
-        # Since the last request. Either alone happens inside a pass: a callback counts batches, and an epoch of
-        # `steps_per_epoch` ends.
-        self._counted = self._at_edge = False
-
-    def count(self) -> None:
-        self._counted = True
-
-    def mark_edge(self) -> None:
-        """Record that Keras begins or ends an epoch."""
-        self._at_edge = True
-
-    def begin(self) -> None:
-        """Begin a pass: the next epoch, unless nothing of this one was requested."""
-        if self._asked:
-            self.start_epoch(self.epoch + 1)
-
-    def start_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-        self._asked.clear()
-
-    def request(self, number: int) -> tuple[int, int]:
-        """Return the epoch and the batch that a request for batch `number` means."""
-        done = len(self._asked)
-        in_turn = number == done and max(self._asked, default=-1) == done - 1
-        # The first number of a pass is random, and may by chance follow those that Keras looked at.
-        if number in self._asked or (self._counted and (self._at_edge or not in_turn)):
-            was_look = self._counted and done <= _LOOK_BATCHES and done < self._batches
-            self.start_epoch(self.epoch + (not was_look))
-        self._counted = self._at_edge = False
-        turn = len(self._asked)
-        self._asked.add(number)
-        return self.epoch, turn if self._by_turn else number
-
-
 class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type information
     """Give batches to `model.fit`, `evaluate` and `predict`, read ahead by a thread of this process. Made by
     `to_keras`. It has `class_indices` and `filenames`, as Keras's own iterators of folders.
@@ -95,7 +46,11 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         super().__init__(workers=1, use_multiprocessing=False)
         self.plan: LoaderPlan = batches.plan
         self._batches = batches
-        self._tracker = EpochTracker(len(batches), by_turn=batches.shuffled)
+        self._epoch = 0
+        self._asked: set[int] = set()
+        # Since the last request. Either alone happens inside a pass: a callback counts batches, and an epoch of
+        # `steps_per_epoch` ends.
+        self._counted = self._at_edge = False
         self._ahead: Ahead[Any] | None = None
         # Epoch and number of the batch that the read-ahead gives next.
         self._coming = (0, 0)
@@ -119,7 +74,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
     def num_batches(self) -> int:
         """Count the batches in an epoch, as `len`. Keras asks before it begins a pass."""
         with self._lock:
-            self._tracker.count()
+            self._counted = True
         return len(self._batches)
 
     def __getitem__(self, index: int) -> Batch:
@@ -135,12 +90,13 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             msg = f"There is no batch {number}; an epoch has {len(self):,}."
             raise IndexError(msg)
         with self._lock:
-            return self._take(*self._tracker.request(number))
+            return self._take(*self._meant(number))
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin a pass over the next epoch."""
         with self._lock:
-            self._tracker.begin()
+            if self._asked:
+                self._start_epoch(self._epoch + 1)
         return map(self.__getitem__, range(len(self)))
 
     def set_epoch(self, epoch: int) -> None:
@@ -151,17 +107,17 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         """
         whole_number("epoch", epoch)
         with self._lock:
-            self._tracker.start_epoch(epoch)
+            self._start_epoch(epoch)
 
     def on_epoch_begin(self) -> None:
         """Record that an epoch begins. Keras calls this."""
         with self._lock:
-            self._tracker.mark_edge()
+            self._at_edge = True
 
     def on_epoch_end(self) -> None:
         """Release what was read ahead; it is read again if the pass continues. Keras calls this."""
         with self._lock:
-            self._tracker.mark_edge()
+            self._at_edge = True
             self._end()
 
     def close(self) -> None:
@@ -184,6 +140,29 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
+
+    def _start_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._asked.clear()
+
+    def _meant(self, number: int) -> tuple[int, int]:
+        """Return the epoch and the batch that a request for batch `number` means.
+
+        A pass is the next epoch, unless Keras has only looked at the first batches before it. A second request for a
+        batch begins a pass. So does a request after the batches were counted, as Keras does when it begins a pass, if
+        Keras has begun or ended an epoch since the request before, or if it does not continue that one.
+        """
+        done = len(self._asked)
+        in_turn = number == done and max(self._asked, default=-1) == done - 1
+        # The first number of a pass is random, and may by chance follow those that Keras looked at.
+        if number in self._asked or (self._counted and (self._at_edge or not in_turn)):
+            was_look = self._counted and done <= _LOOK_BATCHES and done < len(self)
+            self._start_epoch(self._epoch + (not was_look))
+        self._counted = self._at_edge = False
+        turn = len(self._asked)
+        self._asked.add(number)
+        # Keras shuffles the numbers too, which would make reading ahead impossible.
+        return self._epoch, turn if self._batches.shuffled else number
 
     def _take(self, epoch: int, number: int) -> Batch:
         is_next = self._coming == (epoch, number)

@@ -18,7 +18,7 @@ from colabstage.io.boundary import public
 from colabstage.io.packages import refuse_import, whole_imports
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.frameworks.arrays import ArrayBatches
-from colabstage.load.plan import ArrayOptions
+from colabstage.load.plan import ArrayArguments, ArrayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from colabstage.h5.parts import Files
     from colabstage.load.dataset import dataset_h5
-    from colabstage.load.frameworks.arrays import ArraySpec
-    from colabstage.load.plan import ArrayArguments
     from colabstage.load.reading.reader import SplitReader
 
 _MOST_AT_ONCE = 4
@@ -77,9 +75,7 @@ def to_tf_data(
         A `tf.data.Dataset` of known cardinality.
 
     Raises:
-        MissingDependencyError: tensorflow is not installed.
-        OptionError: an argument is invalid, or samples are not arrays of one shape.
-        SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
+        MissingDependencyError: tensorflow is not installed. Other errors as `to_keras`.
     """
     try:
         with whole_imports():
@@ -88,12 +84,9 @@ def to_tf_data(
         refuse_import("tensorflow", "to_tf_data needs", error)
     whole_number("epoch", epoch)
     batches = ArrayBatches(dataset, batch_size, ArrayOptions(**arguments), split=split)
-    return _dataset_of(tf, batches, count(epoch).__next__)
-
-
-def _dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) -> Any:
-    """Make the `tf.data.Dataset` of these batches. `next_epoch` returns the epoch of an iterator, when its first
-    element is taken; TensorFlow keeps it for the life of the process, so it must not refer to `batches`."""
+    # Returns the epoch of an iterator, when its first element is taken. TensorFlow keeps it for the life of the
+    # process, so it must not refer to `batches`.
+    next_epoch = count(epoch).__next__
     total, workers = len(batches), batches.plan.workers.value
     # Each batch that is read at once takes memory; more threads than this share the work of one batch. A dataset's
     # transforms are the caller's code, which is never called concurrently.
@@ -122,9 +115,14 @@ def _dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) -
 
 def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at_once: int) -> Any:
     """Make a dataset whose threads call the reader once for each batch."""
-    specs = batches.specs()
-    flat: list[ArraySpec] = tf.nest.flatten(specs)
-    _check_dtypes(tf, [spec.dtype for spec in flat])
+    sample, size = batches.sample(), batches.plan.batch_size if batches.all_full else None
+    flat: list[NDArray[Any]] = tf.nest.flatten(sample)
+    # The structure of a batch, without the memory of this one.
+    form, dtypes = tf.nest.map_structure(lambda _: None, sample), [part.dtype for part in flat]
+    # In dicts, the second axis is as long as the longest row of a batch.
+    padded = {id(column) for part in sample if isinstance(part, dict) for column in part.values() if column.ndim > 1}
+    shapes = [(size, *((None, *part.shape[2:]) if id(part) in padded else part.shape[1:])) for part in flat]
+    _check_dtypes(tf, dtypes)
     total, threads = len(batches), batches.plan.workers.value // read_at_once
     # TensorFlow keeps every function for the life of the process; these must not keep a file open.
     reference = ref(batches)
@@ -138,10 +136,10 @@ def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at
             return list(tf.nest.flatten(_alive(reference).read(int(epoch), int(number), pool)))
 
     def batch(epoch: Any, number: Any) -> Any:
-        parts = tf.numpy_function(read, [epoch, number], [spec.dtype for spec in flat])
-        for part, spec in zip(parts, flat, strict=True):
-            part.set_shape(spec.shape)
-        return tf.nest.pack_sequence_as(specs, parts)
+        parts = tf.numpy_function(read, [epoch, number], dtypes)
+        for part, shape in zip(parts, shapes, strict=True):
+            part.set_shape(shape)
+        return tf.nest.pack_sequence_as(form, parts)
 
     def numbers(_: Any) -> Any:
         epoch = tf.numpy_function(begin, [], tf.int64)

@@ -13,7 +13,7 @@ import contextlib
 import math
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,9 @@ from colabstage.errors import DamagedPackError, DecodeError, PackFormatError
 from colabstage.h5.schema import BOXES
 from colabstage.h5.untrusted import home_of, ragged_trouble, reading_contents
 from colabstage.images.decode import (
+    Crop,
     PixelRoom,
+    Resizer,
     Scratch,
     WholeImage,
     can_torch_resize,
@@ -32,19 +34,18 @@ from colabstage.images.decode import (
     probe_image,
     scale_by_torch,
 )
-from colabstage.images.geometry import MaskOptions, block_side, fit_boxes
+from colabstage.images.geometry import ColorMode, ImageOptions, MaskOptions, block_side, fit_boxes
 from colabstage.images.headers import is_jpeg
 from colabstage.images.masks import decode_mask
 from colabstage.io.units import format_bytes, format_count
 from colabstage.load.plan import Choice
 from colabstage.load.reading.memory import SHARE_BYTES, cut_off, empty_array
+from colabstage.machine.mounts import mount_of, slow_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from colabstage.images.decode import Crop, Resizer
-    from colabstage.images.geometry import ColorMode, ImageOptions
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.reading.memory import KeptImages, KeptSlot, Key, OpenedFile
 
@@ -79,10 +80,11 @@ class Storage:
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    choice: Choice
+    """How it is read, and why: `"mapped"` gathers rows from the mapped file, `"read"` reads many rows from the disk at
+    once, `"h5py"` reads through HDF5."""
     offset: int | None = None
     """Position of the first byte; `None` if the values are not one block of native values."""
-    why_foreign: str = ""
-    """Why only HDF5 can read it; empty if `offset` says where the values are."""
     home: Path | None = None
     """The file that stores it, if a link in the opened file leads there."""
     unwritten: str = ""
@@ -97,48 +99,28 @@ class Storage:
         return self.shape[0] * self.row_bytes
 
 
-class CacheState(NamedTuple):
-    """How much of a dataset of so many bytes is in the system's page cache, and what else memory has room for."""
-
-    resident_part: float
-    nbytes: int
-    spare_bytes: int
+# What is mapped into memory or read by position.
+_PLAIN = "one contiguous, unfiltered block of native values on a local disk"
 
 
-class EngineChoice(Choice):
-    """How a dataset is read, and why: `"mapped"` gathers rows from the mapped file, `"read"` reads many rows from the
-    disk at once, `"h5py"` reads through HDF5, `"memory"` gathers from this process's memory."""
-
-    __slots__ = ()
-
-
-def choose_engine(
-    storage: Storage, *, slow_mount: str | None = None, cache: CacheState | None = None, path: Path | None = None
-) -> EngineChoice:
-    """Choose how a dataset is read. `slow_mount`: why it must not be mapped. `path`: for the line that packs it."""
-    # Checked first: if the network fails, a mapping kills the process.
-    if slow_mount is not None:
-        return EngineChoice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
-    if storage.why_foreign:
-        once = "" if path is None else f"; packed once it is mapped: pack_dataset('{path}', 'packed.h5')"
-        return EngineChoice("h5py", f"{storage.why_foreign}{once}")
-    plain = "one contiguous, unfiltered block of native values on a local disk"
-    if cache is None:
-        return EngineChoice("mapped", plain)
+def choose_engine(resident: float, nbytes: int, spare_bytes: int) -> Choice:
+    """Choose how rows of a mapped dataset are read, of which this part is in the system's cache, where so many bytes
+    are read at random, and memory has room for so many."""
     # A cold file that fits into memory is read through once and mapped. A larger one is read row by row, because random
     # rows of a cold mapping read 20 times the bytes asked for. Row by row, a file that fits would give its first batch
     # sooner, by a second for each gigabyte or two, but not its first epoch.
-    plain = f"{plain}, {cache.resident_part:.0%} of it in memory"
-    if cache.resident_part >= WARM_PART:
-        return EngineChoice("mapped", plain)
-    if cache.nbytes <= cache.spare_bytes:
-        return EngineChoice("mapped", f"{plain}, where it fits: read through once before the first batch of a loader")
-    sizes = f"{format_bytes(cache.nbytes)} do not fit into {format_bytes(cache.spare_bytes)}"
-    return EngineChoice("read", f"{plain}, and its {sizes}")
+    plain = f"{_PLAIN}, {resident:.0%} of it in memory"
+    if resident >= WARM_PART:
+        return Choice("mapped", plain)
+    if nbytes <= spare_bytes:
+        return Choice("mapped", f"{plain}, where it fits: read through once before the first batch of a loader")
+    sizes = f"{format_bytes(nbytes)} do not fit into {format_bytes(spare_bytes)}"
+    return Choice("read", f"{plain}, and its {sizes}")
 
 
-def read_storage(dataset: Any, name: str, path: Path) -> Storage:
-    """Describe an open `h5py.Dataset` of numbers, `name` in the file at `path`; refuse what cannot be read."""
+def read_storage(dataset: Any, name: str, path: Path, slow_mount: str | None = None) -> Storage:
+    """Describe an open `h5py.Dataset` of numbers, `name` in the file at `path`; refuse what cannot be read.
+    `slow_mount`: why it must not be mapped."""
     from h5py import h5d, h5z
 
     dtype = dataset.dtype.newbyteorder("=")
@@ -180,8 +162,15 @@ def read_storage(dataset: Any, name: str, path: Path) -> Storage:
         why = "its values are in other files"
     elif offset is None:
         why = "its values have no place of their own in the file"
-    offset = None if why else offset
-    return Storage(name, tuple(dataset.shape), dtype, offset, why, home_of(dataset, path), unwritten)
+    home = home_of(dataset, path)
+    slow_mount = slow_mount or (None if home is None else slow_reason(mount_of(home)))
+    choice = Choice("mapped", _PLAIN)
+    # If the network fails, a mapping kills the process.
+    if slow_mount is not None:
+        choice = Choice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
+    elif why:
+        choice = Choice("h5py", f"{why}; packed once it is mapped: pack_dataset('{path}', 'packed.h5')")
+    return Storage(name, tuple(dataset.shape), dtype, choice, None if why else offset, home, unwritten)
 
 
 def _is_native(dataset: Any) -> bool:
@@ -527,6 +516,13 @@ def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
         out[...] = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
 
 
+class _Own(threading.local):
+    """Each thread's own memory to decode and resize into."""
+
+    def __init__(self) -> None:
+        self.scratch = Scratch()
+
+
 class Encoded:
     """Decode image or mask files when they are read. Safe in threads."""
 
@@ -537,20 +533,21 @@ class Encoded:
         count: int,
         options: ImageOptions | MaskOptions,
         *,
-        resizer: Resizer = "pillow",
-        slot: KeptSlot | None = None,
+        resizer: Resizer,
+        slot: KeptSlot,
+        number: int,
         check: Callable[[], None] | None = None,
     ) -> None:
         """Take `label`, for messages. `read_bytes`: returns the image file of one of `count` rows, in any thread.
-        `slot`: where decoded images are kept. `check`: raises an error if the HDF5 file has changed since it was
-        opened."""
+        `slot`: where decoded images are kept, under this field's `number`. `check`: raises an error if the HDF5 file
+        has changed since it was opened."""
         self._label = label
         self.read_bytes = read_bytes
         self._options = options
         resizes = not isinstance(options, MaskOptions) and options.size is not None
         self._resizer: Resizer = "torch" if resizer == "torch" and resizes and can_torch_resize() else "pillow"
-        self._slot, self._check = slot, check
-        self._own = threading.local()
+        self._slot, self._number, self._check = slot, number, check
+        self._own = _Own()
         self._room = PixelRoom()
         # Height and width of each row's image, 0 until its header has been read.
         self._sizes = np.zeros((count, 2), np.int32)
@@ -559,11 +556,11 @@ class Encoded:
         """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`), if all have one size and dtype;
         without `out`, return a list of arrays."""
         images: Any = [np.empty(0)] * len(rows) if out is None else out
-        number, kept = self._find_kept()
+        kept = self._find_kept()
 
         def decode(place: int) -> None:
             row = int(rows[place])
-            key = (number, row, _FINAL)
+            key = (self._number, row, _FINAL)
             if kept is not None and (found := kept.find(key)) is not None:
                 # A copy, because the caller may change it.
                 images[place] = found.pixels.copy() if out is None else found.pixels
@@ -586,7 +583,7 @@ class Encoded:
             if isinstance(options, MaskOptions):
                 pixels = decode_mask(data, options)
             else:
-                scratch = self._scratch() if in_array else None
+                scratch = self._own.scratch if in_array else None
                 pixels = decode_sized(data, options, resizer=self._resizer, scratch=scratch).pixels
             # numpy would silently stretch one channel over three.
             if in_array and (pixels.shape != images.shape[1:] or pixels.dtype != images.dtype):
@@ -604,12 +601,12 @@ class Encoded:
         `crops`: int64 `(B, 4)`, top, left, height and width in pixels of the upright image."""
         assert not isinstance(self._options, MaskOptions)
         mode, (height, width) = self._options.color_mode, out.shape[1:3]
-        number, kept = self._find_kept()
+        number, kept = self._number, self._find_kept()
         # Converted together, because single elements of an array are slow numpy objects.
         numbers, parts = rows.tolist(), [tuple(crop) for crop in crops.tolist()]
 
         def cut(place: int) -> None:
-            row, scratch = numbers[place], self._scratch().decoded
+            row, scratch = numbers[place], self._own.scratch.decoded
             factor = block_side(parts[place][2], parts[place][3], (height, width))
             try:
                 found = None if kept is None else kept.find((number, row, factor)) or kept.find((number, row, 0))
@@ -636,21 +633,19 @@ class Encoded:
         if not kept.fits(-(-height // factor) * -(-width // factor) * (1 if mode == "grayscale" else 3)):
             return None
         with self._room.room_for(data):
-            whole = decode_whole(data, mode, crop, factor, scratch=self._scratch().decoded)
+            whole = decode_whole(data, mode, crop, factor, scratch=self._own.scratch.decoded)
         if whole is not None:
             kept.keep((number, row, whole.factor), whole.pixels, (whole.factor, whole.header))
         return whole
 
-    def _find_kept(self) -> tuple[int, KeptImages | None]:
-        """Return the number of this field among kept images, and the kept images, `None` if there are none."""
-        kept = None if self._slot is None else self._slot.kept
-        if self._slot is None or kept is None:
-            return 0, None
-        kept.attend()
-        # Kept images come from the file that was opened. Reading would notice that it has changed; this must too.
-        if self._check is not None:
-            self._check()
-        return self._slot.number, kept
+    def _find_kept(self) -> KeptImages | None:
+        kept = self._slot.kept
+        if kept is not None:
+            kept.attend()
+            # Kept images come from the file that was opened. Reading would notice that it has changed; this must too.
+            if self._check is not None:
+                self._check()
+        return kept
 
     def decoded_lengths(self, rows: NDArray[np.intp]) -> list[int]:
         """Return the bytes of rows decoded at their own sizes, from their headers, without broken ones."""
@@ -673,13 +668,6 @@ class Encoded:
                 raise self._named(row, error) from error
             self._sizes[row] = facts.height, facts.width
         return self._sizes[rows].astype(np.int64)
-
-    def _scratch(self) -> Scratch:
-        """Return the calling thread's own memory to decode and resize into."""
-        if not hasattr(self._own, "scratch"):
-            self._own.scratch = Scratch()
-        scratch: Scratch = self._own.scratch
-        return scratch
 
     def _named(self, row: int, error: DecodeError) -> DecodeError:
         return DecodeError(f"Row {row} of {self._label} cannot be decoded. {error}")

@@ -404,25 +404,20 @@ class KeptImages:
 
 
 class KeptSlot:
-    """A weak reference to one field's cache of decoded images, which is freed with the loader that made it. `number`
-    separates this field's rows from others in the same memory."""
+    """A weak reference to a reader's cache of decoded images, which is freed with the loader that made it."""
 
-    def __init__(self, number: int) -> None:
-        """Take `number`, which separates this field's rows from others in the same memory."""
-        self.number = number
-        self._kept: weakref.ref[KeptImages] | None = None
+    _kept: weakref.ref[KeptImages] | None = None
 
     def fill(self, kept: KeptImages) -> None:
-        """Use this cache from now on, for as long as somebody holds it."""
         self._kept = weakref.ref(kept)
 
     @property
     def kept(self) -> KeptImages | None:
         return None if self._kept is None else self._kept()
 
-    def __reduce__(self) -> tuple[type[KeptSlot], tuple[int]]:
+    def __reduce__(self) -> tuple[type[KeptSlot], tuple[()]]:
         # Memory means nothing in another process.
-        return KeptSlot, (self.number,)
+        return KeptSlot, ()
 
 
 # Checking every page of a large file takes seconds; so many in a row, at so many places, a millisecond.
@@ -443,10 +438,7 @@ def resident_part(mapped: NDArray[np.uint8]) -> float:
     if count < last - first:
         count, starts = _WINDOW_PAGES, np.linspace(first, last - _WINDOW_PAGES, _WINDOWS).astype(np.int64).tolist()
     flags = np.empty((len(starts), count), np.uint8)
-    try:
-        ask, place = _system_call("mincore", ctypes.c_void_p), flags.ctypes.data
-    except AttributeError:
-        return 1.0
+    ask, place = _system_call("mincore", ctypes.c_void_p), flags.ctypes.data
     for number, start in enumerate(starts):
         if ask(start * mmap.PAGESIZE, count * mmap.PAGESIZE, place + number * count) != 0:
             return 1.0

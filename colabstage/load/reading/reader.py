@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -19,21 +19,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import DamagedPackError, NotEnoughSpaceError, OptionError, PackFormatError, SplitNotFoundError
-from colabstage.h5.info import format_splits, info_of, open_fields, open_h5, read_info
+from colabstage.h5.info import FieldInfo, NamedFields, PackInfo, format_splits, info_of, open_fields, read_info
 from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts, joined_info
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
 from colabstage.h5.untrusted import element_dtype, reading_contents
-from colabstage.images.geometry import ImageOptions
+from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.environment import logger_of
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_bytes, format_count
+from colabstage.load.plan import Choice
 from colabstage.load.reading.fields import (
     WARM_PART,
     Boxes,
-    CacheState,
     Encoded,
-    EngineChoice,
     Foreign,
     Mapped,
     Pread,
@@ -62,16 +61,13 @@ from colabstage.machine.resources import allow_open_files, read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from colabstage.h5.arrival import Arrival, Side, UnitLayout
-    from colabstage.h5.info import FieldInfo, NamedFields, PackInfo
     from colabstage.h5.parts import Files
     from colabstage.images.decode import Resizer
-    from colabstage.images.geometry import MaskOptions
     from colabstage.load.reading.fields import Field, Indices, TargetBatch
 
 # Headers of so many images are read in a moment, and their mean is accurate enough to plan memory.
@@ -92,9 +88,8 @@ class FieldSource:
     storage: Storage
     """Of the rows; for encoded rows, of their bytes; for boxes, of the boxes. Of rows of variable length, a number and
     dtype alone."""
-    choice: EngineChoice
     coding: ImageOptions | MaskOptions | None = None
-    columns: Mapping[str, tuple[Storage, EngineChoice]] = field(default_factory=dict)
+    columns: Mapping[str, Storage] = field(default_factory=dict)
 
     @property
     def of_any_length(self) -> bool:
@@ -191,18 +186,18 @@ class _OpenFile:
             check_stamp(path, path.stat(), stamp)
         return self._open_file(self._path)
 
-    def rows(self, storage: Storage, choice: EngineChoice) -> Mapped | Pread | Foreign:
+    def rows(self, storage: Storage) -> Mapped | Pread | Foreign:
         home = storage.home or self._path
-        if choice.name == "mapped":
+        if storage.choice.name == "mapped":
             return Mapped.over(self._mapping(home), storage)
-        if choice.name == "read":
+        if storage.choice.name == "read":
             return Pread(self._handle(home), storage)
         with reading_contents(self._path):
             return Foreign(self.h5[storage.name], storage, self._path)
 
-    def load(self, storage: Storage, choice: EngineChoice) -> Mapped:
+    def load(self, storage: Storage) -> Mapped:
         """Read all of a dataset, front to back, and return the field over it."""
-        if choice.name == "h5py":
+        if storage.choice.name == "h5py":
             with reading_contents(self._path):
                 values = Foreign(self.h5[storage.name], storage, self._path).load()
         else:
@@ -217,7 +212,6 @@ class _OpenFile:
 
     def sequential(self, storage: Storage) -> OpenedFile:
         """Return a separate handle: the system adapts its read-ahead to the use of each handle."""
-        # A separate handle: the system adapts its read-ahead to the use of each.
         home = storage.home or self._path
         return OpenedFile(home, self._stamps[home])
 
@@ -240,12 +234,13 @@ class SplitPart:
         fields: NamedFields | None,
         resizer: Resizer,
         allow_external: bool,
+        slot: KeptSlot,
     ) -> None:
-        """Examine the file; no sample is read. `number`: which of several parts this is."""
+        """Examine the file; no sample is read. `number`: which of several parts this is. `slot`: for decoded images of
+        all parts; shared with the copy in memory, which decodes the same ones."""
         # Absolute, because a worker process may have another current folder.
         self.path = path.expanduser().absolute()
-        self.split, self._resizer = split, resizer
-        self._open_h5 = partial(open_h5, allow_external=allow_external, in_part=arrival is not None)
+        self.split, self._number, self._resizer, self._slot = split, number, resizer, slot
         self._open_file = partial(
             open_fields, fields=fields, allow_external=allow_external, in_part=arrival is not None
         )
@@ -272,8 +267,6 @@ class SplitPart:
         self.stored_bytes = self._x.nbytes + (self._y.nbytes if self._y is not None and self._y.of_any_length else 0)
         # The process that opened them, and fields. Not the file: it closes once no field needs it.
         self._opened: tuple[int, Field, Field | None] | None = None
-        # For inputs and targets; shared with the copy in memory, which decodes the same images.
-        self.slots = KeptSlot(2 * number), KeptSlot(2 * number + 1)
         self.in_memory = False
         self._loaded: Field | None = None
 
@@ -289,42 +282,40 @@ class SplitPart:
         if info.kind in ("ragged", "texts"):
             what = "have any length (HDF5's variable-length type)" if info.kind == "ragged" else "are texts"
             why = f"its rows {what}, which only HDF5 itself reads"
-            rows = Storage(info.name, tuple(node.shape), element_dtype(node), why_foreign=why)
-            return FieldSource(info, rows, choose_engine(rows))
+            return FieldSource(info, Storage(info.name, tuple(node.shape), element_dtype(node), Choice("h5py", why)))
         if info.kind == "fixed":
-            return FieldSource(info, *self._look_at(node, info.name))
+            return FieldSource(info, self._look_at(node, info.name))
         if info.kind == "encoded":
             coding = info.mask or info.image or ImageOptions()
-            return FieldSource(info, *self._look_at(node[BYTES], f"{info.name}/{BYTES}"), coding)
+            return FieldSource(info, self._look_at(node[BYTES], f"{info.name}/{BYTES}"), coding)
         columns = {name: self._look_at(node[name], f"{info.name}/{name}") for name in info.columns}
-        return FieldSource(info, *columns[BOXES], columns=columns)
+        return FieldSource(info, columns[BOXES], columns=columns)
 
-    def _look_at(self, dataset: Any, name: str) -> tuple[Storage, EngineChoice]:
-        storage = read_storage(dataset, name, self.path)
-        slow = self.slow_mount
+    def _look_at(self, dataset: Any, name: str) -> Storage:
+        storage = read_storage(dataset, name, self.path, self.slow_mount)
         if storage.home is not None:
             # The linked file may be replaced too, so it is stamped like the file itself.
             self._stamps.setdefault(storage.home, FileStamp.of(storage.home.stat()))
-            slow = slow or slow_reason(mount_of(storage.home))
-        return storage, choose_engine(storage, slow_mount=slow, path=self.path)
+        return storage
 
     def consider_cache(self, nbytes: int) -> None:
         """Choose how inputs are read by how much of them the system caches; `nbytes` of inputs are read at random."""
-        if self._x.choice.name != "mapped":
+        choice = self.engine
+        if choice.name != "mapped":
             return
         if self._arrival is not None:
-            reason = f"{self._x.choice.reason}, whose rows are waited for as they are needed"
-            choice = EngineChoice("mapped", reason)
+            self._read_by(Choice("mapped", f"{choice.reason}, whose rows are waited for as they are needed"))
         else:
             spare = spare_memory(read_resources().free_memory_bytes)
-            cache = CacheState(self._open_now().resident_part(self._x.storage), nbytes, spare)
-            choice = choose_engine(self._x.storage, cache=cache)
-        self._x = replace(self._x, choice=choice)
+            self._read_by(choose_engine(self._open_now().resident_part(self._x.storage), nbytes, spare))
+
+    def _read_by(self, choice: Choice) -> None:
+        self._x = replace(self._x, storage=replace(self._x.storage, choice=choice))
 
     def warm_up(self, nbytes: int, cancellation: Cancellation) -> None:
         """Load the inputs into the page cache, as `SplitReader.warm_up`; `nbytes` of inputs are read at random."""
         # Rows that have yet to arrive cannot be read in advance.
-        if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
+        if self._arrival is not None or self.engine.name != "mapped":
             return
         file, storage = self._open_now(), self._x.storage
         # First, because each epoch begins with this, and free memory takes as long again to measure. What does not fit
@@ -338,12 +329,13 @@ class SplitPart:
         if (resident := file.resident_part(storage)) < WARM_PART:
             reason = f"after reading all of it once, only {resident:.0%} has stayed in memory"
             _log.warning("'%s' is read row by row: %s.", self.path, reason)
-            self._x = replace(self._x, choice=EngineChoice("read", reason))
+            self._read_by(Choice("read", reason))
             self._opened = None
 
     @property
-    def engine(self) -> EngineChoice:
-        return EngineChoice("memory", "the whole split was read into memory") if self.in_memory else self._x.choice
+    def engine(self) -> Choice:
+        in_memory = Choice("memory", "the whole split was read into memory")
+        return in_memory if self.in_memory else self._x.storage.choice
 
     @property
     def x(self) -> Field:
@@ -357,9 +349,7 @@ class SplitPart:
     @property
     def images(self) -> Encoded:
         x = self.x
-        if not isinstance(x, Encoded):
-            msg = f"{self._x.info.name} in '{self.path}' is not made of image files."
-            raise TypeError(msg)
+        assert isinstance(x, Encoded)
         return x
 
     def _fields(self) -> tuple[int, Field, Field | None]:
@@ -381,7 +371,6 @@ class SplitPart:
 
     def _path_now(self) -> Path:
         """Return where the file is now; a file that is being packed gets its final name at the end."""
-        # A file that is being packed gets its final name at the end.
         place = None if self._arrival is None else self._arrival.layout.place
         return self.path if place is None or self.path.exists() else place
 
@@ -402,23 +391,22 @@ class SplitPart:
                 ragged.load(_FEW_BYTES)
             return ragged
         if source.info.kind == "boxes":
-            columns = {name: (file.rows(*stored), stored[0]) for name, stored in source.columns.items()}
+            columns = {name: (file.rows(stored), stored) for name, stored in source.columns.items()}
             sizes_of = x.own_sizes if isinstance(x, Encoded) else None
             return Boxes(label, file.offsets(source), columns, image=self._x.info.image, sizes_of=sizes_of)
-        if source.coding is None and not in_memory:
-            return file.rows(source.storage, source.choice)
+        data = (file.load if in_memory else file.rows)(source.storage)
         if source.coding is None:
-            return file.load(source.storage, source.choice)
+            return data
         offsets = file.offsets(source)
         check_offsets(offsets, source.storage.shape[0], label, "bytes")
-        data = (file.load if in_memory else file.rows)(source.storage, source.choice)
         return Encoded(
             label,
             lambda row: data.bytes_of(int(offsets[row]), int(offsets[row + 1])),
             source.info.rows,
             source.coding,
             resizer=self._resizer,
-            slot=self.slots[0 if x is None else 1],
+            slot=self._slot,
+            number=2 * self._number + (x is not None),
             check=data.check if isinstance(data, Mapped) else None,
         )
 
@@ -445,7 +433,7 @@ class SplitPart:
         path = self._path_now()
         # Another file's keys would name the wrong sources, without an error.
         check_stamp(path, path.stat(), self._stamps[self.path])
-        with self._open_h5(path) as file, reading_contents(path):
+        with self._open_file(path) as file, reading_contents(path):
             return read_keys(file[self.info.keys], rows)
 
     def into_memory(self) -> SplitPart:
@@ -459,9 +447,6 @@ class SplitPart:
     def close(self) -> None:
         """Release the file; the next read opens it again. Reads under way in other threads finish first."""
         self._opened = None
-        for slot in self.slots:
-            if (kept := slot.kept) is not None:
-                kept.release()
 
 
 class SplitReader(RowFacts):
@@ -496,7 +481,7 @@ class SplitReader(RowFacts):
         # A mapped file has two handles: its own and the mapping's.
         allow_open_files(2 * len(paths))
         self.arrival, self.fields, self.split = arrival, fields, split
-        self.allow_external, self.in_memory = allow_external, False
+        self.allow_external, self.in_memory, self._slot = allow_external, False, KeptSlot()
         # A single file raises its own errors, in `SplitPart`.
         if len(paths) > 1:
             read = partial(read_info, fields=fields, allow_external=allow_external, in_part=arrival is not None)
@@ -504,7 +489,13 @@ class SplitReader(RowFacts):
         else:
             having = list(paths)
         make = partial(
-            SplitPart, split=split, arrival=arrival, fields=fields, resizer=resizer, allow_external=allow_external
+            SplitPart,
+            split=split,
+            arrival=arrival,
+            fields=fields,
+            resizer=resizer,
+            allow_external=allow_external,
+            slot=self._slot,
         )
         parts = tuple(make(path, number=number) for number, path in enumerate(having))
         self._input_bytes = sum(part._x.nbytes for part in parts)
@@ -535,7 +526,7 @@ class SplitReader(RowFacts):
         self._only = parts[0] if len(parts) == 1 else None
 
     @property
-    def engine(self) -> EngineChoice:
+    def engine(self) -> Choice:
         """Return how most inputs are read, and why."""
         engine = max(self._parts, key=len).engine
         if self._only is not None:
@@ -694,13 +685,11 @@ class SplitReader(RowFacts):
     def keep_images(self, most_bytes: int) -> KeptImages:
         """Keep images that are decoded from now on in the returned memory, as long as somebody holds it. A second
         caller shares it, with the larger of both budgets."""
-        slots = [slot for part in self._parts for slot in part.slots]
-        kept = slots[0].kept
+        kept = self._slot.kept
         # Memory inherited through a fork belongs to the parent.
         if kept is None or kept.pid != os.getpid():
             kept = KeptImages(most_bytes)
-            for slot in slots:
-                slot.fill(kept)
+            self._slot.fill(kept)
         kept.most_bytes = max(kept.most_bytes, most_bytes)
         return kept
 
@@ -714,6 +703,8 @@ class SplitReader(RowFacts):
         """Close the files; the next read opens them again. Waits for reads in other threads."""
         for part in self._parts:
             part.close()
+        if (kept := self._slot.kept) is not None:
+            kept.release()
 
 
 def _check_one_set(infos: list[PackInfo], split: str) -> list[Path]:
