@@ -46,6 +46,13 @@ _KEPT_PART = 8
 # What stays free of a GPU's memory if `"device"` was asked for: batches, and the least that a model needs.
 _DEVICE_RESERVE_BYTES = 500_000_000
 
+# Values that no longer exist, and what to write instead.
+_GONE = {
+    ("strategy", "workers"): "a stock loader reads whole batches in processes: "
+    "torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, num_workers=2).",
+    ("shuffle", "window"): "rows of a file larger than memory are read by position. Write shuffle=True.",
+}
+
 # For each group the threads take turns with Python's lock some ten times, which costs as much as copying this many
 # bytes: groups of a quarter reached 0.4 to 0.7 of the limit, these reach 0.75 to 1. A caller who keeps one batch keeps
 # the memory of its group.
@@ -165,7 +172,7 @@ def _check(batch_size: int, options: LoaderOptions) -> int:
         given: object = getattr(options, name)
         if given not in values or (name == "shuffle" and isinstance(given, int) and not isinstance(given, bool)):
             known = ", ".join(str(value) for value in values if value is not None)
-            msg = f"{name}={given!r} is unknown; expected one of {known}."
+            msg = f"{name}={given!r} is unknown; {_GONE.get((name, str(given)), f'expected one of {known}.')}"
             raise OptionError(msg)
     check_argument("drop_last", options.drop_last, "switch")
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
