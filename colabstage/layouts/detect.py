@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -116,27 +116,25 @@ class Case:
         """Return the tables that may name the images."""
         return self.search(TABLE)
 
-    def search(
-        self,
-        kind: FileKind,
-        labels: Sequence[str] | None = None,
-        table: str | None = None,
-        separator: str | None = None,
-    ) -> TableSearch:
-        """Return the search of the tables, or the one that is requested, for what they state about files of a kind."""
-        files = self.images if kind is TABLE else self.source.ending_in(kind.extensions)
-        lookup = self.source.made_of(files, Lookup.of)
-        return TableSearch(self.source, kind, files, lookup, labels, table, separator)
+    def search(self, kind: FileKind) -> TableSearch:
+        """Return the search of the tables for what they state about files of a kind."""
+        files = self.source.ending_in(kind.extensions)
+        return TableSearch(self.source, kind, files, self.source.made_of(files, Lookup.of))
 
     def state_rows(
         self, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
     ) -> Found:
         """Return what tables, or lists, state about images, or otherwise about clips: the requested ones, or any."""
         lists = not self.source.ending_in(words.TABLES) if table is None else table.lower().endswith(LISTS)
-        found = gather(replace(self.search(TABLE, labels, table, separator), lists=lists).state)
+
+        def state(kind: FileKind) -> Found:
+            search = replace(self.search(kind), labels=labels, table=table, separator=separator, lists=lists)
+            return gather(search.state)
+
+        found = state(TABLE)
         if found.claims or not self.source.ending_in(words.SOUNDS):
             return found
-        of_clips = gather(replace(self.search(AUDIO, labels, table, separator), lists=lists).state)
+        of_clips = state(AUDIO)
         return _as_clips(of_clips, AS_THEY_ARE) if of_clips.claims or not self.images else found
 
     @cached_property
@@ -190,7 +188,7 @@ class Case:
         if pattern is not None:
             return _as_clips(gather(lambda: names_state(self.source, pattern=pattern, kind=AUDIO)), options)
         require_files(self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})")
-        found = gather(self.search(AUDIO, labels).state)
+        found = gather(replace(self.search(AUDIO), labels=labels).state)
         # Where label columns were named, a table is meant.
         if not found.claims and labels is None:
             found = gather(lambda: folders_state(self.source, AUDIO))
@@ -389,7 +387,7 @@ def _bare(name: str) -> str:
     return words.spoken(name).removesuffix("s")
 
 
-def _classes_of_others(case: Case, found: Evidence) -> Found | None:
+def _classes_of_others(case: Case, found: Evidence) -> Evidence | None:
     """Return folders that look like classes, of images that no row of a table names, or that have no box: most images
     are in them, or they are called as the table's classes, and none of the others is in them."""
     files = found.table.inputs.source
@@ -458,12 +456,15 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
 def _weigh_rows(case: Case) -> Found:
     """If a table names images but cannot be used, weigh what else there is: masks, and folders that agree with it."""
     found = case.rows
-    if _name_folders(found, case):
+    if not found.claims:
+        return found
+    of_folders = case.tables.is_clear and any(one.folders for one in case.tables.claiming)
+    if isinstance(found, Evidence) and of_folders:
         # Folders that may be classes are weighed after it.
         if isinstance(case.judge(_weigh_folders(case)), Evidence):
             return Miss(LayoutError(f"{found.named} has a row for each folder."))
         found = found.noting('Where these folders are the classes themselves: layout="image_folder".')
-    if isinstance(found, Evidence) or not found.claims:
+    if isinstance(found, Evidence):
         return _with_other_splits(case, found)
     headers = [name for table in (case.tables.leading if case.tables.is_clear else ()) for name in table.table.header]
     if case.masks.claims:
@@ -472,28 +473,28 @@ def _weigh_rows(case: Case) -> Found:
         return (
             pairs if is_labelled else near(f"The images have masks, and the table beside them no labels: {found.error}")
         )
-    by_folder = case.judge(_weigh_folders(case))
-    of_folders = case.tables.is_clear and any(one.folders for one in case.tables.claiming)
+    folders = _weigh_folders(case)
+    by_folder = case.judge(folders)
     # Without a column of splits, rows that were meant for a test would be trained on.
     is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
     is_whole = isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split)
     if isinstance(by_folder, Evidence) and (of_folders or (is_whole and case.rows_agree(by_folder))):
         return by_folder
-    by_folder = gather(lambda: _weigh_folders(case))
     # The advice is useless if the folders are no classes.
-    if not isinstance(by_folder, Evidence) or why_not_classes(by_folder.table, may_be_one=case.is_more):
+    if not isinstance(folders, Evidence) or why_not_classes(folders.table, may_be_one=case.is_more):
         return found
     return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
 
 
-def _with_other_splits(case: Case, rows: Found) -> Found:
+def _with_other_splits(case: Case, rows: Evidence) -> Evidence:
     """Return what a table states about images of some splits, joined with what folders state about the others, if both
     have the same classes: train/cat/1.jpg, and val.csv with val/2.jpg,cat."""
-    folders = _classes_of_others(case, rows) if isinstance(rows, Evidence) else None
+    folders = _classes_of_others(case, rows)
+    if folders is None:
+        return rows
     # With only its own images, so that no others are noted as left out.
-    others = {*case.images.names}.difference(rows.table.keys) if isinstance(rows, Evidence) else ()
-    own = Case(case.source.without({*others})).rows if isinstance(folders, Evidence) else rows
-    if not isinstance(folders, Evidence) or not isinstance(own, Evidence):
+    own = Case(case.source.without({*case.images.names}.difference(rows.table.keys))).rows
+    if not isinstance(own, Evidence):
         return rows
     leading = case.tables.leading
     called = leading[0].split if len(leading) == 1 else ""
@@ -507,11 +508,6 @@ def _with_other_splits(case: Case, rows: Found) -> Found:
     table = join_tables(case.images, tables, classes)
     who, used = f"{folders.who} and {own.who}", own.used | folders.used
     return Evidence(table, who, used)
-
-
-def _name_folders(rows: Found, case: Case) -> TypeGuard[Evidence]:
-    """Tell whether the rows of a table name folders, not images."""
-    return isinstance(rows, Evidence) and any(one.folders for one in case.tables.claiming)
 
 
 def _weigh_nothing(case: Case) -> Found:
