@@ -56,6 +56,7 @@ from colabstage.layouts.formats import (
     arrays,
     arrow,
     beside,
+    card,
     croissant,
     lmdb,
     masks,
@@ -198,12 +199,22 @@ class Case:
         """Tell whether all tables that lead to images state the classes that other evidence does."""
         return self.tables.agree(_classes_by_name(found))
 
+    @cached_property
+    def card(self) -> tuple[str, dict[str, str]]:
+        """Return the README of the Hugging Face Hub, and the splits of the files that it names."""
+        return card.splits_of_card(self.source)
+
     def judge(self, found: Found) -> Found:
-        """Return the judge's verdict on evidence, with the splits that a description states."""
+        """Return the judge's verdict on evidence, with the splits that a description or a README states."""
         description = self.description
         if isinstance(found, Evidence) and description is not None:
             stated = found
             found = gather(lambda: description.agreed(stated, self.described, self.images, self.lookup))
+        if isinstance(found, Evidence):
+            alone = found
+            found = gather(lambda: alone.in_splits_of(*self.card))
+            # All in train is what a source without splits has too.
+            found = alone if isinstance(found, Evidence) and {*(found.table.splits or ())} == {"train"} else found
         return found if isinstance(found, Miss) else judge(self.source, found, may_be_one=self.is_more)
 
 
@@ -481,9 +492,9 @@ def _weigh_rows(case: Case) -> Found:
     if isinstance(by_folder, Evidence) and (of_folders or (is_whole and case.rows_agree(by_folder))):
         return by_folder
     # The advice is useless if the folders are no classes.
-    if not isinstance(folders, Evidence) or why_not_classes(folders.table, may_be_one=case.is_more):
-        return found
-    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
+    are_classes = isinstance(folders, Evidence) and not why_not_classes(folders.table, may_be_one=case.is_more)
+    advice = ' layout="image_folder" takes folders as classes, and leaves tables out.'
+    return refuse(f"{found.error}{advice}") if are_classes else found
 
 
 def _with_other_splits(case: Case, rows: Evidence) -> Evidence:

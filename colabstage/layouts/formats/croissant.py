@@ -24,7 +24,7 @@ from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, near, renumbered
 from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.reading import broken
 from colabstage.layouts.rows import TableSearch
-from colabstage.layouts.table import BrokenDatasetError, TreeFiles, Values
+from colabstage.layouts.table import BrokenDatasetError, Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,23 +156,7 @@ class Description:
         if weak and not isinstance(described, Evidence) and described.near:
             msg = f'{described.error} layout="{table.layout}" does without it.'
             raise BrokenDatasetError(msg)
-        splits = self._splits_of_files(files, lookup)
-        data = table.inputs.source
-        # Rows of shards are named after them: train.parquet[7].
-        names = data.entries.names if isinstance(data, TreeFiles) else [key.rpartition("[")[0] for key in table.keys]
-        stated = [splits.get(name, "") for name in names]
-        if not any(stated):
-            return found
-        own = table.splits or stated
-        odd = next((n for n, split in enumerate(stated) if not split or not words.same_split(split, own[n])), None)
-        if odd is not None:
-            other = f", and of '{own[odd]}' by {found.who}" if table.splits else ""
-            what = f"it is of the split '{stated[odd] or 'none'}' by '{self.name}'{other}"
-            raise broken(names[odd], what, f'one split for each; layout="{table.layout}" does without it')
-        if table.splits is None:
-            found = replace(found, table=replace(table, splits=tuple(stated)))
-            found = found.noting(f"Splits are those of '{self.name}'.")
-        return found
+        return found.in_splits_of(self.name, self._splits_of_files(files, lookup))
 
     def _labels(self) -> list[tuple[_Records, _Field]]:
         """Return the label fields: those of that type, or otherwise those that refer to an enumeration."""
