@@ -164,10 +164,9 @@ class Case:
     def _state_described(self) -> Found:
         description = require_files(self.description, self.source, "description in Croissant (croissant.json)")
         if self.images:
-            return description.state_labels(IMAGE_FOLDER, self.images, self.lookup)
-        clips = require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
-        lookup = self.source.made_of(clips, Lookup.of)
-        return _as_clips(description.state_labels(AUDIO, clips, lookup), AS_THEY_ARE)
+            return description.state_labels(self.tables)
+        require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
+        return _as_clips(description.state_labels(self.search(AUDIO)), AS_THEY_ARE)
 
     def state_boxes(self) -> Found:
         """Return what boxes of KITTI, Pascal VOC, COCO, YOLO or a tool state, whichever exist."""
@@ -209,7 +208,7 @@ class Case:
         description = self.description
         if isinstance(found, Evidence) and description is not None:
             stated = found
-            found = gather(lambda: description.agreed(stated, self.described, self.images, self.lookup))
+            found = gather(lambda: description.agreed(stated, self.described, self.tables))
         if isinstance(found, Evidence):
             alone = found
             found = gather(lambda: alone.in_splits_of(*self.card))
