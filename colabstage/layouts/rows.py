@@ -32,6 +32,7 @@ from colabstage.layouts.columns import (
     split_of_cell,
 )
 from colabstage.layouts.evidence import (
+    FEW,
     IMAGE_FOLDER,
     Evidence,
     Found,
@@ -62,8 +63,6 @@ if TYPE_CHECKING:
 TABLE = IMAGE_FOLDER._replace(layout="table")
 # A path, a label and a split explain themselves; with more unnamed columns it is unclear which is the label.
 _PLAIN_COLUMNS = 3
-# A table that names fewer files than another by this factor does not compete with it.
-_FEW = 10
 # Columns for the places in a clip where a part of it begins and ends.
 _IN_CLIP = re.compile(r"(t_?)?(start|begin|onset|end|stop|offset)(_?(time|at|s|sec|seconds|ms|frame|sample))?")
 # How many rows decide whether two columns mean the same files.
@@ -394,7 +393,7 @@ class TableSearch:
             may_leave = all(one.split or stated.isdisjoint(one.files) for one in found)
         # ChestX-ray14, for example, has labels for all images, and boxes for one in a hundred.
         elif any(map(words.is_label_name, most.table.header)):
-            may_leave = all(one is most or _FEW * len(one.files) <= len(most.files) for one in found)
+            may_leave = all(one is most or FEW * len(one.files) <= len(most.files) for one in found)
         if len(found) > 1 and not may_leave:
             stating = [one for one in found if one.has_labels] or found
             if len(stating) == 1:
