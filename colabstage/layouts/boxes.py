@@ -211,8 +211,8 @@ def join_records(
         file: ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
         for file in found
     }
-    images_of = {} if per_image else {file: [record.image for record in records] for file, records in found.items()}
-    held_out = held_out_of_others(lookup, {} if per_image else splits, images_of)
+    images_of = {file: [record.image for record in records] for file, records in found.items()}
+    held_out = set() if per_image else held_out_of_others(lookup, splits, images_of)
     for file, records in found.items():
         folder, before, own = posixpath.dirname(file), len(missing), splits[file]
         for record in records:

@@ -194,10 +194,6 @@ class Case:
             found = gather(lambda: folders_state(self.source, AUDIO))
         return _as_clips(found, options)
 
-    def rows_agree(self, found: Evidence) -> bool:
-        """Tell whether all tables that lead to images state the classes that other evidence does."""
-        return self.tables.agree(_classes_by_name(found))
-
     @cached_property
     def card(self) -> tuple[str, dict[str, str]]:
         """Return the README of the Hugging Face Hub, and the splits of the files that it names."""
@@ -338,7 +334,7 @@ def _rows_beside(case: Case, found: Evidence) -> Found | None:
     """Return what tables state, also those that were read for splits, unless they agree."""
     leading = case.tables.leading if case.source.ending_in(words.TABLES) else []
     rest = [one for one in leading if one.has_labels or one.name not in found.used]
-    return None if not rest or case.rows_agree(found) else case.rows
+    return None if not rest or case.tables.agree(_classes_by_name(found)) else case.rows
 
 
 def _lists_beside(case: Case, found: Evidence) -> Found | None:
@@ -488,7 +484,9 @@ def _weigh_rows(case: Case) -> Found:
     # Without a column of splits, rows that were meant for a test would be trained on.
     is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
     is_whole = isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split)
-    if isinstance(by_folder, Evidence) and (of_folders or (is_whole and case.rows_agree(by_folder))):
+    if isinstance(by_folder, Evidence) and (
+        of_folders or (is_whole and case.tables.agree(_classes_by_name(by_folder)))
+    ):
         return by_folder
     # The advice is useless if the folders are no classes.
     are_classes = isinstance(folders, Evidence) and not why_not_classes(folders.table, may_be_one=case.is_more)

@@ -211,15 +211,13 @@ class _Index:
 
 
 def held_out_of_others(
-    lookup: Lookup, splits: Mapping[str, str], named: Mapping[str, Collection[Hashable]] | None = None
+    lookup: Lookup, splits: Mapping[str, str], named: Mapping[str, Collection[Hashable]]
 ) -> set[str]:
     """Return those of some tables or annotations, by name, whose splits are held out of a folder of another, given the
-    split of each, and which samples each names, if known: another that names one of these may be of other samples."""
-    counts = Counter(itertools.chain.from_iterable(map(set, (named or {}).values())))
+    split of each, and which samples each names: another that names one of these may be of other samples."""
+    counts = Counter(itertools.chain.from_iterable(map(set, named.values())))
     bare = lookup.held_out(splits.values())
-    return {
-        name for name in splits if splits[name] in bare and all(counts[one] == 1 for one in (named or {}).get(name, ()))
-    }
+    return {name for name, split in splits.items() if split in bare and all(counts[one] == 1 for one in named[name])}
 
 
 # --- lists of splits --------------------------------------------------------------------------------------------------
