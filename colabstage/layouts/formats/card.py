@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Other parts of the front matter describe licences, languages and features.
 _CONFIGS = re.compile(r"^configs:.*\n(?:(?:[ -].*)?\n)*", re.MULTILINE)
+_OTHERWISE = "; any layout that is named in layout= does without them"
 _WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 _WILDCARD = re.compile(r"\*\*/|\*\*|\*|\?|\[[\w!-]+\]")
 
@@ -36,13 +37,14 @@ def splits_of_card(source: Source) -> tuple[str, dict[str, str]]:
         stated = [*_globs_of(configs)]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         what = f"its configs cannot be read ({show(error)})"
-        raise broken(card.name, what, "data_files with a split and a path") from error
+        raise broken(card.name, what, f"data_files with a split and a path{_OTHERWISE}") from error
     found: dict[str, str] = {}
     for split, path in stated:
         whole = posixpath.normpath(posixpath.join(posixpath.dirname(card.name), path))
         for name in filter(re.compile(_as_pattern(whole)).fullmatch, source.files.names):
             if found.setdefault(name, split) != split:
-                raise broken(name, f"'{card.name}' names it in the splits '{found[name]}' and '{split}'", "one split")
+                what = f"'{card.name}' names it in the splits '{found[name]}' and '{split}'"
+                raise broken(name, what, f"one split in all configs{_OTHERWISE}")
     return card.name, found
 
 
