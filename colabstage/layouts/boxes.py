@@ -211,8 +211,8 @@ def join_records(
         file: ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
         for file in found
     }
-    images_of = {} if per_image else {file: [record.image for record in records] for file, records in found.items()}
-    held_out = held_out_of_others(lookup, {} if per_image else splits, images_of)
+    images_of = {file: [record.image for record in records] for file, records in found.items()}
+    held_out = set() if per_image else held_out_of_others(lookup, splits, images_of)
     for file, records in found.items():
         folder, before, own = posixpath.dirname(file), len(missing), splits[file]
         for record in records:
@@ -448,22 +448,15 @@ def _are_runs(column: Column) -> bool:
     return max(map(len, rows)) > 4 and all(start + length <= after for start, length, after in runs)
 
 
-class PlacedBoxes(NamedTuple):
-    """The boxes of M files, in the order of their first rows, whose numbers are `firsts`."""
-
-    firsts: list[int]
-    boxes: Boxes
-    classes: tuple[str, ...]
-
-
 def boxes_of_rows(
     files: NDArray[np.int64],
     corners: Sequence[Column],
     label: Column,
     name: Sequence[str],
     sides: Sequence[Column] = (),
-) -> PlacedBoxes:
-    """Collect the boxes of every file, in the order of its rows; a row with empty cells means that its file has none.
+) -> tuple[list[int], Boxes, tuple[str, ...]]:
+    """Return the first row of every file, in order, the boxes of each, in the order of its rows, and their classes; a
+    row with empty cells means that its file has none.
 
     Numbers are pixels, or fractions of width and height if none is above 1 and some are not integers. `files`: the
     number of each row's file, of those called `name`; `sides`: columns that may be height and width of the image.
@@ -494,7 +487,7 @@ def boxes_of_rows(
     relative = bool(len(found)) and float(found.max()) <= 1 and bool(np.any(found != np.rint(found)))
     sizes = _stated_sizes(sides, places, of_file)
     boxes = Boxes(offsets, found, {"labels": labels}, relative, None if sizes is None else sizes[starts])
-    return PlacedBoxes(starts, boxes, tuple(classes))
+    return starts, boxes, tuple(classes)
 
 
 def _stated_sizes(

@@ -66,13 +66,6 @@ class NumberedCells(Sequence[str]):
         """The different cells; each occurs."""
         self.numbers = numbers
 
-    @classmethod
-    def of(cls, cells: Iterable[str]) -> NumberedCells:
-        """Return the same cells by number."""
-        index: dict[str, int] = {}
-        numbers = [index.setdefault(cell, len(index)) for cell in cells]
-        return cls(list(index), np.array(numbers, np.intp))
-
     def __len__(self) -> int:
         return len(self.numbers)
 
@@ -106,9 +99,10 @@ class Column:
 
     def as_values(self, value_of: Mapping[str, Any], dtype: npt.DTypeLike) -> NDArray[Any]:
         """Return the value of each cell, `(N,)`, given those of the distinct ones."""
-        cells = self.cells if isinstance(self.cells, NumberedCells) else NumberedCells.of(self.cells)
-        values = np.array([value_of[cell] for cell in cells.known], dtype)
-        return values.take(cells.numbers)
+        if not isinstance(self.cells, NumberedCells):
+            return np.array([value_of[cell] for cell in self.cells], dtype)
+        values = np.array([value_of[cell] for cell in self.cells.known], dtype)
+        return values.take(self.cells.numbers)
 
     @cached_property
     def filled(self) -> frozenset[str]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -56,6 +56,7 @@ from colabstage.layouts.formats import (
     arrays,
     arrow,
     beside,
+    card,
     croissant,
     lmdb,
     masks,
@@ -116,27 +117,25 @@ class Case:
         """Return the tables that may name the images."""
         return self.search(TABLE)
 
-    def search(
-        self,
-        kind: FileKind,
-        labels: Sequence[str] | None = None,
-        table: str | None = None,
-        separator: str | None = None,
-    ) -> TableSearch:
-        """Return the search of the tables, or the one that is requested, for what they state about files of a kind."""
-        files = self.images if kind is TABLE else self.source.ending_in(kind.extensions)
-        lookup = self.source.made_of(files, Lookup.of)
-        return TableSearch(self.source, kind, files, lookup, labels, table, separator)
+    def search(self, kind: FileKind) -> TableSearch:
+        """Return the search of the tables for what they state about files of a kind."""
+        files = self.source.ending_in(kind.extensions)
+        return TableSearch(self.source, kind, files, self.source.made_of(files, Lookup.of))
 
     def state_rows(
         self, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
     ) -> Found:
         """Return what tables, or lists, state about images, or otherwise about clips: the requested ones, or any."""
         lists = not self.source.ending_in(words.TABLES) if table is None else table.lower().endswith(LISTS)
-        found = gather(replace(self.search(TABLE, labels, table, separator), lists=lists).state)
+
+        def state(kind: FileKind) -> Found:
+            search = replace(self.search(kind), labels=labels, table=table, separator=separator, lists=lists)
+            return gather(search.state)
+
+        found = state(TABLE)
         if found.claims or not self.source.ending_in(words.SOUNDS):
             return found
-        of_clips = gather(replace(self.search(AUDIO, labels, table, separator), lists=lists).state)
+        of_clips = state(AUDIO)
         return _as_clips(of_clips, AS_THEY_ARE) if of_clips.claims or not self.images else found
 
     @cached_property
@@ -165,10 +164,9 @@ class Case:
     def _state_described(self) -> Found:
         description = require_files(self.description, self.source, "description in Croissant (croissant.json)")
         if self.images:
-            return description.state_labels(IMAGE_FOLDER, self.images, self.lookup)
-        clips = require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
-        lookup = self.source.made_of(clips, Lookup.of)
-        return _as_clips(description.state_labels(AUDIO, clips, lookup), AS_THEY_ARE)
+            return description.state_labels(self.tables)
+        require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
+        return _as_clips(description.state_labels(self.search(AUDIO)), AS_THEY_ARE)
 
     def state_boxes(self) -> Found:
         """Return what boxes of KITTI, Pascal VOC, COCO, YOLO or a tool state, whichever exist."""
@@ -190,22 +188,28 @@ class Case:
         if pattern is not None:
             return _as_clips(gather(lambda: names_state(self.source, pattern=pattern, kind=AUDIO)), options)
         require_files(self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})")
-        found = gather(self.search(AUDIO, labels).state)
+        found = gather(replace(self.search(AUDIO), labels=labels).state)
         # Where label columns were named, a table is meant.
         if not found.claims and labels is None:
             found = gather(lambda: folders_state(self.source, AUDIO))
         return _as_clips(found, options)
 
-    def rows_agree(self, found: Evidence) -> bool:
-        """Tell whether all tables that lead to images state the classes that other evidence does."""
-        return self.tables.agree(_classes_by_name(found))
+    @cached_property
+    def card(self) -> tuple[str, dict[str, str]]:
+        """Return the README of the Hugging Face Hub, and the splits of the files that it names."""
+        return card.splits_of_card(self.source)
 
     def judge(self, found: Found) -> Found:
-        """Return the judge's verdict on evidence, with the splits that a description states."""
+        """Return the judge's verdict on evidence, with the splits that a description or a README states."""
         description = self.description
         if isinstance(found, Evidence) and description is not None:
             stated = found
-            found = gather(lambda: description.agreed(stated, self.described, self.images, self.lookup))
+            found = gather(lambda: description.agreed(stated, self.described, self.tables))
+        if isinstance(found, Evidence):
+            alone = found
+            found = gather(lambda: alone.in_splits_of(*self.card))
+            # All in train is what a source without splits has too.
+            found = alone if isinstance(found, Evidence) and {*(found.table.splits or ())} == {"train"} else found
         return found if isinstance(found, Miss) else judge(self.source, found, may_be_one=self.is_more)
 
 
@@ -330,7 +334,7 @@ def _rows_beside(case: Case, found: Evidence) -> Found | None:
     """Return what tables state, also those that were read for splits, unless they agree."""
     leading = case.tables.leading if case.source.ending_in(words.TABLES) else []
     rest = [one for one in leading if one.has_labels or one.name not in found.used]
-    return None if not rest or case.rows_agree(found) else case.rows
+    return None if not rest or case.tables.agree(_classes_by_name(found)) else case.rows
 
 
 def _lists_beside(case: Case, found: Evidence) -> Found | None:
@@ -389,7 +393,7 @@ def _bare(name: str) -> str:
     return words.spoken(name).removesuffix("s")
 
 
-def _classes_of_others(case: Case, found: Evidence) -> Found | None:
+def _classes_of_others(case: Case, found: Evidence) -> Evidence | None:
     """Return folders that look like classes, of images that no row of a table names, or that have no box: most images
     are in them, or they are called as the table's classes, and none of the others is in them."""
     files = found.table.inputs.source
@@ -458,12 +462,15 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
 def _weigh_rows(case: Case) -> Found:
     """If a table names images but cannot be used, weigh what else there is: masks, and folders that agree with it."""
     found = case.rows
-    if _name_folders(found, case):
+    if not found.claims:
+        return found
+    of_folders = case.tables.is_clear and any(one.folders for one in case.tables.claiming)
+    if isinstance(found, Evidence) and of_folders:
         # Folders that may be classes are weighed after it.
         if isinstance(case.judge(_weigh_folders(case)), Evidence):
             return Miss(LayoutError(f"{found.named} has a row for each folder."))
         found = found.noting('Where these folders are the classes themselves: layout="image_folder".')
-    if isinstance(found, Evidence) or not found.claims:
+    if isinstance(found, Evidence):
         return _with_other_splits(case, found)
     headers = [name for table in (case.tables.leading if case.tables.is_clear else ()) for name in table.table.header]
     if case.masks.claims:
@@ -472,28 +479,30 @@ def _weigh_rows(case: Case) -> Found:
         return (
             pairs if is_labelled else near(f"The images have masks, and the table beside them no labels: {found.error}")
         )
-    by_folder = case.judge(_weigh_folders(case))
-    of_folders = case.tables.is_clear and any(one.folders for one in case.tables.claiming)
+    folders = _weigh_folders(case)
+    by_folder = case.judge(folders)
     # Without a column of splits, rows that were meant for a test would be trained on.
     is_split = not set(words.SPLIT_COLUMNS).isdisjoint(map(words.plain_name, headers))
     is_whole = isinstance(by_folder, Evidence) and (by_folder.table.splits or not is_split)
-    if isinstance(by_folder, Evidence) and (of_folders or (is_whole and case.rows_agree(by_folder))):
+    if isinstance(by_folder, Evidence) and (
+        of_folders or (is_whole and case.tables.agree(_classes_by_name(by_folder)))
+    ):
         return by_folder
-    by_folder = gather(lambda: _weigh_folders(case))
     # The advice is useless if the folders are no classes.
-    if not isinstance(by_folder, Evidence) or why_not_classes(by_folder.table, may_be_one=case.is_more):
-        return found
-    return refuse(f'{found.error} layout="image_folder" takes folders as classes, and leaves tables out.')
+    are_classes = isinstance(folders, Evidence) and not why_not_classes(folders.table, may_be_one=case.is_more)
+    advice = ' layout="image_folder" takes folders as classes, and leaves tables out.'
+    return refuse(f"{found.error}{advice}") if are_classes else found
 
 
-def _with_other_splits(case: Case, rows: Found) -> Found:
+def _with_other_splits(case: Case, rows: Evidence) -> Evidence:
     """Return what a table states about images of some splits, joined with what folders state about the others, if both
     have the same classes: train/cat/1.jpg, and val.csv with val/2.jpg,cat."""
-    folders = _classes_of_others(case, rows) if isinstance(rows, Evidence) else None
+    folders = _classes_of_others(case, rows)
+    if folders is None:
+        return rows
     # With only its own images, so that no others are noted as left out.
-    others = {*case.images.names}.difference(rows.table.keys) if isinstance(rows, Evidence) else ()
-    own = Case(case.source.without({*others})).rows if isinstance(folders, Evidence) else rows
-    if not isinstance(folders, Evidence) or not isinstance(own, Evidence):
+    own = Case(case.source.without({*case.images.names}.difference(rows.table.keys))).rows
+    if not isinstance(own, Evidence):
         return rows
     leading = case.tables.leading
     called = leading[0].split if len(leading) == 1 else ""
@@ -507,11 +516,6 @@ def _with_other_splits(case: Case, rows: Found) -> Found:
     table = join_tables(case.images, tables, classes)
     who, used = f"{folders.who} and {own.who}", own.used | folders.used
     return Evidence(table, who, used)
-
-
-def _name_folders(rows: Found, case: Case) -> TypeGuard[Evidence]:
-    """Tell whether the rows of a table name folders, not images."""
-    return isinstance(rows, Evidence) and any(one.folders for one in case.tables.claiming)
 
 
 def _weigh_nothing(case: Case) -> Found:

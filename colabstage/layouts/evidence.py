@@ -19,13 +19,14 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts.columns import NUMBER, show
+from colabstage.layouts.reading import broken
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, offsets_of
-from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, splits_of_folders
+from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, same_split, splits_of_folders
 from colabstage.trees.listing import count_by, take_strings
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -73,6 +74,25 @@ class Evidence:
         found = replace(self, table=replace(self.table, splits=stated))
         return found.noting(f"Splits are the folders that the {found.table.unit} are in: {listed(sorted({*splits}))}.")
 
+    def in_splits_of(self, file: str, splits: Mapping[str, str]) -> Evidence:
+        """Return the same with the splits of the samples' files that a description states. Raises
+        `BrokenDatasetError`: it states others than this evidence, or only those of some files."""
+        table, data = self.table, self.table.inputs.source
+        names = data.entries.names if isinstance(data, TreeFiles) else [*map(_shard_of, table.keys)]
+        stated = [splits.get(name, "") for name in names]
+        if not any(stated):
+            return self
+        own = table.splits or stated
+        odd = next((row for row, split in enumerate(stated) if not split or not same_split(split, own[row])), None)
+        if odd is not None:
+            other = f", and of '{own[odd]}' by {self.who}" if table.splits else ""
+            what = f"it is of the split '{stated[odd] or 'none'}' by '{file}'{other}"
+            raise broken(names[odd], what, f'one split for each; layout="{table.layout}" does without it')
+        if table.splits is not None:
+            return self
+        found = replace(self, table=replace(table, splits=tuple(stated)))
+        return found.noting(f"Splits are those of '{file}'.")
+
     def as_table(self, source: Source) -> SampleTable:
         """Return the samples, with the name of what labels them, and notes of the files of the source that were left
         out, or in whose encoding they may be misread."""
@@ -98,6 +118,12 @@ class Evidence:
     def noting(self, *notes: str) -> Evidence:
         all_notes = tuple(dict.fromkeys((*self.table.notes, *notes)))
         return replace(self, table=replace(self.table, notes=all_notes)) if notes else self
+
+
+def _shard_of(key: str) -> str:
+    """Return the file of a record, which is named after it: train.parquet[7], train.tar/cat_7."""
+    shard, tar, _ = key.partition(".tar/")
+    return f"{shard}.tar" if tar else key.rpartition("[")[0]
 
 
 @dataclass(frozen=True, slots=True)

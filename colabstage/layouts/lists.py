@@ -98,9 +98,15 @@ class Lookup:
     def __len__(self) -> int:
         return len(self.names)
 
-    def has_folder_of(self, split: str = "") -> bool:
-        """Tell whether a folder is called after a split, or after any."""
-        return any(same_split(split or one, one) for one in self._splits)
+    @property
+    def has_splits(self) -> bool:
+        """Tell whether a folder is called after a split."""
+        return bool(self._splits)
+
+    def held_out(self, splits: Collection[str]) -> set[str]:
+        """Return the splits that have no folder, if another has one: their samples are in the folder of another."""
+        bare = {split for split in splits if split and not any(same_split(split, one) for one in self._splits)}
+        return bare if bare != {*splits} - {""} else set()
 
     def may_find(self, written: str) -> bool:
         """Tell whether there is a file with this bare name, somewhere: a quick check before `search`."""
@@ -204,22 +210,14 @@ class _Index:
         return found if found is not None else (self.last[name],) if name in self.last else ()
 
 
-def held_out_splits(lookup: Lookup, splits: Collection[str]) -> set[str]:
-    """Return the splits that have no folder, if another has one: their samples are in the folder of another split."""
-    bare = {split for split in splits if split and not lookup.has_folder_of(split)}
-    return bare if bare != {*splits} - {""} else set()
-
-
 def held_out_of_others(
-    lookup: Lookup, splits: Mapping[str, str], named: Mapping[str, Collection[Hashable]] | None = None
+    lookup: Lookup, splits: Mapping[str, str], named: Mapping[str, Collection[Hashable]]
 ) -> set[str]:
     """Return those of some tables or annotations, by name, whose splits are held out of a folder of another, given the
-    split of each, and which samples each names, if known: another that names one of these may be of other samples."""
-    counts = Counter(itertools.chain.from_iterable(map(set, (named or {}).values())))
-    bare = held_out_splits(lookup, splits.values())
-    return {
-        name for name in splits if splits[name] in bare and all(counts[one] == 1 for one in (named or {}).get(name, ()))
-    }
+    split of each, and which samples each names: another that names one of these may be of other samples."""
+    counts = Counter(itertools.chain.from_iterable(map(set, named.values())))
+    bare = lookup.held_out(splits.values())
+    return {name for name, split in splits.items() if split in bare and all(counts[one] == 1 for one in named[name])}
 
 
 # --- lists of splits --------------------------------------------------------------------------------------------------
@@ -348,8 +346,7 @@ class _Reader(NamedTuple):
         is_stated = self.table.splits is not None or "train" in stated
         for name in () if is_stated else sorted(lines.keys() - there.keys()):
             self._refuse_lost(name, lines[name])
-        folders = Lookup((), self.source.files.folders[0])
-        held_out = held_out_splits(folders, stated)
+        held_out = Lookup((), self.source.files.folders[0]).held_out(stated)
         read = (self._named(name, files, lines[name], held_out) for name, files in there.items())
         return [one for one in read if one is not None], held_out
 

@@ -267,13 +267,13 @@ def compare_fields(
     for label, other, sample in zip(*columns, samples, strict=True):
         if label is not None and other is not None:
             found.setdefault((label, other), sample)
-    sides = [len({pair[side] for pair in found}) for side in (0, 1)]
-    if len(found) == min(sides):
-        return dict(found.keys())
-    if len(found) == max(sides) or not _are_classes(others):
+    # The first label of each other value.
+    other_of, label_of = dict(found.keys()), {other: label for label, other in reversed(found)}
+    if len(other_of) == len(label_of) == len(found):
+        return other_of
+    if len(found) in (len(other_of), len(label_of)) or not _are_classes(others):
         return {}
-    label_of: dict[Label, Label] = {}
-    label, other = next(pair for pair in found if label_of.setdefault(pair[1], pair[0]) != pair[0])
+    label, other = next((label, other) for label, other in found if label_of[other] != label)
     what = f"it is '{label}' by its {fields[0]} and '{show(str(other))}' by its {fields[1]}"
     raise broken(
         found[label, other],

@@ -32,6 +32,7 @@ from colabstage.layouts.columns import (
     split_of_cell,
 )
 from colabstage.layouts.evidence import (
+    FEW,
     IMAGE_FOLDER,
     Evidence,
     Found,
@@ -62,8 +63,6 @@ if TYPE_CHECKING:
 TABLE = IMAGE_FOLDER._replace(layout="table")
 # A path, a label and a split explain themselves; with more unnamed columns it is unclear which is the label.
 _PLAIN_COLUMNS = 3
-# A table that names fewer files than another by this factor does not compete with it.
-_FEW = 10
 # Columns for the places in a clip where a part of it begins and ends.
 _IN_CLIP = re.compile(r"(t_?)?(start|begin|onset|end|stop|offset)(_?(time|at|s|sec|seconds|ms|frame|sample))?")
 # How many rows decide whether two columns mean the same files.
@@ -187,16 +186,7 @@ class TableSearch:
                 )
                 raise BrokenDatasetError(msg)
         few = asked if not self.lists or self.table is not None or len(asked) <= MOST_LISTS else asked[:0]
-        found = self.source.parse_once(few, parse_table)
-        if self.lists:
-            found = {name: table for name, table in found.items() if self._lists_files(table)}
-        if self.table is None:
-            # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are.
-            found = {
-                name: table
-                for name, table in found.items()
-                if not words.names_classes(name, table.header) and not words.states_splits(table.header)
-            }
+        found = {name: table for name, table in self.source.parse_once(few, parse_table).items() if self._counts(table)}
         # Tables of paths alone, of train and of another split, are lists.
         bare = {name: words.split_name(words.stem_of(name)).split for name in found if len(found[name].header) == 1}
         if not self.lists and {"train"} < {*bare.values()} - {""}:
@@ -205,6 +195,12 @@ class TableSearch:
             msg = f"'{self.source.label}' holds no tables of samples (.csv, .tsv, .parquet)."
             raise LayoutError(msg)
         return found
+
+    def _counts(self, table: Table) -> bool:
+        """Tell whether a table may describe samples."""
+        # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are.
+        is_other = words.names_classes(table.name, table.header) or words.states_splits(table.header)
+        return (self.table is not None or not is_other) and (not self.lists or self._lists_files(table))
 
     def _lists_files(self, table: Table) -> bool:
         """Tell whether each row of a text or JSON names a file, in a text at its beginning, and says more."""
@@ -397,7 +393,7 @@ class TableSearch:
             may_leave = all(one.split or stated.isdisjoint(one.files) for one in found)
         # ChestX-ray14, for example, has labels for all images, and boxes for one in a hundred.
         elif any(map(words.is_label_name, most.table.header)):
-            may_leave = all(one is most or _FEW * len(one.files) <= len(most.files) for one in found)
+            may_leave = all(one is most or FEW * len(one.files) <= len(most.files) for one in found)
         if len(found) > 1 and not may_leave:
             stating = [one for one in found if one.has_labels] or found
             if len(stating) == 1:
@@ -448,12 +444,9 @@ class TableSearch:
             firsts = list(range(len(rows.files)))
             targets, classes = self._targets(rows, roles, notes)
         if roles.number is not None:
-            parts = [one.columns for one in complete if roles.number in one.columns]
-            number, label = (
-                Column(name, [*itertools.chain.from_iterable(part[name].cells for part in parts)])
-                for name in (roles.number, *roles.labels)
-            )
-            numbered, note = in_order_of(number, label, classes)
+            numbering = [one for one in complete if roles.number in one.columns]
+            every = _Rows(rows.files, rows.splits, [(one, np.arange(len(one.path))) for one in numbering])
+            numbered, note = in_order_of(every.column(roles.number), every.column(roles.labels[0]), classes)
             targets, classes = renumbered(targets, classes, numbered), tuple(numbered)
             notes.append(note)
         groups = None if roles.group is None else rows.column(roles.group).cells
@@ -534,7 +527,7 @@ class TableSearch:
             leads = np.fromiter(map(table.leads.get, cells, itertools.repeat(NONE)), np.int64, len(cells))
             # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
             # counts wherever its file lies: fast.ai holds rows of one folder out, others by tables.
-            for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_folder_of() else ():
+            for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_splits else ():
                 if stated := own[row] or table.split:
                     of_split = only(self.lookup.search(cells[row], folder, split=stated))
                     stays = of_split == NONE and (split is not None or table.name in held_out)

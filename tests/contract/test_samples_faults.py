@@ -48,6 +48,12 @@ def first_of(*numbers: int) -> str:
     return "".join(f"{number} 0.5 0.5 0.25 0.25\n" for number in numbers)
 
 
+def card(*configs: str) -> str:
+    """A README of the Hugging Face Hub, with a split and a path of each of its files."""
+    stated = "".join("  - split: {}\n    path: '{}'\n".format(*one.split()) for one in configs)
+    return f"---\nlicense: mit\nconfigs:\n- config_name: default\n  data_files:\n{stated}tags: [pets]\n---\n# Pets\n"
+
+
 def two_sets(
     file: str, first: str, second: str, images: str = "train/images", labels: str = "train/labels"
 ) -> dict[str, bytes]:
@@ -482,6 +488,17 @@ SPLITS_BESIDE = [
           ("split.csv", "row,split\n0,train\n1,val\n", refused("'split.csv'.*Save an array 'split'")), ("val_idx.txt", "1\n3\n", refused("'val_idx.txt'.*Save an array 'split'")), ("splits.json", {"train": [0, 1], "val": [2]}, refused("'splits.json'")), ("train_config.json", {"lr": 1}, noted("'train_config.json'"))]),
     row("a folder train, and COCO", files("train/{0..5}.jpg", {f"{split}.json": coco(pattern) for split, pattern in (("train", "{0..3}.jpg"), ("val", "{4,5}.jpg"))}), right=[found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")]),
     row("lists beside images alone", files("img/{0..5}.jpg", {"train.txt": "0.jpg\n1.jpg\n2.jpg\n3.jpg\n", "val.txt": "4.jpg\n5.jpg\n"}), layout="images", right=[found("train: 4 without targets; val: 2 without targets")]),
+    *(row(f"configs of a README that {name}", files(pattern, {"README.md": card(*configs)}), right=[right])
+      for name, pattern, configs, right in [
+          ("say what folders do", "{train,test}/{cat,dog}/{0..3}.jpg", ["train train/**", "test test/*/*.jpg"], found("train: cat 4, dog 4; test: cat 4, dog 4")),
+          ("name the files of each split", "{cat,dog}/{0..3}.jpg", ["train */[0-2].jpg", "test */3.jpg"], found("train: cat 3, dog 3; test: cat 1, dog 1")),
+          ("exchange folders", "{train,test}/{cat,dog}/{0..3}.jpg", ["train test/**", "test train/**"], refused("'test' by 'README.md', and of 'train' by the folders.*does without it")),
+          ("leave a folder out", "{train,test}/{cat,dog}/{0..3}.jpg", ["train train/**"], refused("'none' by 'README.md', and of 'test' by the folders")),
+          ("name a file twice", "{cat,dog}/{0..3}.jpg", ["train **", "test */3.jpg"], refused("'README.md' names it in the splits 'train' and 'test'")),
+          ("cannot be read", "{cat,dog}/{0..3}.jpg", ["train a'b"], refused("'README.md': its configs cannot be read"))]),
+    row("configs of a README beside shards", files("", {
+        **{f"data/{name}.tar": tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("cls", b"%d" % (i % 2)))}) for name in ("one", "two")},
+        "README.md": card("train data/one.tar", "test data/two.tar")}), right=[found("train: 0 2, 1 2; test: 0 2, 1 2")]),
     row("lists beside named classes", files("{cat,dog}_{0..3}.jpg", {"train.txt": "".join(f"{one}_{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), "val.txt": "cat_3.jpg\ndog_3.jpg\n"}), layout=file_names(r"([a-z]+)_\d"), right=[SAME_ORDER]),
 ]
 

@@ -20,20 +20,18 @@ from colabstage.errors import EmptySourceError
 from colabstage.io.units import listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import Column, show, split_of_cell
-from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, near, renumbered
+from colabstage.layouts.evidence import Evidence, near, renumbered
 from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.reading import broken
-from colabstage.layouts.rows import TableSearch
-from colabstage.layouts.table import BrokenDatasetError, TreeFiles, Values
+from colabstage.layouts.table import BrokenDatasetError, Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colabstage.layouts.evidence import FileKind, Found
-    from colabstage.layouts.lists import Lookup
+    from colabstage.layouts.evidence import Found
     from colabstage.layouts.reading import Source
+    from colabstage.layouts.rows import TableSearch
     from colabstage.layouts.table import SampleTable
-    from colabstage.trees.listing import FileEntries
 
 NAME = "croissant"
 EXTENSIONS = (".json", ".jsonld")
@@ -118,8 +116,8 @@ class Description:
 
     # --- what it states -----------------------------------------------------------------------------------------------
 
-    def state_labels(self, kind: FileKind, files: FileEntries, lookup: Lookup) -> Found:
-        """Return what its label states about the files of a kind."""
+    def state_labels(self, search: TableSearch) -> Found:
+        """Return what its label states about the files of a search."""
         labels = self._labels()
         if not labels or not self._is_about_these:
             msg = f"'{self.name}' describes no label of the files of '{self._source.label}'."
@@ -137,16 +135,14 @@ class Description:
         alike = [one for one in records.fields if (one.resource, bool(one.column)) == place and not one.fault]
         beside = list(filter(self._is_split, alike))
         tables = {table.name: table for table in self._tables(records, [label, *beside])}
-        search = TableSearch(
-            self._source, kind._replace(layout=NAME), files, lookup, labels=[label.title], described=tables
-        )
-        found = search.state()
+        kind = search.kind._replace(layout=NAME)
+        found = replace(search, kind=kind, labels=[label.title], described=tables).state()
         if not isinstance(found, Evidence):
             return found
         made = _numbered(found.table, self._meanings(label))
         return replace(found, table=made, who=f"'{self.name}'", used=found.used | {self.name})
 
-    def agreed(self, found: Evidence, described: Found, files: FileEntries, lookup: Lookup) -> Evidence:
+    def agreed(self, found: Evidence, described: Found, search: TableSearch) -> Evidence:
         """Return what some evidence states, with the described splits, unless it contradicts them; or unless it labels
         by chance while the described labels (`described`) cannot be read."""
         table, found = found.table, replace(found, used=found.used | {self.name})
@@ -156,23 +152,7 @@ class Description:
         if weak and not isinstance(described, Evidence) and described.near:
             msg = f'{described.error} layout="{table.layout}" does without it.'
             raise BrokenDatasetError(msg)
-        splits = self._splits_of_files(files, lookup)
-        data = table.inputs.source
-        # Rows of shards are named after them: train.parquet[7].
-        names = data.entries.names if isinstance(data, TreeFiles) else [key.rpartition("[")[0] for key in table.keys]
-        stated = [splits.get(name, "") for name in names]
-        if not any(stated):
-            return found
-        own = table.splits or stated
-        odd = next((n for n, split in enumerate(stated) if not split or not words.same_split(split, own[n])), None)
-        if odd is not None:
-            other = f", and of '{own[odd]}' by {found.who}" if table.splits else ""
-            what = f"it is of the split '{stated[odd] or 'none'}' by '{self.name}'{other}"
-            raise broken(names[odd], what, f'one split for each; layout="{table.layout}" does without it')
-        if table.splits is None:
-            found = replace(found, table=replace(table, splits=tuple(stated)))
-            found = found.noting(f"Splits are those of '{self.name}'.")
-        return found
+        return found.in_splits_of(self.name, self._splits_of_files(search))
 
     def _labels(self) -> list[tuple[_Records, _Field]]:
         """Return the label fields: those of that type, or otherwise those that refer to an enumeration."""
@@ -180,7 +160,7 @@ class Description:
         typed = [(one, field) for one, field in every if "Label" in field.types]
         return typed or [(one, field) for one, field in every if "Enumeration" in self._types_behind(field)]
 
-    def _splits_of_files(self, files: FileEntries, lookup: Lookup) -> dict[str, str]:
+    def _splits_of_files(self, search: TableSearch) -> dict[str, str]:
         """Return the splits of the files that fields of splits name."""
         found: dict[str, str] = {}
         for records, field in self._owners.values():
@@ -192,11 +172,10 @@ class Description:
                 path, split = (one.cells for one in table.columns)
                 found |= {name: split_of_cell("split", cell) for name, cell in zip(path, split, strict=True) if cell}
                 continue
-            search = TableSearch(self._source, IMAGE_FOLDER, files, lookup, described=tables)
-            for one in search.leading:
+            for one in replace(search, described=tables).leading:
                 for path, cell in zip(one.path.cells, one.columns["split"].cells, strict=True):
-                    there = lookup.search(path, posixpath.dirname(one.name)) if path in one.leads else ()
-                    found |= {files.names[number]: split_of_cell("split", cell) for number in there}
+                    there = search.lookup.search(path, posixpath.dirname(one.name)) if path in one.leads else ()
+                    found |= {search.files.names[number]: split_of_cell("split", cell) for number in there}
         return found
 
     # --- files and tables ---------------------------------------------------------------------------------------------
