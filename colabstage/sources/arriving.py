@@ -341,7 +341,7 @@ class StreamingCopy(Closing):
         contents = self.size - min(max(ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
         # If the end arrived when the file was opened, it says how long the table of contents is, so nothing is guessed.
         is_known = contents <= ALONG_BYTES or bool(self._source.known(self.size - 1, self.size))
-        is_zip = ends_with_contents(self._source.facts.name)
+        is_zip = self._source.facts.name.lower().endswith(".zip")
         return [(0, ALONG_BYTES), (contents, self.size)] if is_zip and not is_known else []
 
     def _read_directly(self, offset: int, end: int, *, patient: bool = True) -> bytes:
@@ -365,7 +365,8 @@ def _wait_for_all(blocks: Blocks, fetcher: Fetcher, cancellation: Cancellation) 
 
 def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
     """Take over what a dead process left of an unfinished copy of the same file for `target`, or start over."""
-    folder, content = temp_beside(target), content_of(facts)
+    folder = temp_beside(target)
+    content = f"{facts.label} {facts.size} {facts.version} {facts.mtime_ns} {facts.checksum or ''}"
     layout = Layout([_DATA], [facts.size or 0], BLOCK_BYTES)
     counts = [(count_noted(orphan, content), orphan) for orphan in find_orphans(target)]
     # The largest first; if another process takes it, the next one.
@@ -383,11 +384,6 @@ def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
         if not count_noted(folder, content):
             remove_own(folder)
         raise
-
-
-def content_of(facts: RemoteFacts) -> str:
-    """Return a text that differs for any other file or version."""
-    return f"{facts.label} {facts.size} {facts.version} {facts.mtime_ns} {facts.checksum or ''}"
 
 
 def _put(data: Path, facts: RemoteFacts, path: Path, replaces: Callable[[Path], bool]) -> None:
@@ -478,11 +474,6 @@ class ReadAhead(Closing):
         self._pool.close(abandon=True)
 
 
-def ends_with_contents(name: str) -> bool:
-    """Return whether a file of this name has a table of contents at its end."""
-    return name.lower().endswith(".zip")
-
-
 STRETCH_BYTES = 4 * 1024 * 1024
 # Headers further apart than this on average are requested one by one: at 100 MB/s the bytes between them take longer
 # than a round trip.
@@ -532,7 +523,6 @@ class ArchiveWalk(Closing):
 
 @dataclass(frozen=True, slots=True)
 class FetchedFile:
-    path: Path
     nbytes: int
     kept_bytes: int
     """How many of its bytes an interrupted run had already fetched."""
@@ -569,7 +559,7 @@ def fetch_file(
         move_to: Callable[[Path, Callable[[Path], bool]], None]
         if facts.size is not None and facts.ranges:
             copy = StreamingCopy(source, target, step=step, policy=policy, cancellation=cancellation)
-            fetched, digest = _copied(stack.enter_context(copy), target, checksum, cancellation)
+            fetched, digest = _copied(stack.enter_context(copy), checksum, cancellation)
             move_to = copy.move_to
         else:
             temp = temp_beside(target)
@@ -594,7 +584,7 @@ def fetch_file(
 
 
 def _copied(
-    copy: StreamingCopy, target: Path, checksum: Checksum | None, cancellation: Cancellation
+    copy: StreamingCopy, checksum: Checksum | None, cancellation: Cancellation
 ) -> tuple[FetchedFile, str | None]:
     """Copy a file in parts; finished blocks stay for a later run."""
     try:
@@ -608,7 +598,7 @@ def _copied(
         copy.discard()
         raise
     copy.end()
-    return FetchedFile(target, copy.size, copy.kept_bytes, copy.block_hashes), digest
+    return FetchedFile(copy.size, copy.kept_bytes, copy.block_hashes), digest
 
 
 def _streamed(
@@ -634,7 +624,7 @@ def _streamed(
             nbytes += len(piece)
             step.advance(len(piece))
     hashes = hash_ranges(temp, block_ranges(nbytes, BLOCK_BYTES), threads=2, cancellation=cancellation)
-    return FetchedFile(target, nbytes, 0, tuple(hashes)), None if hasher is None else hasher.hexdigest()
+    return FetchedFile(nbytes, 0, tuple(hashes)), None if hasher is None else hasher.hexdigest()
 
 
 # One file from a slow place to a fast one, or back, every block compared with its manifest.

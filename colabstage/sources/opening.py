@@ -31,7 +31,7 @@ from colabstage.io.workspace import (
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer, slow_mounts_below
 from colabstage.machine.resources import check_space
-from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents, fetch_file
+from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, fetch_file
 from colabstage.sources.gdrive import IN_FLIGHT
 from colabstage.sources.http_file import HttpFile
 from colabstage.sources.identity import (
@@ -615,16 +615,13 @@ class OpenedSource(Closing):
         waiting = (part.copy or part.tree for part in self.parts)
         return next((one.waits_for for one in waiting if one is not None and one.waits_for), "")
 
-    @property
-    def _asked_later(self) -> Tree | None:
-        """Return a listed folder on Drive whose files' MD5s are requested right before each file is read."""
-        return self.one.tree if self.one is not None and self.one.questions is not None else None
-
     def take_state(self) -> tuple[int, int]:
         """Collect the facts that identify its state, before it is read; `identify` waits for the client's answers,
         which come later. Return the number of its files, counting an archive as one, and their total size."""
-        if self._asked_later is not None:
-            return len(self._asked_later.entries), total_size(self._asked_later.entries)
+        one = self.one
+        # The MD5s of a folder on Drive are requested right before each file is read.
+        if one is not None and one.tree is not None and one.questions is not None:
+            return len(one.tree.entries), total_size(one.tree.entries)
         state = self.identify()
         return state.files, state.nbytes
 
@@ -756,14 +753,13 @@ def _open_part(source: SingleSource, opening: Opening) -> Part:
     # A user's checksum is not of the zip that Kaggle sends.
     if opening.checksum is not None and (part.tree is not None or isinstance(source, KaggleSource)):
         part.close()
-        msg = f"'{source.label}' is a folder, and hash= is for one file. Leave it out."
-        raise OptionError(msg)
+        raise _not_one_file(source.label)
     return part
 
 
 def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, opening: Opening) -> Part:
     # Both ends of a zip are read next.
-    may_be_zip = not isinstance(source, WebSource) or ends_with_contents(urlsplit(source.url).path)
+    may_be_zip = not isinstance(source, WebSource) or urlsplit(source.url).path.lower().endswith(".zip")
     along = ALONG_BYTES if may_be_zip and opening.folder is not None else 0
     found = open_remote(
         source,

@@ -236,7 +236,6 @@ def _mixes_up_names(folder: Path) -> bool:
 @dataclass(frozen=True, slots=True)
 class WrittenFolder:
     files: int
-    nbytes: int
     kept_files: int
     """How many of them an interrupted run had finished; a large file in pieces counts once for each."""
     kept_bytes: int
@@ -286,8 +285,7 @@ def write_folder(
         check()
         with typed_write_errors(target):
             put_folder(made, target, receipt, overwrite=overwrite)
-    sizes, kept_bytes = sum(entry.size for entry in entries), sum(part.length for part in kept)
-    return WrittenFolder(len(entries), sizes, sum(part.files for part in kept), kept_bytes)
+    return WrittenFolder(len(entries), sum(part.files for part in kept), sum(part.length for part in kept))
 
 
 @dataclass(eq=False)
