@@ -63,7 +63,7 @@ class Remotes:
         self._lock = threading.Lock()
         # By the number of the file, the one opened first in front.
         self._open: dict[int, RemoteFile] = {}
-        self._dropped: list[RemoteFile] = []
+        # Of all that are not closed; those that are no longer lent to anybody new too.
         self._users: Counter[RemoteFile] = Counter()
         self._closed = False
 
@@ -91,15 +91,14 @@ class Remotes:
             msg = f"'{remote.facts.label}' has {size:,} bytes; expected {expected:,}: it is another file now."
             raise SourceChangedError(msg)
         while len(self._open) >= _MOST_OPEN:
-            self._dropped.append(self._open.pop(next(iter(self._open))))
+            del self._open[next(iter(self._open))]
         self._open[number] = remote
         return remote
 
     def drop(self, number: int) -> None:
         """Open the file again for the next request: a new connection may not have this one's fault."""
         with self._lock:
-            if number in self._open:
-                self._dropped.append(self._open.pop(number))
+            self._open.pop(number, None)
         self._close_unused()
 
     def interrupt(self) -> None:
@@ -113,18 +112,17 @@ class Remotes:
         """Close all, each once nobody reads it."""
         with self._lock:
             self._closed = True
-            self._dropped += self._open.values()
             self._open.clear()
         self._close_unused()
 
     def _close_unused(self) -> None:
         with self._lock:
-            unused = [one for one in self._dropped if not self._users[one]]
-            self._dropped = [one for one in self._dropped if self._users[one]]
-        for one in unused:
-            del self._users[one]
-            if self._closes:
-                one.close()
+            lent = [*self._open.values()]
+            unused = [one for one, users in self._users.items() if not users and one not in lent]
+            for one in unused:
+                del self._users[one]
+        for one in unused if self._closes else ():
+            one.close()
 
 
 class Arriving:

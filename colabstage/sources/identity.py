@@ -378,27 +378,25 @@ def compare_source(
             return Freshness(as_asked)
     # Sources on the network are not looked at while that is switched off.
     is_local = all(isinstance(part, LocalSource | TreeSource) for part in parts_of(source))
+    look, is_proved = Look("unproved"), False
     if not thorough and not is_open and (is_local or not is_set(OFFLINE_VARIABLE)):
         look = check_freshness(source, recorded, unpack=unpack)
-        if look.state != "unproved":
-            known = Freshness(look.state == "same", look.detail and f"the source: {look.detail}")
-            return _unknown(look.detail) if look.state == "unknown" else known
-    try:
-        now = identify()
-    # A user whose account or network fails today wants to use what is here.
-    except (SourceError, DriveError, ArchiveError) as error:
-        return _unknown(str(error))
-    verdict = compare_states(recorded, now)
-    if verdict == "same":
-        return Freshness(True, f"the source: {proof_of(recorded, now)}", proved=True)
-    if verdict == "unproved" and not thorough:
-        return _unknown("its names and sizes are unchanged, and nothing else tells. verify='full' reads it again")
-    return Freshness(False, "nothing proves that the source is unchanged" if verdict == "unproved" else "")
-
-
-def _unknown(why: str) -> Freshness:
-    what = "Whether the source has changed is not known, and what was made from it before is used"
-    return Freshness(True, note=ended(f"{what}: {why}"))
+    if look.state == "unproved":
+        try:
+            look = _compare(recorded, identify())
+        # A user whose account or network fails today wants to use what is here.
+        except (SourceError, DriveError, ArchiveError) as error:
+            look = Look("unknown", str(error))
+        is_proved = look.state == "same"
+    if look.state == "unproved":
+        if thorough:
+            return Freshness(False, "nothing proves that the source is unchanged")
+        why = "its names and sizes are unchanged, and nothing else tells. verify='full' reads it again"
+        look = Look("unknown", why)
+    if look.state == "unknown":
+        what = "Whether the source has changed is not known, and what was made from it before is used"
+        return Freshness(True, note=ended(f"{what}: {look.detail}"))
+    return Freshness(look.state == "same", look.detail and f"the source: {look.detail}", proved=is_proved)
 
 
 # A quick look: whether a source is still the recorded one, by a few questions and under a deadline.

@@ -73,9 +73,7 @@ def _mount_folder() -> Path:
 
 def _downloaded(source: KaggleSource, version: int) -> KaggleFolder | None:
     """Return a version in kagglehub's cache, if all of it is there."""
-    cache = Path(
-        os.environ.get("KAGGLEHUB_CACHE") or Path(os.environ.get("HOME") or Path.home()) / ".cache" / "kagglehub"
-    )
+    cache = Path(os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache" / "kagglehub")
     home = cache / "datasets" / source.owner / source.dataset
     path = home / "versions" / str(version)
     # kagglehub's marker that everything is extracted.

@@ -96,13 +96,12 @@ def plan_parts(tree: Tree, entries: Sequence[FileEntry]) -> list[Part]:
         return list(_parts_of_archive(entries, _ends(tree, entries)))
     parts = []
     for number, entry in enumerate(entries):
-        if entry.size <= LARGE_BYTES:
-            parts.append(Part(number, 1, 0, entry.size))
-        elif tree.kind == "folder" and tree.open(entry) is not None:
+        is_large = entry.size > LARGE_BYTES
+        if is_large and tree.kind == "folder" and tree.open(entry) is not None:
             pieces = block_ranges(entry.size, _LARGE_PIECE_BYTES)
             parts += [Part(number, 1, offset, length) for offset, length in pieces]
         else:
-            parts.append(Part(number, 1, 0, entry.size, is_streamed=True))
+            parts.append(Part(number, 1, 0, entry.size, is_streamed=is_large))
     return parts
 
 
