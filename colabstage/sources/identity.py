@@ -559,12 +559,12 @@ def _untold(why: str) -> str:
 
 def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: SourceIdentity) -> Look:
     # One try, because a look has a deadline, and the local data can be used without it.
-    if not isinstance(source, ShareSource):
-        if recorded.kind not in ("archive", "file"):
-            return Look("unproved")
-        found: Any = open_remote(source, policy=_ONE_TRY)
+    if isinstance(source, ShareSource):
+        found: Any = open_share(source, policy=_ONE_TRY)
+    elif recorded.kind in ("archive", "file"):
+        found = open_remote(source, policy=_ONE_TRY)
     else:
-        found = open_share(source, policy=_ONE_TRY)
+        return Look("unproved")
     if isinstance(found, SharedFolder):
         seen = "the same files are shared; one that was replaced in place would not be noticed"
         return Look("same", seen) if found.version == recorded.version else Look("changed")

@@ -281,9 +281,10 @@ def open_remote(
             shared = open_share(source, checksum=checksum, along=along, cancellation=cancellation)
             if not isinstance(shared, SharedFolder):
                 return shared
+            opener = partial(remote_opener, along=bytes_along(len(shared.files), reads_next), cancellation=cancellation)
             return RemoteFileTree(
                 source.label,
-                shared.openers(bytes_along(len(shared.files), reads_next), cancellation),
+                [(name, opener(link)) for name, link in shared.files.items()],
                 policy=PATIENT,
                 cancellation=cancellation,
                 askers=IN_FLIGHT,
