@@ -53,7 +53,7 @@ from colabstage.io.workspace import (
     whatever_is_there,
 )
 from colabstage.sources.blocks import UNPROVED, WHOLE, Blocks, Layout, count_noted
-from colabstage.sources.fetcher import Fetcher, Remotes, prove_rest
+from colabstage.sources.fetcher import Fetcher, prove_rest
 from colabstage.sources.order import RangeOrder
 from colabstage.sources.remote import MountedFile, pieces_of, read_through, stopped_error
 
@@ -111,10 +111,8 @@ class StreamingCopy(Closing):
         target. `step` shows every byte, kept ones too. After three minutes without a byte, readers get an error.
         """
         facts = source.facts
-        if facts.size is None or not facts.ranges:
-            lack = "say how long it is" if facts.size is None else "give parts of itself"
-            msg = f"'{facts.label}' does not {lack}, so it cannot be read while it arrives. Fetch it as a whole first."
-            raise SourceReadError(msg)
+        assert facts.size is not None
+        assert facts.ranges
         self.label, self.size, self.kept_bytes = facts.label, facts.size, 0
         self.block_hashes: tuple[str, ...] = ()
         self._source, self._target, self._step, self._policy = source, target, step, policy
@@ -155,10 +153,10 @@ class StreamingCopy(Closing):
                 fetcher = Fetcher(
                     self.label,
                     blocks,
-                    Remotes(self.label, [self.size], [lambda: self._source], closes=False),
+                    [lambda: self._source],
                     lambda _: self._copiers,
                     policy=self._policy,
-                    stall_timeout_s=_STALL_S,
+                    closes=False,
                     clock=self._clock,
                     on_bytes=self._step.advance,
                     on_wait=self._step.note,
@@ -527,6 +525,8 @@ class FetchedFile:
     kept_bytes: int
     """How many of its bytes an interrupted run had already fetched."""
     block_hashes: tuple[str, ...]
+    digest: str | None
+    """By the algorithm of the file's checksum; `None` without one."""
 
 
 def fetch_file(
@@ -559,21 +559,21 @@ def fetch_file(
         move_to: Callable[[Path, Callable[[Path], bool]], None]
         if facts.size is not None and facts.ranges:
             copy = StreamingCopy(source, target, step=step, policy=policy, cancellation=cancellation)
-            fetched, digest = _copied(stack.enter_context(copy), checksum, cancellation)
+            fetched = _copied(stack.enter_context(copy), checksum, cancellation)
             move_to = copy.move_to
         else:
             temp = temp_beside(target)
             stack.callback(remove_own, temp)
-            fetched, digest = _streamed(source, temp, target, step=step, cancellation=cancellation, policy=policy)
+            fetched = _streamed(source, temp, target, step=step, cancellation=cancellation, policy=policy)
             move_to = partial(_put, temp, facts)
-        if checksum is not None and digest != checksum.digest:
+        if checksum is not None and fetched.digest != checksum.digest:
             # Not announced, because no record of ours may vouch for it.
             damaged = free_name(target, ".damaged")
             move_to(damaged, replaces)
             msg = (
-                f"'{facts.label}' arrived complete, but its {checksum.algorithm} is {digest}, not {checksum.digest}. "
-                f"It is kept as '{damaged}', and '{target}' is as it was. If the checksum is the right one, delete the "
-                "damaged file and fetch it again."
+                f"'{facts.label}' arrived complete, but its {checksum.algorithm} is {fetched.digest}, not "
+                f"{checksum.digest}. It is kept as '{damaged}', and '{target}' is as it was. If the checksum is the "
+                "right one, delete the damaged file and fetch it again."
             )
             raise ChecksumMismatchError(msg)
         announce(fetched.block_hashes, fetched.nbytes)
@@ -583,9 +583,7 @@ def fetch_file(
     return fetched
 
 
-def _copied(
-    copy: StreamingCopy, checksum: Checksum | None, cancellation: Cancellation
-) -> tuple[FetchedFile, str | None]:
+def _copied(copy: StreamingCopy, checksum: Checksum | None, cancellation: Cancellation) -> FetchedFile:
     """Copy a file in parts; finished blocks stay for a later run."""
     try:
         copy.start()
@@ -598,7 +596,7 @@ def _copied(
         copy.discard()
         raise
     copy.end()
-    return FetchedFile(copy.size, copy.kept_bytes, copy.block_hashes), digest
+    return FetchedFile(copy.size, copy.kept_bytes, copy.block_hashes, digest)
 
 
 def _streamed(
@@ -609,7 +607,7 @@ def _streamed(
     step: ProgressStep,
     cancellation: Cancellation,
     policy: RetryPolicy,
-) -> tuple[FetchedFile, str | None]:
+) -> FetchedFile:
     """Read all of a file in one pass into `temp`; a stream cannot be resumed, so nothing is left for a later run."""
     checksum, nbytes = source.facts.checksum, 0
     hasher = None if checksum is None else checksum.new_hasher()
@@ -624,7 +622,7 @@ def _streamed(
             nbytes += len(piece)
             step.advance(len(piece))
     hashes = hash_ranges(temp, block_ranges(nbytes, BLOCK_BYTES), threads=2, cancellation=cancellation)
-    return FetchedFile(nbytes, 0, tuple(hashes)), None if hasher is None else hasher.hexdigest()
+    return FetchedFile(nbytes, 0, tuple(hashes), None if hasher is None else hasher.hexdigest())
 
 
 # One file from a slow place to a fast one, or back, every block compared with its manifest.
@@ -660,10 +658,9 @@ def copy_file(
             str(source),
             blocks,
             # A mount may return the same wrong bytes to one handle for ever.
-            Remotes(str(source), [size], [lambda: unused.pop() if unused else MountedFile(source)]),
+            [lambda: unused.pop() if unused else MountedFile(source)],
             lambda _: 1,
             policy=RetryPolicy(),
-            stall_timeout_s=_STALL_S,
             on_bytes=step.advance,
         )
         kept_bytes = 0
