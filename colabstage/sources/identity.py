@@ -21,7 +21,7 @@ from colabstage.io.workspace import current_world
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, silence_of, slow_mounts_below
 from colabstage.sources.gdrive import SharedFolder, open_share
-from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, find_login, newest_version
+from colabstage.sources.kaggle import find_kaggle_folder, find_login, newest_version
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -568,9 +568,8 @@ def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: Sourc
     if isinstance(found, SharedFolder):
         seen = "the same files are shared; one that was replaced in place would not be noticed"
         return Look("same", seen) if found.version == recorded.version else Look("changed")
-    if not isinstance(found, KaggleFolder):
-        found.close()
-    return Look("changed") if isinstance(found, RemoteFileTree | KaggleFolder) else _judge_facts(found.facts, recorded)
+    found.close()
+    return Look("changed") if isinstance(found, RemoteFileTree) else _judge_facts(found.facts, recorded)
 
 
 def _judge_facts(facts: RemoteFacts, recorded: SourceIdentity) -> Look:

@@ -269,7 +269,7 @@ def open_remote(
     require_online(source.label)
     match source:
         case KaggleSource():
-            return open_kaggle(source, checksum=checksum, along=along, cancellation=cancellation)
+            return open_kaggle(source, along=along, cancellation=cancellation)
         case WebSource():
             return open_http(source.url, checksum=checksum, policy=policy, along=along, cancellation=cancellation)
         case ObjectSource():
