@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from colabstage.pack.run import pack_dataset
     from colabstage.runs.listing import list_runs
     from colabstage.runs.run import resumable
-    from colabstage.sources.extracting import extract_archive
-    from colabstage.sources.fetching import fetch_files
+    from colabstage.sources.fetching import extract_archive, fetch_files
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.plan import plan_stage
     from colabstage.stage.publish import publish_file, restore_file
@@ -92,7 +91,7 @@ _HOMES = {
     "compare_sources": "diagnose.compare",
     "dataset_h5": "load.dataset",
     "doctor": "diagnose.doctor",
-    "extract_archive": "sources.extracting",
+    "extract_archive": "sources.fetching",
     "fetch_files": "sources.fetching",
     "flush_drive": "machine.drive",
     "list_datasets": "stage.purge",

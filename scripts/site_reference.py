@@ -47,7 +47,7 @@ REFERENCE = {
             "colabstage.fetch_files",
             "colabstage.sources.fetching.FetchReport",
             "colabstage.extract_archive",
-            "colabstage.sources.extracting.ExtractReport",
+            "colabstage.sources.fetching.ExtractReport",
         ),
     ),
     "drive": ReferencePage(

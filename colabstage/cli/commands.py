@@ -157,7 +157,7 @@ def extract(
       colabstage extract photos.tar.zst photos --overwrite --json
       colabstage extract photos.zip train --only photos/train
     """
-    from colabstage.sources.extracting import extract_archive
+    from colabstage.sources.fetching import extract_archive
 
     return extract_archive(archive, target, **flags, progress=shows_progress())
 

@@ -53,7 +53,7 @@ from colabstage.io.workspace import (
     whatever_is_there,
 )
 from colabstage.sources.blocks import UNPROVED, WHOLE, Blocks, Layout, count_noted
-from colabstage.sources.fetcher import Fetcher, Remotes, prove_rest
+from colabstage.sources.fetcher import Fetcher, prove_rest
 from colabstage.sources.order import RangeOrder
 from colabstage.sources.remote import MountedFile, pieces_of, read_through, stopped_error
 
@@ -111,10 +111,8 @@ class StreamingCopy(Closing):
         target. `step` shows every byte, kept ones too. After three minutes without a byte, readers get an error.
         """
         facts = source.facts
-        if facts.size is None or not facts.ranges:
-            lack = "say how long it is" if facts.size is None else "give parts of itself"
-            msg = f"'{facts.label}' does not {lack}, so it cannot be read while it arrives. Fetch it as a whole first."
-            raise SourceReadError(msg)
+        assert facts.size is not None
+        assert facts.ranges
         self.label, self.size, self.kept_bytes = facts.label, facts.size, 0
         self.block_hashes: tuple[str, ...] = ()
         self._source, self._target, self._step, self._policy = source, target, step, policy
@@ -155,10 +153,10 @@ class StreamingCopy(Closing):
                 fetcher = Fetcher(
                     self.label,
                     blocks,
-                    Remotes(self.label, [self.size], [lambda: self._source], closes=False),
+                    [lambda: self._source],
                     lambda _: self._copiers,
                     policy=self._policy,
-                    stall_timeout_s=_STALL_S,
+                    closes=False,
                     clock=self._clock,
                     on_bytes=self._step.advance,
                     on_wait=self._step.note,
@@ -341,7 +339,7 @@ class StreamingCopy(Closing):
         contents = self.size - min(max(ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
         # If the end arrived when the file was opened, it says how long the table of contents is, so nothing is guessed.
         is_known = contents <= ALONG_BYTES or bool(self._source.known(self.size - 1, self.size))
-        is_zip = ends_with_contents(self._source.facts.name)
+        is_zip = self._source.facts.name.lower().endswith(".zip")
         return [(0, ALONG_BYTES), (contents, self.size)] if is_zip and not is_known else []
 
     def _read_directly(self, offset: int, end: int, *, patient: bool = True) -> bytes:
@@ -365,7 +363,8 @@ def _wait_for_all(blocks: Blocks, fetcher: Fetcher, cancellation: Cancellation) 
 
 def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
     """Take over what a dead process left of an unfinished copy of the same file for `target`, or start over."""
-    folder, content = temp_beside(target), content_of(facts)
+    folder = temp_beside(target)
+    content = f"{facts.label} {facts.size} {facts.version} {facts.mtime_ns} {facts.checksum or ''}"
     layout = Layout([_DATA], [facts.size or 0], BLOCK_BYTES)
     counts = [(count_noted(orphan, content), orphan) for orphan in find_orphans(target)]
     # The largest first; if another process takes it, the next one.
@@ -383,11 +382,6 @@ def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
         if not count_noted(folder, content):
             remove_own(folder)
         raise
-
-
-def content_of(facts: RemoteFacts) -> str:
-    """Return a text that differs for any other file or version."""
-    return f"{facts.label} {facts.size} {facts.version} {facts.mtime_ns} {facts.checksum or ''}"
 
 
 def _put(data: Path, facts: RemoteFacts, path: Path, replaces: Callable[[Path], bool]) -> None:
@@ -478,11 +472,6 @@ class ReadAhead(Closing):
         self._pool.close(abandon=True)
 
 
-def ends_with_contents(name: str) -> bool:
-    """Return whether a file of this name has a table of contents at its end."""
-    return name.lower().endswith(".zip")
-
-
 STRETCH_BYTES = 4 * 1024 * 1024
 # Headers further apart than this on average are requested one by one: at 100 MB/s the bytes between them take longer
 # than a round trip.
@@ -532,11 +521,12 @@ class ArchiveWalk(Closing):
 
 @dataclass(frozen=True, slots=True)
 class FetchedFile:
-    path: Path
     nbytes: int
     kept_bytes: int
     """How many of its bytes an interrupted run had already fetched."""
     block_hashes: tuple[str, ...]
+    digest: str | None
+    """By the algorithm of the file's checksum; `None` without one."""
 
 
 def fetch_file(
@@ -569,21 +559,21 @@ def fetch_file(
         move_to: Callable[[Path, Callable[[Path], bool]], None]
         if facts.size is not None and facts.ranges:
             copy = StreamingCopy(source, target, step=step, policy=policy, cancellation=cancellation)
-            fetched, digest = _copied(stack.enter_context(copy), target, checksum, cancellation)
+            fetched = _copied(stack.enter_context(copy), checksum, cancellation)
             move_to = copy.move_to
         else:
             temp = temp_beside(target)
             stack.callback(remove_own, temp)
-            fetched, digest = _streamed(source, temp, target, step=step, cancellation=cancellation, policy=policy)
+            fetched = _streamed(source, temp, target, step=step, cancellation=cancellation, policy=policy)
             move_to = partial(_put, temp, facts)
-        if checksum is not None and digest != checksum.digest:
+        if checksum is not None and fetched.digest != checksum.digest:
             # Not announced, because no record of ours may vouch for it.
             damaged = free_name(target, ".damaged")
             move_to(damaged, replaces)
             msg = (
-                f"'{facts.label}' arrived complete, but its {checksum.algorithm} is {digest}, not {checksum.digest}. "
-                f"It is kept as '{damaged}', and '{target}' is as it was. If the checksum is the right one, delete the "
-                "damaged file and fetch it again."
+                f"'{facts.label}' arrived complete, but its {checksum.algorithm} is {fetched.digest}, not "
+                f"{checksum.digest}. It is kept as '{damaged}', and '{target}' is as it was. If the checksum is the "
+                "right one, delete the damaged file and fetch it again."
             )
             raise ChecksumMismatchError(msg)
         announce(fetched.block_hashes, fetched.nbytes)
@@ -593,9 +583,7 @@ def fetch_file(
     return fetched
 
 
-def _copied(
-    copy: StreamingCopy, target: Path, checksum: Checksum | None, cancellation: Cancellation
-) -> tuple[FetchedFile, str | None]:
+def _copied(copy: StreamingCopy, checksum: Checksum | None, cancellation: Cancellation) -> FetchedFile:
     """Copy a file in parts; finished blocks stay for a later run."""
     try:
         copy.start()
@@ -608,7 +596,7 @@ def _copied(
         copy.discard()
         raise
     copy.end()
-    return FetchedFile(target, copy.size, copy.kept_bytes, copy.block_hashes), digest
+    return FetchedFile(copy.size, copy.kept_bytes, copy.block_hashes, digest)
 
 
 def _streamed(
@@ -619,7 +607,7 @@ def _streamed(
     step: ProgressStep,
     cancellation: Cancellation,
     policy: RetryPolicy,
-) -> tuple[FetchedFile, str | None]:
+) -> FetchedFile:
     """Read all of a file in one pass into `temp`; a stream cannot be resumed, so nothing is left for a later run."""
     checksum, nbytes = source.facts.checksum, 0
     hasher = None if checksum is None else checksum.new_hasher()
@@ -634,7 +622,7 @@ def _streamed(
             nbytes += len(piece)
             step.advance(len(piece))
     hashes = hash_ranges(temp, block_ranges(nbytes, BLOCK_BYTES), threads=2, cancellation=cancellation)
-    return FetchedFile(target, nbytes, 0, tuple(hashes)), None if hasher is None else hasher.hexdigest()
+    return FetchedFile(nbytes, 0, tuple(hashes), None if hasher is None else hasher.hexdigest())
 
 
 # One file from a slow place to a fast one, or back, every block compared with its manifest.
@@ -670,10 +658,9 @@ def copy_file(
             str(source),
             blocks,
             # A mount may return the same wrong bytes to one handle for ever.
-            Remotes(str(source), [size], [lambda: unused.pop() if unused else MountedFile(source)]),
+            [lambda: unused.pop() if unused else MountedFile(source)],
             lambda _: 1,
             policy=RetryPolicy(),
-            stall_timeout_s=_STALL_S,
             on_bytes=step.advance,
         )
         kept_bytes = 0

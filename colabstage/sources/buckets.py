@@ -93,10 +93,6 @@ class StoredObject(NamedTuple):
     """A text that changes with the content; "" if there is none."""
 
 
-def _stored(info: Mapping[str, Any]) -> StoredObject:
-    return StoredObject(size_of(info) or 0, mtime_ns_of(info), version_of(info))
-
-
 class ObjectStore(Closing):
     """The service behind an address. Every method may be called from any thread; each has a deadline, and raises
     `SourceNotFoundError`, `SourceAccessError`, `TransientError` or `SourceReadError`, or `TargetNotWritableError` when
@@ -241,7 +237,11 @@ class ObjectStore(Closing):
     def objects(self, folder: str) -> dict[str, StoredObject]:
         """Return the present objects directly in one folder, by name; empty if there is no such folder."""
         found = self._found("ls", folder, detail=True, seconds=LISTING_TIMEOUT_S) or ()
-        return {str(row["name"]).rpartition("/")[2]: _stored(row) for row in found if row.get("type") == "file"}
+        return {
+            str(row["name"]).rpartition("/")[2]: StoredObject(size_of(row) or 0, mtime_ns_of(row), version_of(row))
+            for row in found
+            if row.get("type") == "file"
+        }
 
     def size(self, path: str) -> int | None:
         info = self._found("info", path)

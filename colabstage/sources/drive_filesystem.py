@@ -14,8 +14,6 @@ from fsspec.implementations.local import LocalFileSystem
 from colabstage.errors import DriveNotMountedError
 from colabstage.machine.drive import list_drives
 
-PROTOCOL = "drive"
-
 
 class DriveFileSystem(DirFileSystem):  # type: ignore[misc]  # fsspec has no types
     """Paths below the mount point of Google Drive.
@@ -26,7 +24,7 @@ class DriveFileSystem(DirFileSystem):  # type: ignore[misc]  # fsspec has no typ
         DriveNotMountedError: no Drive is mounted.
     """
 
-    protocol: ClassVar[Any] = PROTOCOL
+    protocol: ClassVar[Any] = "drive"
     # A Drive that is mounted again elsewhere needs a new object.
     cachable = False
 
@@ -36,9 +34,3 @@ class DriveFileSystem(DirFileSystem):  # type: ignore[misc]  # fsspec has no typ
             msg = "drive:// needs a mounted Google Drive, and none is mounted. Call mount_drive() first."
             raise DriveNotMountedError(msg)
         super().__init__(path=str(found[0]), fs=LocalFileSystem(), **options)
-
-    @classmethod
-    def _strip_protocol(cls, path: Any) -> Any:
-        if isinstance(path, list):
-            return [cls._strip_protocol(one) for one in path]
-        return str(path).removeprefix(f"{PROTOCOL}://").strip("/")

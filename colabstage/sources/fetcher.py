@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from colabstage.sources.order import Order, Run
     from colabstage.sources.remote import RemoteFacts, RemoteFile
 
+# After so long without a byte, waiting readers get an error.
+_STALL_S = 180.0
 # How often a block with a wrong hash is fetched before the source counts as damaged.
 _BLOCK_TRIES = 3
 # How long `close` waits for the threads; one that hangs in a dead mount's read cannot be interrupted.
@@ -56,14 +58,13 @@ class Remotes:
     """The remote files that blocks come from, each opened when it is first needed."""
 
     def __init__(
-        self, label: str, sizes: Sequence[int], openers: Sequence[Callable[[], RemoteFile]], *, closes: bool = True
+        self, label: str, sizes: Sequence[int], openers: Sequence[Callable[[], RemoteFile]], *, closes: bool
     ) -> None:
-        """Take a function that opens each file; `closes`: whether files are closed here, not by the caller."""
         self._label, self._sizes, self._openers, self._closes = label, sizes, openers, closes
         self._lock = threading.Lock()
         # By the number of the file, the one opened first in front.
         self._open: dict[int, RemoteFile] = {}
-        self._dropped: list[RemoteFile] = []
+        # Of all that are not closed; those that are no longer lent to anybody new too.
         self._users: Counter[RemoteFile] = Counter()
         self._closed = False
 
@@ -91,15 +92,14 @@ class Remotes:
             msg = f"'{remote.facts.label}' has {size:,} bytes; expected {expected:,}: it is another file now."
             raise SourceChangedError(msg)
         while len(self._open) >= _MOST_OPEN:
-            self._dropped.append(self._open.pop(next(iter(self._open))))
+            del self._open[next(iter(self._open))]
         self._open[number] = remote
         return remote
 
     def drop(self, number: int) -> None:
         """Open the file again for the next request: a new connection may not have this one's fault."""
         with self._lock:
-            if number in self._open:
-                self._dropped.append(self._open.pop(number))
+            self._open.pop(number, None)
         self._close_unused()
 
     def interrupt(self) -> None:
@@ -113,18 +113,17 @@ class Remotes:
         """Close all, each once nobody reads it."""
         with self._lock:
             self._closed = True
-            self._dropped += self._open.values()
             self._open.clear()
         self._close_unused()
 
     def _close_unused(self) -> None:
         with self._lock:
-            unused = [one for one in self._dropped if not self._users[one]]
-            self._dropped = [one for one in self._dropped if self._users[one]]
-        for one in unused:
-            del self._users[one]
-            if self._closes:
-                one.close()
+            lent = [*self._open.values()]
+            unused = [one for one, users in self._users.items() if not users and one not in lent]
+            for one in unused:
+                del self._users[one]
+        for one in unused if self._closes else ():
+            one.close()
 
 
 class Arriving:
@@ -178,27 +177,28 @@ class Fetcher:
         self,
         label: str,
         blocks: Blocks,
-        remotes: Remotes,
+        openers: Sequence[Callable[[], RemoteFile]],
         connections: Callable[[RemoteFacts], int],
         *,
         policy: RetryPolicy,
-        stall_timeout_s: float,
+        closes: bool = True,
         clock: Clock = SYSTEM_CLOCK,
         on_bytes: Callable[[int], object] = lambda _: None,
         on_wait: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Prepare to fetch `blocks` from `remotes`, which are closed with this.
+        """Prepare to fetch `blocks` from what the `openers` open, one for each file; `closes`: whether files are closed
+        here, not by the caller.
 
-        `connections` returns how many a file gets; `policy.attempts` counts tries without a byte of progress. After
-        `stall_timeout_s` seconds without a byte, waiting readers get an error. `on_bytes` is called with the number of
-        bytes that have arrived, `on_wait` with what is waited for; both in any thread.
+        `connections` returns how many a file gets; `policy.attempts` counts tries without a byte of progress.
+        `on_bytes` is called with the number of bytes that have arrived, `on_wait` with what is waited for; both in any
+        thread.
         """
         self.lock = threading.RLock()
         self.failures: dict[int, Exception] = {}
         self.error: BaseException | None = None
         self.writing: set[Run] = set()
-        self._label, self._blocks, self._remotes = label, blocks, remotes
-        self._policy, self._stall_timeout_s, self._clock = policy, stall_timeout_s, clock
+        self._label, self._blocks, self._policy, self._clock = label, blocks, policy, clock
+        self._remotes = Remotes(label, blocks.layout.sizes, openers, closes=closes)
         self._on_bytes, self._on_wait = on_bytes, on_wait
         self._moved, self._freed = threading.Condition(self.lock), threading.Condition(self.lock)
         self._order: Order | None = None
@@ -302,7 +302,7 @@ class Fetcher:
                 # Bytes that other processes have fetched are progress, too.
                 if (fetched := int(self._blocks.counters[FETCHED])) != self._fetched:
                     self._fetched, self._last_moved = fetched, self._clock.now()
-                if self._clock.now() - max(since, self._last_moved) > self._stall_timeout_s:
+                if self._clock.now() - max(since, self._last_moved) > _STALL_S:
                     raise self._stalled_error()
                 self._clock.wait(self._moved, look_s)
 
@@ -310,7 +310,7 @@ class Fetcher:
         blocks = self._blocks
         here = int(blocks.layout.lengths[blocks.state == WHOLE].sum())
         msg = (
-            f"The copy of '{self._label}' has not moved for {self._stall_timeout_s:.0f} seconds, "
+            f"The copy of '{self._label}' has not moved for {_STALL_S:.0f} seconds, "
             f"{here:,} of {blocks.layout.size:,} bytes are here. Run this once more: finished blocks are kept. "
             "If it is on Google Drive, end its client before (!pkill -9 -x drive) and call mount_drive()."
         )
@@ -541,7 +541,7 @@ class Fetcher:
             wait_s = budget.count(error, arrived=self._come, moved=run.position > run.begin)
             self._order.release(run, self._clock.now())
             self._freed.notify_all()
-            in_time = wait_s <= self._stall_timeout_s
+            in_time = wait_s <= _STALL_S
             is_spent = budget.is_spent or not in_time
             if is_spent and self._working > 1:
                 self._working -= 1

@@ -124,8 +124,6 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
 
     By its protocol, the message names a way of giving credentials; `secrets` must not appear in it.
     """
-    if isinstance(error, SourceError):
-        return error
     reason = hide_secrets(said_by(error), secrets)
     # Backends wrap the errors of their services, sometimes several times.
     judgement = next((found for one in causes(error) if (found := _judge_one(one)) != "other"), "other")

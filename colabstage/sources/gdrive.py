@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import partial
 from html.parser import HTMLParser
 from importlib import import_module
 from types import SimpleNamespace
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from colabstage.io.progress import Cancellation
-    from colabstage.sources.remote import Checksum, RemoteFile
+    from colabstage.sources.remote import Checksum
 
 _DOWNLOADS = "https://drive.usercontent.google.com/download"
 _FOLDER_PAGE = "https://drive.google.com/embeddedfolderview"
@@ -64,11 +63,26 @@ def open_share(
     along: tuple[int, int] = (0, 0),
     cancellation: Cancellation | None = None,
 ) -> HttpFile | SharedFolder:
-    """Open what a link leads to; Drive is asked if the link does not say it."""
-    found = _resolve_link(link, policy)
-    if found.kind == "folder":
-        return list_shared_folder(found, policy=policy, cancellation=cancellation)
-    return open_shared_file(found, checksum=checksum, policy=policy, along=along, cancellation=cancellation)
+    """Open what a link leads to; Drive is asked if the link does not say it. `along` and `cancellation` as of
+    `open_http`."""
+    link = _resolve_link(link, policy)
+    if link.kind == "folder":
+        return list_shared_folder(link, policy=policy, cancellation=cancellation)
+    query = {**link.query, "export": "download", "confirm": "t"}
+    file = open_http(
+        f"{_DOWNLOADS}?{urlencode(query)}",
+        checksum=checksum,
+        policy=policy,
+        along=along,
+        resolve=lambda: _confirmed_address(link, query),
+        label=link.label,
+        agent=_AGENT,
+        cancellation=cancellation,
+    )
+    version = " ".join(filter(None, map(file.headers.get, ("ETag", "Last-Modified", "x-goog-hash"))))
+    # More connections than this look like a robot, which Google refuses.
+    file.facts = replace(file.facts, version=version, mtime_ns=0, connections=IN_FLIGHT)
+    return file
 
 
 def _resolve_link(link: ShareSource, policy: RetryPolicy) -> ShareSource:
@@ -90,32 +104,6 @@ def _ask(link: ShareSource, address: str, policy: RetryPolicy, *, redirects: boo
         return answer
 
     return with_retries(ask, policy)
-
-
-def open_shared_file(
-    link: ShareSource,
-    *,
-    checksum: Checksum | None = None,
-    policy: RetryPolicy = _POLICY,
-    along: tuple[int, int] = (0, 0),
-    cancellation: Cancellation | None = None,
-) -> HttpFile:
-    """Open a file behind a link; `along` and `cancellation` as of `open_http`."""
-    query = {**link.query, "export": "download", "confirm": "t"}
-    file = open_http(
-        f"{_DOWNLOADS}?{urlencode(query)}",
-        checksum=checksum,
-        policy=policy,
-        along=along,
-        resolve=lambda: _confirmed_address(link, query),
-        label=link.label,
-        agent=_AGENT,
-        cancellation=cancellation,
-    )
-    version = " ".join(filter(None, map(file.headers.get, ("ETag", "Last-Modified", "x-goog-hash"))))
-    # More connections than this look like a robot, which Google refuses.
-    file.facts = replace(file.facts, version=version, mtime_ns=0, connections=IN_FLIGHT)
-    return file
 
 
 def _confirmed_address(link: ShareSource, query: dict[str, str]) -> str:
@@ -149,12 +137,6 @@ class SharedFolder:
     def version(self) -> str:
         """Return a text that changes when files come, go or are renamed, not when one changes in place."""
         return hash_block("\n".join(f"{link.id} {name}" for name, link in self.files.items()).encode())
-
-    def openers(self, along: int, cancellation: Cancellation | None) -> list[tuple[str, Callable[[], RemoteFile]]]:
-        """Return the name of each file, and a function that opens it, any number of times, with so much of its
-        beginning."""
-        open_one = partial(open_shared_file, along=(along, 0), cancellation=cancellation)
-        return [(name, partial(open_one, link)) for name, link in self.files.items()]
 
 
 def list_shared_folder(

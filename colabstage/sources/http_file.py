@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import gzip
 import html
 import http.client
@@ -718,8 +719,11 @@ class HttpSession:
         self._target = self.url
         self._has_answered = False
         self._agent = agent
-        self._session, self._adapter = _new_session(self.label, agent)
         self._cancellation = cancellation or Cancellation()
+        self._connect()
+
+    def _connect(self) -> None:
+        self._session, self._adapter = _new_session(self.label, self._agent)
         self._resolving = threading.Lock()
         self._closed = False
         self._leave = self._cancellation.follow(self.interrupt)
@@ -731,16 +735,9 @@ class HttpSession:
 
     def open_again(self) -> HttpSession:
         """Return a session for the same address with connections of its own."""
-        again = HttpSession(
-            self.url,
-            self.timeout_s,
-            self.clock,
-            resolve=self._resolve,
-            label=self.label,
-            agent=self._agent,
-            cancellation=self._cancellation,
-        )
-        again._login, again._target, again._has_answered = self._login, self._target, True
+        again = copy.copy(self)
+        again._has_answered = True
+        again._connect()
         return again
 
     @contextlib.contextmanager

@@ -21,7 +21,7 @@ from colabstage.io.workspace import current_world
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, silence_of, slow_mounts_below
 from colabstage.sources.gdrive import SharedFolder, open_share
-from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, find_login, newest_version
+from colabstage.sources.kaggle import find_kaggle_folder, find_login, newest_version
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -378,27 +378,25 @@ def compare_source(
             return Freshness(as_asked)
     # Sources on the network are not looked at while that is switched off.
     is_local = all(isinstance(part, LocalSource | TreeSource) for part in parts_of(source))
+    look, is_proved = Look("unproved"), False
     if not thorough and not is_open and (is_local or not is_set(OFFLINE_VARIABLE)):
         look = check_freshness(source, recorded, unpack=unpack)
-        if look.state != "unproved":
-            known = Freshness(look.state == "same", look.detail and f"the source: {look.detail}")
-            return _unknown(look.detail) if look.state == "unknown" else known
-    try:
-        now = identify()
-    # A user whose account or network fails today wants to use what is here.
-    except (SourceError, DriveError, ArchiveError) as error:
-        return _unknown(str(error))
-    verdict = compare_states(recorded, now)
-    if verdict == "same":
-        return Freshness(True, f"the source: {proof_of(recorded, now)}", proved=True)
-    if verdict == "unproved" and not thorough:
-        return _unknown("its names and sizes are unchanged, and nothing else tells. verify='full' reads it again")
-    return Freshness(False, "nothing proves that the source is unchanged" if verdict == "unproved" else "")
-
-
-def _unknown(why: str) -> Freshness:
-    what = "Whether the source has changed is not known, and what was made from it before is used"
-    return Freshness(True, note=ended(f"{what}: {why}"))
+    if look.state == "unproved":
+        try:
+            look = _compare(recorded, identify())
+        # A user whose account or network fails today wants to use what is here.
+        except (SourceError, DriveError, ArchiveError) as error:
+            look = Look("unknown", str(error))
+        is_proved = look.state == "same"
+    if look.state == "unproved":
+        if thorough:
+            return Freshness(False, "nothing proves that the source is unchanged")
+        why = "its names and sizes are unchanged, and nothing else tells. verify='full' reads it again"
+        look = Look("unknown", why)
+    if look.state == "unknown":
+        what = "Whether the source has changed is not known, and what was made from it before is used"
+        return Freshness(True, note=ended(f"{what}: {look.detail}"))
+    return Freshness(look.state == "same", look.detail and f"the source: {look.detail}", proved=is_proved)
 
 
 # A quick look: whether a source is still the recorded one, by a few questions and under a deadline.
@@ -561,18 +559,17 @@ def _untold(why: str) -> str:
 
 def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: SourceIdentity) -> Look:
     # One try, because a look has a deadline, and the local data can be used without it.
-    if not isinstance(source, ShareSource):
-        if recorded.kind not in ("archive", "file"):
-            return Look("unproved")
-        found: Any = open_remote(source, policy=_ONE_TRY)
+    if isinstance(source, ShareSource):
+        found: Any = open_share(source, policy=_ONE_TRY)
+    elif recorded.kind in ("archive", "file"):
+        found = open_remote(source, policy=_ONE_TRY)
     else:
-        found = open_share(source, policy=_ONE_TRY)
+        return Look("unproved")
     if isinstance(found, SharedFolder):
         seen = "the same files are shared; one that was replaced in place would not be noticed"
         return Look("same", seen) if found.version == recorded.version else Look("changed")
-    if not isinstance(found, KaggleFolder):
-        found.close()
-    return Look("changed") if isinstance(found, RemoteFileTree | KaggleFolder) else _judge_facts(found.facts, recorded)
+    found.close()
+    return Look("changed") if isinstance(found, RemoteFileTree) else _judge_facts(found.facts, recorded)
 
 
 def _judge_facts(facts: RemoteFacts, recorded: SourceIdentity) -> Look:

@@ -60,7 +60,7 @@ from colabstage.sources.blocks import (
     follow_forks,
     take_lock,
 )
-from colabstage.sources.fetcher import Fetcher, Remotes
+from colabstage.sources.fetcher import Fetcher
 from colabstage.sources.order import (
     NEVER,
     Order,
@@ -99,7 +99,6 @@ _BESIDE_BYTES, _BESIDE_A_BLOCK = 2 * 1024 * 1024, 128
 # space, all of it except what is being read keeps the connections busy.
 _AHEAD_PART, _MOST_AHEAD, _READ_NOW = 8, 32, 2
 _MOST_CONNECTIONS = 8
-_STALL_S = 180.0
 # How many blocks are requested together at first.
 _FIRST_REQUESTS = 2
 # For a file that is copied whole from a mount: one block is read while another is written. On the simulated Drive the
@@ -716,10 +715,9 @@ class BlockwiseFile:
             fetcher = Fetcher(
                 self.files.label,
                 blocks,
-                Remotes(self.files.label, self.files.sizes, self._openers),
+                self._openers,
                 partial(_connections_to, self._mount_readers),
                 policy=PATIENT,
-                stall_timeout_s=_STALL_S,
             )
             self._fetchers.append(fetcher)
             fetcher.start(lambda: Lookahead(blocks, readers, fetcher))

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
     from colabstage.sources.http_file import HttpFile, WebAnswer
     from colabstage.sources.parse import KaggleSource
-    from colabstage.sources.remote import Checksum
 
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
 # How long to wait for a promised mount.
@@ -73,9 +72,7 @@ def _mount_folder() -> Path:
 
 def _downloaded(source: KaggleSource, version: int) -> KaggleFolder | None:
     """Return a version in kagglehub's cache, if all of it is there."""
-    cache = Path(
-        os.environ.get("KAGGLEHUB_CACHE") or Path(os.environ.get("HOME") or Path.home()) / ".cache" / "kagglehub"
-    )
+    cache = Path(os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache" / "kagglehub")
     home = cache / "datasets" / source.owner / source.dataset
     path = home / "versions" / str(version)
     # kagglehub's marker that everything is extracted.
@@ -137,7 +134,6 @@ def _ask_notebook(source: KaggleSource) -> str:
 def open_kaggle(
     source: KaggleSource,
     *,
-    checksum: Checksum | None = None,
     along: tuple[int, int] = (0, 0),
     cancellation: Cancellation | None = None,
 ) -> HttpFile | KaggleFolder:
@@ -161,7 +157,6 @@ def open_kaggle(
     try:
         file = open_http(
             with_retries(find_storage, _POLICY),
-            checksum=checksum,
             policy=_POLICY,
             along=along,
             resolve=find_storage,

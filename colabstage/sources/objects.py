@@ -56,9 +56,6 @@ class ObjectFile(RemoteFile):
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         size, label = self.facts.size, self.facts.label
-        if offset and not self.facts.ranges:
-            msg = f"'{label}' can only be read from its beginning; its service has no range requests."
-            raise SourceReadError(msg)
         end = size if length is None else offset + length
         is_one_answer = offset == 0 and end is not None and end == size and end < PIECE_BYTES
         # One byte more than listed, so that a longer object is noticed without another request.

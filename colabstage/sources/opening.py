@@ -31,7 +31,7 @@ from colabstage.io.workspace import (
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer, slow_mounts_below
 from colabstage.machine.resources import check_space
-from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents, fetch_file
+from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, fetch_file
 from colabstage.sources.gdrive import IN_FLIGHT
 from colabstage.sources.http_file import HttpFile
 from colabstage.sources.identity import (
@@ -279,13 +279,11 @@ class Part(Closing):
         if self.comes_first or (self.path is None and (facts.version or facts.mtime_ns)):
             return identify_remote(facts, facts.size or 0, address=address)
         on_drive = [str(path) for path in self.source.files] if self.slow and is_on_drive(self.source) else []
-        if self.questions is None:
-            # Before the ends are read, so that a write in between is noticed.
-            md5s, _ = ask_md5s(on_drive) if on_drive else ([], "")
-            identity = identify_archive(self.open_content(), facts.mtime_ns, address=address)
-        else:
+        # Before the ends are read, so that a write in between is noticed.
+        md5s, _ = ask_md5s(on_drive) if on_drive and self.questions is None else ([], "")
+        identity = identify_archive(self.open_content(), facts.mtime_ns, address=address)
+        if self.questions is not None:
             # In a zip, a write in between is noticed when members are read: their checksums are in its directory.
-            identity = identify_archive(self.open_content(), facts.mtime_ns, address=address)
             md5s, _ = self.questions.answers(on_drive)
         return replace(identity, md5=" ".join(md5s))
 
@@ -428,8 +426,7 @@ class Part(Closing):
         # A mounted Drive sometimes lists only a part of a folder, without an error.
         if self.tree is None or self.path is None or not self.slow or self.loose:
             return ""
-        leave_out = self.source.leave_out if isinstance(self.source, LocalSource) else frozenset()
-        again = FolderTree(self.path, workers=SLOW_READERS, leave_out=leave_out)
+        again = _list_folder(self.source, self.path, slow=True)
         if identify_by_times(again).times == identify_by_times(self.tree).times:
             return ""
         return (
@@ -615,16 +612,13 @@ class OpenedSource(Closing):
         waiting = (part.copy or part.tree for part in self.parts)
         return next((one.waits_for for one in waiting if one is not None and one.waits_for), "")
 
-    @property
-    def _asked_later(self) -> Tree | None:
-        """Return a listed folder on Drive whose files' MD5s are requested right before each file is read."""
-        return self.one.tree if self.one is not None and self.one.questions is not None else None
-
     def take_state(self) -> tuple[int, int]:
         """Collect the facts that identify its state, before it is read; `identify` waits for the client's answers,
         which come later. Return the number of its files, counting an archive as one, and their total size."""
-        if self._asked_later is not None:
-            return len(self._asked_later.entries), total_size(self._asked_later.entries)
+        one = self.one
+        # The MD5s of a folder on Drive are requested right before each file is read.
+        if one is not None and one.tree is not None and one.questions is not None:
+            return len(one.tree.entries), total_size(one.tree.entries)
         state = self.identify()
         return state.files, state.nbytes
 
@@ -756,14 +750,13 @@ def _open_part(source: SingleSource, opening: Opening) -> Part:
     # A user's checksum is not of the zip that Kaggle sends.
     if opening.checksum is not None and (part.tree is not None or isinstance(source, KaggleSource)):
         part.close()
-        msg = f"'{source.label}' is a folder, and hash= is for one file. Leave it out."
-        raise OptionError(msg)
+        raise _not_one_file(source.label)
     return part
 
 
 def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, opening: Opening) -> Part:
     # Both ends of a zip are read next.
-    may_be_zip = not isinstance(source, WebSource) or ends_with_contents(urlsplit(source.url).path)
+    may_be_zip = not isinstance(source, WebSource) or urlsplit(source.url).path.lower().endswith(".zip")
     along = ALONG_BYTES if may_be_zip and opening.folder is not None else 0
     found = open_remote(
         source,
@@ -786,26 +779,27 @@ def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, ope
     return Part(source, transport, slow, opening, file=found, notes=[*found.notes])
 
 
+def _list_folder(source: SingleSource, path: Path, *, slow: bool, questions: Md5Questions | None = None) -> FolderTree:
+    return FolderTree(
+        path,
+        workers=SLOW_READERS if slow else 1,
+        before_read=None if questions is None else questions.ask_before_read,
+        leave_out=source.leave_out if isinstance(source, LocalSource) else (),
+        mounts=slow_mounts_below(path),
+        md5s=None if questions is None else questions.known,
+        keeps_inodes=not slow,
+    )
+
+
 def _open_path(source: SingleSource, path: Path, opening: Opening) -> Part:
     transport, slow = _reached(source)
     if not isinstance(source, LocalSource):
         slow = is_slow_mount(path)
     if is_folder(path):
-        leave_out = source.leave_out if isinstance(source, LocalSource) else frozenset()
-        if slow and is_on_drive(source):
-            questions = Md5Questions(workers=SLOW_READERS)
-            # The client answers while other reads wait for the mount; asking during the listing would slow that down.
-            tree = FolderTree(
-                path,
-                workers=SLOW_READERS,
-                before_read=questions.ask_before_read,
-                leave_out=leave_out,
-                md5s=questions.known,
-            )
-            return Part(source, transport, slow, opening, tree=tree, path=path, questions=questions)
-        workers, mounts = SLOW_READERS if slow else 1, slow_mounts_below(path)
-        tree = FolderTree(path, workers=workers, leave_out=leave_out, mounts=mounts, keeps_inodes=not slow)
-        return Part(source, transport, slow, opening, tree=tree, path=path)
+        # The client answers while other reads wait for the mount; asking during the listing would slow that down.
+        questions = Md5Questions(workers=SLOW_READERS) if slow and is_on_drive(source) else None
+        tree = _list_folder(source, path, slow=slow, questions=questions)
+        return Part(source, transport, slow, opening, tree=tree, path=path, questions=questions)
     pieces = source.pieces if isinstance(source, LocalSource) else ()
     file: RemoteFile = JoinedFile([MountedFile(piece) for piece in pieces], path) if pieces else MountedFile(path)
     # Downloads have been compared already.

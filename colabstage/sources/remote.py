@@ -1,7 +1,5 @@
 """`RemoteFile`: one file somewhere else, its facts, and its bytes. Every transport implements it; the simplest, a file
-on the local disk or a mount, is here.
-
-Also here is what all of them share: checksums and temporary failures.
+on the local disk or a mount, is here, and what all of them share: checksums and temporary failures.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import string
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, ended, said_by
@@ -95,20 +92,14 @@ def parse_checksum(text: str) -> Checksum:
 class TransientError(SourceReadError):
     """A failure that may be temporary: a connection that was cut, a server that is busy.
 
-    It is raised and caught inside this package only: code that gives up raises a `SourceReadError`.
-
-    `wait_s`: seconds after which the other side asked to be tried again; `None` if it did not say. `slow`: bytes
-    arrived, but too slowly to count as progress.
+    Code that gives up raises a `SourceReadError`. `wait_s`: seconds after which the other side asked to be tried again;
+    `None` if it did not say. `slow`: bytes arrived, but too slowly to count as progress.
     """
 
     def __init__(self, message: str, wait_s: float | None = None, *, slow: bool = False) -> None:
         super().__init__(message)
         self.wait_s = wait_s
         self.slow = slow
-
-    def __reduce__(self) -> tuple[Callable[..., TransientError], tuple[str, float | None]]:
-        # Unpickling rebuilds exceptions from their positional arguments only.
-        return partial(TransientError, slow=self.slow), (str(self), self.wait_s)
 
 
 # A longer silence at the beginning looks like a program that hangs.
@@ -117,15 +108,15 @@ _LONGEST_WAIT_S = 60.0
 
 def with_retries(ask: Callable[[], T], policy: RetryPolicy, sleep: Callable[[float], object] = time.sleep) -> T:
     """Return a response that comes as a whole or not at all; ask again after temporary failures."""
-    for tries in range(policy.attempts):
+    tries = 0
+    while True:
         try:
             return ask()
         except TransientError as error:
-            wait_s = max(error.wait_s or 0.0, policy.first_wait_s * 2**tries)
-            if tries + 1 == policy.attempts or wait_s > _LONGEST_WAIT_S:
+            tries, wait_s = tries + 1, max(error.wait_s or 0.0, policy.first_wait_s * 2**tries)
+            if tries >= policy.attempts or wait_s > _LONGEST_WAIT_S:
                 raise
         sleep(wait_s)
-    raise AssertionError  # a policy has at least one attempt
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -149,14 +150,9 @@ class RemoteFileTree(Tree):
 
     def open(self, entry: FileEntry) -> ByteSource | None:
         """Return the bytes of one file; `None` if its service only serves the whole file from its beginning."""
-        if not self.gives_parts(entry):
+        if not self._facts_of(entry).ranges:
             return None
-        label = f"{self.label}/{entry.name}"
-        return RequestedBytes(lambda length, offset: self.read_part(entry, offset, length), entry.size, label=label)
-
-    def gives_parts(self, entry: FileEntry) -> bool:
-        """Return whether parts of a file can be requested, not only the whole file from its beginning."""
-        return self._facts_of(entry).ranges
+        return RequestedBytes(partial(self._read_part, entry), entry.size, label=f"{self.label}/{entry.name}")
 
     def read(self, entry: FileEntry) -> bytes:
         return b"".join(self.chunks(entry))
@@ -187,10 +183,7 @@ class RemoteFileTree(Tree):
             msg = f"'{entry.name}' of '{self.label}' is damaged: its {checksum.algorithm} is not {checksum.digest}."
             raise SourceReadError(msg)
 
-    def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
-        """Return a part of one file; as `read`, without the checksum."""
-        if not length:
-            return b""
+    def _read_part(self, entry: FileEntry, length: int, offset: int) -> bytes:
         with self._reading(entry) as file:
             # Some serve only the whole file, from the beginning.
             skipped = 0 if file.facts.ranges else offset
@@ -276,7 +269,7 @@ def open_remote(
     require_online(source.label)
     match source:
         case KaggleSource():
-            return open_kaggle(source, checksum=checksum, along=along, cancellation=cancellation)
+            return open_kaggle(source, along=along, cancellation=cancellation)
         case WebSource():
             return open_http(source.url, checksum=checksum, policy=policy, along=along, cancellation=cancellation)
         case ObjectSource():
@@ -288,9 +281,10 @@ def open_remote(
             shared = open_share(source, checksum=checksum, along=along, cancellation=cancellation)
             if not isinstance(shared, SharedFolder):
                 return shared
+            opener = partial(remote_opener, along=bytes_along(len(shared.files), reads_next), cancellation=cancellation)
             return RemoteFileTree(
                 source.label,
-                shared.openers(bytes_along(len(shared.files), reads_next), cancellation),
+                [(name, opener(link)) for name, link in shared.files.items()],
                 policy=PATIENT,
                 cancellation=cancellation,
                 askers=IN_FLIGHT,

@@ -96,13 +96,12 @@ def plan_parts(tree: Tree, entries: Sequence[FileEntry]) -> list[Part]:
         return list(_parts_of_archive(entries, _ends(tree, entries)))
     parts = []
     for number, entry in enumerate(entries):
-        if entry.size <= LARGE_BYTES:
-            parts.append(Part(number, 1, 0, entry.size))
-        elif tree.kind == "folder" and tree.open(entry) is not None:
+        is_large = entry.size > LARGE_BYTES
+        if is_large and tree.kind == "folder" and tree.open(entry) is not None:
             pieces = block_ranges(entry.size, _LARGE_PIECE_BYTES)
             parts += [Part(number, 1, offset, length) for offset, length in pieces]
         else:
-            parts.append(Part(number, 1, 0, entry.size, is_streamed=True))
+            parts.append(Part(number, 1, 0, entry.size, is_streamed=is_large))
     return parts
 
 
@@ -236,7 +235,6 @@ def _mixes_up_names(folder: Path) -> bool:
 @dataclass(frozen=True, slots=True)
 class WrittenFolder:
     files: int
-    nbytes: int
     kept_files: int
     """How many of them an interrupted run had finished; a large file in pieces counts once for each."""
     kept_bytes: int
@@ -286,8 +284,7 @@ def write_folder(
         check()
         with typed_write_errors(target):
             put_folder(made, target, receipt, overwrite=overwrite)
-    sizes, kept_bytes = sum(entry.size for entry in entries), sum(part.length for part in kept)
-    return WrittenFolder(len(entries), sizes, sum(part.files for part in kept), kept_bytes)
+    return WrittenFolder(len(entries), sum(part.files for part in kept), sum(part.length for part in kept))
 
 
 @dataclass(eq=False)
