@@ -6,9 +6,10 @@ whatever follows a stream for the end of the file, so a file cut between two of 
 
 from __future__ import annotations
 
+import bz2
 import contextlib
-import importlib
 import io
+import lzma
 import posixpath
 from collections import deque
 from functools import partial
@@ -16,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
 from colabstage.io.files import make_folder, pwrite_exactly, typed_write_errors
+from colabstage.io.packages import igzip
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.bytes import COMPRESSED_SUFFIXES, HEAD_BYTES, SourceFile, TemporaryBytes, compression_of
@@ -86,13 +88,10 @@ def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], t
     damage: tuple[type[Exception], ...] = (EOFError, OSError, ValueError)
     if compression == "gz":
         # ISA-L's reader in place of Python's, which is slower: all of a compressed tar comes through it.
-        from colabstage.io.packages import igzip
-
         return igzip.IGzipFile(fileobj=packed), (*damage, igzip.igzip_lib.IsalError)
     if compression == "bz2":
-        new = importlib.import_module("bz2").BZ2Decompressor
+        new: Callable[[], Any] = bz2.BZ2Decompressor
     elif compression == "xz":
-        lzma: Any = importlib.import_module("lzma")
         new, damage = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY_BYTES), (*damage, lzma.LZMAError)
     else:
         options = {zstd().DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}

@@ -265,6 +265,8 @@ class Tree(Closing):
     """Sentences about what was left out and why (Google-native documents, for example)."""
     source: ByteSource | None = None
     """The bytes in which entries' positions count; `None` if each file is separate. Closed with the tree."""
+    packed: ByteSource | None = None
+    """The archive whose content was unpacked to be read; closed with the tree."""
     by_request: bool = False
     """True if every read is a network request; copy the file before random access."""
     waits_for: str = ""
@@ -381,8 +383,8 @@ class Tree(Closing):
 
     def close(self) -> None:
         """Release file handles. Calling it twice is fine."""
-        if self.source is not None:
-            self.source.close()
+        for source in filter(None, (self.source, self.packed)):
+            source.close()
 
 
 def only_line(tree: Tree, *parts: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import stat
@@ -60,24 +61,19 @@ _LOOK_BYTES = 64 * 1024
 
 
 class SingleFileTree(Tree):
-    """One file as a tree. `packed`: the bytes that its content was unpacked from; closed with the tree."""
+    """One file as a tree. `packed`: the bytes that its content was unpacked from."""
 
     kind = "file"
     source: ByteSource
 
     def __init__(self, source: ByteSource, name: str, packed: ByteSource | None = None) -> None:
         self.source, self.label = source, source.label
-        self._packed = packed
+        self.packed = packed
         self.entries = FileEntries.of([FileEntry(name, source.size, 0, 0, place=0)])
 
     def open(self, entry: FileEntry) -> ByteSource:
         self._own(entry)
         return RequestedBytes(self.source.pread, self.source.size, label=self.label)
-
-    def close(self) -> None:
-        super().close()
-        if self._packed is not None:
-            self._packed.close()
 
 
 def recognise(path: Path) -> TreeFormat | None:
@@ -134,7 +130,9 @@ def open_archive(
         zip_encoding: the encoding of a zip's names if it declares none.
         cancellation: checked while content that is compressed as a whole is unpacked.
     """
-    try:
+    # Whatever fails, nobody else refers to what is open; a tree closes it itself.
+    with contextlib.ExitStack() as stack:
+        stack.callback(source.close)
         kind = recognise_archive(source)
         if kind is None:
             called = next(
@@ -142,20 +140,23 @@ def open_archive(
             )
             if not called:
                 _refuse_file(source, single_files=single_files == ALONE)
-            return SingleFileTree(source, called)
-        if kind == "zip":
-            return ZipTree(source, limits=limits, encoding=zip_encoding)
-        if kind in ("7z", "rar"):
-            return ToolArchiveTree(source, spool=spool, limits=limits, cancellation=cancellation)
-        # The tree unpacks a compressed tar itself, because the headers can be read only in the unpacked form.
-        if kind.startswith("tar"):
-            return TarTree(source, spool=spool, limits=limits, cancellation=cancellation)
-        inside = inner_name(source, base_name(source.label), name)
-        return SingleFileTree(unpack_into(spool, source, limits, cancellation), inside, source)
-    # A tree would have closed it; without one nobody else refers to it.
-    except BaseException:
-        source.close()
-        raise
+            tree: Tree = SingleFileTree(source, called)
+        elif kind == "zip":
+            tree = ZipTree(source, limits=limits, encoding=zip_encoding)
+        elif kind in ("7z", "rar"):
+            tree = ToolArchiveTree(source, kind, spool, limits, cancellation)
+        elif kind == "tar":
+            tree = TarTree(source, limits, cancellation)
+        else:
+            # Anything in a compressed stream can be reached only through all before it.
+            content = unpack_into(spool, source, limits, cancellation)
+            stack.callback(content.close)
+            if kind.startswith("tar"):
+                tree = TarTree(content, limits, cancellation, packed=source)
+            else:
+                tree = SingleFileTree(content, inner_name(source, base_name(source.label), name), source)
+        stack.pop_all()
+        return tree
 
 
 def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:

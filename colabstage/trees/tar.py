@@ -17,13 +17,11 @@ from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveEr
 from colabstage.trees.bytes import (
     HEAD_BYTES,
     RequestedBytes,
-    compression_of,
     describe_contents,
     header_checksums,
     truncated,
 )
-from colabstage.trees.compressed import unpack_into
-from colabstage.trees.listing import DEFAULT_LIMITS, ArchiveLimits, FileEntries, Tree, check_limits, sorted_by_name
+from colabstage.trees.listing import ArchiveLimits, FileEntries, Tree, check_limits, sorted_by_name
 from colabstage.trees.names import (
     check_collisions,
     clean_member_name,
@@ -37,7 +35,6 @@ from colabstage.trees.names import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from colabstage.io.progress import Cancellation
     from colabstage.trees.bytes import ByteSource
@@ -275,15 +272,13 @@ def _check_end(source: ByteSource, block: bytes, at: int) -> None:
 
 
 class TarTree(Tree):
-    """The files in a tar. A compressed one is unpacked once, into an unnamed file that vanishes with the tree.
-
-    If members share a name, the last counts, as for every reader of tars: `tar -r` replaces files that way.
+    """The files in a tar. If members share a name, the last counts, as for every reader of tars.
 
     Args:
-        source: the archive's bytes; closed with the tree.
-        spool: a folder on a local disk with space for the unpacked form of a compressed archive; created if needed.
+        source: its bytes, unpacked; closed with the tree.
         limits: what the headers may promise.
-        cancellation: checked while it is unpacked and while its headers are read.
+        cancellation: checked while its headers are read.
+        packed: the compressed form that it was unpacked from.
     """
 
     kind = "tar"
@@ -292,35 +287,23 @@ class TarTree(Tree):
     def __init__(
         self,
         source: ByteSource,
-        *,
-        spool: Path,
-        limits: ArchiveLimits = DEFAULT_LIMITS,
+        limits: ArchiveLimits,
         cancellation: Cancellation | None = None,
+        *,
+        packed: ByteSource | None = None,
     ) -> None:
-        self._archive, self.label = source, source.label
-        # A member of a compressed tar can be reached only through all before it, so the tar is unpacked once.
-        self.source = source
-        if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
-            self.source = unpack_into(spool, source, limits, cancellation)
-        try:
-            self._list(limits, cancellation)
-        except BaseException:
-            if self.source is not source:
-                self.source.close()
-            raise
-
-    def _list(self, limits: ArchiveLimits, cancellation: Cancellation | None) -> None:
-        archive, total = self.label, 0
+        self.source, self.packed, self.label = source, packed, source.label
+        archive, archive_bytes, total = self.label, (packed or source).size, 0
         rows: dict[str, int] = {}
         links: dict[str, str] = {}
         folders: list[str] = []
         repeated: list[str] = []
         sizes, offsets, executable, times = array("q"), array("q"), bytearray(), array("q")
-        for count, member in enumerate(scan_members(self.source), 1):
+        for count, member in enumerate(scan_members(source), 1):
             if cancellation is not None:
                 cancellation.check()
             total += member.size
-            check_limits(archive, count, total, self._archive.size, limits)
+            check_limits(archive, count, total, archive_bytes, limits)
             if member.kind == "folder":
                 folders.append(clean_member_name(archive, member.name, folder=True))
                 continue
@@ -365,11 +348,6 @@ class TarTree(Tree):
         pread, start = self.source.pread, own.position
         label = f"{self.label}: {own.name}"
         return RequestedBytes(lambda length, offset: pread(length, start + offset), own.size, label=label)
-
-    def close(self) -> None:
-        """Close the archive and drop the unpacked form. Calling it twice is fine."""
-        super().close()
-        self._archive.close()
 
 
 def _link_target(archive: str, name: str, member: TarMember) -> str:
