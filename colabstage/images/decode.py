@@ -62,14 +62,9 @@ if TYPE_CHECKING:
     from colabstage.images.headers import JpegHeader
 
 
-# Scale the pixels of an image to their place.
-#
-# This is done by Pillow's bilinear filter, or by torch's kernel of the same filter. Both widen the filter with the
-# reduction (no aliasing). On a processor with AVX2, torch's kernel is four to six times as fast for images of three
-# channels. It runs only in the calling thread, releases the interpreter lock, and is within one grey level of Pillow.
-# Which one is used shows in the bytes, so it is never chosen here: packing decides it once for all images.
-
-
+# Images are scaled by Pillow's bilinear filter, or by torch's kernel of it, which is within one grey level of Pillow
+# and, with AVX2, four to six times as fast for three channels. Which one is used shows in the bytes, so it is never
+# chosen here: packing decides it once for all images.
 Resizer = Literal["pillow", "torch"]
 
 # Only these processors may have AVX2, without which torch's kernel is not fast.
@@ -364,12 +359,8 @@ class DecodedImage(NamedTuple):
 
 
 def decode_image(data: bytes, options: ImageOptions) -> NDArray[Any]:
-    """Decode one image file.
-
-    Returns:
-        C-contiguous, writable array `(H, W, C)`; uint8, except for `color_mode="keep"` of 16-bit (uint16) and
-        floating-point (float32) grayscale files.
-    """
+    """Decode one image file to a C-contiguous, writable array `(H, W, C)`; uint8, except for `color_mode="keep"` of
+    16-bit (uint16) and floating-point (float32) grayscale files."""
     return decode_sized(data, options).pixels
 
 
@@ -422,23 +413,19 @@ def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer 
 
 
 def no_range(dtype: np.dtype[Any]) -> DecodeError:
-    """Return the error for pixels that have no meaning in 8 bits."""
     return DecodeError(f'Pixels of {dtype} have no agreed range for a conversion to 8 bits. Pass color_mode="keep".')
 
 
 def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
     from PIL import Image
 
-    if color_mode == "keep":
+    channels, dtype = values.shape[2], values.dtype
+    if color_mode == "keep" or (dtype == np.uint8 and channels == (1 if color_mode == "grayscale" else 3)):
         return values
-    if values.dtype != np.uint8:
-        if values.shape[2] != 1 or values.dtype != np.uint16:
-            raise no_range(values.dtype)
-        # The upper eight bits, as for files.
-        values = (values >> 8).astype(np.uint8)
-    if values.shape[2] == (1 if color_mode == "grayscale" else 3):
-        return values
-    image = Image.fromarray(np.ascontiguousarray(values[..., 0] if values.shape[2] == 1 else values))
+    # Pillow has no images of several channels of these.
+    if dtype == np.float32 or (dtype == np.uint16 and channels != 1):
+        raise no_range(dtype)
+    image = Image.fromarray(np.ascontiguousarray(values[..., 0] if channels == 1 else values))
     return _to_array(image, color_mode)
 
 
@@ -504,10 +491,7 @@ def _decode_turbo(
     data: bytes, options: ImageOptions, scratch: bytearray | None
 ) -> tuple[NDArray[np.uint8], tuple[int, int], int] | None:
     """Decode by simplejpeg, at a half, a quarter or an eighth if the options allow; `None` if that is left to Pillow.
-
-    Return the upright pixels, each the mean of a block of `factor` by `factor`; height and width of the whole image;
-    and the factor.
-    """
+    Return the upright pixels, height and width of the whole image, and the factor."""
     header = read_jpeg_header(data)
     check_pixels(header.width, header.height)
     if not is_plain(header):
@@ -529,7 +513,7 @@ def _decode_turbo(
 
 
 def is_plain(header: JpegHeader) -> bool:
-    """Tell whether simplejpeg can decode a JPEG."""
+    """Return whether simplejpeg can decode a JPEG."""
     return header.components in (1, 3) and header.precision == 8 and header.height * header.width <= MAX_PIXELS
 
 
@@ -625,7 +609,7 @@ def orientation_of(data: bytes) -> int:
 
 
 def _is_upright_png(data: bytes) -> bool:
-    """Tell whether a PNG says nothing about turning: to look behind its pixels, Pillow would decode them all."""
+    """Return whether a PNG says nothing about turning: to look behind its pixels, Pillow would decode them all."""
     return data.startswith(_PNG_HEAD) and not any(mark in data for mark in _PNG_TURNS)
 
 
@@ -773,31 +757,18 @@ def _describe(array: NDArray[Any]) -> str:
     return f"{' x '.join(map(str, array.shape))} {array.dtype}"
 
 
-# Parts of images: decoded no further than needed, or cut from an image that is decoded as a whole and kept.
-
-
-# Top, left, height and width.
+# A part of an image: top, left, height and width.
 Crop = tuple[int, int, int, int]
 
 
 def decode_region(
     data: bytes, color_mode: ColorMode, crop: Crop, target: tuple[int, int], *, scratch: bytearray | None = None
 ) -> NDArray[Any]:
-    """Decode a part of an image file.
+    """Decode a part of an image file as `"rgb"` or `"grayscale"`: uint8 `(h, w, C)` over `scratch`, not contiguous.
 
     A JPEG whose rows are stored in order is decoded only to the part's last row; and at a half, a quarter or an eighth
-    of its size if the part is that much larger than `target`: the edges are then rounded to whole pixels of the smaller
-    image, by up to half a pixel.
-
-    Args:
-        data: the whole file.
-        color_mode: `"rgb"` or `"grayscale"`.
-        crop: top, left, height and width of the part in the upright image, in pixels.
-        target: height and width that it will be resized to, in pixels.
-        scratch: memory to decode into, one for each thread; grows as needed.
-
-    Returns:
-        uint8 `(h, w, C)`; over `scratch`, and not contiguous.
+    of its size if the part is that much larger than `target`, its size after resizing: the edges are then rounded to
+    whole pixels of the smaller image, by up to half a pixel.
     """
     part = _decode_jpeg(data, color_mode, crop, target, scratch) if is_jpeg(data) else None
     if part is not None:
@@ -839,26 +810,13 @@ _NEARLY_ALL = 0.9
 
 
 def decode_whole(
-    data: bytes,
-    color_mode: ColorMode,
-    crop: Crop,
-    factor: int,
-    *,
-    scratch: bytearray | None = None,
+    data: bytes, color_mode: ColorMode, crop: Crop, factor: int, *, scratch: bytearray | None = None
 ) -> WholeImage | None:
-    """Decode an image file so that any crop with this `region_factor` can be cut from it, if this crop needs nearly all
-    of it anyway.
+    """Decode an image file, perhaps into `scratch`, so that any crop with this `region_factor` can be cut from it, if
+    this crop needs nearly all of it anyway.
 
-    Args:
-        data: the whole file.
-        color_mode: `"rgb"` or `"grayscale"`.
-        crop: as of `decode_region`.
-        factor: of the crop.
-        scratch: memory that the result may be in.
-
-    Returns:
-        `None` if `decode_region` takes considerably less time, or the content of a crop depends on how far the file is
-        decoded (in some such cases the decoder warns).
+    `None` if `decode_region` takes considerably less time, or the content of a crop depends on how far the file is
+    decoded (in some such cases the decoder warns).
     """
     header = read_jpeg_header(data) if is_jpeg(data) else None
     if header is None or not is_plain(header):
@@ -927,9 +885,6 @@ def _stored_crop(crop: Crop, header: JpegHeader) -> Crop:
 # Damaged codes of a JPEG's pixels do not stop a decoder: they become grey or shifted blocks. Only the segments before
 # the scan can stop it. So a JPEG with one scan, and no marker before its end, is tried without the codes, which take
 # nearly all the time. Every other file is decoded, because only the decoder knows which codes it needs.
-
-
-_PNG_HEAD_BYTES = 8
 # libjpeg's limits, in pixels.
 _MOST_SIDE, _BLOCK_SIDE = 65_500, 8
 # How much of a scan is searched at once: it stays in the processor's cache.
@@ -959,7 +914,7 @@ def check_complete(data: bytes) -> ImageFacts:
 
 def _has_checksums(data: bytes) -> bool:
     """Return whether all chunks of a PNG that decoding needs have the right checksum, up to its end."""
-    position, view, kinds = _PNG_HEAD_BYTES, memoryview(data), set[bytes]()
+    position, view, kinds = len(_PNG_HEAD), memoryview(data), set[bytes]()
     while position + 12 <= len(data) and b"IEND" not in kinds:
         length, kind = struct.unpack_from(">I4s", data, position)
         end = position + 8 + length

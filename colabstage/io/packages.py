@@ -37,7 +37,6 @@ ACCELERATORS = {
     "simplejpeg": "JPEGs are decoded and encoded by Pillow, at about half the rate",
 }
 _untold = dict(ACCELERATORS)
-_GIVEN_BYTES = 64 * 1024
 
 
 def added_by_packages(group: str) -> EntryPoints:
@@ -51,10 +50,7 @@ def added_by_packages(group: str) -> EntryPoints:
 
 @functools.cache
 def installed_version(package: str) -> str:
-    """Return the version of a package as first seen, because modules stay as they were imported; "" if it is missing.
-
-    Python parses the package's whole description for it, which takes as long as decoding some images.
-    """
+    """Return the version of a package as first seen, as its modules stay; "" if it is missing."""
     # Imported here and below: it takes longer than to look at what is staged.
     from importlib.metadata import PackageNotFoundError, version
 
@@ -143,8 +139,8 @@ def find_simplejpeg() -> Any:
 class _Inflater:
     """`isal.igzip_lib.IgzipDecompressor` of raw deflate, by zlib."""
 
-    def __init__(self, flag: int = 0) -> None:
-        self._inflater, self._left, self._full = zlib.decompressobj(-zlib.MAX_WBITS), memoryview(b""), False
+    def __init__(self, _flag: int = 0) -> None:
+        self._inflater, self._full = zlib.decompressobj(-zlib.MAX_WBITS), False
 
     @property
     def eof(self) -> bool:
@@ -153,25 +149,13 @@ class _Inflater:
     @property
     def needs_input(self) -> bool:
         # After a full piece zlib may hold more of what it has read already.
-        return not (self._left or self._full or self.eof)
+        return not (self._inflater.unconsumed_tail or self._full or self.eof)
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
         """Return up to `max_length` bytes, or all that there are in what was given so far."""
-        if data:
-            self._left = memoryview(bytes(self._left) + data if self._left else data)
-        pieces: list[bytes] = []
-        room = max_length
-        while room and not self.eof:
-            # A little at a time: zlib copies what it leaves.
-            given = self._left[:_GIVEN_BYTES]
-            piece = self._inflater.decompress(given, max(0, room))
-            self._left = self._left[len(given) - len(self._inflater.unconsumed_tail) :]
-            pieces.append(piece)
-            room -= len(piece) if room > 0 else 0
-            if not self._left and (room < 0 or len(piece) < max_length):
-                break
-        self._full = not room
-        return b"".join(pieces)
+        piece = self._inflater.decompress(self._inflater.unconsumed_tail + data, max(0, max_length))
+        self._full = len(piece) == max_length
+        return piece
 
 
 def _by_zlib() -> tuple[Any, Any, Any]:

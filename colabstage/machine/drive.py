@@ -4,16 +4,13 @@ The client behind the mount determines how this is done:
 
 - Asking for a mount opens a permission dialogue even when Drive is mounted already, so the mount table is read before
   anything is asked.
-- `force_remount=True` kills the client with SIGKILL. What it has not uploaded waits in its cache, and nothing outside
-  can tell how much that is. So a live client is never forced: refreshing pushes first, then mounts again.
+- `force_remount=True` kills the client, and what it has not uploaded waits in its cache, unseen. So a live client is
+  never forced: refreshing pushes first, then mounts again.
 - There is no flush without an unmount. Nothing in colabstage calls `flush_drive` or `refresh_drive` by itself, and
-  they unmount nothing before somebody has answered the dialogue that mounting again opens. Without its mount,
-  `/content/drive` is a folder of the local disk, where everything can be written and nothing lasts.
-- Its exceptions are told apart by type name and wording: some come from private modules, or from packages that exist
-  only on Colab, so importing them in order to catch them would fail everywhere else.
-- Drive limits how often one file may be downloaded in a day, by all its users together. The mount then answers
-  'Input/output error', as it does for many other reasons; the client's log says `QUOTA_EXCEEDED`. That log is kept for
-  the whole session, so only what was added to it since the work began says anything about the work.
+  they unmount nothing before somebody has answered the dialogue that mounting again opens.
+- Its exceptions are told apart by type name and wording, because some come from packages that exist only on Colab.
+- For a file whose daily quota of downloads is used up the mount answers 'Input/output error', as for many reasons; the
+  client's log says `QUOTA_EXCEEDED`. Only what was added to it since the work began says anything about the work.
 """
 
 from __future__ import annotations
@@ -275,10 +272,7 @@ def is_readonly(drive: Mount) -> bool:
 
 
 def _visible_mounts() -> list[Mount]:
-    """Return the mounts that can be reached, the one at `/content/drive` first, then the latest first.
-
-    On a practice machine, only mounts below its root count.
-    """
+    """Return the mounts below the system root, the one at `/content/drive` first, then the latest first."""
     root, usual = system_root(), Path(DEFAULT_MOUNTPOINT)
     latest_first = list(list_mounts().values())[::-1]
     mounts = [mount for mount in latest_first if mount.mountpoint.is_relative_to(root)]
@@ -351,7 +345,6 @@ _NO_UNMOUNT = "publish_file(…, wait_uploaded=True) waits for one file, and unm
 def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> Any:
     """Return Colab's module; refuse if it cannot ask for a permission, or could not mount what it unmounts."""
     platform = detect_platform()
-    # At once: if nobody can answer the dialogue, the client would wait silently.
     if asks and platform.name == "colab" and not platform.attended:
         msg = (
             f"{verb}() asks for access to Drive by a dialogue, and what runs this code (`colab exec` or `colab run`, "
@@ -433,8 +426,7 @@ def _clear_place(place: Path) -> None:
 
 
 def _milliseconds(timeout_s: float) -> int:
-    """Return a time in the client's unit, rounded up to whole seconds."""
-    # Less than a second is 0 seconds to the client, which means no limit.
+    # Rounded up to whole seconds: less than one is 0 to the client, which means no limit.
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         msg = f"timeout_s={timeout_s!r} is not a time to wait. Pass a number of seconds above 0."
         raise OptionError(msg)
@@ -640,7 +632,7 @@ def drive_log_path() -> Path:
 
 
 def drive_log_size() -> int:
-    """Return how long the log is now, in bytes; 0 without one. Call it before the work that may fail."""
+    """Return how long the client's log is now, in bytes; 0 without one."""
     try:
         return drive_log_path().stat().st_size
     except OSError:
@@ -648,9 +640,8 @@ def drive_log_size() -> int:
 
 
 def quota_error(error: BaseException, log_size: int) -> DriveQuotaError | None:
-    """Return the typed error for a read that failed because Drive's download quota is used up; `None` for any other
-    failure. `log_size`: what `drive_log_size` returned before the work began.
-    """
+    """Return the typed error for a read that failed because Drive's download quota is used up, by the log since it had
+    `log_size` bytes; `None` for any other failure."""
     # A file that changed is not a file that could not be read, whatever the log says about others.
     ours = isinstance(error, ColabstageError)
     if ours and (not isinstance(error, SourceReadError) or isinstance(error, SourceChangedError)):

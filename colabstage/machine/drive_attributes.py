@@ -88,11 +88,8 @@ class Md5Questions(Closing):
             self._asked += self._submit(paths[start : start + _BATCH])
 
     def ask_before_read(self, path: str) -> None:
-        """Query a file and wait for the answer, unless that has been done.
-
-        Its MD5 is then never newer than the content that is read afterwards: a file that is rewritten in between has
-        another MD5 when it is compared. Otherwise the old content could be recorded with the new MD5.
-        """
+        """Query a file and wait for the answer, unless that has been done: its MD5 is then never newer than the content
+        that is read afterwards."""
         if path not in self._md5s:
             # In a thread: a client that never responds must not hang the reader.
             self._wait(self._submit([path]))
@@ -109,8 +106,7 @@ class Md5Questions(Closing):
         return [self._md5s.get(path, "") for path in paths]
 
     def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
-        """Return the MD5s as `known`, and ""; or an empty list and the reason: one is not reported or not uploaded, or
-        the client has not answered for a minute."""
+        """Return the MD5s as `known`, and ""; or an empty list, and why one is missing."""
         found = self.known(paths)
         return ([], self._why) if self._why else (found, "")
 

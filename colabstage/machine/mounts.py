@@ -246,10 +246,8 @@ def drive_root(path: str | os.PathLike[str]) -> Path | None:
 
 
 def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
-    """Return the canonical spelling of a path on Drive: `MyDrive` for `My Drive`, `Shareddrives` for `Shared drives`.
-
-    Links that lead there are resolved. A path elsewhere is returned unchanged. The Drive need not be mounted.
-    """
+    """Return the canonical spelling of a path on Drive, which need not be mounted: `MyDrive` for `My Drive`. Links that
+    lead there are resolved; a path elsewhere is returned unchanged."""
     root = drive_mountpoint(path)
     return Path(path) if root is None else _spelt_on_drive(follow_links(path), root)
 
@@ -289,8 +287,7 @@ def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
     last = os.environ.get(DRIVE_VARIABLE)
     if last and place.is_relative_to(last):
         return Path(last)
-    usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
-    named = next((index for index, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
+    usual, named = _usual_mountpoint(), _drive_folder_in(place)
     # The platform last, because detecting it takes longer than comparing paths.
     if not (place.is_relative_to(usual) or named) or detect_platform().name != "colab":
         return None
@@ -300,6 +297,15 @@ def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
     if folder == usual.parent or any(Path(mountpoint).is_relative_to(folder) for mountpoint in mounts):
         return None
     return folder if folder.parent.is_dir() and next(files_below(folder), None) is None else None
+
+
+def _usual_mountpoint() -> Path:
+    return system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
+
+
+def _drive_folder_in(place: Path) -> int | None:
+    """Return which part of a path is the first that is named like a folder at a Drive's root."""
+    return next((number for number, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -340,10 +346,7 @@ def place_in(
 
 
 def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountProbe:
-    """Check whether the file system of `path` responds, from child processes and with a deadline.
-
-    Never blocks much longer than `timeout_s` seconds, whatever the mount does.
-    """
+    """Check whether the file system of `path` responds; takes little more than `timeout_s` seconds."""
     place = os.fspath(path)
     # Both, because the kernel may answer the second from its cache.
     commands = [["stat", "-f", "--", place], ["stat", "--", place]]
@@ -382,10 +385,7 @@ def ask_children(
 
 def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> DriveError | None:
     """Return why paths cannot be used now: one of them is meant to be on a Drive that is not mounted, or its mount is
-    dead or does not respond; otherwise `None`.
-
-    Paths on local disks cost nothing; each slow mount that responds costs two small child processes.
-    """
+    dead or does not respond; otherwise `None`."""
     # Every public function calls this first: a call into a mount that hangs never returns, a thread in such a call even
     # keeps the interpreter from exiting, and a dead mount fails differently in every function.
     table = list_mounts()
@@ -437,11 +437,10 @@ def _absent_drive(
             return DriveNotMountedError(msg)
         meant = _meant_on_drive(place, mounts)
         if meant is not None:
-            usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
             msg = (
                 f"'{os.fspath(path)}' is not on Google Drive: there is no '{meant.parts[0]}' in that folder. Call "
-                f"mount_drive() in a notebook cell, then write '{usual / meant}'; or, for a folder of this machine, "
-                "make it first."
+                f"mount_drive() in a notebook cell, then write '{_usual_mountpoint() / meant}'; or, for a folder of "
+                "this machine, make it first."
             )
             return DriveNotMountedError(msg)
     return None
@@ -449,12 +448,10 @@ def _absent_drive(
 
 def _meant_on_drive(place: Path, mounts: MountTable) -> Path | None:
     """Return a path relative to the root of a Drive, if on Colab it names a folder of a Drive that is not mounted."""
-    named = next((index for index, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
-    if (
-        named is None
-        or slow_reason(_covering(str(place), mounts)) is not None
-        or os.path.lexists(Path(*place.parts[: named + 1]))
-    ):
+    named = _drive_folder_in(place)
+    if named is None or slow_reason(_covering(str(place), mounts)) is not None:
+        return None
+    if os.path.lexists(Path(*place.parts[: named + 1])):
         return None
     # Last, because it takes longer than comparing paths.
     return Path(*place.parts[named:]) if detect_platform().name == "colab" else None
@@ -516,10 +513,7 @@ def hang_words(*mounts: Mount) -> str:
 
 
 def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
-    """Detach a mount even while it is in use; do nothing if nothing is mounted.
-
-    Only for a mount whose client is dead, or one of our own: other processes' open files there fail from now on.
-    """
+    """Detach a mount even while it is in use. Only for one whose client is dead: open files there fail from now on."""
     place = os.fspath(mountpoint)
     commands = [[name, "-u", "-z", "-q", place] for name in ("fusermount3", "fusermount")]
     if os.geteuid() == 0:

@@ -128,13 +128,13 @@ def free_shared_memory() -> int | None:
 
 
 def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -> None:
-    """Make sure that `needed_bytes` fit under `path` before anything is written there.
+    """Make sure that `needed_bytes` fit under `path`, which need not exist, before anything is written there.
 
     Args:
-        path: where the bytes will go; need not exist yet.
+        path: where the bytes will go.
         needed_bytes: how many, at the peak of the work.
         what: what needs them, as the subject of a sentence ("The pack of 'cats.zip'").
-        remedy: what to do instead of freeing space, as the end of a sentence; general advice by default.
+        remedy: what to do instead of freeing space, as the end of a sentence.
     """
     free = free_space(path)
     if free >= needed_bytes:
