@@ -1,11 +1,8 @@
 """The sidecar `NAME.h5.json`: what makes a packed file trustworthy.
 
-A pack counts as complete only with a manifest beside it that agrees with it. The manifest is written last, and holds a
-hash for every block. A file whose tail is zeros opens without an error and returns wrong data, which only hashes
-detect; and blocks can be checked in parallel and repaired one by one.
-
-The manifest is also the evidence that colabstage may replace or remove the file, as long as the file has the length and
-time noted in it, or else its hashes (`is_as_written`).
+A pack counts as complete only with a manifest beside it, which is written last and holds a hash for every block: a file
+whose tail is zeros opens without an error and returns wrong data, which only hashes detect. The manifest is also the
+evidence that colabstage may replace or remove the file, as long as that is as noted in it (`is_as_written`).
 """
 
 from __future__ import annotations
@@ -204,10 +201,7 @@ def damaged_blocks(
     cancellation: Cancellation | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[int]:
-    """Return the numbers of the blocks whose bytes differ from what was written; blocks are read in parallel.
-
-    `advance` is called, in any thread, with the number of bytes that were compared.
-    """
+    """Return the numbers of the blocks whose bytes differ from what was written; `advance`: as of `hash_ranges`."""
     found = hash_ranges(file, manifest.ranges, threads=usable_cores(), cancellation=cancellation, advance=advance)
     return [number for number, digest in enumerate(found) if digest != manifest.hashes[number]]
 
@@ -222,7 +216,6 @@ def verified(file: Path, manifest: Manifest, cancellation: Cancellation | None =
 
 
 def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> bool:
-    """Tell whether a file has exactly the bytes of its manifest; raises `OSError` if it cannot be read."""
     return verified(file, manifest, cancellation) is not None
 
 
@@ -261,8 +254,8 @@ class VerifiedFile(Sentences):
 
     def __str__(self) -> str:
         if self.whole:
-            rate = format_rate(self.nbytes, self.seconds, "B")
             size, took = format_bytes(self.nbytes), format_duration(self.seconds)
+            rate = format_rate(self.nbytes, self.seconds, "B")
             compared = f"{format_count(self.blocks, 'blocks')} of {size} in all"
             return f"'{self.path}' is intact: {compared}, each as it was written (compared in {took}, {rate})."
         return f"{self.damage}. Delete it, then stage, copy or publish it again."
@@ -346,13 +339,10 @@ def damage_of(file: Path, manifest: Manifest, cancellation: Cancellation | None 
 
 
 def is_manifest(path: Path) -> bool:
-    """Tell whether a file is a manifest that colabstage wrote for this user, in any version, or the first part of
-    one."""
-    if not is_made_here(path) or not path.is_file():
-        return False
+    """Tell whether a file is a manifest that colabstage wrote for this user, as `begins_as_manifest` its content."""
     # A mount may list for seconds what another machine has removed.
     with contextlib.suppress(FileNotFoundError):
-        return begins_as_manifest(path.read_bytes())
+        return is_made_here(path) and path.is_file() and begins_as_manifest(path.read_bytes())
     return False
 
 
@@ -377,12 +367,8 @@ def is_time_as_noted(noted_ns: int, found_ns: int, beside_ns: int) -> bool:
 
 
 def is_as_written(file: Path) -> bool:
-    """Tell whether colabstage wrote a file for this user, and it is unchanged.
-
-    It is if its length and time are those in its manifest. If the time differs, the hashes decide: a copy or a remount
-    may change times, and a file that somebody else put there may have any time. Reading the whole file is worth it only
-    before it is replaced or removed, so nothing else calls this.
-    """
+    """Tell whether colabstage wrote a file for this user, and it is unchanged: by length and time, or if the time
+    differs, as after a copy or remount, by its hashes. Reading all of it is worth it only before it is replaced."""
     beside = manifest_path(file)
     # Another process may have removed it meanwhile.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, NewerFormatError):
@@ -394,7 +380,6 @@ def is_as_written(file: Path) -> bool:
 def _describes(manifest: Manifest, beside: Path, file: Path) -> bool:
     """Tell whether a manifest, read from `beside`, describes a file; as `is_as_written`."""
     found = file.lstat()
-    # A link is somebody's decision about where to keep the file, and not ours to replace.
     if not is_made_here(file) or not stat.S_ISREG(found.st_mode) or manifest.size != found.st_size:
         return False
     if is_time_as_noted(manifest.mtime_ns, found.st_mtime_ns, beside.lstat().st_mtime_ns):
@@ -436,11 +421,8 @@ def check_place_of_manifest(file: Path) -> None:
 
 
 def is_replaceable_pack(file: Path) -> bool:
-    """Tell whether a file in a dataset's own folder may be replaced: an unchanged pack, or no file at all.
-
-    A pack that lost its manifest is recognised by the note of `exchanging`. A file that nothing has written to since
-    the dataset's record was written is ours whatever its bytes are: then the disk has lost them.
-    """
+    """Tell whether a file in a dataset's own folder may be replaced: an unchanged pack, also one that lost its manifest
+    while `exchanging`; what nothing has written to since the dataset's record, whatever its bytes; or no file."""
     if not os.path.lexists(file) or is_as_written(file) or _is_sealed(file):
         return True
     # If a complete manifest contradicts the file, somebody wrote to the pack or replaced it.
@@ -476,11 +458,8 @@ def check_replaceable_pack(file: Path) -> None:
 
 @contextlib.contextmanager
 def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
-    """Note in a file beside `file`, while one pack replaces another, which two packs these are.
-
-    The old pack's manifest is removed before the pack is replaced. So a process that is killed meanwhile leaves a pack
-    without a manifest, and the next call tells from this note which of the two it is.
-    """
+    """Note in a file beside `file`, while one pack replaces another, which two these are: a process that is killed
+    meanwhile leaves a pack without a manifest, and the next call tells from the note which of the two it is."""
     before = None
     with contextlib.suppress(NewerFormatError):
         before = read_manifest(file)
@@ -514,8 +493,7 @@ def _was_exchanged(file: Path) -> bool:
 def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None) -> None:
     """Move a finished pack and its manifest into place. No step needs space.
 
-    `replaces`: whether an existing file may be replaced; `None` if none may. In a dataset's own folder it is
-    `is_replaceable_pack`, which lets only a pack of ours be replaced.
+    `replaces`: whether an existing file may be replaced, as `is_replaceable_pack` says; `None` if none may.
     """
     (check_replaceable_pack if replaces is is_replaceable_pack else check_place_of_manifest)(out)
     if not os.path.lexists(out):

@@ -283,8 +283,8 @@ class Scratch:
     """One thread's memory for decoding and resizing. Grows to the largest image, unless that is huge; never shared by
     two threads."""
 
-    def __init__(self, decoded: bytearray | None = None) -> None:
-        self.decoded = bytearray() if decoded is None else decoded
+    def __init__(self) -> None:
+        self.decoded = bytearray()
         self._resized = np.empty((0, 0, 0), np.uint8)
 
     def resized(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:

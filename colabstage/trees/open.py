@@ -103,8 +103,8 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
 
 
 def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
-    """Open a folder, an archive or a compressed file as a tree. `spool`: a folder on a local disk for unpacked content
-    of what is compressed as a whole; nothing remains there."""
+    """Open a folder, an archive or a compressed file as a tree. `spool`: a folder on a local disk for unpacked content;
+    nothing remains there."""
     if is_folder(path):
         return FolderTree(path, workers=workers)
     return open_archive(LocalBytes(path), spool=spool, limits=limits)
