@@ -188,10 +188,7 @@ def format_splits(info: PackInfo) -> str:
 def read_info(
     path: Path, fields: NamedFields | None = None, *, allow_external: bool = False, in_part: bool = False
 ) -> PackInfo:
-    """Read what a file holds: all its splits, or the one of `fields`; `allow_external`: as of `dataset_h5`; `in_part`:
-    as of `open_h5`.
-    """
-    # Only headers are read: a pack of terabytes on a mount opens in a few small reads.
+    """Read from its headers what a file holds: all its splits, or the one of `fields`; the others as of `open_h5`."""
     with open_fields(path, fields, allow_external=allow_external, in_part=in_part) as file, reading_contents(path):
         return info_of(file, path, fields)
 
@@ -255,15 +252,9 @@ def size_of_file(path: Path) -> int:
 
 
 def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) -> Any:
-    """Open a file with h5py for reading; without HDF5's file lock where the lock is refused.
-
-    `in_part`: whether the caller brings the missing blocks of a file that is only partly local; without it, such a file
-    is refused.
-
-    Returns:
-        An `h5py.File`, whose names lead to files of its own folder, or with `allow_external` to any; the caller closes
-        it.
-    """
+    """Open a file with h5py for reading; without HDF5's file lock where the lock is refused. Its names lead to files of
+    its own folder, or with `allow_external` to any. `in_part`: whether the caller brings the missing blocks of a file
+    that is only partly local, which is refused otherwise."""
     size = size_of_file(path)
     try:
         # Checked before HDF5 follows anything: a damaged heap in a file from elsewhere can crash the process.
@@ -392,7 +383,6 @@ def _names_in(file: Any) -> list[str]:
 
 
 def _show_names(file: Any) -> str:
-    """Say which datasets there are, for an error."""
     return ", ".join(_names_in(file)) or "nothing"
 
 
@@ -408,7 +398,6 @@ def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitIn
 
 
 def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
-    # If no spelling matches, the plain name is used, and the error says that it is missing.
     x = _read_field(file, _spelled(file, x_name(split), path) or x_name(split), path)
     y_found = _spelled(file, y_name(split), path)
     y = None if y_found is None else _read_field(file, y_found, path)
@@ -525,8 +514,6 @@ def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
 
 
 # Missing options have their defaults: options were added over time, and older packs are still read.
-
-
 def _size_of(raw: Mapping[str, Any]) -> tuple[int, int] | None:
     return raw.get("size") and (int(raw["size"][0]), int(raw["size"][1]))
 

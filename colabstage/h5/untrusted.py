@@ -1,8 +1,7 @@
 """HDF5 files from other tools: links, shapes, types and heaps are checked before HDF5 follows them.
 
-HDF5 follows links into other files and references into its heaps without checking them, and responds to damage with any
-of several errors, a crash or an endless loop. What it would follow is checked here first; what it raises is translated
-here.
+HDF5 follows links and references unchecked, and responds to damage with any of several errors, a crash or an endless
+loop. What it would follow is checked here first; what it raises is translated here.
 """
 
 from __future__ import annotations
@@ -124,8 +123,7 @@ def home_of(dataset: Any, path: Path) -> Path | None:
 def check_heaps(path: Path) -> None:
     """Check the heaps at the file's two ends for lengths that make HDF5 loop for ever. Takes a few milliseconds."""
     # HDF5 walks objects by their lengths and checks none of them: a length of 0, or near 2**64, is an endless loop
-    # inside the library, which no signal and no other thread can end. Of 4,000 files with scrambled bytes, 13 hung on
-    # opening, all of them here. A child process with a deadline would find them too, in a third of a second per file.
+    # inside the library, which nothing can end. Of 4,000 files with scrambled bytes, 13 hung, all of them here.
     with open(path, "rb") as handle:
         size = handle.seek(0, 2)
         for start in sorted({0, max(0, size - _LOOKED_BYTES)}):

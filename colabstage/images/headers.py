@@ -125,9 +125,8 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
 
 
 def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
-    """Return the same file with a header that states only its first rows: a decoder stops there, and skips the rest
-    with a warning. The last of the rows may lack what the next one would have contributed to its colours. `None` if
-    rows are not stored in order, or the file lacks its end."""
+    """Return the same file with a header that states only its first rows: a decoder stops there, with a warning. The
+    last of them may lack what the next one contributes to its colours. `None` unless it `comes_by_rows`."""
     if not comes_by_rows(data, header):
         return None
     short = bytearray(data)

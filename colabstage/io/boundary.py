@@ -1,11 +1,9 @@
 """The boundary of the public functions: calls that do not fit are refused, errors of the system leave a call as typed
 errors, and a stopped call says what is kept.
 
-A disk may be full, and a mount may fail, at any of the hundred small calls that a public function makes: listing a
-folder, writing a record, renaming. Each such error passes unchanged up to here, where the arguments tell whether the
-path was to be read or to be written.
-
-Errors that the caller's own code raises, in a transform, a dataset or a progress display, stay as they are.
+A disk or a mount may fail at any of the hundred small calls that a public function makes. Each such error passes
+unchanged up to here, where the arguments tell whether the path was to be read or to be written. Errors that the
+caller's own code raises, in a transform, a dataset or a progress display, stay as they are.
 """
 
 from __future__ import annotations
@@ -143,12 +141,7 @@ def raise_typed(error: OSError, *, reads: Iterable[object], writes: Iterable[obj
 
 def typed_error(error: OSError, *, reads: Iterable[object] = (), writes: Iterable[object] = ()) -> Exception:
     """Return the typed error for an error of the system; errors that are typed, or of the caller's own code, unchanged.
-
-    Args:
-        error: what was raised.
-        reads: the paths, patterns or lists of them that the call reads; anything else is ignored.
-        writes: those that it writes to.
-    """
+    `reads`, `writes`: the paths, patterns or lists of them that the call reads, and writes to; others are ignored."""
     if isinstance(error, ColabstageError) or error.errno is None:
         return error
     sources, targets = list(_places(reads)), list(_places(writes))

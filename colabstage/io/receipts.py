@@ -1,13 +1,11 @@
 """Receipts: the evidence that colabstage made what is at a place, and that it is unchanged since.
 
-A receipt is one file beside its target, `.colabstage-NAME.OWNER.N.receipt`. It is not inside the target, so that a
-folder holds what its source holds and nothing else. It says which kind of work made the target, what that work needs to
-know later (its source, and the source's state), and the target's own state: for a folder the size and time of
-everything in it; for a file what changes when anything writes to it, and the hash of each block.
+A receipt is one file beside its target, `.colabstage-NAME.OWNER.N.receipt`. It says which kind of work made the target,
+what that work needs to know later (its source, and the source's state), and the target's own state: for a folder the
+size and time of everything in it; for a file what changes when anything writes to it, and the hash of each block.
 
 A receipt is written right before its target gets its name. So while one target replaces another there are two receipts,
-and at any moment one of them is true: **only a true receipt counts**. The others are removed when the work is done, or
-when the next call finds what a dead process left. Packs and published files have manifests instead.
+and at any moment one of them is true: **only a true receipt counts**. Packs and published files have manifests instead.
 """
 
 from __future__ import annotations
@@ -152,15 +150,16 @@ def look_at(target: Path, *, thorough: bool = False) -> Standing:
     there = _take_inventory(target) if is_folder else {}
     if is_folder and not there:
         return Standing("empty folder")
-    # There may be several: one whose target never got its name fits worse than the one before it.
+    # One whose target never got its name fits worse than the one before it.
     compared = [
-        _compared(receipt.inventory, there, receipt) if is_folder else _compared_file(receipt, target, thorough)
+        _compared(receipt, there) if is_folder else _compared_file(receipt, target, thorough)
         for receipt, _ in receipts_of(target)
     ]
     return min(compared, key=Standing.distance, default=Standing("folder" if is_folder else "file"))
 
 
-def _compared(listed: Inventory, there: Inventory, receipt: Receipt) -> Standing:
+def _compared(receipt: Receipt, there: Inventory) -> Standing:
+    listed = receipt.inventory
     strange, gone = sorted(there.keys() - listed.keys()), sorted(listed.keys() - there.keys())
     changed = sorted(name for name, facts in listed.items() if there.get(name, facts) != facts)
     # Nothing that it lists is here any more, or it is the receipt of a file.
@@ -228,9 +227,7 @@ def note_receipt(target: Path, receipt: Receipt) -> Path:
 
 def settle_receipt(target: Path, receipt: Receipt, noted: Path | None = None) -> None:
     """Make a receipt, which was seen to be true, the only one of its target; those of other living processes stay.
-
-    noted: the file that holds it, if there is one.
-    """
+    `noted`: the file that holds it, if there is one."""
     # Another thread that put the same there may have removed it.
     keep = noted if noted is not None and noted.exists() else note_receipt(target, receipt)
     for suffix in (RECEIPT, EARLIER_INVENTORY):
@@ -244,12 +241,8 @@ def settle_receipt(target: Path, receipt: Receipt, noted: Path | None = None) ->
 
 
 def sweep_receipts(target: Path, here: Standing | None = None) -> None:
-    """Remove what dead processes left beside the true receipt of an unchanged target, and seal a file again.
-
-    A failure of the disk here is no reason to do the work again.
-
-    here: what was found at the target; by default it is looked at if there are several.
-    """
+    """Remove what dead processes left beside the true receipt of an unchanged target, and seal a file again; a failure
+    of the disk is ignored. `here`: what was found at the target; by default it is looked at if there are several."""
     with contextlib.suppress(OSError):
         if here is None and len(owned_beside(target, RECEIPT)) > 1:
             here = look_at(target)
@@ -277,9 +270,6 @@ def _read(path: Path) -> tuple[str, Receipt] | None:
 
 def put_folder(made: Path, target: Path, receipt: Callable[[], Receipt], *, overwrite: bool = False) -> None:
     """Put a finished folder, which is one of our temporaries or inside one, in its place, with a receipt.
-
-    If the file system can exchange two names, `target` always exists; otherwise, if the process dies in between,
-    `put_back` restores the old folder.
 
     Args:
         made: the folder.

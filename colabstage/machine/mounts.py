@@ -1,8 +1,7 @@
 """Which mount a path is on, whether that is slow or Google Drive, whether it responds, and who uses it.
 
 A mount whose client hangs blocks every caller for good. So the kernel's mount table says which mount a path is on, and
-whether that is slow, and only a child process with a deadline touches the mount itself. Work that touches mounts is
-called by `run_watched`, which has it watched if a mount is slow (`watched`).
+whether that is slow; only a child process with a deadline touches the mount itself, or work that `run_watched` calls.
 """
 
 from __future__ import annotations
@@ -318,10 +317,8 @@ def files_below(folder: Path) -> Iterator[Path]:
 def place_in(
     path: str | os.PathLike[str], folder: str | os.PathLike[str], *, mounts: MountTable | None = None
 ) -> PurePath | None:
-    """Return where a path is in a folder, whatever names lead there; `None` if it is not in it.
-
-    Links, bind mounts, Drive's two spellings and names that differ only in case are recognised. `.` means that both are
-    one folder or file. Neither need exist, and nothing on a slow mount is touched.
+    """Return where a path is in a folder, whatever names lead there (links, bind mounts, Drive's two spellings, another
+    case); "." for the folder itself, `None` if it is not in it. Neither need exist; nothing on a slow mount is touched.
     """
     table = list_mounts() if mounts is None else mounts
     inner, outer = (follow_links(one, mounts=table) for one in (path, folder))
@@ -365,10 +362,8 @@ def ask_children(
 ) -> list[subprocess.CompletedProcess[bytes]] | None:
     """Run commands in parallel and return their results in order; `None` if one does not end in time."""
 
-    # In threads: each child first closes inherited files, and closing one that is mapped from a mount that hangs blocks
-    # as long as the mount does, in the child and in the call that starts it. A child that hangs inside the kernel
-    # cannot even be killed, and keeps its thread. The working directory is not inherited, which may be on that very
-    # mount.
+    # In threads: each child first closes inherited files, which blocks, in the child and in the call that starts it, if
+    # one is mapped from a mount that hangs. The working directory is not inherited, which may be on that very mount.
     def run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, cwd="/", env=env
@@ -553,11 +548,8 @@ def outside(root: Path) -> Iterator[None]:
 
 
 def check_unused(root: Path) -> None:
-    """Refuse to unmount a Drive that this process uses; nothing on it is touched.
-
-    Open files would return errors, the current folder would no longer exist, and memory mapped from a file would end
-    the process with a signal as soon as it is touched.
-    """
+    """Refuse to unmount a Drive that this process uses: memory that is mapped from a file on it would end the process
+    as soon as it is touched."""
     folder = current_folder()
     if folder.is_relative_to(root):
         msg = f"The current folder is on Drive ({folder}). Leave it first: os.chdir('/content')."
@@ -598,20 +590,14 @@ def call_here(function: Callable[[], R]) -> R:
 
 
 def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
-    """Call `work()`, and fail if the slow mount of one of `places` stops responding.
-
-    If none of them is on a slow mount, `work` is simply called. Otherwise a thread calls it, in the caller's context,
-    and the caller waits: interrupts, and whatever `work` raises, reach the caller as usual.
-    """
+    """Call `work()`; if one of `places` is on a slow mount, in a thread with the caller's context, and fail if the
+    mount stops responding. Interrupts, and whatever `work` raises, reach the caller as usual."""
     return run_watched_for_caller(lambda _: work(), *places)
 
 
 def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.PathLike[str]) -> T:
-    """Call `work(in_caller)` as `run_watched` does; functions that it passes to `in_caller` run in the caller's thread.
-
-    For the caller's own code: it runs where it would without a mount, one call after the other, and may take any time.
-    The mount is checked between such calls.
-    """
+    """Call `work(in_caller)` as `run_watched` does; functions that it passes to `in_caller`, the caller's own code, run
+    in the caller's thread, one after the other, for any time. The mount is checked between them."""
     table = list_mounts()
     slow = [place for place in places if slow_reason(mount_of(place, mounts=table)) is not None]
     if not slow:
@@ -625,16 +611,9 @@ def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.Path
 def run_with_one_remount(
     work: Callable[[], T], *places: str | os.PathLike[str], notice: Callable[[str], object] = lambda _: None
 ) -> T:
-    """Call `work()`; when the Drive of a place dies meanwhile, mount it again and call `work()` once more.
-
-    A failure that the client's log explains by Drive's download quota is raised as that.
-
-    Args:
-        work: keeps what it has finished, or starts over; has nothing open on Drive after it has failed.
-        places: all paths that it uses; the Drive of the first that is on one is mounted again. A mount that begins to
-            hang is an error.
-        notice: called with a sentence when Drive was mounted again.
-    """
+    """Call `work()`, which uses `places`; when the Drive of the first that is on one dies meanwhile, mount it again and
+    call `work()` once more, which has nothing open there after it has failed. `notice` is called with a sentence then.
+    A failure that the client's log explains by Drive's download quota is raised as that."""
     table = list_mounts()
     drive = next((mount for place in places if (mount := mount_of(place, mounts=table)).is_drive), None)
     if drive is None:
