@@ -1,8 +1,4 @@
-"""What a JPEG's header says, without decoding a pixel: size, components, orientation, and where its rows are.
-
-Decoders, and code that only reads the header, call the same function for the orientation: boxes and crops refer to the
-upright image, so both must agree.
-"""
+"""What a JPEG's header says, without decoding a pixel: size, components, orientation, and where its rows are."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
 """Other packages: which are installed, and how they are imported.
 
-Imports run to their end: Ctrl-C and a notebook's stop button are delivered after them. Torch, TensorFlow, and libraries
-that numpy is part of cannot be imported a second time in a process where their first import was cut short: that raises
-strange errors, or crashes the process. A first call imports them, for seconds, inside what looks like work that may be
-stopped.
+Imports run to their end: Ctrl-C and a notebook's stop button are delivered after them. Torch, TensorFlow and numpy
+cannot be imported again in a process where their first import was cut short.
 
-Some only make work faster: isal and simplejpeg. Where one is missing, as after an installation without dependencies on
-a machine without internet, zlib and Pillow do the same, and a warning says so once. `igzip_lib`, `isal_zlib` and
-`igzip` have the names of isal's modules that colabstage uses.
+Some only make work faster: isal and simplejpeg. Where one is missing, as after an installation without dependencies,
+zlib and Pillow do the same, and a warning says so once. `igzip_lib`, `isal_zlib` and `igzip` have the names of isal's
+modules that colabstage uses.
 """
 
 from __future__ import annotations
@@ -40,11 +38,8 @@ _untold = dict(ACCELERATORS)
 
 
 def added_by_packages(group: str) -> EntryPoints:
-    """Return the entry points of a group.
-
-    Python reads a file of every installed package for this, which takes longer than staging a few images. So the result
-    is kept until the import path or one of its folders changes, as it does when a package is installed.
-    """
+    """Return the entry points of a group, for which Python reads a file of every installed package: kept until the
+    import path or one of its folders changes, as it does when a package is installed."""
     return _read(group, tuple((folder, _modified_ns(folder)) for folder in sys.path))
 
 

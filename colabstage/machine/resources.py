@@ -1,7 +1,7 @@
 """How much of this computer may be used: cores, memory and disk, as affinity, cgroups and file systems allow.
 
-A notebook usually runs in a container that sees the whole host's figures; the limits that apply are in the cgroup.
-Both versions of cgroups are read, at every level from this process's group upwards, because each may set a limit.
+A container sees the whole host's figures; the limits that apply are in its cgroup, of either version, at every level
+from this process's group upwards.
 """
 
 from __future__ import annotations
@@ -95,11 +95,8 @@ def usable_cores() -> int:
 
 
 def free_space(path: Path) -> int:
-    """Count the bytes that this user can still write under `path`, which need not exist yet.
-
-    On a Drive mount this is what is left of the account's quota, not of the local disk; `UNKNOWN_SPACE` where its
-    client reports 0, as it also does for an account without a limit: only writing tells there.
-    """
+    """Count the bytes that this user can still write under `path`, which need not exist yet; `UNKNOWN_SPACE` where a
+    Drive's client reports 0, as it also does for an account without a limit."""
     place = Path(os.path.abspath(path))  # noqa: PTH100 - resolving links would touch every folder on the way
     for candidate in (place, *place.parents):
         try:

@@ -52,13 +52,8 @@ class ByteSource(Protocol):
 
 
 class LocalBytes(Closing):
-    """A `ByteSource` over a file: positioned reads on one handle, so any number of threads share it without a lock.
-
-    Args:
-        path: the file. It may be unlinked or replaced while this is open; the bytes stay those of the file opened.
-        label: its address for messages; the path by default.
-        follow: whether `path` may be a link.
-    """
+    """A `ByteSource` over a file, which may be unlinked or replaced while this is open: positioned reads on one handle,
+    so any number of threads share it without a lock. `follow`: whether `path` may be a link."""
 
     # With O_NONBLOCK a file that was exchanged for a pipe cannot block.
     _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK

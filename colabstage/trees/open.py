@@ -201,15 +201,10 @@ def is_folder(path: Path) -> bool:
 
 
 class OnlyTree(TreeView):
-    """The part of a tree that `only=` names; closing it closes the tree.
+    """The part of a tree that `only=` names: paths, and patterns, in which `*` stands for a part of a name and `**` for
+    any folders; a folder stands for all in it.
 
-    A single folder becomes the root, as if it were the source: its files lose its name. Any other choice of files,
-    folders and patterns keeps the names.
-
-    Args:
-        tree: the whole.
-        only: what `read_only` gives: paths in the tree, and patterns. In these `*` stands for a part of a name and
-            `**` for any folders; a folder that fits stands for all in it.
+    A single folder becomes the root: its files lose its name. Any other choice keeps the names.
     """
 
     def __init__(self, tree: Tree, only: Sequence[str]) -> None:
@@ -262,9 +257,6 @@ def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
     return SourceNotFoundError(f"only={part!r} matches nothing in '{tree.label}'. Write one that does: {written}.")
 
 
-# Join several trees, or files that are parts of one thing: how these are recognised, and what is missing.
-
-
 # Usual names for the parts of a dataset that should stay separate.
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 # A file of these kinds may hold the labels.
@@ -285,16 +277,9 @@ class Joining:
 
 
 def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_folders: bool = True) -> Joining:
-    """Decide how to name the files of several trees in one. Pure.
-
-    They are united unchanged, unless a name would occur twice, or the trees are named like splits (train, val, test …):
-    then each part goes into a folder of its own name.
-
-    Args:
-        stems: the readable name of each tree; need not be distinct.
-        names: the file names in each tree, without files that an earlier tree has too.
-        of_folders: whether all trees are folders, and none is an archive.
-    """
+    """Decide how to name the files of several trees, called by their `stems`, in one. They are united unchanged, unless
+    a name would occur twice, or the trees are named like splits (train, val, test …): then each part goes into a folder
+    of its own name. `names`: of the files in each tree, without those that an earlier tree has too."""
     # Splits come first: united, train/ and test/ of two archives would no longer be separate.
     folders = distinct_names(stems)
     if all(stem.lower() in _SPLIT_NAMES for stem in stems) and folders == tuple(stems):

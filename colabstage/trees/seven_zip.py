@@ -74,7 +74,6 @@ class _Listed(NamedTuple):
     name: str
     """Its name, uncleaned."""
     size: int
-    """The size of its content, in bytes."""
     is_folder: bool
     is_link: bool
     crc: int | None
@@ -249,15 +248,8 @@ def _damaged(label: str, reason: str) -> CorruptArchiveError:
 
 
 class ToolArchiveTree(Tree):
-    """The files in a 7z or rar archive. These formats pack many members into one stream, so all are unpacked at once.
-
-    Args:
-        source: the archive's bytes; closed with the tree.
-        kind: what they are.
-        spool: a folder on a local disk with space for the content; created if needed.
-        limits: how much content the listing may declare.
-        cancellation: checked several times a second while a tool works, and between the parts of a copy.
-    """
+    """The files in a 7z or rar archive. These formats pack many members into one stream, so all are unpacked at once,
+    into a folder in `spool`, which is on a local disk."""
 
     unpacked: Path
 

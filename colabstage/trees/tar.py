@@ -1,7 +1,7 @@
 """A tar as a tree: its headers are scanned once, then members are read by offset from any number of threads.
 
-Not left to `tarfile`, which takes a damaged header for the end of the archive and so silently loses every later member,
-and takes three times as long. Formats: POSIX.1-2001 (pax), ustar, GNU, and the old V7.
+Not left to `tarfile`, which takes a damaged header for the end of the archive, and three times as long. Formats:
+POSIX.1-2001 (pax), ustar, GNU, and the old V7.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from colabstage.trees.bytes import (
     header_checksums,
     truncated,
 )
-from colabstage.trees.listing import ArchiveLimits, FileEntries, Tree, check_limits, sorted_by_name
+from colabstage.trees.listing import TIME_END_NS, ArchiveLimits, FileEntries, Tree, check_limits, sorted_by_name
 from colabstage.trees.names import (
     check_collisions,
     clean_member_name,
@@ -75,7 +75,6 @@ _PAX_KEYS = frozenset({"path", "linkpath", "size", "mtime"})
 _PAX_SPARSE = "GNU.sparse."
 
 
-_TIME_END_NS = 1 << 63
 # Parsed by its digits: a number in a few bytes (1e999999) would otherwise take hours to expand.
 _TIME = re.compile(r"(-?\d{1,10})(?:\.(\d*))?")
 
@@ -96,11 +95,8 @@ class TarMember(NamedTuple):
 
 
 def scan_members(source: ByteSource) -> Iterator[TarMember]:
-    """Yield every member of an uncompressed tar, in the archive's order.
-
-    A `CorruptArchiveError` says where it is truncated or damaged; an `ArchiveError` names a member that is sparse or
-    continues in another volume.
-    """
+    """Yield every member of an uncompressed tar, in the archive's order; refuse one that is sparse, or continues in
+    another volume."""
     at, blocks = 0, _Blocks(source)
     # A global header holds for all that follow, any other for the next member only.
     shared: dict[str, str] = {}
@@ -174,7 +170,7 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
     # GNU's own format, "ustar " with a blank, stores times where POSIX has the beginning of a long name.
     begins = _until_nul(prefix) + b"/" if magic == b"ustar\0" and prefix[:1] != b"\0" else b""
     name, target = _as_name(begins + _until_nul(raw_name)), _as_name(_until_nul(link))
-    time_ns = mtime_ns if abs(mtime_ns) < _TIME_END_NS else 0
+    time_ns = mtime_ns if abs(mtime_ns) < TIME_END_NS else 0
     if flag in _EXTENSIONS:
         return flag, TarMember(name, "file", "", at + BLOCK, size, time_ns)
     if pax:
@@ -248,7 +244,7 @@ def _nanoseconds(text: str) -> int:
     if match is None:
         return 0
     value = int(match[1]) * 10**9 + int((match[2] or "").ljust(9, "0")[:9])
-    return value if abs(value) < _TIME_END_NS else 0
+    return value if abs(value) < TIME_END_NS else 0
 
 
 def _check_end(source: ByteSource, block: bytes, at: int) -> None:
