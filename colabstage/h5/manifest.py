@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import NewerFormatError, PackFormatError, SourceNotFoundError, TargetExistsError
+from colabstage.io import workspace
 from colabstage.io.arguments import check_argument, whereabouts
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.display import resolve_progress
@@ -35,18 +36,6 @@ from colabstage.io.packages import installed_version
 from colabstage.io.receipts import Receipt, note_receipt, receipts_of
 from colabstage.io.report import Sentences
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import (
-    among_others,
-    atomic_path,
-    is_abandoned,
-    is_made_here,
-    name_and_owner,
-    put_file,
-    remove_named,
-    remove_vouched,
-    sweep_orphans,
-    whatever_is_there,
-)
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import usable_cores
 
@@ -143,7 +132,6 @@ class ManifestState:
     state: Literal["agrees", "differs", "missing", "unreadable", "newer"]
     """`agrees` or `differs`, compared by length; `missing`; `unreadable`; `newer` than this version reads."""
     detail: str
-    """The same in a sentence."""
     written_by: str = ""
 
 
@@ -342,7 +330,7 @@ def is_manifest(path: Path) -> bool:
     """Tell whether a file is a manifest that colabstage wrote for this user, as `begins_as_manifest` its content."""
     # A mount may list for seconds what another machine has removed.
     with contextlib.suppress(FileNotFoundError):
-        return is_made_here(path) and path.is_file() and begins_as_manifest(path.read_bytes())
+        return workspace.is_made_here(path) and path.is_file() and begins_as_manifest(path.read_bytes())
     return False
 
 
@@ -372,7 +360,7 @@ def is_as_written(file: Path) -> bool:
     beside = manifest_path(file)
     # Another process may have removed it meanwhile.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, NewerFormatError):
-        manifest = read_manifest(file) if is_made_here(beside) else None
+        manifest = read_manifest(file) if workspace.is_made_here(beside) else None
         return manifest is not None and _describes(manifest, beside, file)
     return False
 
@@ -380,7 +368,7 @@ def is_as_written(file: Path) -> bool:
 def _describes(manifest: Manifest, beside: Path, file: Path) -> bool:
     """Tell whether a manifest, read from `beside`, describes a file; as `is_as_written`."""
     found = file.lstat()
-    if not is_made_here(file) or not stat.S_ISREG(found.st_mode) or manifest.size != found.st_size:
+    if not workspace.is_made_here(file) or not stat.S_ISREG(found.st_mode) or manifest.size != found.st_size:
         return False
     if is_time_as_noted(manifest.mtime_ns, found.st_mtime_ns, beside.lstat().st_mtime_ns):
         return True
@@ -395,14 +383,14 @@ def _has_content(file: Path, _state: tuple[int, ...], size: int, block_bytes: in
 
 def write_manifest(file: Path, manifest: Manifest) -> None:
     """Write the manifest of `file` atomically; from then on the file counts as complete."""
-    with atomic_path(manifest_path(file), replaces=is_manifest) as temp:
+    with workspace.atomic_path(manifest_path(file), replaces=is_manifest) as temp:
         temp.write_text(json_text(asdict(manifest)), encoding="utf-8")
 
 
 def remove_manifest(file: Path) -> None:
     """Remove the manifest of `file`, which then no longer counts as complete; a file of that name that is not a
     manifest stays."""
-    remove_vouched(manifest_path(file), is_manifest)
+    workspace.remove_vouched(manifest_path(file), is_manifest)
 
 
 def check_place_of_manifest(file: Path) -> None:
@@ -417,7 +405,7 @@ def check_place_of_manifest(file: Path) -> None:
             )
             raise TargetExistsError(msg)
 
-    among_others(check, beside)
+    workspace.among_others(check, beside)
 
 
 def is_replaceable_pack(file: Path) -> bool:
@@ -433,7 +421,7 @@ def is_replaceable_pack(file: Path) -> bool:
 
 def _is_sealed(file: Path) -> bool:
     """Tell whether nothing has written to a file since the dataset's record was written."""
-    record = read_json(file.with_name("stage.json")) if is_made_here(file) else None
+    record = read_json(file.with_name("stage.json")) if workspace.is_made_here(file) else None
     seal, found = record.get("seal") if isinstance(record, dict) else None, file.lstat()
     if not isinstance(seal, dict) or seal.get("inode") != found.st_ino or not isinstance(seal.get("ctime_ns"), int):
         return False
@@ -452,7 +440,7 @@ def check_replaceable_pack(file: Path) -> None:
             )
             raise TargetExistsError(msg)
 
-    among_others(check, file, manifest_path(file))
+    workspace.among_others(check, file, manifest_path(file))
     check_place_of_manifest(file)
 
 
@@ -474,9 +462,9 @@ def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
         with contextlib.suppress(OSError):
             # Without a manifest, this note is the only evidence of what is at `file`.
             if not file.is_file() or manifest_path(file).exists():
-                remove_named(note)
+                workspace.remove_named(note)
         raise
-    remove_named(note)
+    workspace.remove_named(note)
 
 
 def _was_exchanged(file: Path) -> bool:
@@ -498,8 +486,8 @@ def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None
     (check_replaceable_pack if replaces is is_replaceable_pack else check_place_of_manifest)(out)
     if not os.path.lexists(out):
         # Readers of a pattern take every file they find, so a new file must appear in one step, after its manifest.
-        put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
-        put_file(file, out, replaces=replaces or (lambda _: False))
+        workspace.put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
+        workspace.put_file(file, out, replaces=replaces or (lambda _: False))
     elif replaces is None:
         msg = (
             f"'{out}' has come into being since packing began. Rename it, then pack again: finished work is kept. Or "
@@ -512,16 +500,18 @@ def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None
         with exchanging(out, manifest):
             # A pack without its manifest does not count, so between these steps there is the old pack or none.
             remove_manifest(out)
-            put_file(file, out, replaces=whatever_is_there)  # the caller asked for it, or it was checked to be ours
-            put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
+            workspace.put_file(
+                file, out, replaces=workspace.whatever_is_there
+            )  # the caller asked for it, or it was checked to be ours
+            workspace.put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
     for path in (out, manifest_path(out)):
-        sweep_orphans(out.parent, name=path.name)
+        workspace.sweep_orphans(out.parent, name=path.name)
     sweep_exchanges(out)
 
 
 def sweep_exchanges(file: Path) -> None:
     """Remove dead processes' notes of exchanges, unless the pack has no manifest: then they are the only evidence."""
     for receipt, note in list(receipts_of(file)) if manifest_path(file).exists() else ():
-        named = name_and_owner(note)
-        if "manifests" in receipt.about and named is not None and is_abandoned(note, named[1]):
-            remove_named(note)
+        named = workspace.name_and_owner(note)
+        if "manifests" in receipt.about and named is not None and workspace.is_abandoned(note, named[1]):
+            workspace.remove_named(note)

@@ -179,11 +179,9 @@ def ragged_kind(dataset: Any) -> Literal["ragged", "texts"] | None:
     """Return what each row of an open `h5py.Dataset` is: any number of values, or a string; `None` for neither."""
     from h5py import check_string_dtype
 
-    if len(dataset.shape) != 1:
+    if ragged_trouble(dataset) != "":
         return None
-    if check_string_dtype(dataset.dtype) is not None:
-        return "texts"
-    return "ragged" if _element_trouble(dataset) == "" else None
+    return "ragged" if check_string_dtype(dataset.dtype) is None else "texts"
 
 
 def element_dtype(dataset: Any) -> np.dtype[Any]:
@@ -196,25 +194,17 @@ def element_dtype(dataset: Any) -> np.dtype[Any]:
 
 
 def ragged_trouble(dataset: Any) -> str | None:
-    """Say in a sentence why rows of variable length cannot be read; `None` if they can, or rows are fixed."""
-    from h5py import check_string_dtype, check_vlen_dtype
+    """Say in a sentence why rows of variable length cannot be read: "" if they can, `None` if rows are fixed."""
+    from h5py import check_string_dtype, check_vlen_dtype, h5t
 
-    is_text = check_string_dtype(dataset.dtype) is not None
-    if not is_text and check_vlen_dtype(dataset.dtype) is None:
+    is_text, base = check_string_dtype(dataset.dtype) is not None, check_vlen_dtype(dataset.dtype)
+    if not is_text and base is None:
         return None
     if len(dataset.shape) != 1:
         what = "texts" if is_text else "lists of values"
         return f"Each row is an array of {what}, {dataset.shape[1:]}; expected one in each row."
-    return (None if is_text else _element_trouble(dataset)) or None
-
-
-def _element_trouble(dataset: Any) -> str | None:
-    """Say why values inside rows cannot be read: "" if they can, `None` if rows have a fixed length."""
-    from h5py import check_vlen_dtype, h5t
-
-    base = check_vlen_dtype(dataset.dtype)
-    if base is None:
-        return None
+    if is_text:
+        return ""
     if not isinstance(base, np.dtype) or base.kind not in "biufc":
         names, is_array = getattr(base, "names", None), getattr(base, "subdtype", None)
         nested = "arrays" if is_array else "rows of variable length again, or strings"

@@ -306,9 +306,8 @@ class ImageFacts:
     """The facts about `decode_image(data, ImageOptions(color_mode="keep"))`, usually read from the header alone."""
 
     height: int
-    """In pixels, orientation applied."""
+    """In pixels, orientation applied, as `width`."""
     width: int
-    """In pixels, orientation applied."""
     channels: int
     """1, 3 or 4."""
     dtype: np.dtype[Any]

@@ -51,9 +51,8 @@ class MaskOptions:
     """How a mask file becomes class indices."""
 
     size: tuple[int, int] | None = None
-    """Its image's size."""
+    """Its image's, as `resize`."""
     resize: Resize = "stretch"
-    """Its image's way of resizing."""
     colors: tuple[tuple[int, int, int], ...] | None = None
     """`(r, g, b)` of class 0, 1, …; `None` if its pixels are class indices."""
     foreground: bool = False
@@ -127,8 +126,7 @@ def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize:
 
 
 def reduction_factor(placement: Placement) -> int:
-    """Return the largest of 1, 2, 4, 8 by which both sides of the used box may shrink and still cover the scaled box: a
-    JPEG decodes to such a part of its size faster, each pixel the mean of a block."""
+    """Return the `block_side` of the used box: a JPEG decodes to such a part of its size faster."""
     left, upper, right, lower = placement.box
     return block_side(lower - upper, right - left, placement.scaled)
 

@@ -81,9 +81,10 @@ def public(
                 except TypeError as mismatch:
                     raise refused_call(shown, signature, mismatch, kwargs, remedies or {}) from error
                 raise
-            except OSError as error:
+            except OSError:
                 given = {**inspect.signature(function).bind_partial(*args, **kwargs).arguments, **kwargs}
-                raise_typed(error, reads=map(given.get, reads), writes=map(given.get, writes))
+                with typed_errors(reads=map(given.get, reads), writes=map(given.get, writes)):
+                    raise
             except KeyboardInterrupt as stop:
                 raise_stopped(stop, stopped)
 
@@ -124,19 +125,14 @@ def raise_stopped(stop: KeyboardInterrupt, sentence: str) -> NoReturn:
 
 @contextlib.contextmanager
 def typed_errors(*, reads: Iterable[object], writes: Iterable[object]) -> Iterator[None]:
-    """Raise the system's errors in the block as those of `typed_error`, for work that continues in another thread."""
+    """Raise the system's errors in the block as those of `typed_error`."""
     try:
         yield
     except OSError as error:
-        raise_typed(error, reads=reads, writes=writes)
-
-
-def raise_typed(error: OSError, *, reads: Iterable[object], writes: Iterable[object]) -> NoReturn:
-    """Raise an error of the system as that of `typed_error`."""
-    better = typed_error(error, reads=reads, writes=writes)
-    if better is error:
-        raise error
-    raise better from error
+        better = typed_error(error, reads=reads, writes=writes)
+        if better is error:
+            raise
+        raise better from error
 
 
 def typed_error(error: OSError, *, reads: Iterable[object] = (), writes: Iterable[object] = ()) -> Exception:

@@ -56,10 +56,7 @@ class PipelineLimits:
     stall_timeout_s: float = 180.0
     """Seconds without any read or use after which the source counts as dead."""
     caller_reads: bool = False
-    """Whether items are read only by the thread that runs the pipeline, one after the other.
-
-    For the caller's code, which may not be thread-safe.
-    """
+    """Whether items are read only by the thread that runs the pipeline, for the caller's code."""
 
 
 def run_pipeline(
@@ -72,16 +69,10 @@ def run_pipeline(
     cancellation: Cancellation,
     clock: Clock = SYSTEM_CLOCK,
 ) -> int:
-    """Call `use(item, read(item))` once for every item, in no particular order; return how many threads read.
+    """Call `use(item, read(item))` once for every item; return how many threads read.
 
-    Args:
-        items: what to do, in the order in which to read.
-        read: called in reader threads, in worker threads if these read for themselves, or in this thread.
-        use: called in worker threads.
-        cost: bytes that `read(item)` will return, for the budget.
-        limits: how many of each.
-        cancellation: checked several times a second.
-        clock: measures reads and silence.
+    Items are read in order, in reader threads, in worker threads if these read for themselves, or in this thread; they
+    are used in worker threads. `cost`: bytes that `read(item)` will return, for the budget.
     """
     cancellation.check()
     run = _Run(items, read, use, cost, limits, clock=clock)

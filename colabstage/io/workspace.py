@@ -612,11 +612,10 @@ def open_workspace(
         keeps: the errors of the block after which the folder stays for the next call, which verifies its contents.
         drops: those among them after which it does not.
         answers: called first when the block fails; tells whether the disk answers at all, because cleaning up on a
-            mount that hangs would never end. The next call removes what is left there.
+            mount that hangs would never end.
         empty: whether files are emptied before they are removed, as for `remove_own`.
-        in_own_folder: whether the folder that `target` is in is a dataset's own. Another process that fails removes
-            that folder if it is empty (`remove_empty`), and then it is created again. Its parent never is: if a mount
-            has disappeared, it would be created on the disk below.
+        in_own_folder: whether the folder that `target` is in is a dataset's own, which another process that fails
+            removes if it is empty, and which then is created again; its parent never is, which a mount may have been.
     """
     folder = temp_beside(target)
     # The fullest one is continued; the others are removed.

@@ -164,10 +164,8 @@ def slow_reason(mount: Mount) -> str | None:
 
 
 def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Mount:
-    """Return the mount that a path is on; a link on the local disk into a slow mount counts as being there.
-
-    The path need not exist, and nothing on a slow mount is touched.
-    """
+    """Return the mount that a path, which need not exist, is on; a link on the local disk into a slow mount counts as
+    being there. Nothing on a slow mount is touched, here and below."""
     table = list_mounts() if mounts is None else mounts
     return _covering(_resolved(path, table), table)
 
@@ -236,10 +234,8 @@ def slow_mounts_below(folder: str | os.PathLike[str]) -> frozenset[str]:
 
 
 def drive_root(path: str | os.PathLike[str]) -> Path | None:
-    """Return the mount point of the Google Drive that contains `path`; `None` when it is elsewhere.
-
-    Links are followed, nothing on Drive itself is touched, and the path need not exist.
-    """
+    """Return the mount point of the Google Drive that contains `path`, which need not exist; `None` when it is
+    elsewhere."""
     mount = mount_of(path)
     return mount.mountpoint if mount.is_drive else None
 
@@ -262,13 +258,10 @@ def drive_mountpoint(path: str | os.PathLike[str]) -> Path | None:
 
     If no Drive is mounted, these paths are meant to be on one:
 
-    - on Colab, everything below `/content/drive`;
     - everything below the mount point that `mount_drive` used last, also in programs that this process starts;
+    - on Colab, everything below `/content/drive`;
     - on Colab, `MyDrive` or a sibling of it, with everything below, in a folder at which Drive could be mounted: one
-      without files, in a folder that exists. So a local folder of files that is called `MyDrive` stays a local folder.
-
-    A path on anything else that is mounted there belongs to that mount. Links are followed, and nothing on a slow mount
-    is touched.
+      without files, in a folder that exists.
     """
     table = list_mounts()
     return _drive_meant(follow_links(path, mounts=table), table)
@@ -381,8 +374,8 @@ def ask_children(
 def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> DriveError | None:
     """Return why paths cannot be used now: one of them is meant to be on a Drive that is not mounted, or its mount is
     dead or does not respond; otherwise `None`."""
-    # Every public function calls this first: a call into a mount that hangs never returns, a thread in such a call even
-    # keeps the interpreter from exiting, and a dead mount fails differently in every function.
+    # Every public function calls this first: a call into a mount that hangs never returns, and a dead mount fails
+    # differently in every function.
     table = list_mounts()
     places = [follow_links(path, mounts=table) for path in paths]
     absent = _absent_drive(paths, places, table)
@@ -468,10 +461,8 @@ def require_drive(*paths: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
-    """Make sure that places can be used, as `require_answer` does, and at the end that no Drive was unmounted.
-
-    For work that writes to them: without its Drive a path is on the local disk, where writing also succeeds.
-    """
+    """Make sure that places can be used, as `require_answer` does, and at the end that no Drive was unmounted: without
+    its Drive a path is on the local disk, where writing also succeeds."""
     require_answer(*places)
     roots = {root for place in places if (root := drive_root(place)) is not None}
     failure: Exception | None = None

@@ -76,17 +76,15 @@ class FolderTree(Tree):
 
     Args:
         path: the folder.
-        workers: how many folders are listed, or files looked up, at once. Some twenty are right for a Drive mount,
-            where each answer takes 0.3 s and more; a local disk gains nothing from more than one.
+        workers: how many folders are listed, or files looked up, at once: some twenty for a Drive mount.
         on_response: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
         found: called, in any thread, with the paths of some files as soon as these are known to exist.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
         mounts: names of folders in it that something slow is mounted at, which are left out with a note.
-        md5s: returns the MD5 of each of some paths, "" for one that its client does not report; given for a folder on
-            Google Drive, where times count to the second.
-        keeps_inodes: whether a file keeps its inode for as long as it is there, as on a local disk, so that a file that
-            was exchanged for one of its size and time is told from it.
+        md5s: returns the MD5 of each of some paths, "" for one that its client does not report; for a folder on Google
+            Drive, where times count to the second.
+        keeps_inodes: whether a file keeps its inode for as long as it is there, as on a local disk.
     """
 
     kind = "folder"
@@ -184,11 +182,9 @@ class FolderTree(Tree):
 
 
 class FolderFile:
-    """A file of a folder, with the listed size: opened when first read, and again after `close`.
-
-    `follow`: whether it may be a link. `times`: the modification times of opened files, by path: readers of parts of
-    one file share it, so that all parts are of one state.
-    """
+    """A file of a folder, with the listed size: opened when first read, and again after `close`. `times`: the
+    modification times of opened files, by path: readers of parts of one file share it, so that all parts are of one
+    state."""
 
     def __init__(self, path: Path, size: int, *, follow: bool = True, times: dict[str, int] | None = None) -> None:
         self._path = path
@@ -335,7 +331,6 @@ class _Listed(NamedTuple):
     """The content of one folder."""
 
     mtime_ns: int
-    """When something in it was last added, removed or renamed."""
     identity: _Identity
     """Device and inode, which identify a loop."""
     found: _Found

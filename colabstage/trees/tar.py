@@ -49,11 +49,8 @@ _HEADER = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
 _KINDS: dict[bytes, MemberKind] = {
     b"1": "hardlink",
     b"2": "symlink",
-    b"3": "special",
-    b"4": "special",
-    b"5": "folder",
-    b"6": "special",
-    b"D": "folder",
+    **dict.fromkeys((b"3", b"4", b"6"), "special"),
+    **dict.fromkeys((b"5", b"D"), "folder"),
 }
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_SUN, _PAX_GLOBAL = b"L", b"K", b"x", b"X", b"g"
 _VOLUME_LABEL = b"V"
