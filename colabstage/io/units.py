@@ -263,7 +263,10 @@ def _show_one(address: str) -> str:
     found = re.match(_SCHEME, address)
     if found is None:
         # An address that lost its scheme still has "::" or "@"; a path has no user.
-        return f"{HIDDEN}{address[address.rindex('@') :]}" if re.match(r"[^/]*:[^/]*@", address) else address
+        if not re.match(r"[^/]*:[^/]*@", address):
+            return address
+        place, mark, query = address[address.rindex("@") :].partition("?")
+        return f"{HIDDEN}{place}{mark}{_show_query(query)}"
     scheme, rest = found[1], address[found.end() :]
     is_web = scheme.lower() in _WEB
     # With other schemes, a fragment belongs to the name.
