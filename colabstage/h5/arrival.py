@@ -104,18 +104,13 @@ class Readiness(NamedTuple):
 
 
 class HandedOut:
-    """Count what readers have received of an arriving dataset.
-
-    Attributes:
-        rows: how many.
-        first_s: when the first arrived, by the system's clock; `None` before.
-        last_s: when the latest arrived.
-        waited_s: seconds that all loops together have waited for batches.
-    """
+    """Count what readers have received of an arriving dataset."""
 
     def __init__(self) -> None:
         self.rows = 0
+        # Seconds that all loops together have waited for batches.
         self.waited_s = 0.0
+        # When the first arrived, by the system's clock, and the latest.
         self.first_s: float | None = None
         self.last_s = 0.0
 
@@ -126,13 +121,9 @@ class HandedOut:
         self.waited_s += waited_s
 
 
-# A packed file of which only some blocks are local.
-#
-# It has the length and layout of the whole file, so HDF5 would open it and read the missing parts as zeros: black
-# pictures with real labels. Its first bytes are therefore a mark instead of HDF5's signature: no program takes it for
-# an HDF5 file, whatever its name, and the code that brings the rest reads it with the signature.
-
-
+# A packed file of which only some blocks are local. HDF5 would open it and read the missing parts as zeros: black
+# pictures with real labels. So its first bytes are a mark instead of HDF5's signature, and the code that brings the
+# rest reads it with the signature.
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 PART_MARK = b"IN PART\n"
 

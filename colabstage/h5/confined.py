@@ -1,9 +1,8 @@
 """HDF5 files whose links, under any name, lead only to files in their own folder.
 
-External links, virtual datasets and external storage name other files, and HDF5 opens whatever they name: a file from a
-stranger could have a private key read as samples, or a pipe that never answers. And HDF5 invents missing data: values
-of a missing source, or of external storage that is too short, read as zeros. So every name is followed here first, link
-by link, up to the datasets and their sources, and every file on the way is judged before HDF5 opens it.
+External links, virtual datasets and external storage name other files, and HDF5 opens whatever they name: a private key
+read as samples, or a pipe that never answers. And it reads missing sources, or storage that is too short, as zeros. So
+every name is followed here first, link by link, and every file on the way is judged before HDF5 opens it.
 """
 
 from __future__ import annotations

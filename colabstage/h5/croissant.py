@@ -22,32 +22,9 @@ if TYPE_CHECKING:
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 _OWN_TERMS = (
-    "citeAs",
-    "column",
-    "equivalentProperty",
-    "extract",
-    "field",
-    "fileObject",
-    "fileProperty",
-    "fileSet",
-    "format",
-    "includes",
-    "isLiveDataset",
-    "jsonPath",
-    "key",
-    "md5",
-    "parentField",
-    "path",
-    "recordSet",
-    "references",
-    "regex",
-    "repeated",
-    "replace",
-    "samplingRate",
-    "separator",
-    "source",
-    "subField",
-    "transform",
+    *("citeAs", "column", "equivalentProperty", "extract", "field", "fileObject", "fileProperty", "fileSet", "format"),
+    *("includes", "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex"),
+    *("repeated", "replace", "samplingRate", "separator", "source", "subField", "transform"),
 )
 _CONTEXT = {
     "@language": "en",
@@ -79,11 +56,7 @@ def describe_pack(info: PackInfo, about: Mapping[str, str]) -> dict[str, Any]:
         "description": f"An HDF5 file with the datasets {', '.join(_datasets(info))}.",
         **about,
         "distribution": [_file_object(info.path)],
-        "recordSet": [
-            _splits(info),
-            *_classes(info),
-            *(_samples(info, split) for split in info.splits.values()),
-        ],
+        "recordSet": [_splits(info), *_classes(info), *(_samples(info, split) for split in info.splits.values())],
     }
 
 

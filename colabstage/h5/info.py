@@ -22,25 +22,8 @@ from colabstage.errors import (
     SourceNotFoundError,
     SplitNotFoundError,
 )
+from colabstage.h5 import schema
 from colabstage.h5.arrival import PART_MARK, MarkedBytes, is_marked
-from colabstage.h5.schema import (
-    BOXES,
-    BYTES,
-    CLASSES,
-    FAMILIAR_SPLITS,
-    FORMAT_ATTRIBUTE,
-    FORMAT_VERSION,
-    IMAGE_OPTIONS_ATTRIBUTE,
-    MASK_OPTIONS_ATTRIBUTE,
-    OFFSETS,
-    RESIZER_ATTRIBUTE,
-    SHARD_SET_ATTRIBUTE,
-    SKIPPED,
-    key_name,
-    split_of,
-    x_name,
-    y_name,
-)
 from colabstage.h5.untrusted import (
     check_extent,
     check_heaps,
@@ -107,17 +90,15 @@ class SplitInfo:
     """One split of a file."""
 
     name: str
-    """Its name: "train", "test"."""
     x: FieldInfo
-    """Its inputs."""
     y: FieldInfo | None
-    """Its targets; `None` where the file has none."""
+    """`None` where the file has no targets."""
     keys: str | None
     """The dataset of the row keys, or `None`."""
 
     @property
     def rows(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return self.x.rows
 
 
@@ -126,7 +107,6 @@ class PackInfo:
     """What a file holds, according to its headers; `None` for what they do not say."""
 
     path: Path
-    """The file."""
     format_version: int | None
     """`None` for a file that colabstage did not write."""
     layout: str | None
@@ -134,7 +114,6 @@ class PackInfo:
     classes: tuple[str, ...]
     """Names of the classes in label order; empty where the file has none."""
     splits: Mapping[str, SplitInfo]
-    """The splits by name."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The options that it was packed with, in the file's own words."""
     source: str | None = None
@@ -142,9 +121,8 @@ class PackInfo:
     skipped: tuple[str, ...] = ()
     """One sentence for each sample left out."""
     encoding_reason: str | None = None
-    """Why samples are stored the way they are."""
     encoding: str | None = None
-    """How samples are stored."""
+    """How samples are stored, and why."""
     shard_set: str | None = None
     """For a shard, the value that all shards of the same run share."""
     resizer: str | None = None
@@ -188,21 +166,18 @@ def format_splits(info: PackInfo) -> str:
 def read_info(
     path: Path, fields: NamedFields | None = None, *, allow_external: bool = False, in_part: bool = False
 ) -> PackInfo:
-    """Read what a file holds: all its splits, or the one of `fields`; `allow_external`: as of `dataset_h5`; `in_part`:
-    as of `open_h5`.
-    """
-    # Only headers are read: a pack of terabytes on a mount opens in a few small reads.
+    """Read from its headers what a file holds: all its splits, or the one of `fields`; the others as of `open_h5`."""
     with open_fields(path, fields, allow_external=allow_external, in_part=in_part) as file, reading_contents(path):
         return info_of(file, path, fields)
 
 
 def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInfo:
     """Return what an open file of `open_fields` holds, inside `reading_contents`; raises as `read_info`."""
-    version = int(file.attrs[FORMAT_ATTRIBUTE]) if FORMAT_ATTRIBUTE in file.attrs else None
+    version = int(file.attrs[schema.FORMAT_ATTRIBUTE]) if schema.FORMAT_ATTRIBUTE in file.attrs else None
     # A newer version may have changed the meaning of bytes; reading on would give wrong pixels without an error.
-    if version is not None and version > FORMAT_VERSION:
+    if version is not None and version > schema.FORMAT_VERSION:
         msg = (
-            f"'{path}' was written in format {version}; this colabstage reads up to format {FORMAT_VERSION}. "
+            f"'{path}' was written in format {version}; this colabstage reads up to format {schema.FORMAT_VERSION}. "
             "Install a newer colabstage, as its README says."
         )
         raise NewerFormatError(msg)
@@ -219,15 +194,15 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
         path=path,
         format_version=version,
         layout=text("layout"),
-        classes=_texts(file, CLASSES),
+        classes=_texts(file, schema.CLASSES),
         splits=splits,
         options=options if isinstance(options, dict) else {},
         source=text("source"),
-        skipped=_texts(file, SKIPPED),
+        skipped=_texts(file, schema.SKIPPED),
         encoding_reason=text("encoding_reason"),
         encoding=text("encoding"),
-        shard_set=text(SHARD_SET_ATTRIBUTE),
-        resizer=text(RESIZER_ATTRIBUTE),
+        shard_set=text(schema.SHARD_SET_ATTRIBUTE),
+        resizer=text(schema.RESIZER_ATTRIBUTE),
     )
 
 
@@ -255,15 +230,9 @@ def size_of_file(path: Path) -> int:
 
 
 def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) -> Any:
-    """Open a file with h5py for reading; without HDF5's file lock where the lock is refused.
-
-    `in_part`: whether the caller brings the missing blocks of a file that is only partly local; without it, such a file
-    is refused.
-
-    Returns:
-        An `h5py.File`, whose names lead to files of its own folder, or with `allow_external` to any; the caller closes
-        it.
-    """
+    """Open a file with h5py for reading; without HDF5's file lock where the lock is refused. Its names lead to files of
+    its own folder, or with `allow_external` to any. `in_part`: whether the caller brings the missing blocks of a file
+    that is only partly local, which is refused otherwise."""
     size = size_of_file(path)
     try:
         # Checked before HDF5 follows anything: a damaged heap in a file from elsewhere can crash the process.
@@ -334,7 +303,7 @@ def _no_signature(path: Path, size: int) -> Exception:
 
 
 def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
-    names = {split for name in file if (split := split_of(name)) is not None}
+    names = {split for name in file if (split := schema.split_of(name)) is not None}
     if not names:
         msg = (
             f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {_show_names(file)}. "
@@ -342,7 +311,7 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
         )
         raise PackFormatError(msg)
     # The usual splits in the usual order, then all others by name.
-    order = {name: number for number, name in enumerate(FAMILIAR_SPLITS)}
+    order = {name: number for number, name in enumerate(schema.FAMILIAR_SPLITS)}
     return {name: _read_split(file, name, path) for name in sorted(names, key=lambda n: (order.get(n, len(order)), n))}
 
 
@@ -378,7 +347,7 @@ def _names_in(file: Any) -> list[str]:
     for name in sorted(file)[:_NAMES_SHOWN]:
         node = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
         # A group with offsets holds rows of variable length, and is read by its own name.
-        if not isinstance(node, h5py.Group) or OFFSETS in node:
+        if not isinstance(node, h5py.Group) or schema.OFFSETS in node:
             names.append(name)
             continue
 
@@ -392,7 +361,6 @@ def _names_in(file: Any) -> list[str]:
 
 
 def _show_names(file: Any) -> str:
-    """Say which datasets there are, for an error."""
     return ", ".join(_names_in(file)) or "nothing"
 
 
@@ -408,12 +376,11 @@ def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitIn
 
 
 def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
-    # If no spelling matches, the plain name is used, and the error says that it is missing.
-    x = _read_field(file, _spelled(file, x_name(split), path) or x_name(split), path)
-    y_found = _spelled(file, y_name(split), path)
+    x = _read_field(file, _spelled(file, schema.x_name(split), path) or schema.x_name(split), path)
+    y_found = _spelled(file, schema.y_name(split), path)
     y = None if y_found is None else _read_field(file, y_found, path)
-    keys = key_name(split)
-    if y is None and FORMAT_ATTRIBUTE not in file.attrs:
+    keys = schema.key_name(split)
+    if y is None and schema.FORMAT_ATTRIBUTE not in file.attrs:
         _check_no_labels(file, x, path)
     return _check_targets(SplitInfo(split, x, y, keys if keys in file else None), path)
 
@@ -431,7 +398,7 @@ def _spelled(file: Any, name: str, path: Path) -> str | None:
 
 def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
     """Refuse inputs that have no matching targets if another dataset looks like labels: all targets would be -1."""
-    inputs = {name.casefold() for name in file if split_of(name) is not None}
+    inputs = {name.casefold() for name in file if schema.split_of(name) is not None}
     for name in file:
         # Targets of another split belong to other inputs.
         is_other = f"x_{name.casefold().removeprefix('y_')}" in inputs or name.casefold() in inputs
@@ -471,7 +438,7 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
 
     node = follow(file, name, path)
     if isinstance(node, h5py.Group):
-        return _read_boxes(node, name) if BOXES in node and OFFSETS in node else _read_encoded(node, name)
+        return _read_boxes(node, name) if schema.BOXES in node and schema.OFFSETS in node else _read_encoded(node, name)
     if isinstance(node, h5py.Dataset):
         # Checked before anything else asks for the dtype, which would fail without naming the dataset.
         check_type(node, name, path)
@@ -491,27 +458,29 @@ def _read_encoded(group: Any, name: str) -> FieldInfo:
     import numpy as np
 
     # In files from elsewhere a group may be anything; these two datasets make it rows.
-    missing = [part for part in (BYTES, OFFSETS) if part not in group]
+    missing = [part for part in (schema.BYTES, schema.OFFSETS) if part not in group]
     if missing:
         msg = f"The group {name} has no {' and no '.join(missing)}; expected both for rows of different lengths."
         raise PackFormatError(msg)
     # Masks have their own attribute, because their pixels are classes: resizing them like images would mix classes.
-    masks = group.attrs.get(MASK_OPTIONS_ATTRIBUTE)
-    image = None if masks is not None else image_options_from_json(group.attrs.get(IMAGE_OPTIONS_ATTRIBUTE, "{}"))
+    masks = group.attrs.get(schema.MASK_OPTIONS_ATTRIBUTE)
+    image = (
+        None if masks is not None else image_options_from_json(group.attrs.get(schema.IMAGE_OPTIONS_ATTRIBUTE, "{}"))
+    )
     mask = None if masks is None else mask_options_from_json(masks)
-    rows, nbytes = max(0, group[OFFSETS].shape[0] - 1), int(group[BYTES].shape[0])
+    rows, nbytes = max(0, group[schema.OFFSETS].shape[0] - 1), int(group[schema.BYTES].shape[0])
     return FieldInfo(name, "encoded", rows, None, np.dtype(np.uint8), nbytes, image, mask)
 
 
 def _read_boxes(group: Any, name: str) -> FieldInfo:
     # Boxes first, then further columns by name, so that the order never changes.
-    columns = (BOXES, *sorted(set(group) - {BOXES, OFFSETS}))
+    columns = (schema.BOXES, *sorted(set(group) - {schema.BOXES, schema.OFFSETS}))
     lengths = {column: group[column].shape[0] for column in columns}
-    if len(set(lengths.values())) > 1 or group[BOXES].shape[1:] != (4,):
+    if len(set(lengths.values())) > 1 or group[schema.BOXES].shape[1:] != (4,):
         msg = f"The group {name} holds columns of {lengths} rows; expected as many of each, and four numbers for a box."
         raise PackFormatError(msg)
-    rows, nbytes = max(0, group[OFFSETS].shape[0] - 1), sum(int(group[column].nbytes) for column in columns)
-    return FieldInfo(name, "boxes", rows, None, group[BOXES].dtype, nbytes, columns=columns)
+    rows, nbytes = max(0, group[schema.OFFSETS].shape[0] - 1), sum(int(group[column].nbytes) for column in columns)
+    return FieldInfo(name, "boxes", rows, None, group[schema.BOXES].dtype, nbytes, columns=columns)
 
 
 def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
@@ -525,8 +494,6 @@ def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
 
 
 # Missing options have their defaults: options were added over time, and older packs are still read.
-
-
 def _size_of(raw: Mapping[str, Any]) -> tuple[int, int] | None:
     return raw.get("size") and (int(raw["size"][0]), int(raw["size"][1]))
 

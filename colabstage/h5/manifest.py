@@ -1,11 +1,8 @@
 """The sidecar `NAME.h5.json`: what makes a packed file trustworthy.
 
-A pack counts as complete only with a manifest beside it that agrees with it. The manifest is written last, and holds a
-hash for every block. A file whose tail is zeros opens without an error and returns wrong data, which only hashes
-detect; and blocks can be checked in parallel and repaired one by one.
-
-The manifest is also the evidence that colabstage may replace or remove the file, as long as the file has the length and
-time noted in it, or else its hashes (`is_as_written`).
+A pack counts as complete only with a manifest beside it, which is written last and holds a hash for every block: a file
+whose tail is zeros opens without an error and returns wrong data, which only hashes detect. The manifest is also the
+evidence that colabstage may replace or remove the file, as long as that is as noted in it (`is_as_written`).
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import NewerFormatError, PackFormatError, SourceNotFoundError, TargetExistsError
+from colabstage.io import workspace
 from colabstage.io.arguments import check_argument, whereabouts
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.display import resolve_progress
@@ -38,18 +36,6 @@ from colabstage.io.packages import installed_version
 from colabstage.io.receipts import Receipt, note_receipt, receipts_of
 from colabstage.io.report import Sentences
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import (
-    among_others,
-    atomic_path,
-    is_abandoned,
-    is_made_here,
-    name_and_owner,
-    put_file,
-    remove_named,
-    remove_vouched,
-    sweep_orphans,
-    whatever_is_there,
-)
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import usable_cores
 
@@ -146,7 +132,6 @@ class ManifestState:
     state: Literal["agrees", "differs", "missing", "unreadable", "newer"]
     """`agrees` or `differs`, compared by length; `missing`; `unreadable`; `newer` than this version reads."""
     detail: str
-    """The same in a sentence."""
     written_by: str = ""
 
 
@@ -204,10 +189,7 @@ def damaged_blocks(
     cancellation: Cancellation | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[int]:
-    """Return the numbers of the blocks whose bytes differ from what was written; blocks are read in parallel.
-
-    `advance` is called, in any thread, with the number of bytes that were compared.
-    """
+    """Return the numbers of the blocks whose bytes differ from what was written; `advance`: as of `hash_ranges`."""
     found = hash_ranges(file, manifest.ranges, threads=usable_cores(), cancellation=cancellation, advance=advance)
     return [number for number, digest in enumerate(found) if digest != manifest.hashes[number]]
 
@@ -222,7 +204,6 @@ def verified(file: Path, manifest: Manifest, cancellation: Cancellation | None =
 
 
 def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> bool:
-    """Tell whether a file has exactly the bytes of its manifest; raises `OSError` if it cannot be read."""
     return verified(file, manifest, cancellation) is not None
 
 
@@ -261,8 +242,8 @@ class VerifiedFile(Sentences):
 
     def __str__(self) -> str:
         if self.whole:
-            rate = format_rate(self.nbytes, self.seconds, "B")
             size, took = format_bytes(self.nbytes), format_duration(self.seconds)
+            rate = format_rate(self.nbytes, self.seconds, "B")
             compared = f"{format_count(self.blocks, 'blocks')} of {size} in all"
             return f"'{self.path}' is intact: {compared}, each as it was written (compared in {took}, {rate})."
         return f"{self.damage}. Delete it, then stage, copy or publish it again."
@@ -346,13 +327,10 @@ def damage_of(file: Path, manifest: Manifest, cancellation: Cancellation | None 
 
 
 def is_manifest(path: Path) -> bool:
-    """Tell whether a file is a manifest that colabstage wrote for this user, in any version, or the first part of
-    one."""
-    if not is_made_here(path) or not path.is_file():
-        return False
+    """Tell whether a file is a manifest that colabstage wrote for this user, as `begins_as_manifest` its content."""
     # A mount may list for seconds what another machine has removed.
     with contextlib.suppress(FileNotFoundError):
-        return begins_as_manifest(path.read_bytes())
+        return workspace.is_made_here(path) and path.is_file() and begins_as_manifest(path.read_bytes())
     return False
 
 
@@ -377,16 +355,12 @@ def is_time_as_noted(noted_ns: int, found_ns: int, beside_ns: int) -> bool:
 
 
 def is_as_written(file: Path) -> bool:
-    """Tell whether colabstage wrote a file for this user, and it is unchanged.
-
-    It is if its length and time are those in its manifest. If the time differs, the hashes decide: a copy or a remount
-    may change times, and a file that somebody else put there may have any time. Reading the whole file is worth it only
-    before it is replaced or removed, so nothing else calls this.
-    """
+    """Tell whether colabstage wrote a file for this user, and it is unchanged: by length and time, or if the time
+    differs, as after a copy or remount, by its hashes. Reading all of it is worth it only before it is replaced."""
     beside = manifest_path(file)
     # Another process may have removed it meanwhile.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, NewerFormatError):
-        manifest = read_manifest(file) if is_made_here(beside) else None
+        manifest = read_manifest(file) if workspace.is_made_here(beside) else None
         return manifest is not None and _describes(manifest, beside, file)
     return False
 
@@ -394,8 +368,7 @@ def is_as_written(file: Path) -> bool:
 def _describes(manifest: Manifest, beside: Path, file: Path) -> bool:
     """Tell whether a manifest, read from `beside`, describes a file; as `is_as_written`."""
     found = file.lstat()
-    # A link is somebody's decision about where to keep the file, and not ours to replace.
-    if not is_made_here(file) or not stat.S_ISREG(found.st_mode) or manifest.size != found.st_size:
+    if not workspace.is_made_here(file) or not stat.S_ISREG(found.st_mode) or manifest.size != found.st_size:
         return False
     if is_time_as_noted(manifest.mtime_ns, found.st_mtime_ns, beside.lstat().st_mtime_ns):
         return True
@@ -410,14 +383,14 @@ def _has_content(file: Path, _state: tuple[int, ...], size: int, block_bytes: in
 
 def write_manifest(file: Path, manifest: Manifest) -> None:
     """Write the manifest of `file` atomically; from then on the file counts as complete."""
-    with atomic_path(manifest_path(file), replaces=is_manifest) as temp:
+    with workspace.atomic_path(manifest_path(file), replaces=is_manifest) as temp:
         temp.write_text(json_text(asdict(manifest)), encoding="utf-8")
 
 
 def remove_manifest(file: Path) -> None:
     """Remove the manifest of `file`, which then no longer counts as complete; a file of that name that is not a
     manifest stays."""
-    remove_vouched(manifest_path(file), is_manifest)
+    workspace.remove_vouched(manifest_path(file), is_manifest)
 
 
 def check_place_of_manifest(file: Path) -> None:
@@ -432,15 +405,12 @@ def check_place_of_manifest(file: Path) -> None:
             )
             raise TargetExistsError(msg)
 
-    among_others(check, beside)
+    workspace.among_others(check, beside)
 
 
 def is_replaceable_pack(file: Path) -> bool:
-    """Tell whether a file in a dataset's own folder may be replaced: an unchanged pack, or no file at all.
-
-    A pack that lost its manifest is recognised by the note of `exchanging`. A file that nothing has written to since
-    the dataset's record was written is ours whatever its bytes are: then the disk has lost them.
-    """
+    """Tell whether a file in a dataset's own folder may be replaced: an unchanged pack, also one that lost its manifest
+    while `exchanging`; what nothing has written to since the dataset's record, whatever its bytes; or no file."""
     if not os.path.lexists(file) or is_as_written(file) or _is_sealed(file):
         return True
     # If a complete manifest contradicts the file, somebody wrote to the pack or replaced it.
@@ -451,7 +421,7 @@ def is_replaceable_pack(file: Path) -> bool:
 
 def _is_sealed(file: Path) -> bool:
     """Tell whether nothing has written to a file since the dataset's record was written."""
-    record = read_json(file.with_name("stage.json")) if is_made_here(file) else None
+    record = read_json(file.with_name("stage.json")) if workspace.is_made_here(file) else None
     seal, found = record.get("seal") if isinstance(record, dict) else None, file.lstat()
     if not isinstance(seal, dict) or seal.get("inode") != found.st_ino or not isinstance(seal.get("ctime_ns"), int):
         return False
@@ -470,17 +440,14 @@ def check_replaceable_pack(file: Path) -> None:
             )
             raise TargetExistsError(msg)
 
-    among_others(check, file, manifest_path(file))
+    workspace.among_others(check, file, manifest_path(file))
     check_place_of_manifest(file)
 
 
 @contextlib.contextmanager
 def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
-    """Note in a file beside `file`, while one pack replaces another, which two packs these are.
-
-    The old pack's manifest is removed before the pack is replaced. So a process that is killed meanwhile leaves a pack
-    without a manifest, and the next call tells from this note which of the two it is.
-    """
+    """Note in a file beside `file`, while one pack replaces another, which two these are: a process that is killed
+    meanwhile leaves a pack without a manifest, and the next call tells from the note which of the two it is."""
     before = None
     with contextlib.suppress(NewerFormatError):
         before = read_manifest(file)
@@ -495,9 +462,9 @@ def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
         with contextlib.suppress(OSError):
             # Without a manifest, this note is the only evidence of what is at `file`.
             if not file.is_file() or manifest_path(file).exists():
-                remove_named(note)
+                workspace.remove_named(note)
         raise
-    remove_named(note)
+    workspace.remove_named(note)
 
 
 def _was_exchanged(file: Path) -> bool:
@@ -514,14 +481,13 @@ def _was_exchanged(file: Path) -> bool:
 def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None) -> None:
     """Move a finished pack and its manifest into place. No step needs space.
 
-    `replaces`: whether an existing file may be replaced; `None` if none may. In a dataset's own folder it is
-    `is_replaceable_pack`, which lets only a pack of ours be replaced.
+    `replaces`: whether an existing file may be replaced, as `is_replaceable_pack` says; `None` if none may.
     """
     (check_replaceable_pack if replaces is is_replaceable_pack else check_place_of_manifest)(out)
     if not os.path.lexists(out):
         # Readers of a pattern take every file they find, so a new file must appear in one step, after its manifest.
-        put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
-        put_file(file, out, replaces=replaces or (lambda _: False))
+        workspace.put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
+        workspace.put_file(file, out, replaces=replaces or (lambda _: False))
     elif replaces is None:
         msg = (
             f"'{out}' has come into being since packing began. Rename it, then pack again: finished work is kept. Or "
@@ -534,16 +500,18 @@ def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None
         with exchanging(out, manifest):
             # A pack without its manifest does not count, so between these steps there is the old pack or none.
             remove_manifest(out)
-            put_file(file, out, replaces=whatever_is_there)  # the caller asked for it, or it was checked to be ours
-            put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
+            workspace.put_file(
+                file, out, replaces=workspace.whatever_is_there
+            )  # the caller asked for it, or it was checked to be ours
+            workspace.put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
     for path in (out, manifest_path(out)):
-        sweep_orphans(out.parent, name=path.name)
+        workspace.sweep_orphans(out.parent, name=path.name)
     sweep_exchanges(out)
 
 
 def sweep_exchanges(file: Path) -> None:
     """Remove dead processes' notes of exchanges, unless the pack has no manifest: then they are the only evidence."""
     for receipt, note in list(receipts_of(file)) if manifest_path(file).exists() else ():
-        named = name_and_owner(note)
-        if "manifests" in receipt.about and named is not None and is_abandoned(note, named[1]):
-            remove_named(note)
+        named = workspace.name_and_owner(note)
+        if "manifests" in receipt.about and named is not None and workspace.is_abandoned(note, named[1]):
+            workspace.remove_named(note)

@@ -1,8 +1,7 @@
 """Packs of several files: how they are named, and what they must have in common to be read as one.
 
 `NAME-00002-of-00008.h5` is one of eight shards that were written together. `NAME-append-00001.h5` was added later to
-`NAME.h5`, or to its shards. Appending renames no file, because records, manifests and other machines refer to the
-names; and rows keep their numbers, because appended files are read last.
+`NAME.h5`, or to its shards, and is read last, so that rows keep their numbers.
 """
 
 from __future__ import annotations
@@ -214,12 +213,9 @@ def check_files(files: object) -> None:
 
 
 def find_parts(files: Files) -> tuple[Path, ...]:
-    """Return the absolute paths of the files that are read as one, in the order of their rows.
-
-    A path means that file alone, even when shards or appended files of its name exist. A pattern (`*`, `?`, `[`) means
-    every file that matches: for each name the single file, its shards, then the appended files. A list is taken as it
-    is.
-    """
+    """Return the absolute paths of the files that are read as one, in the order of their rows: a path alone; for a
+    pattern (`*`, `?`, `[`) all files that match, for each name the single file, its shards, then the appended ones; a
+    list as it is."""
     # Absolute, because a loader's workers may be started from another folder.
     given = [files] if isinstance(files, str | os.PathLike) else files
     parts = tuple(Path(part).expanduser().absolute() for part in given)
@@ -246,10 +242,8 @@ def _matching(pattern: Path) -> tuple[Path, ...]:
         msg = f"No file matches '{pattern}'."
         raise SourceNotFoundError(msg)
     for folder, stem, suffix in {name.dataset for name in found}:
-        target = Path(folder) / f"{stem}{suffix}"
-        _check_whole_set(
-            target, sorted(name for name in found if name.count and name.dataset == (folder, stem, suffix))
-        )
+        shards = [name for name in found if name.count and name.dataset == (folder, stem, suffix)]
+        _check_whole_set(Path(folder) / f"{stem}{suffix}", shards)
     return tuple(found[name] for name in sorted(found))
 
 

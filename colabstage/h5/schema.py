@@ -122,14 +122,9 @@ class PackContent:
 
 
 def create_pack(path: Path, content: PackContent) -> dict[str, int]:
-    """Write a new file with everything but its samples.
+    """Write a new file with everything but its samples, over any of that name. The same content makes the same bytes.
 
-    Args:
-        path: the file; one that exists is overwritten, so give a temporary name.
-        content: what it holds. The same content makes the same bytes.
-
-    Returns:
-        Offset in the file, in bytes, of each reserved dataset. Datasets without elements are left out.
+    Return the offset in the file, in bytes, of each reserved dataset that has elements.
     """
     with _disk_errors(path), _new_file(path) as file:
         file.attrs[FORMAT_ATTRIBUTE] = FORMAT_VERSION
@@ -151,10 +146,7 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
 
 
 def reserved_offsets(path: Path, content: PackContent) -> dict[str, int] | None:
-    """Return the offsets that `create_pack` returned for this content, read from the file it created.
-
-    `None` if the file no longer is that file.
-    """
+    """Return the offsets that `create_pack` returned for this content; `None` if this no longer is the file."""
     import h5py
 
     try:

@@ -1,8 +1,7 @@
 """HDF5 files from other tools: links, shapes, types and heaps are checked before HDF5 follows them.
 
-HDF5 follows links into other files and references into its heaps without checking them, and responds to damage with any
-of several errors, a crash or an endless loop. What it would follow is checked here first; what it raises is translated
-here.
+HDF5 follows links and references unchecked, and responds to damage with any of several errors, a crash or an endless
+loop. What it would follow is checked here first; what it raises is translated here.
 """
 
 from __future__ import annotations
@@ -124,8 +123,7 @@ def home_of(dataset: Any, path: Path) -> Path | None:
 def check_heaps(path: Path) -> None:
     """Check the heaps at the file's two ends for lengths that make HDF5 loop for ever. Takes a few milliseconds."""
     # HDF5 walks objects by their lengths and checks none of them: a length of 0, or near 2**64, is an endless loop
-    # inside the library, which no signal and no other thread can end. Of 4,000 files with scrambled bytes, 13 hung on
-    # opening, all of them here. A child process with a deadline would find them too, in a third of a second per file.
+    # inside the library, which nothing can end. Of 4,000 files with scrambled bytes, 13 hung, all of them here.
     with open(path, "rb") as handle:
         size = handle.seek(0, 2)
         for start in sorted({0, max(0, size - _LOOKED_BYTES)}):
@@ -181,11 +179,9 @@ def ragged_kind(dataset: Any) -> Literal["ragged", "texts"] | None:
     """Return what each row of an open `h5py.Dataset` is: any number of values, or a string; `None` for neither."""
     from h5py import check_string_dtype
 
-    if len(dataset.shape) != 1:
+    if ragged_trouble(dataset) != "":
         return None
-    if check_string_dtype(dataset.dtype) is not None:
-        return "texts"
-    return "ragged" if _element_trouble(dataset) == "" else None
+    return "ragged" if check_string_dtype(dataset.dtype) is None else "texts"
 
 
 def element_dtype(dataset: Any) -> np.dtype[Any]:
@@ -198,25 +194,17 @@ def element_dtype(dataset: Any) -> np.dtype[Any]:
 
 
 def ragged_trouble(dataset: Any) -> str | None:
-    """Say in a sentence why rows of variable length cannot be read; `None` if they can, or rows are fixed."""
-    from h5py import check_string_dtype, check_vlen_dtype
+    """Say in a sentence why rows of variable length cannot be read: "" if they can, `None` if rows are fixed."""
+    from h5py import check_string_dtype, check_vlen_dtype, h5t
 
-    is_text = check_string_dtype(dataset.dtype) is not None
-    if not is_text and check_vlen_dtype(dataset.dtype) is None:
+    is_text, base = check_string_dtype(dataset.dtype) is not None, check_vlen_dtype(dataset.dtype)
+    if not is_text and base is None:
         return None
     if len(dataset.shape) != 1:
         what = "texts" if is_text else "lists of values"
         return f"Each row is an array of {what}, {dataset.shape[1:]}; expected one in each row."
-    return (None if is_text else _element_trouble(dataset)) or None
-
-
-def _element_trouble(dataset: Any) -> str | None:
-    """Say why values inside rows cannot be read: "" if they can, `None` if rows have a fixed length."""
-    from h5py import check_vlen_dtype, h5t
-
-    base = check_vlen_dtype(dataset.dtype)
-    if base is None:
-        return None
+    if is_text:
+        return ""
     if not isinstance(base, np.dtype) or base.kind not in "biufc":
         names, is_array = getattr(base, "names", None), getattr(base, "subdtype", None)
         nested = "arrays" if is_array else "rows of variable length again, or strings"

@@ -4,8 +4,6 @@ JPEG is decoded by libjpeg-turbo through `simplejpeg`, which releases the interp
 cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour JPEGs
 come out equal, byte for byte (tests/images/test_decoding.py checks that).
 
-Rarer kinds of images:
-
 - EXIF orientation is always applied; XMP orientation where EXIF has none.
 - Palettes are looked up. Alpha is dropped for `"rgb"` and `"grayscale"`, as Pillow's `convert` does (it is not blended
   with a background), and kept as the fourth channel for `"keep"`.
@@ -16,9 +14,8 @@ Rarer kinds of images:
   Floating point and 32-bit grayscale come as float32 for `"keep"`; they have no agreed range for 8 bits: an error.
 - Animations give their first frame.
 
-Faulting in fresh pages takes a tenth of the time of decoding, so each thread reuses the memory that it decodes into.
-But decoding needs up to 16 bytes per pixel, and a few kilobytes may hold 170 million pixels: for those, threads take
-turns.
+Faulting in fresh pages takes a tenth of the time of decoding, so each thread reuses the memory that it decodes into. A
+few kilobytes may hold 170 million pixels of up to 16 bytes: for such images, threads take turns.
 """
 
 from __future__ import annotations
@@ -62,14 +59,9 @@ if TYPE_CHECKING:
     from colabstage.images.headers import JpegHeader
 
 
-# Scale the pixels of an image to their place.
-#
-# This is done by Pillow's bilinear filter, or by torch's kernel of the same filter. Both widen the filter with the
-# reduction (no aliasing). On a processor with AVX2, torch's kernel is four to six times as fast for images of three
-# channels. It runs only in the calling thread, releases the interpreter lock, and is within one grey level of Pillow.
-# Which one is used shows in the bytes, so it is never chosen here: packing decides it once for all images.
-
-
+# Images are scaled by Pillow's bilinear filter, or by torch's kernel of it, which is within one grey level of Pillow
+# and, with AVX2, four to six times as fast for three channels. Which one is used shows in the bytes, so it is never
+# chosen here: packing decides it once for all images.
 Resizer = Literal["pillow", "torch"]
 
 # Only these processors may have AVX2, without which torch's kernel is not fast.
@@ -87,19 +79,11 @@ def resample(
     resizer: Resizer = "pillow",
     scratch: Scratch | None = None,
 ) -> NDArray[Any]:
-    """Scale an image as `placement` says, and pad it with 0.
+    """Scale C-contiguous pixels `(H, W, C)` of 1, 3 or 4 channels, uint8, uint16 or float32, as `placement` says, and
+    pad them with 0; the result may be in `scratch`.
 
-    Args:
-        pixels: C-contiguous `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
-        placement: where it goes.
-        gap: with Pillow, a side that shrinks by at least twice this factor is first reduced by a whole number, block by
-            block.
-        resizer: `"torch"` scales uint8 images of 3 channels whose box has integer edges by torch; all others go through
-            Pillow, as do all with `"pillow"`.
-        scratch: memory in which the result may be.
-
-    Returns:
-        C-contiguous `(H, W, C)` of the placement's target size, of the dtype of `pixels`.
+    `gap`: with Pillow, a side that shrinks by at least twice this factor is first reduced by whole blocks. `resizer`:
+    `"torch"` scales uint8 images of 3 channels whose box has integer edges; all others go through Pillow.
     """
     shape = (*placement.scaled, pixels.shape[2])
     if resizer == "torch" and (
@@ -124,10 +108,8 @@ def resample(
 
 
 def can_torch_resize() -> bool:
-    """Return whether torch is installed, has its fast kernel on this processor, and is within one grey level of Pillow.
-
-    Imports torch, which takes one core one to two seconds if nothing else has.
-    """
+    """Return whether torch is installed, has its fast kernel on this processor, and is within one grey level of Pillow;
+    imports torch."""
     try:
         # Checked each time: a kernel found earlier is useless if torch has been uninstalled since.
         return find_spec("torch") is not None and _is_torch_fast()
@@ -145,10 +127,8 @@ def expects_torch() -> bool:
 
 
 def scale_by_torch(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Scale C-contiguous, writable uint8 `(H, W, C)` of 1 or 3 channels into C-contiguous `out`, `(h, w, C)`.
-
-    This memory layout is torch's channels-last, so nothing is copied, nor divided among threads.
-    """
+    """Scale C-contiguous, writable uint8 `(H, W, C)` of 1 or 3 channels into C-contiguous `out`, `(h, w, C)`, which is
+    torch's channels-last: nothing is copied, nor divided among threads."""
     kernel, from_numpy = _torch_kernel()
     # Transposed by numpy, because each of torch's functions releases the interpreter lock and must wait for it again.
     content, target = (from_numpy(each.transpose(2, 0, 1)[None]) for each in (pixels, out))
@@ -167,7 +147,6 @@ def _torch_kernel() -> tuple[Any, Any]:
 
 @cache
 def _is_torch_fast() -> bool:
-    """Tell whether torch has its fast kernel, and that is within one grey level of Pillow."""
     _torch_kernel()
     if not sys.modules["torch"].backends.cpu.get_cpu_capability().startswith("AVX"):
         return False
@@ -246,10 +225,7 @@ class PixelRoom:
         self._changed = threading.Condition()
 
     def room_for(self, content: object) -> AbstractContextManager[None]:
-        """Return a context in which to decode an image file.
-
-        It begins when there is space for the image, at the latest when nothing else is decoded.
-        """
+        """Return a context in which to decode an image file; it begins when there is space for the image."""
         pixels = _count_pixels(content) if isinstance(content, bytes) else 0
         # Nearly every image is small, and a lock for each would cost more than it saves.
         return nullcontext() if pixels <= _FEW_PIXELS else self._occupied(pixels)
@@ -288,8 +264,8 @@ class Scratch:
     """One thread's memory for decoding and resizing. Grows to the largest image, unless that is huge; never shared by
     two threads."""
 
-    def __init__(self, decoded: bytearray | None = None) -> None:
-        self.decoded = bytearray() if decoded is None else decoded
+    def __init__(self) -> None:
+        self.decoded = bytearray()
         self._resized = np.empty((0, 0, 0), np.uint8)
 
     def resized(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
@@ -330,9 +306,8 @@ class ImageFacts:
     """The facts about `decode_image(data, ImageOptions(color_mode="keep"))`, usually read from the header alone."""
 
     height: int
-    """In pixels, orientation applied."""
+    """In pixels, orientation applied, as `width`."""
     width: int
-    """In pixels, orientation applied."""
     channels: int
     """1, 3 or 4."""
     dtype: np.dtype[Any]
@@ -364,23 +339,16 @@ class DecodedImage(NamedTuple):
 
 
 def decode_image(data: bytes, options: ImageOptions) -> NDArray[Any]:
-    """Decode one image file.
-
-    Returns:
-        C-contiguous, writable array `(H, W, C)`; uint8, except for `color_mode="keep"` of 16-bit (uint16) and
-        floating-point (float32) grayscale files.
-    """
+    """Decode one image file to a C-contiguous, writable array `(H, W, C)`; uint8, except for `color_mode="keep"` of
+    16-bit (uint16) and floating-point (float32) grayscale files."""
     return decode_sized(data, options).pixels
 
 
 def decode_sized(
     data: bytes, options: ImageOptions, *, resizer: Resizer = "pillow", scratch: Scratch | None = None
 ) -> DecodedImage:
-    """Decode one image file, as `decode_image`; also return what else becomes known.
-
-    `scratch`: this thread's memory; the result may be in it, until the next call. Without it every image faults in
-    fresh pages, a tenth of the time when several threads decode.
-    """
+    """Decode one image file, as `decode_image`; also return what else becomes known. `scratch`: this thread's memory;
+    the result may be in it, until the next call."""
     # An image that is not resized is itself the result, so it needs its own memory.
     decoded = scratch.decoded if scratch is not None and options.size is not None else None
     found = _decode_turbo(data, options, decoded) if is_jpeg(data) else None
@@ -412,8 +380,8 @@ def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer 
     values = pixels[..., None] if pixels.ndim == 2 else pixels
     if values.ndim != 3 or values.shape[2] not in (1, 3, 4) or values.dtype not in _IMAGE_DTYPES or not values.size:
         msg = (
-            f"The array is {_describe(pixels)}; expected an image (height, width, channels) of 1, 3 or 4 channels of "
-            "uint8, uint16 or float32."
+            f"The array is {' x '.join(map(str, pixels.shape))} {pixels.dtype}; expected an image (height, width, "
+            "channels) of 1, 3 or 4 channels of uint8, uint16 or float32."
         )
         raise DecodeError(msg)
     upright = np.ascontiguousarray(_recolored(values, options.color_mode))
@@ -422,23 +390,19 @@ def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer 
 
 
 def no_range(dtype: np.dtype[Any]) -> DecodeError:
-    """Return the error for pixels that have no meaning in 8 bits."""
     return DecodeError(f'Pixels of {dtype} have no agreed range for a conversion to 8 bits. Pass color_mode="keep".')
 
 
 def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
     from PIL import Image
 
-    if color_mode == "keep":
+    channels, dtype = values.shape[2], values.dtype
+    if color_mode == "keep" or (dtype == np.uint8 and channels == (1 if color_mode == "grayscale" else 3)):
         return values
-    if values.dtype != np.uint8:
-        if values.shape[2] != 1 or values.dtype != np.uint16:
-            raise no_range(values.dtype)
-        # The upper eight bits, as for files.
-        values = (values >> 8).astype(np.uint8)
-    if values.shape[2] == (1 if color_mode == "grayscale" else 3):
-        return values
-    image = Image.fromarray(np.ascontiguousarray(values[..., 0] if values.shape[2] == 1 else values))
+    # Pillow has no images of several channels of these.
+    if dtype == np.float32 or (dtype == np.uint16 and channels != 1):
+        raise no_range(dtype)
+    image = Image.fromarray(np.ascontiguousarray(values[..., 0] if channels == 1 else values))
     return _to_array(image, color_mode)
 
 
@@ -504,10 +468,7 @@ def _decode_turbo(
     data: bytes, options: ImageOptions, scratch: bytearray | None
 ) -> tuple[NDArray[np.uint8], tuple[int, int], int] | None:
     """Decode by simplejpeg, at a half, a quarter or an eighth if the options allow; `None` if that is left to Pillow.
-
-    Return the upright pixels, each the mean of a block of `factor` by `factor`; height and width of the whole image;
-    and the factor.
-    """
+    Return the upright pixels, height and width of the whole image, and the factor."""
     header = read_jpeg_header(data)
     check_pixels(header.width, header.height)
     if not is_plain(header):
@@ -529,7 +490,7 @@ def _decode_turbo(
 
 
 def is_plain(header: JpegHeader) -> bool:
-    """Tell whether simplejpeg can decode a JPEG."""
+    """Return whether simplejpeg can decode a JPEG."""
     return header.components in (1, 3) and header.precision == 8 and header.height * header.width <= MAX_PIXELS
 
 
@@ -573,10 +534,10 @@ def open_upright(data: bytes, *, is_mask: bool = False) -> Iterator[Image.Image]
     """Decode an image file by Pillow, turned as its EXIF or XMP orientation says; `is_mask`: refuse several pages, and
     keep values as they are written."""
     with _open_pillow(data) as image:
-        if is_mask and _is_animated(image):
-            msg = f"The {image.format} has several frames or pages, expected one. Save the one that is meant alone."
-            raise DecodeError(msg)
         if is_mask:
+            if _is_animated(image):
+                msg = f"The {image.format} has several frames or pages, expected one. Save the one that is meant alone."
+                raise DecodeError(msg)
             keep_range(image)
         with _upright(image, data) as upright:
             yield upright
@@ -625,7 +586,7 @@ def orientation_of(data: bytes) -> int:
 
 
 def _is_upright_png(data: bytes) -> bool:
-    """Tell whether a PNG says nothing about turning: to look behind its pixels, Pillow would decode them all."""
+    """Return whether a PNG says nothing about turning: to look behind its pixels, Pillow would decode them all."""
     return data.startswith(_PNG_HEAD) and not any(mark in data for mark in _PNG_TURNS)
 
 
@@ -761,47 +722,38 @@ def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
             raise no_range(values.dtype)
         gray = (values.astype(np.uint16) >> 8).astype(np.uint8)[..., None]
         return gray if color_mode == "grayscale" else np.repeat(gray, 3, axis=2)
-    if color_mode == "keep":
-        mode = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
-    else:
-        mode = "L" if color_mode == "grayscale" else "RGB"
+    if color_mode != "keep":
+        channels = 1 if color_mode == "grayscale" else 3
+    mode = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
     pixels = np.array(image if image.mode == mode else image.convert(mode), dtype=np.uint8)
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def _describe(array: NDArray[Any]) -> str:
-    return f"{' x '.join(map(str, array.shape))} {array.dtype}"
-
-
-# Parts of images: decoded no further than needed, or cut from an image that is decoded as a whole and kept.
-
-
-# Top, left, height and width.
+# A part of an image: top, left, height and width.
 Crop = tuple[int, int, int, int]
 
 
 def decode_region(
     data: bytes, color_mode: ColorMode, crop: Crop, target: tuple[int, int], *, scratch: bytearray | None = None
 ) -> NDArray[Any]:
-    """Decode a part of an image file.
+    """Decode a part of an image file as `"rgb"` or `"grayscale"`: uint8 `(h, w, C)` over `scratch`, not contiguous.
 
     A JPEG whose rows are stored in order is decoded only to the part's last row; and at a half, a quarter or an eighth
-    of its size if the part is that much larger than `target`: the edges are then rounded to whole pixels of the smaller
-    image, by up to half a pixel.
-
-    Args:
-        data: the whole file.
-        color_mode: `"rgb"` or `"grayscale"`.
-        crop: top, left, height and width of the part in the upright image, in pixels.
-        target: height and width that it will be resized to, in pixels.
-        scratch: memory to decode into, one for each thread; grows as needed.
-
-    Returns:
-        uint8 `(h, w, C)`; over `scratch`, and not contiguous.
+    of its size if the part is that much larger than `target`, its size after resizing: the edges are then rounded to
+    whole pixels of the smaller image, by up to half a pixel.
     """
-    part = _decode_jpeg(data, color_mode, crop, target, scratch) if is_jpeg(data) else None
-    if part is not None:
-        return part
+    header = read_jpeg_header(data) if is_jpeg(data) else None
+    if header is not None and is_plain(header):
+        factor = region_factor(crop, target)
+        (_, last_row), _ = _reduced_crop(crop, factor, header)
+        # One more row, from which the last one takes half of its colours.
+        rows = min(header.height, (last_row + 1) * factor)
+        short = first_rows(data, header, rows) if rows < header.height else None
+        content, rows = (data, header.height) if short is None else (short, rows)
+        gray, strict = color_mode == "grayscale", short is None
+        found = decode_turbo(content, (rows, header.width), factor, gray=gray, scratch=scratch, strict=strict)
+        if found is not None:
+            return WholeImage(found, factor, header).cut(crop)
     top, left, height, width = crop
     pixels = decode_image(data, ImageOptions(color_mode=color_mode))
     return np.asarray(pixels[top : top + height, left : left + width])
@@ -818,7 +770,7 @@ class WholeImage(NamedTuple):
     """`None` if pixels are upright."""
 
     def cut(self, crop: Crop) -> NDArray[np.uint8]:
-        """Return what `decode_region` would return for this crop, over the same pixels; its factor must be this one."""
+        """Return what `decode_region` would for this crop, over the same pixels; its factor must be this one."""
         if self.header is None:
             top, left, height, width = crop
             return self.pixels[top : top + height, left : left + width]
@@ -839,26 +791,13 @@ _NEARLY_ALL = 0.9
 
 
 def decode_whole(
-    data: bytes,
-    color_mode: ColorMode,
-    crop: Crop,
-    factor: int,
-    *,
-    scratch: bytearray | None = None,
+    data: bytes, color_mode: ColorMode, crop: Crop, factor: int, *, scratch: bytearray | None = None
 ) -> WholeImage | None:
-    """Decode an image file so that any crop with this `region_factor` can be cut from it, if this crop needs nearly all
-    of it anyway.
+    """Decode an image file, perhaps into `scratch`, so that any crop with this `region_factor` can be cut from it, if
+    this crop needs nearly all of it anyway.
 
-    Args:
-        data: the whole file.
-        color_mode: `"rgb"` or `"grayscale"`.
-        crop: as of `decode_region`.
-        factor: of the crop.
-        scratch: memory that the result may be in.
-
-    Returns:
-        `None` if `decode_region` takes considerably less time, or the content of a crop depends on how far the file is
-        decoded (in some such cases the decoder warns).
+    `None` if `decode_region` takes considerably less time, or the content of a crop depends on how far the file is
+    decoded (in some such cases the decoder warns).
     """
     header = read_jpeg_header(data) if is_jpeg(data) else None
     if header is None or not is_plain(header):
@@ -869,32 +808,6 @@ def decode_whole(
     size, gray = (header.height, header.width), color_mode == "grayscale"
     pixels = decode_turbo(data, size, factor, gray=gray, scratch=scratch)
     return None if pixels is None else WholeImage(pixels, factor, header)
-
-
-def _decode_jpeg(
-    data: bytes, color_mode: ColorMode, crop: Crop, target: tuple[int, int], scratch: bytearray | None
-) -> NDArray[np.uint8] | None:
-    """Decode only a part of a JPEG; `None` if the file must be examined as a whole."""
-    header = read_jpeg_header(data)
-    if not is_plain(header):
-        return None
-    factor = region_factor(crop, target)
-    (_, last_row), _ = _reduced_crop(crop, factor, header)
-    # One more row, from which the last one takes half of its colours.
-    rows = min(header.height, (last_row + 1) * factor)
-    short = first_rows(data, header, rows) if rows < header.height else None
-    pixels = decode_turbo(
-        data if short is None else short,
-        (header.height if short is None else rows, header.width),
-        factor,
-        gray=color_mode == "grayscale",
-        scratch=scratch,
-        strict=short is None,
-    )
-    if pixels is None:
-        return None
-    # Its first rows, if not all.
-    return WholeImage(pixels, factor, header).cut(crop)
 
 
 def _reduced_crop(crop: Crop, factor: int, header: JpegHeader) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -927,9 +840,6 @@ def _stored_crop(crop: Crop, header: JpegHeader) -> Crop:
 # Damaged codes of a JPEG's pixels do not stop a decoder: they become grey or shifted blocks. Only the segments before
 # the scan can stop it. So a JPEG with one scan, and no marker before its end, is tried without the codes, which take
 # nearly all the time. Every other file is decoded, because only the decoder knows which codes it needs.
-
-
-_PNG_HEAD_BYTES = 8
 # libjpeg's limits, in pixels.
 _MOST_SIDE, _BLOCK_SIDE = 65_500, 8
 # How much of a scan is searched at once: it stays in the processor's cache.
@@ -937,14 +847,8 @@ _LOOK_BYTES = 128 * 1024
 
 
 def check_complete(data: bytes) -> ImageFacts:
-    """Check that an image file has a readable header, and pixels that can be decoded; return what its header says.
-
-    For most JPEGs the segments before the codes are tried, for a PNG the checksums. Data after the end (padding, a
-    second picture) does not matter. Any other file passes if it can be decoded.
-
-    Raises:
-        DecodeError: it is cut off, damaged, or not an image.
-    """
+    """Check that an image file has a readable header, and pixels that can be decoded; return what its header says. Data
+    after the end (padding, a second picture) does not matter."""
     if is_jpeg(data) and comes_by_rows(data, read_jpeg_header(data)):
         segments = segments_before_codes(data)
         facts = _facts_of_segments(segments) if _is_one_scan(data, len(segments)) else None
@@ -959,7 +863,7 @@ def check_complete(data: bytes) -> ImageFacts:
 
 def _has_checksums(data: bytes) -> bool:
     """Return whether all chunks of a PNG that decoding needs have the right checksum, up to its end."""
-    position, view, kinds = _PNG_HEAD_BYTES, memoryview(data), set[bytes]()
+    position, view, kinds = len(_PNG_HEAD), memoryview(data), set[bytes]()
     while position + 12 <= len(data) and b"IEND" not in kinds:
         length, kind = struct.unpack_from(">I4s", data, position)
         end = position + 8 + length

@@ -1,7 +1,5 @@
-"""The image that an image file becomes: its shape and channels, and the file's place in it. Pure arithmetic.
-
-numpy is not imported with this, because the command line builds options even to show its help.
-"""
+"""The image that an image file becomes: its shape and channels, and the file's place in it. Pure arithmetic, without
+numpy, because the command line builds options even to show its help."""
 
 from __future__ import annotations
 
@@ -53,9 +51,8 @@ class MaskOptions:
     """How a mask file becomes class indices."""
 
     size: tuple[int, int] | None = None
-    """Its image's size."""
+    """Its image's, as `resize`."""
     resize: Resize = "stretch"
-    """Its image's way of resizing."""
     colors: tuple[tuple[int, int, int], ...] | None = None
     """`(r, g, b)` of class 0, 1, …; `None` if its pixels are class indices."""
     foreground: bool = False
@@ -121,19 +118,15 @@ def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize:
         return Placement((left, top, left + box_width, top + box_height), target, (0, 0), target)
     if resize == "pad":
         # One pixel at least.
-        scaled = (
-            (max(1, round(height * columns / width)), columns)
-            if is_wider
-            else (rows, max(1, round(width * rows / height)))
-        )
+        fitted = max(1, round(height * columns / width if is_wider else width * rows / height))
+        scaled = (fitted, columns) if is_wider else (rows, fitted)
         # Centred, as people crop and frame; an odd pixel goes below or to the right.
         return Placement(whole, scaled, ((rows - scaled[0]) // 2, (columns - scaled[1]) // 2), target)
     return Placement(whole, target, (0, 0), target)
 
 
 def reduction_factor(placement: Placement) -> int:
-    """Return the largest of 1, 2, 4, 8 by which both sides of the used box may shrink and still cover the scaled box: a
-    JPEG decodes to such a part of its size faster, each pixel the mean of a block."""
+    """Return the `block_side` of the used box: a JPEG decodes to such a part of its size faster."""
     left, upper, right, lower = placement.box
     return block_side(lower - upper, right - left, placement.scaled)
 
@@ -149,11 +142,8 @@ def block_side(height: float, width: float, scaled: tuple[int, int]) -> int:
 def fit_boxes(
     boxes: NDArray[np.float64], sizes: NDArray[np.int64], target: tuple[int, int] | None, resize: Resize
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Move boxes `(M, 4)`, x0, y0, x1, y1 in pixels of source images of `sizes` `(M, 2)`, with their images.
-
-    Returns the boxes in pixels of the result, and bool `(M,)`: which of them are left. Only cropping removes any: those
-    with no area inside; what is left of the others is cut at the edges.
-    """
+    """Move boxes `(M, 4)`, x0, y0, x1, y1 in pixels of source images of `sizes` `(M, 2)`, with their images; return
+    them in pixels of the result, cut at its edges, and bool `(M,)`: which of them have area inside."""
     import numpy as np
 
     kept = np.ones(len(boxes), dtype=bool)

@@ -1,8 +1,4 @@
-"""What a JPEG's header says, without decoding a pixel: size, components, orientation, and where its rows are.
-
-Decoders, and code that only reads the header, call the same function for the orientation: boxes and crops refer to the
-upright image, so both must agree.
-"""
+"""What a JPEG's header says, without decoding a pixel: size, components, orientation, and where its rows are."""
 
 from __future__ import annotations
 
@@ -125,9 +121,8 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
 
 
 def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
-    """Return the same file with a header that states only its first rows: a decoder stops there, and skips the rest
-    with a warning. The last of the rows may lack what the next one would have contributed to its colours. `None` if
-    rows are not stored in order, or the file lacks its end."""
+    """Return the same file with a header that states only its first rows: a decoder stops there, with a warning. The
+    last of them may lack what the next one contributes to its colours. `None` unless it `comes_by_rows`."""
     if not comes_by_rows(data, header):
         return None
     short = bytearray(data)

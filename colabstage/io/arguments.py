@@ -1,9 +1,8 @@
 """How the arguments of public functions are defined and checked.
 
-A frozen dataclass holds the names, defaults and docs of keyword arguments; public functions take them from there.
-
-Such a function is written with `**options: Unpack[...]`, which type checkers read. What a person sees (the signature,
-the Tab key's suggestions, the docstring) lists each argument by name, and an unknown name is refused, as Python does.
+A frozen dataclass holds the names, defaults and docs of keyword arguments; public functions take them from there. Such
+a function is written with `**options: Unpack[...]`, which type checkers read; what a person sees lists each argument by
+name, and an unknown name is refused, as Python does.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ def spelt_signature(
 ) -> inspect.Signature:
     """Return the signature of a function that ends in `**arguments`, with each argument that `spellers` define by name;
     only those in a `TypedDict`, if one is given."""
-    wanted = None if arguments is None else arguments.__annotations__
-    spelt = [one for speller in spellers for one in parameters(speller) if wanted is None or one.name in wanted]
+    spelt = [one for speller in spellers for one in parameters(speller, arguments)]
     signature = inspect.signature(function)
     own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     names = {one.name for one in own}
@@ -85,14 +83,8 @@ def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]
 
 
 def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") -> None:
-    """Refuse an argument of the wrong kind at once: later errors would not say which argument it was.
-
-    Args:
-        name: what the argument is called.
-        given: its value.
-        kind: what is expected.
-        remedy: a sentence with the line to write instead.
-    """
+    """Refuse an argument of the wrong kind at once: later errors would not say which it was. `remedy`: a sentence with
+    the line to write instead."""
     fits, words = _KINDS[kind]
     if not fits(given):
         refuse_argument(name, given, words, remedy=instead_of(given, otherwise=remedy) if kind == "path" else remedy)
@@ -108,35 +100,28 @@ def whole_number(name: str, given: object, *, least: int = 0, otherwise: str = "
 
 
 def refuse_argument(name: str, given: object, expected: str, *, remedy: str = "") -> NoReturn:
-    """Refuse an argument, naming objects by their class: some print as a whole page.
-
-    Args:
-        name: what the argument is called.
-        given: its value.
-        expected: what it may be, in words.
-        remedy: a sentence with the line to write instead.
-    """
+    """Refuse an argument, naming objects by their class: some print as a whole page. `expected`: what it may be, in
+    words; `remedy`: a sentence with the line to write instead."""
     msg = f"{name}={show_value(given)} cannot work; expected {expected}."
     raise OptionError(f"{msg} {remedy}".rstrip())
 
 
-def parameters(speller: Speller) -> list[inspect.Parameter]:
-    """Return the arguments that a dataclass or function defines: its fields, or its keyword-only parameters."""
+def parameters(speller: Speller, arguments: type[Any] | None = None) -> list[inspect.Parameter]:
+    """Return the arguments that a dataclass or function defines, its fields or its keyword-only parameters; only those
+    in a `TypedDict`, if one is given."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    if not is_dataclass(speller):
-        return [one for one in inspect.signature(speller).parameters.values() if one.kind is kind]
-    return [
-        inspect.Parameter(one.name, kind, default=one.default, annotation=one.type)
-        for one in fields(speller)
+    if is_dataclass(speller):
         # Fields made by a factory are not arguments.
-        if one.init and one.default is not MISSING
-    ]
+        given = [one for one in fields(speller) if one.init and one.default is not MISSING]
+        found = [inspect.Parameter(one.name, kind, default=one.default, annotation=one.type) for one in given]
+    else:
+        found = [one for one in inspect.signature(speller).parameters.values() if one.kind is kind]
+    return [one for one in found if arguments is None or one.name in arguments.__annotations__]
 
 
 def defaults(speller: Speller, arguments: type[Any] | None = None) -> dict[str, Any]:
-    """Return the default of each argument that `spellers` define; only of those in a `TypedDict`, if one is given."""
-    wanted = None if arguments is None else arguments.__annotations__
-    return {one.name: one.default for one in parameters(speller) if wanted is None or one.name in wanted}
+    """Return the default of each of the `parameters`."""
+    return {one.name: one.default for one in parameters(speller, arguments)}
 
 
 def refused_call(
@@ -207,9 +192,7 @@ def check_zip_encoding(encoding: str | None) -> None:
         raise OptionError(msg) from error
 
 
-# Show an argument's value in a few words: a message never holds a whole table.
-
-
+# A message shows an argument's value in a few words, never a whole table.
 _LONGEST = 80
 _LONGEST_PATH = 400
 
@@ -264,13 +247,8 @@ def is_frame(value: object) -> bool:
 
 
 def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> str:
-    """Return a sentence that says what to write where a path was expected.
-
-    Args:
-        value: what was given.
-        several: whether a list of paths is taken as well.
-        otherwise: the sentence where nothing better is known.
-    """
+    """Return a sentence that says what to write where a path was expected, or a list of them if `several`; `otherwise`:
+    the sentence where nothing better is known."""
     if isinstance(value, list | tuple | set | frozenset | Iterator):
         return "Give a list of paths." if several else "Give one path, and call once for each."
     if isinstance(value, Mapping | str | bytes | type) or is_frame(value) or not hasattr(value, "__getitem__"):
@@ -282,9 +260,7 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
     return "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y)."
 
 
-# Suggest what a path that does not exist may have been meant to be: where it goes wrong, and similar names there.
-
-
+# What a path that does not exist may have been meant to be.
 _DRIVE_FOLDERS = frozenset({"MyDrive", "My Drive", "Shareddrives", "Shared drives"})
 _NAMES_SHOWN = 6
 # A folder on Drive may hold a hundred thousand names.

@@ -1,11 +1,9 @@
 """The boundary of the public functions: calls that do not fit are refused, errors of the system leave a call as typed
 errors, and a stopped call says what is kept.
 
-A disk may be full, and a mount may fail, at any of the hundred small calls that a public function makes: listing a
-folder, writing a record, renaming. Each such error passes unchanged up to here, where the arguments tell whether the
-path was to be read or to be written.
-
-Errors that the caller's own code raises, in a transform, a dataset or a progress display, stay as they are.
+A disk or a mount may fail at any of the hundred small calls that a public function makes. Each such error passes
+unchanged up to here, where the arguments tell whether the path was to be read or to be written. Errors that the
+caller's own code raises, in a transform, a dataset or a progress display, stay as they are.
 """
 
 from __future__ import annotations
@@ -83,9 +81,10 @@ def public(
                 except TypeError as mismatch:
                     raise refused_call(shown, signature, mismatch, kwargs, remedies or {}) from error
                 raise
-            except OSError as error:
+            except OSError:
                 given = {**inspect.signature(function).bind_partial(*args, **kwargs).arguments, **kwargs}
-                raise_typed(error, reads=map(given.get, reads), writes=map(given.get, writes))
+                with typed_errors(reads=map(given.get, reads), writes=map(given.get, writes)):
+                    raise
             except KeyboardInterrupt as stop:
                 raise_stopped(stop, stopped)
 
@@ -126,29 +125,19 @@ def raise_stopped(stop: KeyboardInterrupt, sentence: str) -> NoReturn:
 
 @contextlib.contextmanager
 def typed_errors(*, reads: Iterable[object], writes: Iterable[object]) -> Iterator[None]:
-    """Raise the system's errors in the block as those of `typed_error`, for work that continues in another thread."""
+    """Raise the system's errors in the block as those of `typed_error`."""
     try:
         yield
     except OSError as error:
-        raise_typed(error, reads=reads, writes=writes)
-
-
-def raise_typed(error: OSError, *, reads: Iterable[object], writes: Iterable[object]) -> NoReturn:
-    """Raise an error of the system as that of `typed_error`."""
-    better = typed_error(error, reads=reads, writes=writes)
-    if better is error:
-        raise error
-    raise better from error
+        better = typed_error(error, reads=reads, writes=writes)
+        if better is error:
+            raise
+        raise better from error
 
 
 def typed_error(error: OSError, *, reads: Iterable[object] = (), writes: Iterable[object] = ()) -> Exception:
     """Return the typed error for an error of the system; errors that are typed, or of the caller's own code, unchanged.
-
-    Args:
-        error: what was raised.
-        reads: the paths, patterns or lists of them that the call reads; anything else is ignored.
-        writes: those that it writes to.
-    """
+    `reads`, `writes`: the paths, patterns or lists of them that the call reads, and writes to; others are ignored."""
     if isinstance(error, ColabstageError) or error.errno is None:
         return error
     sources, targets = list(_places(reads)), list(_places(writes))

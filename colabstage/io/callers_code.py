@@ -25,10 +25,8 @@ _BECAUSE = "\nThe above exception was the direct cause of the following exceptio
 
 
 def is_callers_own(error: OSError, *places: Path) -> bool:
-    """Return whether the caller's own code raised an error that reached this frame.
-
-    places: where the call reads and writes. An error that names one of these is the call's, whoever raised it.
-    """
+    """Return whether the caller's own code raised an error that reached this frame. One that names any of `places`,
+    where the call reads and writes, is the call's, whoever raised it."""
     place = place_of(error)
     if place is not None and any(closeness(place, one) for one in places):
         return False
@@ -51,10 +49,8 @@ def absolute(path: str | bytes | os.PathLike[str]) -> Path:
 
 
 def closeness(place: Path, given: Path) -> int:
-    """Return how closely a path belongs to a given one: the number of shared names, or 0 if it does not.
-
-    What belongs to it: everything in it, what colabstage puts beside it, and the folders above it, which are created.
-    """
+    """Return how closely a path belongs to a given one: the length of what they share, or 0 if it is not in it, nor
+    what colabstage puts beside it, nor a folder above it, which is created."""
     beside = place.name.startswith(given.stem) or is_own(place) or is_our_name(place.name)
     if place.is_relative_to(given) or given.is_relative_to(place) or (place.is_relative_to(given.parent) and beside):
         return len(os.path.commonpath([place, given]))

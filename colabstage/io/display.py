@@ -1,10 +1,8 @@
 """How work in progress is shown: in a panel in a notebook, as bars or lines of text elsewhere.
 
-A `Board` knows the progress of each step, and passes it to a drawing function a few times a second. Working threads
-only add to a number; one thread reads the numbers and draws, as long as a step is open. So a report costs one lock,
-however often it comes, and the display stays true when no report comes at all. It is not a widget: while a cell runs,
-its kernel is busy, so a button would not respond (before ipykernel 7), and widgets turn into their names when the page
-is loaded again.
+A `Board` passes the progress of each step to a drawing function a few times a second: working threads only add to a
+number, and one thread reads the numbers and draws, as long as a step is open. It is not a widget: while a cell runs, a
+button would not respond (before ipykernel 7), and widgets turn into their names when the page is loaded again.
 """
 
 from __future__ import annotations
@@ -406,25 +404,17 @@ class LineProgress(Board):
 
 
 def resolve_progress(progress: bool | Progress) -> Progress:
-    """Turn the public `progress=` argument into a `Progress`.
-
-    `True` is a panel in notebooks and lines of text elsewhere, unless `COLABSTAGE_NO_PROGRESS` is set; `False` is
-    silence.
-
-    Raises:
-        OptionError: it is none of these.
-    """
-    if progress is True:
-        if is_set(NO_PROGRESS_VARIABLE):
-            return Progress()
-        if in_notebook():
-            return NotebookProgress()
-        # A process without a terminal, such as a daemon or `pythonw`, may have no such stream at all.
-        return Progress() if sys.stderr is None or sys.stderr.closed else TqdmProgress()
-    if progress is False:
-        return Progress()
+    """Turn the public `progress=` argument into a `Progress`: `True` is a panel in notebooks and bars of text
+    elsewhere, unless `COLABSTAGE_NO_PROGRESS` is set; `False` is silence."""
     given: object = progress  # annotations do not stop callers from passing something else
-    if not isinstance(given, Progress):
+    if isinstance(given, Progress):
+        return given
+    if not isinstance(given, bool):
         words = "True, False, or an object of a class that derives from colabstage.options.Progress"
         refuse_argument("progress", given, words)
-    return given
+    if not given or is_set(NO_PROGRESS_VARIABLE):
+        return Progress()
+    if in_notebook():
+        return NotebookProgress()
+    # A process without a terminal, such as a daemon or `pythonw`, may have no such stream at all.
+    return Progress() if sys.stderr is None or sys.stderr.closed else TqdmProgress()

@@ -1,8 +1,5 @@
 """Files: reads that retry transient failures, and typed errors for reads and writes that failed for good; reads and
-writes of any size; folders to write in, JSON that is complete or absent, block hashes, a lock; and `Closing`, a context
-manager that calls `close`.
-
-Each item is tried a fixed number of times, never in a blind loop. `RetryPolicy` also says how long to ask servers.
+writes of any size; folders to write in, JSON that is complete or absent, block hashes, a lock.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ import errno
 import functools
 import inspect
 import io
-import itertools
 import json
 import math
 import os
@@ -64,7 +60,7 @@ _DEAD = frozenset({errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED})
 
 
 class Closing:
-    """Call `close` at the end of a `with` block, however it ends; for classes whose `close` may be called twice."""
+    """Call `close` at the end of a `with` block; for classes whose `close` may be called twice."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -132,7 +128,8 @@ def read_with_retry(
 
     A `ColabstageError` raised by `read` itself passes through.
     """
-    for tries in itertools.count(1):
+    tries = 1
+    while True:
         try:
             return read()
         # Some of our errors are OSErrors too, and need no translation.
@@ -142,7 +139,7 @@ def read_with_retry(
             if tries >= policy.attempts or not is_transient(error, policy):
                 raise translate_read_error(error, name, tries) from error
         clock.sleep(policy.first_wait_s * 2 ** (tries - 1))
-    raise AssertionError  # itertools.count does not end
+        tries += 1
 
 
 @contextlib.contextmanager
@@ -300,8 +297,7 @@ def hash_block(data: bytes | bytearray | memoryview) -> str:
     # Imported here, because most callers hash nothing.
     import xxhash
 
-    digest: str = xxhash.xxh3_64_hexdigest(data)
-    return digest
+    return str(xxhash.xxh3_64_hexdigest(data))
 
 
 def block_ranges(size: int, block_bytes: int) -> list[tuple[int, int]]:
@@ -348,10 +344,9 @@ def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def reserve(handle: int, size: int) -> None:
-    """Give a file that will be mapped `size` bytes of zeros, and reserve room for them on the disk.
+    """Give a file that will be mapped `size` bytes, and room for them on the disk; existing bytes stay.
 
-    Without reserved room, writing to the mapping on a full disk kills the process by a signal, and with it a notebook's
-    kernel. Existing bytes stay.
+    Without reserved room, writing to the mapping on a full disk kills the process by a signal.
     """
     os.posix_fallocate(handle, 0, size)
 
@@ -375,11 +370,10 @@ def punch_hole(handle: int, offset: int, length: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-class TargetFile:
-    """A new file to write, as a context manager; its failures are distinguished from those of the source.
+class TargetFile(Closing):
+    """A new file to write, as a context manager: its failures are typed as those of the target, not of the source.
 
-    `write` and closing raise `NotEnoughSpaceError`, `TargetNotWritableError` or `DriveDisconnectedError`. A late thread
-    finds the file closed, never another file under the same descriptor.
+    A late thread finds the file closed, never another file under the same descriptor.
     """
 
     def __init__(self, path: Path, *, fresh: bool = True) -> None:
@@ -402,15 +396,9 @@ class TargetFile:
         with typed_write_errors(self._path):
             self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.close()
-            return
+    def __exit__(self, *how: object) -> None:
         # The error that ended the block matters more.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError) if any(how) else contextlib.nullcontext():
             self.close()
 
 
@@ -428,7 +416,7 @@ def hash_ranges(
     cancellation: Cancellation | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[str]:
-    """Hash parts of a file, in parallel.
+    """Return the xxh3-64 of parts of a file, as `hash_block` does, in their order.
 
     Args:
         path: the file.
@@ -436,9 +424,6 @@ def hash_ranges(
         threads: how many parts are read at once. xxh3 releases the interpreter lock, so more threads are faster.
         cancellation: checked between parts.
         advance: called, in any thread, with the length of each part that was hashed.
-
-    Returns:
-        One 16-digit hash for each part, in the order of `ranges`.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -456,7 +441,6 @@ def hash_ranges(
 
 
 def _hash_part(handle: int, offset: int, length: int) -> str:
-    """Return the xxh3-64 of a part of an open file, the same as `hash_block` of its bytes."""
     import xxhash
 
     # Read in pieces into the same memory, which stays in the processor's cache: a new buffer for each block of 8 MiB
@@ -469,8 +453,7 @@ def _hash_part(handle: int, offset: int, length: int) -> str:
             break
         digest.update(piece[:got])
         done += got
-    text: str = digest.hexdigest()
-    return text
+    return str(digest.hexdigest())
 
 
 @contextlib.contextmanager
@@ -482,12 +465,10 @@ def local_lock(
     cancellation: Cancellation | None = None,
 ) -> Iterator[bool | None]:
     """Hold a lock file on a local disk, which is removed with the lock; yields whether the lock is really held: `False`
-    while another process holds it, `None` where none can be had.
+    while another process holds it, `None` where none can be had (no locks, a full disk, another user's folder).
 
-    The lock only saves work. If the holder does not finish in `timeout_s` seconds, or no lock can be had (a file system
-    without locks, a full disk, another user's folder), the caller continues without it, and unique temporary names keep
+    The lock only saves work: without it the caller continues after `timeout_s` seconds, and unique temporary names keep
     the result correct. `notice` gets a sentence that says who is waited for, or that work continues without the lock.
-    `cancellation` is checked several times a second while waiting.
     """
     import filelock
 
@@ -557,11 +538,8 @@ def _acquire(
     return False if path.exists() else None
 
 
-# colabstage's own small JSON files, checked when read.
-#
-# A record is a frozen dataclass. The types of its fields are its schema. JSON that does not fit is not a record,
-# because anybody may have written it: readers then act as if there were none, which is always safe, only slower.
-
+# colabstage's own small JSON files. A record is a frozen dataclass, and the types of its fields are its schema. JSON
+# that does not fit is no record, because anybody may have written it: readers then act as if there were none.
 
 Record = TypeVar("Record")
 
@@ -617,9 +595,7 @@ def _value(hint: Any, raw: Any) -> Any:
     raise TypeError
 
 
-# Recognise what often replaces a data file: a Git LFS pointer, a web page, a macOS AppleDouble file.
-
-
+# What often replaces a data file: a Git LFS pointer, a web page, a macOS AppleDouble file.
 _HTML = re.compile(rb"(?is)\A(?:\xef\xbb\xbf)?\s*(?:<!--.{0,400}?-->\s*)?<(?:!doctype\s+html|html|head|body)\b")
 _LFS = b"version https://git-lfs.github.com/spec/v1"
 _APPLE_DOUBLE = b"\0\5\x16\7"

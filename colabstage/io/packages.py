@@ -1,13 +1,11 @@
 """Other packages: which are installed, and how they are imported.
 
-Imports run to their end: Ctrl-C and a notebook's stop button are delivered after them. Torch, TensorFlow, and libraries
-that numpy is part of cannot be imported a second time in a process where their first import was cut short: that raises
-strange errors, or crashes the process. A first call imports them, for seconds, inside what looks like work that may be
-stopped.
+Imports run to their end: Ctrl-C and a notebook's stop button are delivered after them. Torch, TensorFlow and numpy
+cannot be imported again in a process where their first import was cut short.
 
-Some only make work faster: isal and simplejpeg. Where one is missing, as after an installation without dependencies on
-a machine without internet, zlib and Pillow do the same, and a warning says so once. `igzip_lib`, `isal_zlib` and
-`igzip` have the names of isal's modules that colabstage uses.
+Some only make work faster: isal and simplejpeg. Where one is missing, as after an installation without dependencies,
+zlib and Pillow do the same, and a warning says so once. `igzip_lib`, `isal_zlib` and `igzip` have the names of isal's
+modules that colabstage uses.
 """
 
 from __future__ import annotations
@@ -37,24 +35,17 @@ ACCELERATORS = {
     "simplejpeg": "JPEGs are decoded and encoded by Pillow, at about half the rate",
 }
 _untold = dict(ACCELERATORS)
-_GIVEN_BYTES = 64 * 1024
 
 
 def added_by_packages(group: str) -> EntryPoints:
-    """Return the entry points of a group.
-
-    Python reads a file of every installed package for this, which takes longer than staging a few images. So the result
-    is kept until the import path or one of its folders changes, as it does when a package is installed.
-    """
+    """Return the entry points of a group, for which Python reads a file of every installed package: kept until the
+    import path or one of its folders changes, as it does when a package is installed."""
     return _read(group, tuple((folder, _modified_ns(folder)) for folder in sys.path))
 
 
 @functools.cache
 def installed_version(package: str) -> str:
-    """Return the version of a package as first seen, because modules stay as they were imported; "" if it is missing.
-
-    Python parses the package's whole description for it, which takes as long as decoding some images.
-    """
+    """Return the version of a package as first seen, as its modules stay; "" if it is missing."""
     # Imported here and below: it takes longer than to look at what is staged.
     from importlib.metadata import PackageNotFoundError, version
 
@@ -143,8 +134,8 @@ def find_simplejpeg() -> Any:
 class _Inflater:
     """`isal.igzip_lib.IgzipDecompressor` of raw deflate, by zlib."""
 
-    def __init__(self, flag: int = 0) -> None:
-        self._inflater, self._left, self._full = zlib.decompressobj(-zlib.MAX_WBITS), memoryview(b""), False
+    def __init__(self, _flag: int = 0) -> None:
+        self._inflater, self._full = zlib.decompressobj(-zlib.MAX_WBITS), False
 
     @property
     def eof(self) -> bool:
@@ -153,25 +144,13 @@ class _Inflater:
     @property
     def needs_input(self) -> bool:
         # After a full piece zlib may hold more of what it has read already.
-        return not (self._left or self._full or self.eof)
+        return not (self._inflater.unconsumed_tail or self._full or self.eof)
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
         """Return up to `max_length` bytes, or all that there are in what was given so far."""
-        if data:
-            self._left = memoryview(bytes(self._left) + data if self._left else data)
-        pieces: list[bytes] = []
-        room = max_length
-        while room and not self.eof:
-            # A little at a time: zlib copies what it leaves.
-            given = self._left[:_GIVEN_BYTES]
-            piece = self._inflater.decompress(given, max(0, room))
-            self._left = self._left[len(given) - len(self._inflater.unconsumed_tail) :]
-            pieces.append(piece)
-            room -= len(piece) if room > 0 else 0
-            if not self._left and (room < 0 or len(piece) < max_length):
-                break
-        self._full = not room
-        return b"".join(pieces)
+        piece = self._inflater.decompress(self._inflater.unconsumed_tail + data, max(0, max_length))
+        self._full = len(piece) == max_length
+        return piece
 
 
 def _by_zlib() -> tuple[Any, Any, Any]:

@@ -2,9 +2,9 @@
 piece of work; and a single thread.
 
 With a slow source, latency is the limit: thirty reads in flight cost no more than one. With a fast one, the processor
-is: there should be as many workers as cores, and readers that do not disturb them. So a source that looks fast gets few
-readers at first, and more while reads prove slow and workers wait. A local disk gets none at first: each worker reads
-for itself, because passing a small file between threads takes longer than reading it.
+is. So a source that looks fast gets few readers at first, and more while reads prove slow and workers wait. A local
+disk gets none at first: each worker reads for itself, because passing a small file between threads takes longer than
+reading it.
 """
 
 from __future__ import annotations
@@ -56,10 +56,7 @@ class PipelineLimits:
     stall_timeout_s: float = 180.0
     """Seconds without any read or use after which the source counts as dead."""
     caller_reads: bool = False
-    """Whether items are read only by the thread that runs the pipeline, one after the other.
-
-    For the caller's code, which may not be thread-safe.
-    """
+    """Whether items are read only by the thread that runs the pipeline, for the caller's code."""
 
 
 def run_pipeline(
@@ -72,16 +69,10 @@ def run_pipeline(
     cancellation: Cancellation,
     clock: Clock = SYSTEM_CLOCK,
 ) -> int:
-    """Call `use(item, read(item))` once for every item, in no particular order; return how many threads read.
+    """Call `use(item, read(item))` once for every item; return how many threads read.
 
-    Args:
-        items: what to do, in the order in which to read.
-        read: called in reader threads, in worker threads if these read for themselves, or in this thread.
-        use: called in worker threads.
-        cost: bytes that `read(item)` will return, for the budget.
-        limits: how many of each.
-        cancellation: checked several times a second.
-        clock: measures reads and silence.
+    Items are read in order, in reader threads, in worker threads if these read for themselves, or in this thread; they
+    are used in worker threads. `cost`: bytes that `read(item)` will return, for the budget.
     """
     cancellation.check()
     run = _Run(items, read, use, cost, limits, clock=clock)
@@ -335,11 +326,8 @@ def _join_threads(threads: Sequence[threading.Thread], seconds: float) -> None:
 
 
 class DaemonPool:
-    """Threads for calls that may hang. Unlike with an executor, the interpreter does not wait for them when it exits.
-
-    Leaving its block by an exception does not wait either: calls that have not begun are cancelled, those that hang are
-    abandoned. For calls into mounts and services; not for work that must not be cut off halfway.
-    """
+    """Threads for calls into mounts and services, which may hang: neither the interpreter's exit nor an exception that
+    leaves the block waits for them. Not for work that must not be cut off halfway."""
 
     def __init__(self, workers: int, name: str = "colabstage-pool") -> None:
         self._workers = workers
@@ -441,10 +429,7 @@ def run_each(
 
 
 def in_thread(function: Callable[[], R], name: str, *, daemon: bool = True) -> Future[R]:
-    """Call `function` in a thread of its own, and return its future.
-
-    The thread is a daemon, so the interpreter does not wait for it if the caller has given up.
-    """
+    """Call `function` in a thread of its own, and return its future. The interpreter does not wait for a daemon."""
     future: Future[R] = Future()
     threading.Thread(target=_carry_out, args=(future, function), name=name, daemon=daemon).start()
     return future
@@ -468,13 +453,8 @@ _PARTS_A_THREAD = 2
 
 
 class ThreadPool:
-    """A pool of `threads` threads, including the caller's. Idle ones wait; `close` ends them.
-
-    Attributes:
-        threads: how many.
-        cancellation: stops the shared work: no further part begins. Work with long parts, such as decoding, checks it
-            between rows.
-    """
+    """A pool of `threads` threads, including the caller's. `cancellation` keeps further parts of the shared work from
+    beginning; work with long parts, such as decoding, checks it between rows."""
 
     def __init__(self, threads: int, cancellation: Cancellation | None = None) -> None:
         self.threads = max(1, threads)
@@ -491,8 +471,7 @@ class ThreadPool:
         """Call `work(start, stop)` on contiguous parts of `range(count)`, a few parts a thread, and wait for all.
 
         `alone`: the caller's thread does this many at a time by itself, and the others join when the result is urgent
-        (`Demand`). This keeps the work from slowing a training step: a step that holds Python's lock waits each time
-        another thread passes through it, and with more threads than cores it shares its core.
+        (`Demand`), because other threads slow a training step that holds Python's lock.
         """
         self.cancellation.check()
         # No more threads than rows.

@@ -1,8 +1,7 @@
 """Progress, cancellation and time, passed down as arguments.
 
-Code that waits, measures or gives up takes a `Clock`, and a test passes one that it controls. Deadlines are compared
-with `now`, pauses use `sleep`, and threads wait for each other with `wait`. Other programs and the kernel take real
-time, whatever the clock says.
+Code that waits, measures or gives up takes a `Clock`, and a test passes one that it controls. Other programs and the
+kernel take real time, whatever the clock says.
 """
 
 from __future__ import annotations

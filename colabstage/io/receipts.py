@@ -1,13 +1,11 @@
 """Receipts: the evidence that colabstage made what is at a place, and that it is unchanged since.
 
-A receipt is one file beside its target, `.colabstage-NAME.OWNER.N.receipt`. It is not inside the target, so that a
-folder holds what its source holds and nothing else. It says which kind of work made the target, what that work needs to
-know later (its source, and the source's state), and the target's own state: for a folder the size and time of
-everything in it; for a file what changes when anything writes to it, and the hash of each block.
+A receipt is one file beside its target, `.colabstage-NAME.OWNER.N.receipt`. It says which kind of work made the target,
+what that work needs to know later (its source, and the source's state), and the target's own state: for a folder the
+size and time of everything in it; for a file what changes when anything writes to it, and the hash of each block.
 
 A receipt is written right before its target gets its name. So while one target replaces another there are two receipts,
-and at any moment one of them is true: **only a true receipt counts**. The others are removed when the work is done, or
-when the next call finds what a dead process left. Packs and published files have manifests instead.
+and at any moment one of them is true: **only a true receipt counts**. Packs and published files have manifests instead.
 """
 
 from __future__ import annotations
@@ -18,32 +16,12 @@ import json
 import os
 import stat
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import TargetExistsError
+from colabstage.io import workspace
 from colabstage.io.files import BLOCK_BYTES, Record, block_ranges, hash_ranges, read_fields, read_json
 from colabstage.io.units import listed
-from colabstage.io.workspace import (
-    ANNOUNCED_SUFFIX,
-    DRAFT,
-    EARLIER_EXCHANGE,
-    EARLIER_INVENTORY,
-    RECEIPT,
-    RECORD_SUFFIX,
-    among_others,
-    check_own,
-    current_world,
-    exchange,
-    find_owned,
-    is_made_here,
-    owned_beside,
-    owned_name,
-    owner_token,
-    remove_named,
-    remove_own,
-    rename_own,
-    sync_file,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,7 +69,7 @@ def file_seal(file: Path) -> Seal:
         "size": found.st_size,
         "mtime_ns": found.st_mtime_ns,
         "ctime_ns": found.st_ctime_ns,
-        "world": current_world(),
+        "world": workspace.current_world(),
     }
 
 
@@ -147,20 +125,21 @@ def look_at(target: Path, *, thorough: bool = False) -> Standing:
     is_folder = stat.S_ISDIR(found.st_mode)
     if not is_folder and not stat.S_ISREG(found.st_mode):
         return Standing("link")
-    if not is_made_here(target):
+    if not workspace.is_made_here(target):
         return Standing("folder" if is_folder else "file")
     there = _take_inventory(target) if is_folder else {}
     if is_folder and not there:
         return Standing("empty folder")
-    # There may be several: one whose target never got its name fits worse than the one before it.
+    # One whose target never got its name fits worse than the one before it.
     compared = [
-        _compared(receipt.inventory, there, receipt) if is_folder else _compared_file(receipt, target, thorough)
+        _compared(receipt, there) if is_folder else _compared_file(receipt, target, thorough)
         for receipt, _ in receipts_of(target)
     ]
     return min(compared, key=Standing.distance, default=Standing("folder" if is_folder else "file"))
 
 
-def _compared(listed: Inventory, there: Inventory, receipt: Receipt) -> Standing:
+def _compared(receipt: Receipt, there: Inventory) -> Standing:
+    listed = receipt.inventory
     strange, gone = sorted(there.keys() - listed.keys()), sorted(listed.keys() - there.keys())
     changed = sorted(name for name, facts in listed.items() if there.get(name, facts) != facts)
     # Nothing that it lists is here any more, or it is the receipt of a file.
@@ -186,77 +165,67 @@ def check_replaceable(target: Path, remedy: str = "Move that away, or choose ano
 # --- receipts as files ---
 
 
-class Found(NamedTuple):
-    """A receipt, and the file that it was read from."""
-
-    receipt: Receipt
-    path: Path
-
-
-def receipts_of(target: Path) -> Iterator[Found]:
-    """Yield the receipts beside `target`, true or not; those of earlier versions too."""
-    for one in owned_beside(target, RECEIPT):
+def receipts_of(target: Path) -> Iterator[tuple[Receipt, Path]]:
+    """Yield the receipts beside `target`, true or not, and the files that they are in; those of earlier versions
+    too."""
+    for one in workspace.owned_beside(target, workspace.RECEIPT):
         found = _read(one.path)
         if found is not None and found[0] == target.name:
-            yield Found(found[1], one.path)
+            yield found[1], one.path
     yield from _written_before(target)
 
 
 def find_receipts(folder: Path) -> dict[Path, Receipt]:
     """Return the receipts in a folder by their targets; if a target has several, any of them."""
-    read = [_read(one.path) for one in find_owned(folder, suffixes=(RECEIPT,))]
-    earlier = [path.name[1:].removesuffix(RECORD_SUFFIX) for path in folder.glob(f".*{RECORD_SUFFIX}")]
+    read = [_read(one.path) for one in workspace.find_owned(folder, suffixes=(workspace.RECEIPT,))]
+    earlier = [
+        path.name[1:].removesuffix(workspace.RECORD_SUFFIX) for path in folder.glob(f".*{workspace.RECORD_SUFFIX}")
+    ]
     return {
-        **{folder / name: one.receipt for name in earlier for one in _written_before(folder / name)},
+        **{folder / name: receipt for name in earlier for receipt, _ in _written_before(folder / name)},
         **{folder / one[0]: one[1] for one in read if one is not None},
     }
 
 
 def note_receipt(target: Path, receipt: Receipt) -> Path:
     """Write the receipt of what is about to get the name `target`; return the receipt's file."""
-    path = owned_name(target, RECEIPT)
+    path = workspace.owned_name(target, workspace.RECEIPT)
     # Its temporary is not named for the receipt, where nobody would look, nor for the target, which would adopt it.
-    draft, values = path.with_suffix(DRAFT), {one.name: getattr(receipt, one.name) for one in fields(Receipt)}
+    draft, values = path.with_suffix(workspace.DRAFT), {one.name: getattr(receipt, one.name) for one in fields(Receipt)}
     try:
         draft.write_bytes(json.dumps({**values, "receipt": _VERSION, "name": target.name}).encode())
-        sync_file(draft)
-        return rename_own(draft, path)
+        workspace.sync_file(draft)
+        return workspace.rename_own(draft, path)
     except BaseException:
-        remove_own(draft)
+        workspace.remove_own(draft)
         raise
 
 
 def settle_receipt(target: Path, receipt: Receipt, noted: Path | None = None) -> None:
     """Make a receipt, which was seen to be true, the only one of its target; those of other living processes stay.
-
-    noted: the file that holds it, if there is one.
-    """
+    `noted`: the file that holds it, if there is one."""
     # Another thread that put the same there may have removed it.
     keep = noted if noted is not None and noted.exists() else note_receipt(target, receipt)
-    for suffix in (RECEIPT, EARLIER_INVENTORY):
-        for one in owned_beside(target, suffix):
+    for suffix in (workspace.RECEIPT, workspace.EARLIER_INVENTORY):
+        for one in workspace.owned_beside(target, suffix):
             # A living process's receipt is for what it is about to put there.
-            if one.path != keep and (one.owner == owner_token() or one.is_abandoned):
-                remove_named(one.path)
+            if one.path != keep and (one.owner == workspace.owner_token() or one.is_abandoned):
+                workspace.remove_named(one.path)
     for path in _earlier_records(target):
-        if is_made_here(path):
-            remove_named(path)
+        if workspace.is_made_here(path):
+            workspace.remove_named(path)
 
 
 def sweep_receipts(target: Path, here: Standing | None = None) -> None:
-    """Remove what dead processes left beside the true receipt of an unchanged target, and seal a file again.
-
-    A failure of the disk here is no reason to do the work again.
-
-    here: what was found at the target; by default it is looked at if there are several.
-    """
+    """Remove what dead processes left beside the true receipt of an unchanged target, and seal a file again; a failure
+    of the disk is ignored. `here`: what was found at the target; by default it is looked at if there are several."""
     with contextlib.suppress(OSError):
-        if here is None and len(owned_beside(target, RECEIPT)) > 1:
+        if here is None and len(workspace.owned_beside(target, workspace.RECEIPT)) > 1:
             here = look_at(target)
         if here is not None and here.is_as_made and here.receipt is not None:
             # If its hashes proved it, as after a reboot or a death before it was sealed, the next check reads nothing.
             true = replace(here.receipt, seal=file_seal(target) if here.kind == "file" else {})
-            held = [one.path for one in receipts_of(target) if one.receipt == true and one.path.suffix == RECEIPT]
+            held = [path for one, path in receipts_of(target) if one == true and path.suffix == workspace.RECEIPT]
             settle_receipt(target, true, held[0] if held else None)
 
 
@@ -278,28 +247,25 @@ def _read(path: Path) -> tuple[str, Receipt] | None:
 def put_folder(made: Path, target: Path, receipt: Callable[[], Receipt], *, overwrite: bool = False) -> None:
     """Put a finished folder, which is one of our temporaries or inside one, in its place, with a receipt.
 
-    If the file system can exchange two names, `target` always exists; otherwise, if the process dies in between,
-    `put_back` restores the old folder.
-
     Args:
         made: the folder.
         target: its final path.
         receipt: called right before; makes the receipt, to which the inventory is added, or raises.
         overwrite: whether the user asked to replace whatever is there.
     """
-    check_own(made)
+    workspace.check_own(made)
     coming = replace(receipt(), inventory=_take_inventory(made))
     noted = note_receipt(target, coming)
 
     def put() -> None:
         if not overwrite:
             check_replaceable(target)
-        exchange(made, target)
+        workspace.exchange(made, target)
 
     try:
-        among_others(put, target)
+        workspace.among_others(put, target)
     except TargetExistsError:  # raised before anything got the name; after any other error something may have
-        remove_named(noted)
+        workspace.remove_named(noted)
         raise
     settle_receipt(target, coming, noted)
 
@@ -332,24 +298,27 @@ def _take_inventory(folder: Path) -> Inventory:
 # manifests of packs that are being replaced ---
 
 
-def _written_before(target: Path) -> Iterator[Found]:
+def _written_before(target: Path) -> Iterator[tuple[Receipt, Path]]:
     """Yield what version 0.1 noted about `target`, as receipts."""
     inventories = {digest: (path, inventory) for path, digest, inventory in _earlier_inventories(target)}
     for path in _earlier_records(target):
-        raw = read_json(path) if is_made_here(path) else None
+        raw = read_json(path) if workspace.is_made_here(path) else None
         for receipt, digest in [] if not isinstance(raw, dict) else _earlier_receipts(raw):
             if digest in inventories:
-                yield Found(replace(receipt, inventory=inventories[digest][1]), path)
+                yield replace(receipt, inventory=inventories[digest][1]), path
             elif not digest:
-                yield Found(receipt, path)
-    for one in owned_beside(target, EARLIER_EXCHANGE):
-        yield Found(Receipt("", {"manifests": read_json(one.path)}), one.path)
+                yield receipt, path
+    for one in workspace.owned_beside(target, workspace.EARLIER_EXCHANGE):
+        yield Receipt("", {"manifests": read_json(one.path)}), one.path
     # Even without a record it proves who made the folder.
-    yield from (Found(Receipt("", {}, inventory), path) for path, inventory in inventories.values())
+    yield from ((Receipt("", {}, inventory), path) for path, inventory in inventories.values())
 
 
 def _earlier_records(target: Path) -> list[Path]:
-    names = f".{target.name}{RECORD_SUFFIX}", f".{target.name}{RECORD_SUFFIX}{ANNOUNCED_SUFFIX}"
+    names = (
+        f".{target.name}{workspace.RECORD_SUFFIX}",
+        f".{target.name}{workspace.RECORD_SUFFIX}{workspace.ANNOUNCED_SUFFIX}",
+    )
     return [target.with_name(name) for name in names if len(os.fsencode(name)) <= _MOST_NAME_BYTES]
 
 
@@ -364,7 +333,7 @@ def _earlier_receipts(raw: dict[str, Any]) -> Iterator[tuple[Receipt, str]]:
 
 
 def _earlier_inventories(target: Path) -> Iterator[tuple[Path, str, Inventory]]:
-    for one in owned_beside(target, EARLIER_INVENTORY):
+    for one in workspace.owned_beside(target, workspace.EARLIER_INVENTORY):
         with contextlib.suppress(OSError):
             text = one.path.read_bytes()
             head, *parts = text.split(b"\0")

@@ -1,8 +1,7 @@
 """`Report`: a result that shows itself as text, as HTML in a notebook, as JSON values and as a picture.
 
-A report is a headline, tables and notes. A table has rows of plain text in columns; a row may have a status (what a
-check found), a line below it (what to do about it) and a bar (a quantity to compare). A result with figures of its own
-is a subclass with fields and properties, which `to_dict` returns.
+A report is a headline, tables and notes; a result with figures of its own is a subclass with fields and properties,
+which `to_dict` returns.
 """
 
 from __future__ import annotations
@@ -31,14 +30,8 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-# How results look in a notebook: tables and notes as HTML, and figures.
-#
-# Text has the colour that the notebook sets for outputs; the few other colours are of medium lightness, so they are
-# legible on white and on black. Every CSS rule has our class, so nothing else on the page changes. There are no
-# scripts, so a saved notebook looks the same. A figure renders itself, because notebooks can show a figure only once
-# pyplot has been imported, which also chooses a backend for the whole session; without it they print `<Figure size
-# …>`.
-
+# In a notebook, text has the colour that it sets for outputs, and every CSS rule has our class, so nothing else on the
+# page changes. There are no scripts, so a saved notebook looks the same.
 
 # Contrast of 3.5 and more against #ffffff as well as #1e1e1e, for text in bold and for bars.
 COLOURS = {
@@ -93,10 +86,8 @@ def page(headline: str, body: str) -> str:
 
 
 def left_aligned(body: str) -> str:
-    """Return HTML whose cells, except those of numbers, are left-aligned even without `STYLE`.
-
-    An untrusted notebook drops style sheets but keeps the styles of elements; its own style is right-aligned.
-    """
+    """Return HTML whose cells, except those of numbers, are left-aligned even without `STYLE`, which an untrusted
+    notebook drops."""
 
     def aligned(cell: re.Match[str]) -> str:
         look = "text-align:left" if "cs-number" not in cell[2] else "text-align:right"
@@ -112,10 +103,8 @@ def notes(lines: Iterable[str]) -> str:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty matplotlib figure, sized in inches, that is not registered with any window or global state.
-
-    A notebook shows it in the colours of its page; saved files have a white background.
-    """
+    """Return an empty matplotlib figure, sized in inches, that is not registered with any window or global state: a
+    notebook would show it only once pyplot has been imported, which chooses a backend for the whole session."""
     try:
         shown = _shown_figure()
     except ImportError as error:
@@ -193,11 +182,8 @@ def _shown_figure() -> type[Figure]:
 
 
 def draws_html(shell_classes: Iterable[str]) -> bool:
-    """Return whether the front end of an IPython shell draws HTML, judged by the names of its class and base classes.
-
-    Kernels serve notebooks, which all do: Colab, Jupyter, VS Code, Kaggle. Spyder's console is a kernel and shows text;
-    IPython in a terminal is not a kernel. A console that is connected to a notebook's kernel cannot be recognised.
-    """
+    """Return whether the front end of an IPython shell draws HTML, judged by the names of its class and base classes:
+    those of kernels do, except Spyder's console."""
     names = set(shell_classes)
     return "ZMQInteractiveShell" in names and "SpyderShell" not in names
 

@@ -177,20 +177,14 @@ def format_rate(amount: float, seconds: float, unit: str) -> str:
     return f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"
 
 
-# Hide passwords, tokens and signatures in everything that is shown: addresses, and messages of other software.
-#
-# One rule says what may be shown, not what must be hidden, because services invent names for their keys faster than any
-# list grows. Of an address it shows the server, the path, the *names* of parameters, and the values of a few parameters
-# that only identify an object. Other software's text cannot be checked that way; in it every address follows the rule,
-# and values with a name that suggests a secret are hidden.
-#
-# This is in the lowest layer, so that every message can use it.
-
+# Passwords, tokens and signatures are hidden in everything that is shown. One rule says what may be shown, because
+# services invent names for their keys faster than any list grows: of an address the server, the path, the *names* of
+# parameters, and the values of a few that only identify an object. In other software's text every address follows the
+# rule, and values with a name that suggests a secret are hidden.
 
 HIDDEN = "…"
 
-# The patterns below are texts, which `re` compiles at their first use: to compile all of them would be a third of the
-# time of importing this package's lowest layers, and most processes show no address.
+# The patterns below are texts, which `re` compiles at their first use: most processes show no address.
 
 # Parameters whose values only identify an object, version or format. For all others, only the name is shown.
 _SHOWN_VALUES = frozenset(
@@ -253,11 +247,9 @@ _LONGEST_REASON = 300
 
 
 def show_address(address: str) -> str:
-    """Return an address as it may be shown in messages, reports and records.
-
-    Users, passwords, fragments on the web and the values of parameters are left out, except for parameters that only
-    say which object is meant. Text without a scheme is a path and is returned without its control characters. Of an
-    address that cannot be parsed only the scheme is left, because it is unknown where its password ends.
+    """Return an address as it may be shown in messages, reports and records: without users, passwords, fragments on the
+    web and the values of most parameters. Text without a scheme is a path. Of an address that cannot be parsed only the
+    scheme is left, because it is unknown where its password ends.
 
     >>> show_address("https://ann:pw@example.org/a.zip?id=7&X-Amz-Signature=0f3b")
     'https://example.org/a.zip?id=7&X-Amz-Signature=…'
@@ -271,7 +263,10 @@ def _show_one(address: str) -> str:
     found = re.match(_SCHEME, address)
     if found is None:
         # An address that lost its scheme still has "::" or "@"; a path has no user.
-        return f"{HIDDEN}{address[address.rindex('@') :]}" if re.match(r"[^/]*:[^/]*@", address) else address
+        if not re.match(r"[^/]*:[^/]*@", address):
+            return address
+        place, mark, query = address[address.rindex("@") :].partition("?")
+        return f"{HIDDEN}{place}{mark}{_show_query(query)}"
     scheme, rest = found[1], address[found.end() :]
     is_web = scheme.lower() in _WEB
     # With other schemes, a fragment belongs to the name.
@@ -343,12 +338,8 @@ def is_signed_address(url: str) -> bool:
 
 
 def hide_secrets(text: str, secrets: Sequence[str] = ()) -> str:
-    """Return another software's message on one line of at most 300 characters, without secrets.
-
-    Args:
-        text: the message; addresses in it are shown as `show_address` shows them.
-        secrets: values that are known to be secret, hidden wherever they occur.
-    """
+    """Return another software's message on one line of at most 300 characters, without what `show_address` hides, nor
+    `secrets` that are known."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     text = " ".join(_printable(re.sub(r"\s+", " ", text)).split())

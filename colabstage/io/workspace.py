@@ -3,29 +3,23 @@
 All code that removes, empties or replaces anything calls this module. The evidence that colabstage made something:
 
 - **A temporary** says so in its name, with the process that owns it, and is a regular file or a folder of this user,
-  never a link (see `is_made_here`), because anybody can give a file such a name.
-- Where names cannot be exchanged, what makes room for its successor is called `….was` for that moment: if nothing takes
-  its place it is put back, never removed.
-- **What was put in its place**, a file or a folder, has a receipt beside it (see `receipts`), or a manifest, which the
-  caller knows. If it holds anything else, or anything in it has changed, it is not replaced. A link never is, because
-  it leads to something else, nor is what another user made.
+  never a link (`is_made_here`), because anybody can give a file such a name.
+- **What was put in its place** has a receipt beside it (`receipts`), or a manifest, which the caller knows. If it holds
+  anything else, or anything in it has changed, it is not replaced.
 
-A lock is not evidence, because many file systems that notebooks use grant it to everybody. Another process may
-therefore do the same work in the same place, and a refusal counts only if nothing changed there meanwhile (see
-`among_others`).
+A lock is not evidence, because many file systems grant it to everybody: a refusal counts only if nothing changed there
+meanwhile (`among_others`).
 
 `.colabstage-NAME.OWNER.N.tmp` stands for NAME until NAME is complete. The name tells the leftovers of a dead owner,
 which are taken over or removed, from the work of a living one, which is left alone. What is removed is first renamed to
-`….old`, so that nobody continues with half of it.
+`….old`, so that nobody continues with half of it; what makes room for its successor to `….was`, and if nothing takes
+its place it is put back.
 
-Long work (a copy, a download, an extracted folder, a pack) is done in a workspace, which is such a folder. The next
-call for the same target finds the workspace of a dead process and takes it over by one rename, which succeeds for only
-one process. The workspace's journal says what is already done.
-
-A journal is a text file. Its first line, the head, says which work it belongs to; each further line is one JSON value,
-appended with one write. A kill therefore leaves complete lines, and at most one that is cut off, which is not read.
-Nothing is forced to the disk: after a kill the kernel still has what was written. After a reboot it may not, so a
-caller that cannot check what a line claims puts `current_world()` into the head.
+Long work is done in a workspace, which is such a folder: the next call for the same target takes over that of a dead
+process by one rename. Its journal says what is done: the first line, the head, which work it belongs to; each further
+line one JSON value, appended with one write, so that a kill cuts off at most one, which is not read. Nothing is forced
+to the disk: after a reboot lines may be lost, and what they claim, so a caller that cannot check it puts
+`current_world()` into the head.
 """
 
 from __future__ import annotations
@@ -125,14 +119,12 @@ def _started(pid: int) -> str:
 
 def owner_token() -> str:
     """Identify this process among all that ever ran: world, process id, start time."""
-    pid = os.getpid()
-    return f"{current_world()}-{pid}-{_started(pid)}"
+    return f"{current_world()}-{os.getpid()}-{_started(os.getpid())}"
 
 
 def owner_is_alive(token: str) -> bool | None:
     """Return whether the process that made `token` still runs; `None` if that cannot be checked, because it belongs to
     another boot or container, or the system does not report start times."""
-    # Process ids start over in each boot and each container, so they mean nothing elsewhere.
     world, _, rest = token.partition("-")
     pid, _, started = rest.partition("-")
     if not pid.isdigit() or not started or world != current_world():
@@ -217,10 +209,8 @@ class Owned(NamedTuple):
 
 
 def find_owned(folder: Path, *, name: str = "", prefix: str = "", suffixes: tuple[str, ...] = _OWNED) -> list[Owned]:
-    """Return the owned names in a folder that this user made, sorted.
-
-    With `name`, only those that stand for a file or folder of that name; with `prefix`, for names that begin so.
-    """
+    """Return the owned names in a folder that this user made, sorted; with `name` or `prefix`, only those that stand
+    for that name, or for names that begin so."""
     try:
         # As names, not paths: a folder may have a hundred thousand other files.
         names = sorted(one for one in os.listdir(folder) if one.startswith(OWN_MARK) and one.endswith(suffixes))  # noqa: PTH208
@@ -310,10 +300,7 @@ def last_touched(path: Path) -> float:
 
 
 def leave_for_next(temp: Path) -> None:
-    """Give up a temporary file or folder of ours, so that any process, including this one, can take it over.
-
-    If that is impossible, the temporary is removed, because nobody could see that it was given up.
-    """
+    """Give up a temporary of ours, so that any process can take it over; if that is impossible, remove it."""
     check_own(temp)
     base, _, number = temp.name.removesuffix(TEMP).rpartition(".")
     try:
@@ -324,22 +311,20 @@ def leave_for_next(temp: Path) -> None:
 
 
 def take_orphan(orphan: Path, temp: Path) -> bool:
-    """Rename what `find_orphans` found to `temp`, our own name; return whether it was still there. The rename is
-    atomic, so only one of several processes succeeds."""
+    """Rename what `find_orphans` found to `temp`, our own name; return whether it was still there. Only one of several
+    processes succeeds."""
     check_own(orphan)
-    try:
+    with contextlib.suppress(OSError):
         orphan.rename(temp)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def remove_own(path: Path, *, empty: bool = False) -> None:
-    """Remove one of our temporaries, or something in one, as far as possible; a missing one is fine.
+    """Remove one of our temporaries, or something in one, as far as possible; a missing one is fine. It never raises a
+    disk's error, because it cleans up after errors that must not be hidden.
 
-    It never raises a disk's error, because it cleans up after errors that must not be hidden; a later sweep finds what
-    is left. `empty`: empty files first, for Google Drive, whose trash counts against the quota. A file with a second
-    name is somebody's copy, and only loses this name.
+    `empty`: empty files first, for Google Drive, whose trash counts against the quota; not those with a second name.
     """
     check_own(path)
     with contextlib.suppress(OSError):
@@ -381,11 +366,8 @@ def _set_length(path: Path, size: int, *, most_names: int | None = None) -> None
 
 
 def link_own(path: Path, to: Path) -> bool:
-    """Give a file with a single name a second one, in one of our temporaries; return whether that succeeded.
-
-    Work on it can then continue while others still find it. A file that already has several names is somebody's copy,
-    which must not change; some file systems have no links.
-    """
+    """Give a file with a single name a second one, in one of our temporaries, so that work on it continues while others
+    still find it; return whether that succeeded. One that has several names already is somebody's copy."""
     check_own(to)
     with contextlib.suppress(OSError):
         found = path.lstat()
@@ -405,10 +387,8 @@ def rename_own(path: Path, to: Path) -> Path:
 
 
 def sweep_temporaries(owned: Iterable[Owned], *, empty: bool = False) -> list[Path]:
-    """Remove those of `find_owned` whose owners are dead, except evidence; return what was removed.
-
-    What made room for a successor that never came is put back. `empty`: as for `remove_own`.
-    """
+    """Remove those of `find_owned` whose owners are dead, except evidence; return what was removed. `empty`: as for
+    `remove_own`."""
     removed: list[Path] = []
     for one in owned:
         # This process has finished with what it renamed to `.old`.
@@ -423,10 +403,7 @@ def sweep_temporaries(owned: Iterable[Owned], *, empty: bool = False) -> list[Pa
 
 
 def sweep_orphans(folder: Path, *, name: str = "", prefix: str = "", empty: bool = False) -> list[Path]:
-    """Remove what dead processes left in `folder`, which may be missing; return what was removed.
-
-    `name`, `prefix`: as for `find_owned`; `empty`: as for `remove_own`.
-    """
+    """Remove what dead processes left in a folder; the arguments are those of `find_owned` and `remove_own`."""
     return sweep_temporaries(find_owned(folder, name=name, prefix=prefix), empty=empty)
 
 
@@ -447,12 +424,8 @@ def put_back(target: Path) -> bool:
 
 
 def among_others(act: Callable[[], T], *places: Path) -> T:
-    """Call `act` on places where other processes may do the same at the same time; return its result.
-
-    Between any two steps of `act` another process may put something there, replace it or remove it. So `act`, which
-    can be repeated, is called again if something that it saw is gone, if something has appeared, or if it refused
-    something that has changed since. `places`: all that it judges.
-    """
+    """Return the result of `act`, which judges `places` where other processes may do the same at the same time: it is
+    called again if something has appeared or is gone meanwhile, or if it refused something that has changed since."""
     for _ in range(_LOOKS):
         before = [_facts_of(place) for place in places]
         try:
@@ -499,7 +472,7 @@ def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = Fa
 
 
 def remove_named(path: Path) -> None:
-    """Remove a file with a name that only colabstage uses, if possible; a missing file is fine."""
+    """Remove a file with a name that only colabstage uses, if possible."""
     if not is_our_name(path.name):
         msg = f"'{path}' is not a name that only colabstage gives, so it is not removed."
         raise ValueError(msg)
@@ -520,11 +493,8 @@ def move_vouched(path: Path, to: Path) -> None:
 
 
 def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> None:
-    """Put a finished file, which is one of our temporaries or inside one, in its place in one step.
-
-    `replaces` tells whether a file at `target` may be replaced, because it is ours and as we made it, or because the
-    caller was told to.
-    """
+    """Put a finished file, which is one of our temporaries or inside one, in its place in one step; `replaces` tells
+    whether a file at `target` may be replaced."""
     check_own(made)
 
     def check() -> None:
@@ -544,11 +514,8 @@ def whatever_is_there(_: Path) -> bool:
 
 @contextlib.contextmanager
 def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_there) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it replaces `path`, on any failure it is removed.
-
-    Until then, what is at `path` is untouched. `replaces`: as for `put_file`; by default the name is one that only
-    colabstage uses, or the caller has checked before.
-    """
+    """Yield a temporary path beside `path`; on success it replaces `path`, on any failure it is removed. `replaces`: as
+    for `put_file`; by default the name is one that only colabstage uses, or the caller has checked before."""
     temp = temp_beside(path)
     try:
         yield temp
@@ -563,10 +530,7 @@ def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_th
 
 
 def sync_file(path: Path) -> None:
-    """Force a file's bytes, or a folder's entries, to the disk.
-
-    File systems that do not support this are ignored. One that tries and fails raises `OSError`: the bytes may be lost.
-    """
+    """Force a file's bytes, or a folder's entries, to the disk, where the file system supports that."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -648,11 +612,10 @@ def open_workspace(
         keeps: the errors of the block after which the folder stays for the next call, which verifies its contents.
         drops: those among them after which it does not.
         answers: called first when the block fails; tells whether the disk answers at all, because cleaning up on a
-            mount that hangs would never end. The next call removes what is left there.
+            mount that hangs would never end.
         empty: whether files are emptied before they are removed, as for `remove_own`.
-        in_own_folder: whether the folder that `target` is in is a dataset's own. Another process that fails removes
-            that folder if it is empty (`remove_empty`), and then it is created again. Its parent never is: if a mount
-            has disappeared, it would be created on the disk below.
+        in_own_folder: whether the folder that `target` is in is a dataset's own, which another process that fails
+            removes if it is empty, and which then is created again; its parent never is, which a mount may have been.
     """
     folder = temp_beside(target)
     # The fullest one is continued; the others are removed.
@@ -667,8 +630,7 @@ def open_workspace(
     except BaseException as error:
         if not answers(folder):
             raise
-        # The block may have put the folder itself in its place. `lexists` is used because on a dead mount it does not
-        # raise an error that would hide the block's.
+        # The block may have put the folder itself in its place; on a dead mount this raises nothing.
         if os.path.lexists(folder) and isinstance(error, keeps) and not isinstance(error, drops):
             leave_for_next(folder)
         else:
@@ -689,10 +651,8 @@ def _make(folder: Path, *, tries: int) -> None:
 
 @contextlib.contextmanager
 def open_spool(name: Path) -> Iterator[Path]:
-    """Yield a path beside `name` for data that must be unpacked before it can be read; it is removed at the end.
-
-    The caller creates it if needed. Leftovers of a dead run are not used, because they have not been verified.
-    """
+    """Yield a path beside `name`, to be created if needed, for data that must be unpacked before it can be read; it is
+    removed at the end, and leftovers of a dead run are not used."""
     sweep_orphans(name.parent, name=name.name)
     place = temp_beside(name)
     try:
@@ -705,8 +665,8 @@ def open_spool(name: Path) -> Iterator[Path]:
 
 
 def read_journal(path: Path, head: Mapping[str, object]) -> list[Any] | None:
-    """Return the values in a journal's complete lines, which the caller has to check; `None` if there is no journal, if
-    it belongs to other work, or if a complete line is not JSON."""
+    """Return the values in a journal's complete lines, which the caller has to check; `None` if there is none for this
+    work, or a complete line is not JSON."""
     try:
         return list(walk_journal(path, head))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
@@ -726,11 +686,8 @@ def walk_journal(path: Path, head: Mapping[str, object]) -> Iterator[Any]:
 
 
 class Journal(contextlib.AbstractContextManager["Journal"]):
-    """A journal that is being written. `append` may be called from any thread; a context manager closes it.
-
-    Opening one rewrites it, beside the old one and then in its place, so that a cut-off line is dropped, and a kill
-    meanwhile leaves the old one intact.
-    """
+    """A journal that is being written, from any thread. Opening one rewrites it beside the old one, without a line that
+    was cut off."""
 
     def __init__(self, path: Path, head: Mapping[str, object], kept: Iterable[object] = ()) -> None:
         """Begin a journal, in one of our temporaries, for the work `head`; `kept`: earlier values that are still

@@ -4,16 +4,13 @@ The client behind the mount determines how this is done:
 
 - Asking for a mount opens a permission dialogue even when Drive is mounted already, so the mount table is read before
   anything is asked.
-- `force_remount=True` kills the client with SIGKILL. What it has not uploaded waits in its cache, and nothing outside
-  can tell how much that is. So a live client is never forced: refreshing pushes first, then mounts again.
+- `force_remount=True` kills the client, and what it has not uploaded waits in its cache, unseen. So a live client is
+  never forced: refreshing pushes first, then mounts again.
 - There is no flush without an unmount. Nothing in colabstage calls `flush_drive` or `refresh_drive` by itself, and
-  they unmount nothing before somebody has answered the dialogue that mounting again opens. Without its mount,
-  `/content/drive` is a folder of the local disk, where everything can be written and nothing lasts.
-- Its exceptions are told apart by type name and wording: some come from private modules, or from packages that exist
-  only on Colab, so importing them in order to catch them would fail everywhere else.
-- Drive limits how often one file may be downloaded in a day, by all its users together. The mount then answers
-  'Input/output error', as it does for many other reasons; the client's log says `QUOTA_EXCEEDED`. That log is kept for
-  the whole session, so only what was added to it since the work began says anything about the work.
+  they unmount nothing before somebody has answered the dialogue that mounting again opens.
+- Its exceptions are told apart by type name and wording, because some come from packages that exist only on Colab.
+- For a file whose daily quota of downloads is used up the mount answers 'Input/output error', as for many reasons; the
+  client's log says `QUOTA_EXCEEDED`. Only what was added to it since the work began says anything about the work.
 """
 
 from __future__ import annotations
@@ -55,26 +52,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.report import Sentences
 from colabstage.io.units import format_duration, listed
 from colabstage.io.workspace import free_name, remove_empty
-from colabstage.machine.mounts import (
-    DEFAULT_MOUNTPOINT,
-    DRIVE_FOLDERS,
-    DRIVE_TYPES,
-    OLD_DRIVE_CLIENT,
-    OLD_DRIVE_TYPE,
-    WAITS_IN_CACHE,
-    Mount,
-    check_unused,
-    drive_root,
-    files_below,
-    follow_links,
-    list_mounts,
-    mount_of,
-    outside,
-    probe_mount,
-    remount_words,
-    silent_error,
-    unmount_lazily,
-)
+from colabstage.machine import mounts
 from colabstage.machine.platforms import detect_platform, system_root
 
 _LOG = "~/.config/Google/DriveFS/Logs/drive_fs.txt"
@@ -123,11 +101,11 @@ class DriveAnswer(NamedTuple):
 
 def ask_drives(*, near: str | os.PathLike[str] | None = None) -> DriveAnswer:
     """Ask every mounted Drive at once which of them works; that of the path `near` comes before all others."""
-    first = [mount_of(near)] if near is not None and drive_root(near) is not None else []
+    first = [mounts.mount_of(near)] if near is not None and mounts.drive_root(near) is not None else []
     drives = list({mount.mountpoint: mount for mount in (*first, *_drives())}.values())
     # In threads, because each probe waits for a child process: one hanging Drive must not delay the others' answers.
     with DaemonPool(len(drives), "colabstage-ask") as pool:
-        states = pool.run(lambda drive: probe_mount(_my_drive(drive), _ANSWER_S).state, drives)
+        states = pool.run(lambda drive: mounts.probe_mount(_my_drive(drive), _ANSWER_S).state, drives)
     alive = [_my_drive(drive) for drive, state in zip(drives, states, strict=True) if state == "alive"]
     silent = [drive.mountpoint for drive, state in zip(drives, states, strict=True) if state == "silent"]
     return DriveAnswer(alive[0] if alive else None, tuple(silent))
@@ -140,7 +118,7 @@ def list_drives() -> list[Path]:
 
 @public(reads=("mountpoint",))
 def mount_drive(
-    mountpoint: str | os.PathLike[str] = DEFAULT_MOUNTPOINT, *, readonly: bool = False, timeout_s: float = 120.0
+    mountpoint: str | os.PathLike[str] = mounts.DEFAULT_MOUNTPOINT, *, readonly: bool = False, timeout_s: float = 120.0
 ) -> Path:
     """Mount Google Drive on Colab and return its `MyDrive` folder.
 
@@ -175,7 +153,7 @@ def mount_drive(
         _check_mountpoint(place)
     # Mounting kills every running client.
     for other in _drives():
-        if other.fstype in DRIVE_TYPES and other != here and not _is_dead(other):
+        if other.fstype in mounts.DRIVE_TYPES and other != here and not _is_dead(other):
             msg = (
                 f"Drive is mounted at '{other.mountpoint}' already, and mounting it at '{place}' would end that "
                 f"mount with all that it has not uploaded. Use '{_my_drive(other)}', or call "
@@ -207,7 +185,7 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
     """
     _check_main_thread("refresh_drive")
     drive = _the_drive("refresh_drive")
-    if drive.fstype == OLD_DRIVE_TYPE:
+    if drive.fstype == mounts.OLD_DRIVE_TYPE:
         _clear_old_cache()
         return drive.mountpoint
     client = _colab_client("refresh_drive", asks=True, unmounts=True)
@@ -241,26 +219,26 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
     """
     _check_main_thread("flush_drive")
     drive = _the_drive("flush_drive")
-    if drive.fstype == OLD_DRIVE_TYPE:
+    if drive.fstype == mounts.OLD_DRIVE_TYPE:
         place = f"'{drive.mountpoint}'"
-        msg = f"{OLD_DRIVE_CLIENT} at {place} cannot be flushed. Unmount it: fusermount -u {place}."
+        msg = f"{mounts.OLD_DRIVE_CLIENT} at {place} cannot be flushed. Unmount it: fusermount -u {place}."
         raise NotSupportedHereError(msg)
     client = _colab_client("flush_drive", asks=remount, unmounts=remount)
     if _is_dead(drive):
         msg = (
-            f"The Drive client at '{drive.mountpoint}' has died. {WAITS_IN_CACHE} Call "
-            f"{remount_words(drive.mountpoint)}, which starts it again, then flush_drive()."
+            f"The Drive client at '{drive.mountpoint}' has died. {mounts.WAITS_IN_CACHE} Call "
+            f"{mounts.remount_words(drive.mountpoint)}, which starts it again, then flush_drive()."
         )
         raise DriveDisconnectedError(msg)
     if not remount:
-        check_unused(drive.mountpoint)
+        mounts.check_unused(drive.mountpoint)
         return FlushReport(drive.mountpoint, _flush(client, drive, timeout_s), remounted=False)
     seconds, _ = _flush_and_mount(client, drive, timeout_s)
     return FlushReport(drive.mountpoint, seconds, remounted=True)
 
 
-def is_readonly(drive: Mount) -> bool:
-    if drive.readonly or drive.fstype not in DRIVE_TYPES:
+def is_readonly(drive: mounts.Mount) -> bool:
+    if drive.readonly or drive.fstype not in mounts.DRIVE_TYPES:
         return drive.readonly
     # The mount table shows no Drive of the current client as read-only, but the client's command line does. The
     # look-ahead keeps `/content/drive2` from counting as `/content/drive`.
@@ -274,38 +252,35 @@ def is_readonly(drive: Mount) -> bool:
     return False
 
 
-def _visible_mounts() -> list[Mount]:
-    """Return the mounts that can be reached, the one at `/content/drive` first, then the latest first.
-
-    On a practice machine, only mounts below its root count.
-    """
-    root, usual = system_root(), Path(DEFAULT_MOUNTPOINT)
-    latest_first = list(list_mounts().values())[::-1]
-    mounts = [mount for mount in latest_first if mount.mountpoint.is_relative_to(root)]
-    return sorted(mounts, key=lambda mount: mount.mountpoint != usual)
+def _visible_mounts() -> list[mounts.Mount]:
+    """Return the mounts below the system root, the one at `/content/drive` first, then the latest first."""
+    root, usual = system_root(), Path(mounts.DEFAULT_MOUNTPOINT)
+    latest_first = list(mounts.list_mounts().values())[::-1]
+    found = [mount for mount in latest_first if mount.mountpoint.is_relative_to(root)]
+    return sorted(found, key=lambda mount: mount.mountpoint != usual)
 
 
-def _drives() -> list[Mount]:
+def _drives() -> list[mounts.Mount]:
     return [mount for mount in _visible_mounts() if mount.is_drive]
 
 
-def _mount_at(place: Path) -> Mount | None:
+def _mount_at(place: Path) -> mounts.Mount | None:
     """Return what is mounted at exactly this place."""
-    real = follow_links(place)
+    real = mounts.follow_links(place)
     return next((mount for mount in _visible_mounts() if mount.mountpoint == real), None)
 
 
-def _my_drive(drive: Mount) -> Path:
-    return drive.mountpoint if drive.fstype == OLD_DRIVE_TYPE else drive.mountpoint / "MyDrive"
+def _my_drive(drive: mounts.Mount) -> Path:
+    return drive.mountpoint if drive.fstype == mounts.OLD_DRIVE_TYPE else drive.mountpoint / "MyDrive"
 
 
-def _note_mounted(drive: Mount) -> Path:
+def _note_mounted(drive: mounts.Mount) -> Path:
     """Remember Drive's mount point, for this process and the programs that it starts; return its `MyDrive`."""
     os.environ[DRIVE_VARIABLE] = str(drive.mountpoint)
     return _my_drive(drive)
 
 
-def _the_drive(verb: str) -> Mount:
+def _the_drive(verb: str) -> mounts.Mount:
     drives = _drives()
     if not drives:
         _colab_client(verb)  # off Colab, say so
@@ -315,20 +290,20 @@ def _the_drive(verb: str) -> Mount:
         return drives[0]
     # A forced mount at another place leaves the earlier mount dead. What waits to be uploaded is in the live client's
     # cache, and starting another client at the dead place would kill that one.
-    return next((drive for drive in drives if probe_mount(_my_drive(drive)).state != "dead"), drives[0])
+    return next((drive for drive in drives if mounts.probe_mount(_my_drive(drive)).state != "dead"), drives[0])
 
 
-def _is_dead(mount: Mount) -> bool:
+def _is_dead(mount: mounts.Mount) -> bool:
     """Return whether the mount's client has died; `False` for a working Drive."""
     place = mount.mountpoint
     if not mount.is_drive:
         msg = f"Something else is mounted at '{place}' already ({mount.fstype}). Choose another mount point."
         raise TargetExistsError(msg)
-    probe = probe_mount(_my_drive(mount), _PROBE_TIMEOUT_S)
+    probe = mounts.probe_mount(_my_drive(mount), _PROBE_TIMEOUT_S)
     if probe.state in {"alive", "dead"}:
         return probe.state == "dead"
     if probe.state == "silent":
-        raise silent_error(mount, _PROBE_TIMEOUT_S)
+        raise mounts.silent_error(mount, _PROBE_TIMEOUT_S)
     msg = (
         f"Drive is mounted at '{place}', but its folder '{_my_drive(mount).name}' cannot be read ({probe.reason}). Try "
         "again in a minute; if that does not help, restart the session."
@@ -351,7 +326,6 @@ _NO_UNMOUNT = "publish_file(…, wait_uploaded=True) waits for one file, and unm
 def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> Any:
     """Return Colab's module; refuse if it cannot ask for a permission, or could not mount what it unmounts."""
     platform = detect_platform()
-    # At once: if nobody can answer the dialogue, the client would wait silently.
     if asks and platform.name == "colab" and not platform.attended:
         msg = (
             f"{verb}() asks for access to Drive by a dialogue, and what runs this code (`colab exec` or `colab run`, "
@@ -377,7 +351,7 @@ def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> A
     return client
 
 
-def _check_consent(client: Any, drive: Mount) -> None:
+def _check_consent(client: Any, drive: mounts.Mount) -> None:
     """Ask for the permission that mounting again will need, while Drive is still mounted."""
     place, limit_s = drive.mountpoint, math.ceil(_CONSENT_S)
     began = time.monotonic()
@@ -406,7 +380,7 @@ def _check_mountpoint(place: Path) -> None:
     if not usable or place.is_symlink() or not _PLAIN.fullmatch(str(place)):
         msg = (
             f"The mount point {str(place)!r} cannot be used; expected a folder, or a new one in a folder, no link, of "
-            f"letters, digits and _./+@%,:=- only. Use '{DEFAULT_MOUNTPOINT}'."
+            f"letters, digits and _./+@%,:=- only. Use '{mounts.DEFAULT_MOUNTPOINT}'."
         )
         raise OptionError(msg)
     if place.is_dir():
@@ -415,8 +389,8 @@ def _check_mountpoint(place: Path) -> None:
 
 def _clear_place(place: Path) -> None:
     """Remove folders in Drive's place that were created while it was not mounted; refuse anything else there."""
-    others = [path for path in place.iterdir() if path.name not in DRIVE_FOLDERS]
-    found = list(itertools.islice(files_below(place), _MOST_NAMES)) or others
+    others = [path for path in place.iterdir() if path.name not in mounts.DRIVE_FOLDERS]
+    found = list(itertools.islice(mounts.files_below(place), _MOST_NAMES)) or others
     if found:
         names = listed([str(path.relative_to(place)) for path in found], _NAMES_SHOWN)
         aside = free_name(place, "-local")
@@ -433,8 +407,7 @@ def _clear_place(place: Path) -> None:
 
 
 def _milliseconds(timeout_s: float) -> int:
-    """Return a time in the client's unit, rounded up to whole seconds."""
-    # Less than a second is 0 seconds to the client, which means no limit.
+    # Rounded up to whole seconds: less than one is 0 to the client, which means no limit.
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         msg = f"timeout_s={timeout_s!r} is not a time to wait. Pass a number of seconds above 0."
         raise OptionError(msg)
@@ -442,7 +415,7 @@ def _milliseconds(timeout_s: float) -> int:
 
 
 def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0) -> Path:
-    with outside(place):
+    with mounts.outside(place):
         # Dead mounts are detached, even in use, where the client's own unmount fails ('target is busy'); with force, it
         # may manage the rest.
         for _ in range(_MOST_MOUNTS):
@@ -450,7 +423,7 @@ def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0
             if here is None or not _is_dead(here):
                 break
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                unmount_lazily(here.mountpoint)
+                mounts.unmount_lazily(here.mountpoint)
         force, log_size = _mount_at(place) is not None, drive_log_size()
         try:
             client.mount(str(place), force_remount=force, timeout_ms=_milliseconds(timeout_s), readonly=readonly)
@@ -478,10 +451,10 @@ def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0
     return _note_mounted(mount)
 
 
-def _flush_and_mount(client: Any, drive: Mount, timeout_s: float) -> tuple[float, Path]:
+def _flush_and_mount(client: Any, drive: mounts.Mount, timeout_s: float) -> tuple[float, Path]:
     """Push everything, unmount and mount again; return how many seconds pushing took, and `MyDrive`."""
     _milliseconds(timeout_s)
-    check_unused(drive.mountpoint)
+    mounts.check_unused(drive.mountpoint)
     _check_consent(client, drive)
     # Asked now, because the answer is in the command line of a process that ends with the flush.
     readonly = is_readonly(drive)
@@ -499,13 +472,13 @@ def _flush_and_mount(client: Any, drive: Mount, timeout_s: float) -> tuple[float
         msg = (
             f"Everything was uploaded to Drive in {format_duration(seconds)}, but it is not mounted at "
             f"'{drive.mountpoint}' any more, and what is written there now stays on this machine. Call "
-            f"{remount_words(drive.mountpoint)} in a cell before anything else. The client's reason: "
+            f"{mounts.remount_words(drive.mountpoint)} in a cell before anything else. The client's reason: "
             f"{ended(said_by(error.__cause__ or error))}"
         )
         raise DriveNotMountedError(msg) from error
 
 
-def _flush(client: Any, drive: Mount, timeout_s: float) -> float:
+def _flush(client: Any, drive: mounts.Mount, timeout_s: float) -> float:
     """Push everything and unmount; return how long that took, in seconds."""
     started = time.monotonic()
     try:
@@ -526,17 +499,19 @@ def _flush(client: Any, drive: Mount, timeout_s: float) -> float:
 
 
 def _clear_old_cache() -> None:
-    command = [OLD_DRIVE_CLIENT, "-cc"]
+    command = [mounts.OLD_DRIVE_CLIENT, "-cc"]
     try:
         subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_CLEAR_S, check=True, cwd="/"
         )
     except FileNotFoundError as error:
-        msg = f"Drive is mounted by {OLD_DRIVE_CLIENT}, which is not on the PATH, so its cache cannot be cleared."
+        msg = (
+            f"Drive is mounted by {mounts.OLD_DRIVE_CLIENT}, which is not on the PATH, so its cache cannot be cleared."
+        )
         raise NotSupportedHereError(msg) from error
     except subprocess.SubprocessError as error:
         reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
-        msg = f"'{OLD_DRIVE_CLIENT} -cc' failed ({reason}). Unmount Drive and mount it again instead."
+        msg = f"'{' '.join(command)}' failed ({reason}). Unmount Drive and mount it again instead."
         raise DriveError(msg) from error
 
 
@@ -640,7 +615,7 @@ def drive_log_path() -> Path:
 
 
 def drive_log_size() -> int:
-    """Return how long the log is now, in bytes; 0 without one. Call it before the work that may fail."""
+    """Return how long the client's log is now, in bytes; 0 without one."""
     try:
         return drive_log_path().stat().st_size
     except OSError:
@@ -648,9 +623,8 @@ def drive_log_size() -> int:
 
 
 def quota_error(error: BaseException, log_size: int) -> DriveQuotaError | None:
-    """Return the typed error for a read that failed because Drive's download quota is used up; `None` for any other
-    failure. `log_size`: what `drive_log_size` returned before the work began.
-    """
+    """Return the typed error for a read that failed because Drive's download quota is used up, by the log since it had
+    `log_size` bytes; `None` for any other failure."""
     # A file that changed is not a file that could not be read, whatever the log says about others.
     ours = isinstance(error, ColabstageError)
     if ours and (not isinstance(error, SourceReadError) or isinstance(error, SourceChangedError)):

@@ -1,8 +1,7 @@
 """The extended attributes in which Google Drive's client reports about files, and how they prove uploads.
 
-A file's id, its MD5 and whether it has been uploaded are attributes that the client returns by name only (listing them
-returns nothing), and not every client has them. So each may be missing; a missing one is returned as empty, together
-with the reason, and never guessed.
+A file's id, its MD5 and whether it has been uploaded are attributes that the client returns by name only, and not every
+client has them. A missing one is returned as empty, together with the reason, and never guessed.
 
 The client does not announce the end of an upload. A file has arrived when it is no longer waiting, the reported MD5 is
 that of what was written, and a second fact shows that this is not just the MD5 of the local copy: an id that Drive has
@@ -68,10 +67,8 @@ def ask_md5s(paths: Sequence[str]) -> tuple[list[str], str]:
 
 
 class Md5Questions(Closing):
-    """Ask Drive's client for the MD5 of files while a listing still finds more, or before each is read.
-
-    One file without an MD5 leaves the whole listing unproved, so asking stops there.
-    """
+    """Ask Drive's client for the MD5 of files while a listing still finds more, or before each is read. One file
+    without an MD5 leaves the whole listing unproved, so asking stops there."""
 
     def __init__(self, *, workers: int = 16, on_response: Callable[[], object] = lambda: None) -> None:
         self._on_response = on_response
@@ -88,11 +85,8 @@ class Md5Questions(Closing):
             self._asked += self._submit(paths[start : start + _BATCH])
 
     def ask_before_read(self, path: str) -> None:
-        """Query a file and wait for the answer, unless that has been done.
-
-        Its MD5 is then never newer than the content that is read afterwards: a file that is rewritten in between has
-        another MD5 when it is compared. Otherwise the old content could be recorded with the new MD5.
-        """
+        """Query a file and wait for the answer, unless that has been done: its MD5 is then never newer than the content
+        that is read afterwards."""
         if path not in self._md5s:
             # In a thread: a client that never responds must not hang the reader.
             self._wait(self._submit([path]))
@@ -109,8 +103,7 @@ class Md5Questions(Closing):
         return [self._md5s.get(path, "") for path in paths]
 
     def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
-        """Return the MD5s as `known`, and ""; or an empty list and the reason: one is not reported or not uploaded, or
-        the client has not answered for a minute."""
+        """Return the MD5s as `known`, and ""; or an empty list, and why one is missing."""
         found = self.known(paths)
         return ([], self._why) if self._why else (found, "")
 
@@ -143,15 +136,9 @@ class Md5Questions(Closing):
 
 
 def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: Cancellation) -> str:
-    """Wait until files on a mounted Drive are in the cloud as they were written.
+    """Wait until files on a mounted Drive are in the cloud as they were written, for `timeout_s` seconds together.
 
-    Args:
-        files: the MD5 of what was written, by path.
-        timeout_s: seconds for all of them together.
-        cancellation: checked between two questions.
-
-    Returns:
-        "" when all of them are; otherwise why the client cannot tell, in words.
+    `files`: the MD5 of what was written, by path. Return "" when all are; otherwise why the client cannot tell.
     """
     # Set by any of the files: it shows that this client does report pending uploads.
     began, has_waited = SYSTEM_CLOCK.now(), False

@@ -1,8 +1,7 @@
 """Which mount a path is on, whether that is slow or Google Drive, whether it responds, and who uses it.
 
 A mount whose client hangs blocks every caller for good. So the kernel's mount table says which mount a path is on, and
-whether that is slow, and only a child process with a deadline touches the mount itself. Work that touches mounts is
-called by `run_watched`, which has it watched if a mount is slow (`watched`).
+whether that is slow; only a child process with a deadline touches the mount itself, or work that `run_watched` calls.
 """
 
 from __future__ import annotations
@@ -165,10 +164,8 @@ def slow_reason(mount: Mount) -> str | None:
 
 
 def mount_of(path: str | os.PathLike[str], *, mounts: MountTable | None = None) -> Mount:
-    """Return the mount that a path is on; a link on the local disk into a slow mount counts as being there.
-
-    The path need not exist, and nothing on a slow mount is touched.
-    """
+    """Return the mount that a path, which need not exist, is on; a link on the local disk into a slow mount counts as
+    being there. Nothing on a slow mount is touched, here and below."""
     table = list_mounts() if mounts is None else mounts
     return _covering(_resolved(path, table), table)
 
@@ -237,19 +234,15 @@ def slow_mounts_below(folder: str | os.PathLike[str]) -> frozenset[str]:
 
 
 def drive_root(path: str | os.PathLike[str]) -> Path | None:
-    """Return the mount point of the Google Drive that contains `path`; `None` when it is elsewhere.
-
-    Links are followed, nothing on Drive itself is touched, and the path need not exist.
-    """
+    """Return the mount point of the Google Drive that contains `path`, which need not exist; `None` when it is
+    elsewhere."""
     mount = mount_of(path)
     return mount.mountpoint if mount.is_drive else None
 
 
 def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
-    """Return the canonical spelling of a path on Drive: `MyDrive` for `My Drive`, `Shareddrives` for `Shared drives`.
-
-    Links that lead there are resolved. A path elsewhere is returned unchanged. The Drive need not be mounted.
-    """
+    """Return the canonical spelling of a path on Drive, which need not be mounted: `MyDrive` for `My Drive`. Links that
+    lead there are resolved; a path elsewhere is returned unchanged."""
     root = drive_mountpoint(path)
     return Path(path) if root is None else _spelt_on_drive(follow_links(path), root)
 
@@ -265,13 +258,10 @@ def drive_mountpoint(path: str | os.PathLike[str]) -> Path | None:
 
     If no Drive is mounted, these paths are meant to be on one:
 
-    - on Colab, everything below `/content/drive`;
     - everything below the mount point that `mount_drive` used last, also in programs that this process starts;
+    - on Colab, everything below `/content/drive`;
     - on Colab, `MyDrive` or a sibling of it, with everything below, in a folder at which Drive could be mounted: one
-      without files, in a folder that exists. So a local folder of files that is called `MyDrive` stays a local folder.
-
-    A path on anything else that is mounted there belongs to that mount. Links are followed, and nothing on a slow mount
-    is touched.
+      without files, in a folder that exists.
     """
     table = list_mounts()
     return _drive_meant(follow_links(path, mounts=table), table)
@@ -289,8 +279,7 @@ def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
     last = os.environ.get(DRIVE_VARIABLE)
     if last and place.is_relative_to(last):
         return Path(last)
-    usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
-    named = next((index for index, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
+    usual, named = _usual_mountpoint(), _drive_folder_in(place)
     # The platform last, because detecting it takes longer than comparing paths.
     if not (place.is_relative_to(usual) or named) or detect_platform().name != "colab":
         return None
@@ -300,6 +289,15 @@ def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
     if folder == usual.parent or any(Path(mountpoint).is_relative_to(folder) for mountpoint in mounts):
         return None
     return folder if folder.parent.is_dir() and next(files_below(folder), None) is None else None
+
+
+def _usual_mountpoint() -> Path:
+    return system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
+
+
+def _drive_folder_in(place: Path) -> int | None:
+    """Return which part of a path is the first that is named like a folder at a Drive's root."""
+    return next((number for number, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -312,10 +310,8 @@ def files_below(folder: Path) -> Iterator[Path]:
 def place_in(
     path: str | os.PathLike[str], folder: str | os.PathLike[str], *, mounts: MountTable | None = None
 ) -> PurePath | None:
-    """Return where a path is in a folder, whatever names lead there; `None` if it is not in it.
-
-    Links, bind mounts, Drive's two spellings and names that differ only in case are recognised. `.` means that both are
-    one folder or file. Neither need exist, and nothing on a slow mount is touched.
+    """Return where a path is in a folder, whatever names lead there (links, bind mounts, Drive's two spellings, another
+    case); "." for the folder itself, `None` if it is not in it. Neither need exist; nothing on a slow mount is touched.
     """
     table = list_mounts() if mounts is None else mounts
     inner, outer = (follow_links(one, mounts=table) for one in (path, folder))
@@ -340,10 +336,7 @@ def place_in(
 
 
 def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountProbe:
-    """Check whether the file system of `path` responds, from child processes and with a deadline.
-
-    Never blocks much longer than `timeout_s` seconds, whatever the mount does.
-    """
+    """Check whether the file system of `path` responds; takes little more than `timeout_s` seconds."""
     place = os.fspath(path)
     # Both, because the kernel may answer the second from its cache.
     commands = [["stat", "-f", "--", place], ["stat", "--", place]]
@@ -362,10 +355,8 @@ def ask_children(
 ) -> list[subprocess.CompletedProcess[bytes]] | None:
     """Run commands in parallel and return their results in order; `None` if one does not end in time."""
 
-    # In threads: each child first closes inherited files, and closing one that is mapped from a mount that hangs blocks
-    # as long as the mount does, in the child and in the call that starts it. A child that hangs inside the kernel
-    # cannot even be killed, and keeps its thread. The working directory is not inherited, which may be on that very
-    # mount.
+    # In threads: each child first closes inherited files, which blocks, in the child and in the call that starts it, if
+    # one is mapped from a mount that hangs. The working directory is not inherited, which may be on that very mount.
     def run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, cwd="/", env=env
@@ -382,12 +373,9 @@ def ask_children(
 
 def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> DriveError | None:
     """Return why paths cannot be used now: one of them is meant to be on a Drive that is not mounted, or its mount is
-    dead or does not respond; otherwise `None`.
-
-    Paths on local disks cost nothing; each slow mount that responds costs two small child processes.
-    """
-    # Every public function calls this first: a call into a mount that hangs never returns, a thread in such a call even
-    # keeps the interpreter from exiting, and a dead mount fails differently in every function.
+    dead or does not respond; otherwise `None`."""
+    # Every public function calls this first: a call into a mount that hangs never returns, and a dead mount fails
+    # differently in every function.
     table = list_mounts()
     places = [follow_links(path, mounts=table) for path in paths]
     absent = _absent_drive(paths, places, table)
@@ -437,11 +425,10 @@ def _absent_drive(
             return DriveNotMountedError(msg)
         meant = _meant_on_drive(place, mounts)
         if meant is not None:
-            usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
             msg = (
                 f"'{os.fspath(path)}' is not on Google Drive: there is no '{meant.parts[0]}' in that folder. Call "
-                f"mount_drive() in a notebook cell, then write '{usual / meant}'; or, for a folder of this machine, "
-                "make it first."
+                f"mount_drive() in a notebook cell, then write '{_usual_mountpoint() / meant}'; or, for a folder of "
+                "this machine, make it first."
             )
             return DriveNotMountedError(msg)
     return None
@@ -449,12 +436,10 @@ def _absent_drive(
 
 def _meant_on_drive(place: Path, mounts: MountTable) -> Path | None:
     """Return a path relative to the root of a Drive, if on Colab it names a folder of a Drive that is not mounted."""
-    named = next((index for index, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
-    if (
-        named is None
-        or slow_reason(_covering(str(place), mounts)) is not None
-        or os.path.lexists(Path(*place.parts[: named + 1]))
-    ):
+    named = _drive_folder_in(place)
+    if named is None or slow_reason(_covering(str(place), mounts)) is not None:
+        return None
+    if os.path.lexists(Path(*place.parts[: named + 1])):
         return None
     # Last, because it takes longer than comparing paths.
     return Path(*place.parts[named:]) if detect_platform().name == "colab" else None
@@ -476,10 +461,8 @@ def require_drive(*paths: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
-    """Make sure that places can be used, as `require_answer` does, and at the end that no Drive was unmounted.
-
-    For work that writes to them: without its Drive a path is on the local disk, where writing also succeeds.
-    """
+    """Make sure that places can be used, as `require_answer` does, and at the end that no Drive was unmounted: without
+    its Drive a path is on the local disk, where writing also succeeds."""
     require_answer(*places)
     roots = {root for place in places if (root := drive_root(place)) is not None}
     failure: Exception | None = None
@@ -516,10 +499,7 @@ def hang_words(*mounts: Mount) -> str:
 
 
 def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
-    """Detach a mount even while it is in use; do nothing if nothing is mounted.
-
-    Only for a mount whose client is dead, or one of our own: other processes' open files there fail from now on.
-    """
+    """Detach a mount even while it is in use. Only for one whose client is dead: open files there fail from now on."""
     place = os.fspath(mountpoint)
     commands = [[name, "-u", "-z", "-q", place] for name in ("fusermount3", "fusermount")]
     if os.geteuid() == 0:
@@ -559,11 +539,8 @@ def outside(root: Path) -> Iterator[None]:
 
 
 def check_unused(root: Path) -> None:
-    """Refuse to unmount a Drive that this process uses; nothing on it is touched.
-
-    Open files would return errors, the current folder would no longer exist, and memory mapped from a file would end
-    the process with a signal as soon as it is touched.
-    """
+    """Refuse to unmount a Drive that this process uses: memory that is mapped from a file on it would end the process
+    as soon as it is touched."""
     folder = current_folder()
     if folder.is_relative_to(root):
         msg = f"The current folder is on Drive ({folder}). Leave it first: os.chdir('/content')."
@@ -604,20 +581,14 @@ def call_here(function: Callable[[], R]) -> R:
 
 
 def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
-    """Call `work()`, and fail if the slow mount of one of `places` stops responding.
-
-    If none of them is on a slow mount, `work` is simply called. Otherwise a thread calls it, in the caller's context,
-    and the caller waits: interrupts, and whatever `work` raises, reach the caller as usual.
-    """
+    """Call `work()`; if one of `places` is on a slow mount, in a thread with the caller's context, and fail if the
+    mount stops responding. Interrupts, and whatever `work` raises, reach the caller as usual."""
     return run_watched_for_caller(lambda _: work(), *places)
 
 
 def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.PathLike[str]) -> T:
-    """Call `work(in_caller)` as `run_watched` does; functions that it passes to `in_caller` run in the caller's thread.
-
-    For the caller's own code: it runs where it would without a mount, one call after the other, and may take any time.
-    The mount is checked between such calls.
-    """
+    """Call `work(in_caller)` as `run_watched` does; functions that it passes to `in_caller`, the caller's own code, run
+    in the caller's thread, one after the other, for any time. The mount is checked between them."""
     table = list_mounts()
     slow = [place for place in places if slow_reason(mount_of(place, mounts=table)) is not None]
     if not slow:
@@ -631,16 +602,9 @@ def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.Path
 def run_with_one_remount(
     work: Callable[[], T], *places: str | os.PathLike[str], notice: Callable[[str], object] = lambda _: None
 ) -> T:
-    """Call `work()`; when the Drive of a place dies meanwhile, mount it again and call `work()` once more.
-
-    A failure that the client's log explains by Drive's download quota is raised as that.
-
-    Args:
-        work: keeps what it has finished, or starts over; has nothing open on Drive after it has failed.
-        places: all paths that it uses; the Drive of the first that is on one is mounted again. A mount that begins to
-            hang is an error.
-        notice: called with a sentence when Drive was mounted again.
-    """
+    """Call `work()`, which uses `places`; when the Drive of the first that is on one dies meanwhile, mount it again and
+    call `work()` once more, which has nothing open there after it has failed. `notice` is called with a sentence then.
+    A failure that the client's log explains by Drive's download quota is raised as that."""
     table = list_mounts()
     drive = next((mount for place in places if (mount := mount_of(place, mounts=table)).is_drive), None)
     if drive is None:

@@ -1,7 +1,4 @@
-"""Which notebook platform this is, and where its fast and its persistent folders are: facts only, no policy.
-
-One table, read from top to bottom: the first row whose test succeeds wins.
-"""
+"""Which notebook platform this is, and where its fast and its persistent folders are: facts only, no policy."""
 
 from __future__ import annotations
 
@@ -70,11 +67,8 @@ _TABLE: tuple[_Row, ...] = (
         persistent=("/storage", "/notebooks"),
     ),
     _Row(
-        *(
-            "lightning",
-            "Lightning Studio",
-            ("LIGHTNING_CLOUD_PROJECT_ID LIGHTNING_CLUSTER_ID", "LIGHTNING_CLOUDSPACE_HOST"),
-        ),
+        *("lightning", "Lightning Studio"),
+        ("LIGHTNING_CLOUD_PROJECT_ID LIGHTNING_CLUSTER_ID", "LIGHTNING_CLOUDSPACE_HOST"),
         fast=("/cache", "temp"),
         persistent=("/teamspace/studios/this_studio",),
     ),

@@ -1,7 +1,7 @@
 """How much of this computer may be used: cores, memory and disk, as affinity, cgroups and file systems allow.
 
-A notebook usually runs in a container that sees the whole host's figures; the limits that apply are in the cgroup.
-Both versions of cgroups are read, at every level from this process's group upwards, because each may set a limit.
+A container sees the whole host's figures; the limits that apply are in its cgroup, of either version, at every level
+from this process's group upwards.
 """
 
 from __future__ import annotations
@@ -95,11 +95,8 @@ def usable_cores() -> int:
 
 
 def free_space(path: Path) -> int:
-    """Count the bytes that this user can still write under `path`, which need not exist yet.
-
-    On a Drive mount this is what is left of the account's quota, not of the local disk; `UNKNOWN_SPACE` where its
-    client reports 0, as it also does for an account without a limit: only writing tells there.
-    """
+    """Count the bytes that this user can still write under `path`, which need not exist yet; `UNKNOWN_SPACE` where a
+    Drive's client reports 0, as it also does for an account without a limit."""
     place = Path(os.path.abspath(path))  # noqa: PTH100 - resolving links would touch every folder on the way
     for candidate in (place, *place.parents):
         try:
@@ -128,13 +125,13 @@ def free_shared_memory() -> int | None:
 
 
 def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -> None:
-    """Make sure that `needed_bytes` fit under `path` before anything is written there.
+    """Make sure that `needed_bytes` fit under `path`, which need not exist, before anything is written there.
 
     Args:
-        path: where the bytes will go; need not exist yet.
+        path: where the bytes will go.
         needed_bytes: how many, at the peak of the work.
         what: what needs them, as the subject of a sentence ("The pack of 'cats.zip'").
-        remedy: what to do instead of freeing space, as the end of a sentence; general advice by default.
+        remedy: what to do instead of freeing space, as the end of a sentence.
     """
     free = free_space(path)
     if free >= needed_bytes:

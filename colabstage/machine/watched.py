@@ -3,10 +3,9 @@
 A call into a mount that hangs never returns, and nothing wakes its thread. So work that touches a slow mount runs in a
 thread that can be abandoned.
 
-Colab's Drive client sometimes dies in the middle of a session: for a moment files cease to exist, then every call fails
-with 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread may do that,
-because it may ask the user for permission, and an answer to another thread can get lost. Work that keeps its finished
-part continues from there. This is tried once: if a client dies twice, mounting does not solve the problem.
+Colab's Drive client sometimes dies in the middle of a session. Only mounting again helps, and only the notebook's main
+thread may do that, because it may ask the user for permission. Work that keeps its finished part continues from there.
+This is tried once: if a client dies twice, mounting does not solve the problem.
 """
 
 from __future__ import annotations
@@ -79,8 +78,6 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
 def _stopped_by(silence: DriveError) -> type[CancelledError]:
     """Return the class of the errors that stop work for this reason: only a class can be raised in another thread."""
 
-    # Nobody waits any more for what is done after other errors, such as reading the source instead of the cache. But
-    # readers of its results need to know the reason.
     class StoppedError(CancelledError):
         because = silence
 
@@ -124,11 +121,9 @@ class _Errand(Generic[T]):
         return self.future.done()
 
     def stuck(self, slow: Sequence[str | os.PathLike[str]]) -> DriveError | None:
-        """Return the error for a call that does not return although the mounts respond; to be called regularly.
-
-        Our own waits are short, so a thread that the system has not woken for minutes is stuck in one call; unless it
-        waits for another thread, which has deadlines of its own.
-        """
+        """Return the error for a call that does not return although the mounts respond; to be called regularly: our own
+        waits are short, so a thread that the system has not woken for minutes, and that waits for no other thread, is
+        stuck in one call."""
         frame, switches = sys._current_frames().get(self._thread_id), ""
         with contextlib.suppress(OSError):
             status = Path(f"/proc/self/task/{self._native_id}/status").read_text(encoding="ascii", errors="replace")

@@ -52,22 +52,18 @@ class ByteSource(Protocol):
 
 
 class LocalBytes(Closing):
-    """A `ByteSource` over a file: positioned reads on one handle, so any number of threads share it without a lock.
+    """A `ByteSource` over a file, which may be unlinked or replaced while this is open: positioned reads on one handle,
+    so any number of threads share it without a lock. `follow`: whether `path` may be a link."""
 
-    Args:
-        path: the file. It may be unlinked or replaced while this is open; the bytes stay those of the file opened.
-        label: its address for messages; the path by default.
-        follow: whether `path` may be a link.
-    """
+    # With O_NONBLOCK a file that was exchanged for a pipe cannot block.
+    _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
     def __init__(self, path: Path, *, label: str | None = None, follow: bool = True) -> None:
         self.label = str(path) if label is None else label
         # Set before opening, which may fail: `__del__` runs even then.
         self._handle = -1
         try:
-            # With O_NONBLOCK a file that was exchanged for a pipe cannot block.
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            self._handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+            self._handle = os.open(path, self._FLAGS if follow else self._FLAGS | os.O_NOFOLLOW)
         except FileNotFoundError as error:
             msg = f"There is no file '{path}'. {whereabouts(path)}"
             raise SourceNotFoundError(msg) from error
@@ -84,7 +80,6 @@ class LocalBytes(Closing):
         A file that has become shorter is an error: what reads it would take that for the end of its content.
         """
         data = pread_exactly(self._handle, length, offset)
-        # What reads a file that has become shorter would take that for the end of its content.
         if len(data) < min(length, self.size - offset):
             raise cut_while_read(self.label)
         return data
@@ -105,11 +100,8 @@ class TemporaryBytes(LocalBytes):
     Never for a user's file. If the file system cannot make holes, the file keeps its size and nothing is lost.
     """
 
-    def __init__(self, path: Path, *, label: str | None = None) -> None:
-        super().__init__(path, label=label)
-        # A separate handle: readers need none that can write.
-        self._writer = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._released = 0
+    _FLAGS = os.O_RDWR | os.O_CLOEXEC
+    _released = 0
 
     def release_before(self, offset: int) -> None:
         """Give the disk back everything before `offset`; those bytes read as zeros from now on."""
@@ -117,14 +109,8 @@ class TemporaryBytes(LocalBytes):
         start, end = self._released, offset // _HOLE_BYTES * _HOLE_BYTES
         with contextlib.suppress(OSError):
             if end > start:
-                punch_hole(self._writer, start, end - start)
+                punch_hole(self._handle, start, end - start)
                 self._released = end
-
-    def close(self) -> None:
-        super().close()
-        handle, self._writer = getattr(self, "_writer", -1), -1
-        if handle >= 0:
-            os.close(handle)
 
 
 class JoinedBytes(Closing):

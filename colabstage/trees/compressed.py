@@ -6,9 +6,10 @@ whatever follows a stream for the end of the file, so a file cut between two of 
 
 from __future__ import annotations
 
+import bz2
 import contextlib
-import importlib
 import io
+import lzma
 import posixpath
 from collections import deque
 from functools import partial
@@ -16,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
 from colabstage.io.files import make_folder, pwrite_exactly, typed_write_errors
+from colabstage.io.packages import igzip
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.bytes import COMPRESSED_SUFFIXES, HEAD_BYTES, SourceFile, TemporaryBytes, compression_of
@@ -46,12 +48,8 @@ _AHEAD = 2
 def open_stream(
     source: ByteSource, cancellation: Cancellation | None = None, *, read_bytes: int = _READ_BYTES
 ) -> Iterator[IO[bytes]]:
-    """Yield the unpacked bytes of a compressed source, as a readable stream for the `with` block.
-
-    Reading it turns the decompressor's errors into `CorruptArchiveError`. Errors of the source or the caller pass
-    unchanged: an `OSError` with an errno, and all of colabstage's own. `read_bytes`: how much of the source to read at
-    once.
-    """
+    """Yield the unpacked bytes of a compressed source, as a readable stream for the `with` block, in which the
+    decompressor's errors become `CorruptArchiveError`; others pass. `read_bytes`: how much of it to read at once."""
     compression = _compression(source)
     with io.BufferedReader(SourceFile(source, cancellation), read_bytes) as packed:
         stream, damage = _unpacker(cast("IO[bytes]", packed), compression)
@@ -86,13 +84,10 @@ def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], t
     damage: tuple[type[Exception], ...] = (EOFError, OSError, ValueError)
     if compression == "gz":
         # ISA-L's reader in place of Python's, which is slower: all of a compressed tar comes through it.
-        from colabstage.io.packages import igzip
-
         return igzip.IGzipFile(fileobj=packed), (*damage, igzip.igzip_lib.IsalError)
     if compression == "bz2":
-        new = importlib.import_module("bz2").BZ2Decompressor
+        new: Callable[[], Any] = bz2.BZ2Decompressor
     elif compression == "xz":
-        lzma: Any = importlib.import_module("lzma")
         new, damage = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY_BYTES), (*damage, lzma.LZMAError)
     else:
         options = {zstd().DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
@@ -140,13 +135,8 @@ class _Streams(io.RawIOBase):
 def pieces_ahead(
     pieces: Generator[bytes], *, stall_timeout_s: float = 600.0, cancellation: Cancellation | None = None
 ) -> Iterator[Iterator[bytes]]:
-    """Yield pieces that a separate thread makes while the caller uses the previous ones.
-
-    Args:
-        pieces: iterated by that thread alone until the context ends, and then closed.
-        stall_timeout_s: after so many seconds without a piece the source counts as dead.
-        cancellation: checked several times a second while waiting for the next piece.
-    """
+    """Yield `pieces`, which a separate thread makes while the caller uses the previous ones, and closes at the end;
+    after `stall_timeout_s` seconds without one the source counts as dead."""
     pool = DaemonPool(1, "colabstage-unpack")
     coming: deque[Future[bytes | None]] = deque()
 
@@ -208,8 +198,8 @@ def _unpack_pieces(source: ByteSource, cancellation: Cancellation | None) -> Gen
 
 
 def inner_name(source: ByteSource, base: str, name: str = "") -> str:
-    """Return the name of the file inside a compressed one: the compressed one's name, which is `base` in its address
-    and `name` in its service, without the suffix."""
+    """Return the name of the file inside a compressed one, which is called `base` in its address and `name` in its
+    service: that name without the suffix."""
     compression = _compression(source)
     for called in (base, name):
         stem, suffix = posixpath.splitext(called)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from colabstage.errors import SourceChangedError, SourceNotFoundError, SourceReadError
-from colabstage.io.files import RetryPolicy, hash_block, pread_exactly, read_with_retry
+from colabstage.errors import SourceChangedError, SourceReadError
+from colabstage.io.files import hash_block, pread_exactly, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import left_out
@@ -76,18 +76,15 @@ class FolderTree(Tree):
 
     Args:
         path: the folder.
-        workers: how many folders are listed, or files looked up, at once. Some twenty are right for a Drive mount,
-            where each answer takes 0.3 s and more; a local disk gains nothing from more than one.
-        retry: how long a listing that fails is tried again.
+        workers: how many folders are listed, or files looked up, at once: some twenty for a Drive mount.
         on_response: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
         found: called, in any thread, with the paths of some files as soon as these are known to exist.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
         mounts: names of folders in it that something slow is mounted at, which are left out with a note.
-        md5s: returns the MD5 of each of some paths, "" for one that its client does not report; given for a folder on
-            Google Drive, where times count to the second.
-        keeps_inodes: whether a file keeps its inode for as long as it is there, as on a local disk, so that a file that
-            was exchanged for one of its size and time is told from it.
+        md5s: returns the MD5 of each of some paths, "" for one that its client does not report; for a folder on Google
+            Drive, where times count to the second.
+        keeps_inodes: whether a file keeps its inode for as long as it is there, as on a local disk.
     """
 
     kind = "folder"
@@ -97,7 +94,6 @@ class FolderTree(Tree):
         path: Path,
         *,
         workers: int = 1,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         on_response: Callable[[], object] = lambda: None,
         found: Callable[[Sequence[str]], object] | None = None,
         before_read: Callable[[str], object] | None = None,
@@ -112,9 +108,8 @@ class FolderTree(Tree):
         self._md5s = md5s
         # The modification times of files that have been partly read, by path.
         self._times: dict[str, int] = {}
-        _check_root(self._root)
         with _threads(workers) as listers, _threads(workers) as lookers:
-            walk = _Walk(self._root, listers, lookers, retry=retry, on_response=on_response, on_files=found)
+            walk = _Walk(self._root, listers, lookers, on_response, found)
             walk.list_all_but({**dict.fromkeys(mounts, "mount"), **dict.fromkeys(leave_out, "own")})
         facts = np.array(walk.files.facts, np.uint64).reshape(-1, 4).T
         names, (sizes, times_ns, inodes, changed_ns), order = sorted_by_name(walk.files.names, *facts)
@@ -133,7 +128,6 @@ class FolderTree(Tree):
         return [f"{self.label}/{name}" for name in self.entries.names]
 
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
-        """Return for every folder its time in ns and its number of entries."""
         return dict(self._stamp)
 
     def file_states(self) -> FileStates:
@@ -147,7 +141,6 @@ class FolderTree(Tree):
 
     @property
     def inodes(self) -> str:
-        """Return a hash of which file each name has, on this machine alone; "" if files do not keep their inodes."""
         return "" if self._inodes is None else hash_block(self._inodes.tobytes())
 
     def mark_of(self, entry: FileEntry) -> str:
@@ -189,11 +182,9 @@ class FolderTree(Tree):
 
 
 class FolderFile:
-    """A file of a folder, with the listed size: opened when first read, and again after `close`.
-
-    `follow`: whether it may be a link. `times`: the modification times of opened files, by path: readers of parts of
-    one file share it, so that all parts are of one state.
-    """
+    """A file of a folder, with the listed size: opened when first read, and again after `close`. `times`: the
+    modification times of opened files, by path: readers of parts of one file share it, so that all parts are of one
+    state."""
 
     def __init__(self, path: Path, size: int, *, follow: bool = True, times: dict[str, int] | None = None) -> None:
         self._path = path
@@ -232,20 +223,11 @@ class FolderFile:
 
 
 def folder_stamps(
-    path: Path, names: Iterable[str], *, workers: int = 1, on_response: Callable[[], object] = lambda: None
+    path: Path, names: Iterable[str], *, workers: int, on_response: Callable[[], object]
 ) -> dict[str, int | None]:
-    """Read the modification times of a tree's folders again, to check cheaply whether its listing may have changed.
-
-    Args:
-        path: the tree's folder.
-        names: names of folders in it, as in `FolderTree.listing_stamp`.
-        workers: how many are read at once.
-        on_response: called, in any thread, whenever one has responded.
-
-    Returns:
-        For each name the time in ns, `None` if the folder no longer exists.
-    """
-    root = os.fspath(path)
+    """Return the modification times in ns of folders in a tree's folder, named as in `FolderTree.listing_stamp`; `None`
+    for one that no longer exists. `on_response`: called, in any thread, whenever one of `workers` has read one."""
+    root, wanted = os.fspath(path), list(names)
 
     def one(name: str) -> int | None:
         try:
@@ -255,7 +237,6 @@ def folder_stamps(
         finally:
             on_response()
 
-    wanted = list(names)
     with _threads(workers) as pool:
         return dict(zip(wanted, _at_once(one, wanted, pool), strict=True))
 
@@ -279,19 +260,6 @@ def _results(calls: Sequence[Future[R]]) -> list[R]:
             raise
         msg = f"Listing made no progress for {_STALL_S:.0f} s. Mount the Drive again and run this once more."
         raise SourceReadError(msg) from error
-
-
-def _check_root(root: str) -> None:
-    try:
-        is_folder = stat.S_ISDIR(os.stat(root).st_mode)  # noqa: PTH116
-    except (FileNotFoundError, NotADirectoryError) as error:
-        msg = f"There is no folder '{root}'."
-        raise SourceNotFoundError(msg) from error
-    except OSError:
-        return  # a temporary failure: the listing retries and reports it
-    if not is_folder:
-        msg = f"'{root}' is a file, not a folder."
-        raise SourceReadError(msg)
 
 
 def _path_below(root: str, name: str) -> str:
@@ -363,7 +331,6 @@ class _Listed(NamedTuple):
     """The content of one folder."""
 
     mtime_ns: int
-    """When something in it was last added, removed or renamed."""
     identity: _Identity
     """Device and inode, which identify a loop."""
     found: _Found
@@ -379,13 +346,11 @@ class _Walk:
         root: str,
         listers: DaemonPool | None,
         lookers: DaemonPool | None,
-        *,
-        retry: RetryPolicy,
         on_response: Callable[[], object],
         on_files: Callable[[Sequence[str]], object] | None,
     ) -> None:
         self._root, self._listers, self._lookers = root, listers, lookers
-        self._retry, self._on_response, self._on_files = retry, on_response, on_files
+        self._on_response, self._on_files = on_response, on_files
         self._turn = threading.Lock()
         self._slow_batches = 0
         self.files = _Found()
@@ -421,7 +386,7 @@ class _Walk:
     def _list(self, folder: _Folder) -> _Listed | None:
         """List one folder; `None` if a link leads back to one of its own ancestors."""
         path = _path_below(self._root, folder.name)
-        listed, unseen = read_with_retry(lambda: self._read(folder, path), path, policy=self._retry)
+        listed, unseen = read_with_retry(lambda: self._read(folder, path), path)
         self._on_response()
         if listed is not None and unseen and self._lookers is not None:
             # By other threads: lookups that waited behind folders would all be left for the end.
@@ -469,7 +434,7 @@ class _Walk:
         entries.clear()
         for entry in odd:
             name = prefix + entry.name
-            read_with_retry(partial(_look_closely, entry, name, found), f"{self._root}/{name}", policy=self._retry)
+            read_with_retry(partial(_look_closely, entry, name, found), f"{self._root}/{name}")
         if self._on_files is not None:
             self._on_files([f"{self._root}/{name}" for name in found.names])
         return found

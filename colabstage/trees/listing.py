@@ -31,7 +31,7 @@ TreeKind = Literal["folder", "zip", "tar", "7z", "rar", "file"]
 
 # Entries that are created together while iterating.
 _PAGE_ENTRIES = 1024
-_TIME_END_NS = 1 << 63
+TIME_END_NS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class FileEntries(Sequence[FileEntry]):
             [entry.name for entry in found],
             np.array([entry.size for entry in found], np.int64),
             # A disk may have times after 2262, which 64 bits of nanoseconds cannot hold.
-            np.array([entry.mtime_ns if abs(entry.mtime_ns) < _TIME_END_NS else 0 for entry in found], np.int64),
+            np.array([entry.mtime_ns if abs(entry.mtime_ns) < TIME_END_NS else 0 for entry in found], np.int64),
             np.array([entry.position for entry in found], np.int64),
             np.array([entry.executable for entry in found], np.bool_),
             np.array([entry.place for entry in found], np.int64),
@@ -137,8 +137,11 @@ class FileEntries(Sequence[FileEntry]):
         return self._by_ending(lambda extension: extension not in extensions)
 
     def _by_ending(self, fits: Callable[[str], bool]) -> FileEntries:
-        endings, of_files = self.endings
-        return self.take(np.flatnonzero(np.array([fits(extension_of(end)) for end in endings], np.bool_)[of_files]))
+        return self._of(self.endings, lambda end: fits(extension_of(end)))
+
+    def _of(self, numbered: tuple[list[str], NDArray[np.integer[Any]]], fits: Callable[[str], bool]) -> FileEntries:
+        texts, of_files = numbered
+        return self.take(np.flatnonzero(np.fromiter(map(fits, texts), np.bool_, len(texts))[of_files]))
 
     # Computed once, because every layout filters by its own extensions, and most need the folders.
 
@@ -159,8 +162,7 @@ class FileEntries(Sequence[FileEntry]):
 
     def in_folders(self, fits: Callable[[str], bool]) -> FileEntries:
         """Return those in folders whose names fit, in the same order."""
-        folders, of_files = self.folders
-        return self.take(np.flatnonzero(np.array([fits(folder) for folder in folders], np.bool_)[of_files]))
+        return self._of(self.folders, fits)
 
     def find(self, entry: FileEntry | str) -> int | None:
         """Return the number of an entry, by its name; `None` if it is missing. Only if names ascend."""
@@ -250,11 +252,8 @@ def hash_rows(*columns: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 class Tree(Closing):
-    """A dataset's files by name. Every method may be called from any thread, `read` from many at once.
-
-    A kind of tree sets `kind`, `label` and `entries`. Its `open` says how to read any part of a file; if only whole
-    files can be read, its `read` and `chunks` do that.
-    """
+    """A dataset's files by name, for any thread. A kind of tree sets `kind`, `label` and `entries`. Its `open` says how
+    to read any part of a file; if only whole files can be read, its `read` and `chunks` do that."""
 
     kind: TreeKind
     label: str
@@ -265,6 +264,8 @@ class Tree(Closing):
     """Sentences about what was left out and why (Google-native documents, for example)."""
     source: ByteSource | None = None
     """The bytes in which entries' positions count; `None` if each file is separate. Closed with the tree."""
+    packed: ByteSource | None = None
+    """The archive whose content was unpacked to be read; closed with the tree."""
     by_request: bool = False
     """True if every read is a network request; copy the file before random access."""
     waits_for: str = ""
@@ -289,11 +290,8 @@ class Tree(Closing):
         return ""
 
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
-        """Return for every listed folder ("" is the root) its modification time in ns and its number of entries; empty
-        for a tree that is not a folder.
-
-        A folder's time changes when something in it is added, removed or renamed, not when a file is rewritten.
-        """
+        """Return for every listed folder ("" is the root) its modification time in ns, which changes when something in
+        it is added, removed or renamed, and its number of entries; empty for a tree that is not a folder."""
         return {}
 
     def file_states(self) -> FileStates:
@@ -344,12 +342,8 @@ class Tree(Closing):
         return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content of one file in order, in pieces of at most `PIECE_BYTES`, so that memory never holds it
-        all.
-
-        Verified as by `read`, after the last piece: what was made of the pieces counts only once the iterator has
-        ended.
-        """
+        """Yield the content of one file in order, in pieces of at most `PIECE_BYTES`; verified as by `read`, after the
+        last piece."""
         with contextlib.closing(self._opened(entry)) as file:
             for offset, length in block_ranges(file.size, PIECE_BYTES):
                 data = file.pread(length, offset)
@@ -359,11 +353,7 @@ class Tree(Closing):
 
     def verify(self, entry: FileEntry, pieces: Iterable[bytes]) -> None:
         """Compare a file's whole content, in `pieces` that were read in parts, with its checksum; without one, read
-        none of them.
-
-        Raises:
-            SourceReadError: the content does not have the checksum.
-        """
+        none of them."""
 
     def _opened(self, entry: FileEntry) -> ByteSource:
         file = self.open(entry)
@@ -381,8 +371,8 @@ class Tree(Closing):
 
     def close(self) -> None:
         """Release file handles. Calling it twice is fine."""
-        if self.source is not None:
-            self.source.close()
+        for source in filter(None, (self.source, self.packed)):
+            source.close()
 
 
 def only_line(tree: Tree, *parts: str) -> str:
@@ -397,13 +387,8 @@ def unknown_entry(tree: str, name: str) -> SourceReadError:
 
 
 class TreeView(Tree):
-    """Files of other trees, under new names, read as by those trees; closing it closes them all.
-
-    Args:
-        trees: the files' trees.
-        rows: which files, counted through the entries of all trees in sequence.
-        names: each file's name here.
-    """
+    """Files of other trees under new names, read as by those trees; closing it closes them all. `rows`: which files,
+    counted through the entries of all trees in sequence."""
 
     def __init__(self, trees: Sequence[Tree], rows: NDArray[Any], names: list[str]) -> None:
         self._trees = trees

@@ -1,8 +1,7 @@
 """Names of files in a tree: what an archive may call its members, what is junk, and which names cannot coexist.
 
 A name is read as unzip and tar read it: without `./`, doubled slashes and the root of an absolute one. A name that
-would leave the archive's own folder refuses the whole archive, before a member is read or written: skipping just that
-one would produce another dataset than its author packed.
+would leave the archive's own folder refuses the whole archive, before a member is read or written.
 """
 
 from __future__ import annotations
@@ -50,8 +49,6 @@ def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
 
 # Each parent folder of a name is stored by its whole name, so a deep name is much larger in memory than in the archive.
 MOST_FOLDERS = 200
-
-
 # Parts of a name, with a NUL before and after it, that may break a rule, be junk, or must be dropped.
 _ODD_PARTS = ("\0/", "\0.", "\0\0", "//", "/.", "/\0", "\\", "__MACOSX")
 
@@ -172,10 +169,7 @@ def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ..
 
 
 def check_case_collisions(archive: str, names: Iterable[str]) -> None:
-    """Refuse names that one folder cannot hold on a disk that ignores case or the way accents are encoded.
-
-    Only extraction onto a disk needs this.
-    """
+    """Refuse names that one folder cannot hold on a disk that ignores case or the way accents are encoded."""
     paths = list(names)
     seen: dict[str, str] = {}
     for path in [*paths, *sorted(parent_folders(paths))]:
@@ -222,11 +216,8 @@ def is_junk_folder(base: str) -> bool:
 
 
 def distinct_names(names: Iterable[str], *, of_files: bool = False) -> tuple[str, ...]:
-    """Return the names, those that were there before with a number behind them; two that differ in case are the same.
-
-    Args:
-        names: in this order, the first of equal ones stays unchanged.
-        of_files: whether they have extensions, before which the number goes.
+    """Return the names, those that were there before with a number behind them, or `of_files` before their extension;
+    two that differ in case are the same.
 
     >>> distinct_names(["a", "b", "A"])
     ('a', 'b', 'A-2')
@@ -245,9 +236,6 @@ def distinct_names(names: Iterable[str], *, of_files: bool = False) -> tuple[str
         taken.add(free.lower())
         found.append(free)
     return tuple(found)
-
-
-# Files that are parts of one archive or download, by their names: which belong together, and what is missing.
 
 
 # How Google Drive names the zips of a folder that it downloads in several.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import stat
@@ -60,24 +61,19 @@ _LOOK_BYTES = 64 * 1024
 
 
 class SingleFileTree(Tree):
-    """One file as a tree. `packed`: the bytes that its content was unpacked from; closed with the tree."""
+    """One file as a tree. `packed`: the bytes that its content was unpacked from."""
 
     kind = "file"
     source: ByteSource
 
     def __init__(self, source: ByteSource, name: str, packed: ByteSource | None = None) -> None:
         self.source, self.label = source, source.label
-        self._packed = packed
+        self.packed = packed
         self.entries = FileEntries.of([FileEntry(name, source.size, 0, 0, place=0)])
 
     def open(self, entry: FileEntry) -> ByteSource:
         self._own(entry)
         return RequestedBytes(self.source.pread, self.source.size, label=self.label)
-
-    def close(self) -> None:
-        super().close()
-        if self._packed is not None:
-            self._packed.close()
 
 
 def recognise(path: Path) -> TreeFormat | None:
@@ -107,8 +103,8 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
 
 
 def open_tree(path: Path, *, spool: Path, workers: int = 1, limits: ArchiveLimits = DEFAULT_LIMITS) -> Tree:
-    """Open a folder, an archive or a compressed file as a tree. `spool`: a folder on a local disk for unpacked content
-    of what is compressed as a whole; nothing remains there."""
+    """Open a folder, an archive or a compressed file as a tree. `spool`: a folder on a local disk for unpacked content;
+    nothing remains there."""
     if is_folder(path):
         return FolderTree(path, workers=workers)
     return open_archive(LocalBytes(path), spool=spool, limits=limits)
@@ -134,7 +130,9 @@ def open_archive(
         zip_encoding: the encoding of a zip's names if it declares none.
         cancellation: checked while content that is compressed as a whole is unpacked.
     """
-    try:
+    # Whatever fails, nobody else refers to what is open; a tree closes it itself.
+    with contextlib.ExitStack() as stack:
+        stack.callback(source.close)
         kind = recognise_archive(source)
         if kind is None:
             called = next(
@@ -142,20 +140,23 @@ def open_archive(
             )
             if not called:
                 _refuse_file(source, single_files=single_files == ALONE)
-            return SingleFileTree(source, called)
-        if kind == "zip":
-            return ZipTree(source, limits=limits, encoding=zip_encoding)
-        if kind in ("7z", "rar"):
-            return ToolArchiveTree(source, spool=spool, limits=limits, cancellation=cancellation)
-        # The tree unpacks a compressed tar itself, because the headers can be read only in the unpacked form.
-        if kind.startswith("tar"):
-            return TarTree(source, spool=spool, limits=limits, cancellation=cancellation)
-        inside = inner_name(source, base_name(source.label), name)
-        return SingleFileTree(unpack_into(spool, source, limits, cancellation), inside, source)
-    # A tree would have closed it; without one nobody else refers to it.
-    except BaseException:
-        source.close()
-        raise
+            tree: Tree = SingleFileTree(source, called)
+        elif kind == "zip":
+            tree = ZipTree(source, limits=limits, encoding=zip_encoding)
+        elif kind in ("7z", "rar"):
+            tree = ToolArchiveTree(source, kind, spool, limits, cancellation)
+        elif kind == "tar":
+            tree = TarTree(source, limits, cancellation)
+        else:
+            # Anything in a compressed stream can be reached only through all before it.
+            content = unpack_into(spool, source, limits, cancellation)
+            stack.callback(content.close)
+            if kind.startswith("tar"):
+                tree = TarTree(content, limits, cancellation, packed=source)
+            else:
+                tree = SingleFileTree(content, inner_name(source, base_name(source.label), name), source)
+        stack.pop_all()
+        return tree
 
 
 def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
@@ -200,15 +201,10 @@ def is_folder(path: Path) -> bool:
 
 
 class OnlyTree(TreeView):
-    """The part of a tree that `only=` names; closing it closes the tree.
+    """The part of a tree that `only=` names: paths, and patterns, in which `*` stands for a part of a name and `**` for
+    any folders; a folder stands for all in it.
 
-    A single folder becomes the root, as if it were the source: its files lose its name. Any other choice of files,
-    folders and patterns keeps the names.
-
-    Args:
-        tree: the whole.
-        only: what `read_only` gives: paths in the tree, and patterns. In these `*` stands for a part of a name and
-            `**` for any folders; a folder that fits stands for all in it.
+    A single folder becomes the root: its files lose its name. Any other choice keeps the names.
     """
 
     def __init__(self, tree: Tree, only: Sequence[str]) -> None:
@@ -261,9 +257,6 @@ def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
     return SourceNotFoundError(f"only={part!r} matches nothing in '{tree.label}'. Write one that does: {written}.")
 
 
-# Join several trees, or files that are parts of one thing: how these are recognised, and what is missing.
-
-
 # Usual names for the parts of a dataset that should stay separate.
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 # A file of these kinds may hold the labels.
@@ -284,16 +277,9 @@ class Joining:
 
 
 def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_folders: bool = True) -> Joining:
-    """Decide how to name the files of several trees in one. Pure.
-
-    They are united unchanged, unless a name would occur twice, or the trees are named like splits (train, val, test …):
-    then each part goes into a folder of its own name.
-
-    Args:
-        stems: the readable name of each tree; need not be distinct.
-        names: the file names in each tree, without files that an earlier tree has too.
-        of_folders: whether all trees are folders, and none is an archive.
-    """
+    """Decide how to name the files of several trees, called by their `stems`, in one. They are united unchanged, unless
+    a name would occur twice, or the trees are named like splits (train, val, test …): then each part goes into a folder
+    of its own name. `names`: of the files in each tree, without those that an earlier tree has too."""
     # Splits come first: united, train/ and test/ of two archives would no longer be separate.
     folders = distinct_names(stems)
     if all(stem.lower() in _SPLIT_NAMES for stem in stems) and folders == tuple(stems):

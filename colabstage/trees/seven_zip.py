@@ -33,9 +33,9 @@ from colabstage.io.files import block_ranges, make_folder
 from colabstage.io.packages import isal_zlib
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import remove_own, temp_beside
-from colabstage.trees.bytes import HEAD_BYTES, PIECE_BYTES, LocalBytes, kind_by_magic
+from colabstage.trees.bytes import PIECE_BYTES, LocalBytes
 from colabstage.trees.folder import FolderFile
-from colabstage.trees.listing import DEFAULT_LIMITS, ArchiveLimits, FileEntries, Tree, check_limits
+from colabstage.trees.listing import ArchiveLimits, FileEntries, Tree, check_limits
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, refuse_member
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ class _Listed(NamedTuple):
     name: str
     """Its name, uncleaned."""
     size: int
-    """The size of its content, in bytes."""
     is_folder: bool
     is_link: bool
     crc: int | None
@@ -249,42 +248,34 @@ def _damaged(label: str, reason: str) -> CorruptArchiveError:
 
 
 class ToolArchiveTree(Tree):
-    """The files in a 7z or rar archive. These formats pack many members into one stream, so all are unpacked at once.
-
-    Args:
-        source: the archive's bytes; closed with the tree.
-        spool: a folder on a local disk with space for the content; created if needed.
-        limits: how much content the listing may declare.
-        cancellation: checked several times a second while a tool works, and between the parts of a copy.
-    """
+    """The files in a 7z or rar archive. These formats pack many members into one stream, so all are unpacked at once,
+    into a folder in `spool`, which is on a local disk."""
 
     unpacked: Path
 
     def __init__(
-        self,
-        source: ByteSource,
-        *,
-        spool: Path,
-        limits: ArchiveLimits = DEFAULT_LIMITS,
-        cancellation: Cancellation | None = None,
+        self, source: ByteSource, kind: ToolKind, spool: Path, limits: ArchiveLimits, cancellation: Cancellation | None
     ) -> None:
-        self._archive, self.label = source, source.label
-        kind = kind_by_magic(source.pread(HEAD_BYTES, 0))
-        if kind not in ("7z", "rar"):
-            msg = f"'{source.label}' is neither a 7z nor a rar archive."
-            raise CorruptArchiveError(msg)
-        self.kind = kind
+        self.packed, self.label, self.kind = source, source.label, kind
         # On the disk where the files are used, so that extraction can move them instead of copying.
         make_folder(spool)
         self.unpacked = temp_beside(spool / "unpacked")
         try:
             cancellation = cancellation or Cancellation()
             with _as_file(source, temp_beside(spool / f"archive.{kind}"), cancellation) as path:
-                members, unpack = _open(kind, path, source.label, cancellation)
-                files = self._unpack(members, unpack, limits)
+                members, unpack = _open(kind, path, self.label, cancellation)
+                if not members and source.size > _EMPTY_BYTES:
+                    raise _damaged(self.label, "no member can be found in it")  # noqa: TRY301
+                check_limits(self.label, len(members), sum(member.size for member in members), source.size, limits)
+                # Checked in the listing, before the tool writes a byte.
+                listed = _check_listed(self.label, members)
+                unpack(self.unpacked)
+            # And checked again afterwards: the listing may say one thing and the content another.
+            _check_unpacked(self.label, self.unpacked, listed)
         except BaseException:
             remove_own(self.unpacked)
             raise
+        files = {name: member for name, member in listed.items() if not is_junk(name)}
         names = sorted(files)
         self.entries = FileEntries(
             names,
@@ -294,20 +285,6 @@ class ToolArchiveTree(Tree):
             np.array([files[name].executable for name in names], np.bool_),
         )
 
-    def _unpack(
-        self, members: list[_Listed], unpack: Callable[[Path], object], limits: ArchiveLimits
-    ) -> dict[str, _Listed]:
-        if not members and self._archive.size > _EMPTY_BYTES:
-            raise _damaged(self.label, "no member can be found in it")
-        total = sum(member.size for member in members)
-        check_limits(self.label, len(members), total, self._archive.size, limits)
-        # Checked in the listing, before the tool writes a byte.
-        files = _check_listed(self.label, members)
-        unpack(self.unpacked)
-        # And checked again afterwards: the listing may say one thing and the content another.
-        _check_unpacked(self.label, self.unpacked, files)
-        return {name: member for name, member in files.items() if not is_junk(name)}
-
     def open(self, entry: FileEntry) -> ByteSource:
         """Return the bytes of one member; its checksum was verified when it was unpacked."""
         own = self.entries[self._own(entry)]
@@ -316,7 +293,7 @@ class ToolArchiveTree(Tree):
 
     def close(self) -> None:
         remove_own(self.unpacked)
-        self._archive.close()
+        super().close()
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """A tar as a tree: its headers are scanned once, then members are read by offset from any number of threads.
 
-Not left to `tarfile`, which takes a damaged header for the end of the archive and so silently loses every later member,
-and takes three times as long. Formats: POSIX.1-2001 (pax), ustar, GNU, and the old V7.
+Not left to `tarfile`, which takes a damaged header for the end of the archive, and three times as long. Formats:
+POSIX.1-2001 (pax), ustar, GNU, and the old V7.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveEr
 from colabstage.trees.bytes import (
     HEAD_BYTES,
     RequestedBytes,
-    compression_of,
     describe_contents,
     header_checksums,
     truncated,
 )
-from colabstage.trees.compressed import unpack_into
-from colabstage.trees.listing import DEFAULT_LIMITS, ArchiveLimits, FileEntries, Tree, check_limits, sorted_by_name
+from colabstage.trees.listing import TIME_END_NS, ArchiveLimits, FileEntries, Tree, check_limits, sorted_by_name
 from colabstage.trees.names import (
     check_collisions,
     clean_member_name,
@@ -37,7 +35,6 @@ from colabstage.trees.names import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from colabstage.io.progress import Cancellation
     from colabstage.trees.bytes import ByteSource
@@ -52,11 +49,8 @@ _HEADER = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
 _KINDS: dict[bytes, MemberKind] = {
     b"1": "hardlink",
     b"2": "symlink",
-    b"3": "special",
-    b"4": "special",
-    b"5": "folder",
-    b"6": "special",
-    b"D": "folder",
+    **dict.fromkeys((b"3", b"4", b"6"), "special"),
+    **dict.fromkeys((b"5", b"D"), "folder"),
 }
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_SUN, _PAX_GLOBAL = b"L", b"K", b"x", b"X", b"g"
 _VOLUME_LABEL = b"V"
@@ -78,7 +72,6 @@ _PAX_KEYS = frozenset({"path", "linkpath", "size", "mtime"})
 _PAX_SPARSE = "GNU.sparse."
 
 
-_TIME_END_NS = 1 << 63
 # Parsed by its digits: a number in a few bytes (1e999999) would otherwise take hours to expand.
 _TIME = re.compile(r"(-?\d{1,10})(?:\.(\d*))?")
 
@@ -99,11 +92,8 @@ class TarMember(NamedTuple):
 
 
 def scan_members(source: ByteSource) -> Iterator[TarMember]:
-    """Yield every member of an uncompressed tar, in the archive's order.
-
-    A `CorruptArchiveError` says where it is truncated or damaged; an `ArchiveError` names a member that is sparse or
-    continues in another volume.
-    """
+    """Yield every member of an uncompressed tar, in the archive's order; refuse one that is sparse, or continues in
+    another volume."""
     at, blocks = 0, _Blocks(source)
     # A global header holds for all that follow, any other for the next member only.
     shared: dict[str, str] = {}
@@ -177,7 +167,7 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
     # GNU's own format, "ustar " with a blank, stores times where POSIX has the beginning of a long name.
     begins = _until_nul(prefix) + b"/" if magic == b"ustar\0" and prefix[:1] != b"\0" else b""
     name, target = _as_name(begins + _until_nul(raw_name)), _as_name(_until_nul(link))
-    time_ns = mtime_ns if abs(mtime_ns) < _TIME_END_NS else 0
+    time_ns = mtime_ns if abs(mtime_ns) < TIME_END_NS else 0
     if flag in _EXTENSIONS:
         return flag, TarMember(name, "file", "", at + BLOCK, size, time_ns)
     if pax:
@@ -251,7 +241,7 @@ def _nanoseconds(text: str) -> int:
     if match is None:
         return 0
     value = int(match[1]) * 10**9 + int((match[2] or "").ljust(9, "0")[:9])
-    return value if abs(value) < _TIME_END_NS else 0
+    return value if abs(value) < TIME_END_NS else 0
 
 
 def _check_end(source: ByteSource, block: bytes, at: int) -> None:
@@ -275,15 +265,13 @@ def _check_end(source: ByteSource, block: bytes, at: int) -> None:
 
 
 class TarTree(Tree):
-    """The files in a tar. A compressed one is unpacked once, into an unnamed file that vanishes with the tree.
-
-    If members share a name, the last counts, as for every reader of tars: `tar -r` replaces files that way.
+    """The files in a tar. If members share a name, the last counts, as for every reader of tars.
 
     Args:
-        source: the archive's bytes; closed with the tree.
-        spool: a folder on a local disk with space for the unpacked form of a compressed archive; created if needed.
+        source: its bytes, unpacked; closed with the tree.
         limits: what the headers may promise.
-        cancellation: checked while it is unpacked and while its headers are read.
+        cancellation: checked while its headers are read.
+        packed: the compressed form that it was unpacked from.
     """
 
     kind = "tar"
@@ -292,35 +280,23 @@ class TarTree(Tree):
     def __init__(
         self,
         source: ByteSource,
-        *,
-        spool: Path,
-        limits: ArchiveLimits = DEFAULT_LIMITS,
+        limits: ArchiveLimits,
         cancellation: Cancellation | None = None,
+        *,
+        packed: ByteSource | None = None,
     ) -> None:
-        self._archive, self.label = source, source.label
-        # A member of a compressed tar can be reached only through all before it, so the tar is unpacked once.
-        self.source = source
-        if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
-            self.source = unpack_into(spool, source, limits, cancellation)
-        try:
-            self._list(limits, cancellation)
-        except BaseException:
-            if self.source is not source:
-                self.source.close()
-            raise
-
-    def _list(self, limits: ArchiveLimits, cancellation: Cancellation | None) -> None:
-        archive, total = self.label, 0
+        self.source, self.packed, self.label = source, packed, source.label
+        archive, archive_bytes, total = self.label, (packed or source).size, 0
         rows: dict[str, int] = {}
         links: dict[str, str] = {}
         folders: list[str] = []
         repeated: list[str] = []
         sizes, offsets, executable, times = array("q"), array("q"), bytearray(), array("q")
-        for count, member in enumerate(scan_members(self.source), 1):
+        for count, member in enumerate(scan_members(source), 1):
             if cancellation is not None:
                 cancellation.check()
             total += member.size
-            check_limits(archive, count, total, self._archive.size, limits)
+            check_limits(archive, count, total, archive_bytes, limits)
             if member.kind == "folder":
                 folders.append(clean_member_name(archive, member.name, folder=True))
                 continue
@@ -365,11 +341,6 @@ class TarTree(Tree):
         pread, start = self.source.pread, own.position
         label = f"{self.label}: {own.name}"
         return RequestedBytes(lambda length, offset: pread(length, start + offset), own.size, label=label)
-
-    def close(self) -> None:
-        """Close the archive and drop the unpacked form. Calling it twice is fine."""
-        super().close()
-        self._archive.close()
 
 
 def _link_target(archive: str, name: str, member: TarMember) -> str:

@@ -1,8 +1,7 @@
 """A zip as a tree: members are read by offset, each in one positioned read, from any number of threads.
 
-Not left to `zipfile`, which needs a seekable file and one lock for all readers, takes the tail of a truncated archive
-that contains another zip for a complete one, and builds a large object for every member. Layout: PKWARE's APPNOTE
-6.3.10, sections 4.3 to 4.5.
+Not left to `zipfile`, which needs one lock for all readers, takes the tail of a truncated archive that contains another
+zip for a complete one, and builds a large object for every member. Layout: PKWARE's APPNOTE 6.3.10, 4.3 to 4.5.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ import numpy as np
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.io.files import block_ranges
 from colabstage.io.units import format_count
-from colabstage.trees.bytes import (
-    HEAD_BYTES,
-    ByteSource,
-    base_name,
-    describe_contents,
-    truncated,
-)
+from colabstage.trees.bytes import HEAD_BYTES, ByteSource, base_name, describe_contents, truncated
 from colabstage.trees.listing import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -352,11 +345,8 @@ def _decode_names(
 class ZipTree(Tree):
     """The files in a zip. Opening reads the directory at the end of the file; `read` touches the member's own bytes.
 
-    Args:
-        source: the archive's bytes; closed with the tree.
-        limits: what the headers may promise.
-        encoding: of names whose encoding the archive does not declare; by default UTF-8 if it fits them all, otherwise
-            cp437, the format's own.
+    `encoding`: of names whose encoding the archive does not declare; by default UTF-8 if it fits them all, otherwise
+    cp437, the format's own.
     """
 
     kind = "zip"

@@ -205,11 +205,7 @@ def _with_alone_header(parts: Iterator[bytes], member: ZipMember) -> Iterator[by
 
 
 def zstd() -> Any:
-    """Return the module that reads Zstandard. Imported late, because few archives are packed with it.
-
-    Raises:
-        MissingDependencyError: this Python has none, and the package is not installed.
-    """
+    """Return the module that reads Zstandard. Imported late, because few archives are packed with it."""
     for name in ("compression.zstd", "backports.zstd"):
         with contextlib.suppress(ImportError):
             return importlib.import_module(name)

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from colabstage.h5.manifest import (
     read_manifest,
     write_manifest,
 )
+from colabstage.io import workspace
 from colabstage.io.files import BLOCK_BYTES, read_json
 from tests.support.packs import write_pack
 
@@ -232,12 +233,16 @@ def test_a_pack_that_cannot_take_the_place_of_another_leaves_it_whole(
     new.write_bytes(b"another pack")
     write_manifest(new, manifest_of(new))
 
-    def fails(file: Path, out: Path, **_: object) -> None:
-        if gone:
-            out.unlink()
-        raise OSError(errno.EIO, "the disk fails")
+    put = workspace.put_file
 
-    monkeypatch.setattr("colabstage.h5.manifest.put_file", fails)
+    def fails(file: Path, out: Path, **options: Any) -> None:
+        if file == new and gone:
+            out.unlink()
+        if file == new:
+            raise OSError(errno.EIO, "the disk fails")
+        put(file, out, **options)
+
+    monkeypatch.setattr("colabstage.io.workspace.put_file", fails)
     with pytest.raises(OSError, match="the disk fails"):
         place_pack(new, pack, replaces=is_as_written)
     assert read_manifest(pack) == (None if gone else old)

@@ -274,13 +274,11 @@ def names(folder: Path) -> list[str]:
 def as_after_a_death(target: Path) -> None:
     """Leave the receipts of a process that dies right after its work got its name: that of the earlier content, and its
     own, which does not know the new name yet."""
-    (mine,) = receipts_of(target)
-    is_folder = bool(mine.receipt.inventory)
-    before = replace(
-        mine.receipt, **({"inventory": {"b": "1 1"}} if is_folder else {"seal": {"inode": 0}, "hashes": ()})
-    )
-    noted = [note_receipt(target, before), note_receipt(target, replace(mine.receipt, seal={}))]
-    mine.path.unlink()
+    ((mine, beside),) = receipts_of(target)
+    is_folder = bool(mine.inventory)
+    before = replace(mine, **({"inventory": {"b": "1 1"}} if is_folder else {"seal": {"inode": 0}, "hashes": ()}))
+    noted = [note_receipt(target, before), note_receipt(target, replace(mine, seal={}))]
+    beside.unlink()
     for number, path in enumerate(noted):
         path.rename(path.with_name(f".colabstage-{target.name}.{workspace.current_world()}-0-0.{number}.receipt"))
 

@@ -87,6 +87,8 @@ QUERY_NAMES = ["X-Amz-Signature", "AWSAccessKeyId", "Expires", "sig", "se", "acc
         f"s3a://AKIA:{SECRET}/more+x@bucket/x",
         f"nosuch://ann:{SECRET}@host/x?sig={SECRET}",
         f"github://org:repo:{SECRET}@main/x",
+        # What is between the colons looks like one of fsspec's chains.
+        f"http://::a::{SECRET}@host/x.zip?X-Amz-Signature={SECRET}",
         *(f"https://example.org/a.zip?id=1&{name}={SECRET}&page=2" for name in QUERY_NAMES),
     ],
 )
