@@ -14,42 +14,72 @@ if TYPE_CHECKING:
     from colabstage import errors as errors
     from colabstage import options as options
     from colabstage import transforms as transforms
-    from colabstage.diagnose.autotune import autotune_loader as autotune_loader
-    from colabstage.diagnose.compare import compare_sources as compare_sources
-    from colabstage.diagnose.doctor import doctor as doctor
-    from colabstage.diagnose.gpu import GpuMonitor as GpuMonitor
-    from colabstage.diagnose.profile import LoaderProfile as LoaderProfile
-    from colabstage.diagnose.profile import profile_loader as profile_loader
-    from colabstage.errors import ColabstageError as ColabstageError
-    from colabstage.h5.manifest import verify_file as verify_file
-    from colabstage.load.dataset import dataset_h5 as dataset_h5
-    from colabstage.load.device import CudaDataLoader as CudaDataLoader
-    from colabstage.load.frameworks.arrays import to_keras as to_keras
-    from colabstage.load.frameworks.arrays import to_numpy as to_numpy
-    from colabstage.load.frameworks.hugging_face import to_hf as to_hf
-    from colabstage.load.frameworks.tensorflow import to_tf_data as to_tf_data
-    from colabstage.load.loader import make_loader as make_loader
-    from colabstage.machine.drive import flush_drive as flush_drive
-    from colabstage.machine.drive import mount_drive as mount_drive
-    from colabstage.machine.drive import refresh_drive as refresh_drive
-    from colabstage.notebook.browser import browse_dataset as browse_dataset
-    from colabstage.notebook.form import stage_form as stage_form
-    from colabstage.notebook.plots import plot_class_balance as plot_class_balance
-    from colabstage.notebook.plots import plot_image_sizes as plot_image_sizes
-    from colabstage.pack.run import pack_dataset as pack_dataset
-    from colabstage.runs.listing import list_runs as list_runs
-    from colabstage.runs.run import resumable as resumable
-    from colabstage.sources.extracting import extract_archive as extract_archive
-    from colabstage.sources.fetching import fetch_files as fetch_files
-    from colabstage.stage.dataset import StagedDataset as StagedDataset
-    from colabstage.stage.plan import plan_stage as plan_stage
-    from colabstage.stage.publish import publish_file as publish_file
-    from colabstage.stage.publish import restore_file as restore_file
-    from colabstage.stage.purge import list_datasets as list_datasets
-    from colabstage.stage.purge import purge_datasets as purge_datasets
-    from colabstage.stage.run import stage_dataset as stage_dataset
+    from colabstage.diagnose.autotune import autotune_loader
+    from colabstage.diagnose.compare import compare_sources
+    from colabstage.diagnose.doctor import doctor
+    from colabstage.diagnose.gpu import GpuMonitor
+    from colabstage.diagnose.profile import LoaderProfile, profile_loader
+    from colabstage.errors import ColabstageError
+    from colabstage.h5.manifest import verify_file
+    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.device import CudaDataLoader
+    from colabstage.load.frameworks.arrays import to_keras, to_numpy
+    from colabstage.load.frameworks.hugging_face import to_hf
+    from colabstage.load.frameworks.tensorflow import to_tf_data
+    from colabstage.load.loader import make_loader
+    from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
+    from colabstage.notebook.browser import browse_dataset
+    from colabstage.notebook.form import stage_form
+    from colabstage.notebook.plots import plot_class_balance, plot_image_sizes
+    from colabstage.pack.run import pack_dataset
+    from colabstage.runs.listing import list_runs
+    from colabstage.runs.run import resumable
+    from colabstage.sources.extracting import extract_archive
+    from colabstage.sources.fetching import fetch_files
+    from colabstage.stage.dataset import StagedDataset
+    from colabstage.stage.plan import plan_stage
+    from colabstage.stage.publish import publish_file, restore_file
+    from colabstage.stage.purge import list_datasets, purge_datasets
+    from colabstage.stage.run import stage_dataset
 
     __version__: str
+
+__all__ = [
+    "ColabstageError",
+    "CudaDataLoader",
+    "GpuMonitor",
+    "LoaderProfile",
+    "StagedDataset",
+    "autotune_loader",
+    "browse_dataset",
+    "compare_sources",
+    "dataset_h5",
+    "doctor",
+    "extract_archive",
+    "fetch_files",
+    "flush_drive",
+    "list_datasets",
+    "list_runs",
+    "make_loader",
+    "mount_drive",
+    "pack_dataset",
+    "plan_stage",
+    "plot_class_balance",
+    "plot_image_sizes",
+    "profile_loader",
+    "publish_file",
+    "purge_datasets",
+    "refresh_drive",
+    "restore_file",
+    "resumable",
+    "stage_dataset",
+    "stage_form",
+    "to_hf",
+    "to_keras",
+    "to_numpy",
+    "to_tf_data",
+    "verify_file",
+]
 
 _HOMES = {
     "ColabstageError": "errors",
@@ -93,14 +123,12 @@ _MODULES = ("errors", "options", "transforms")
 _NEED_TORCH = ("CudaDataLoader", "dataset_h5", "make_loader", "resumable")
 
 # Without torch, `from colabstage import *` leaves out the names that need it; importing one by name says why it fails.
-# Type checkers take the imports above for it.
-if not TYPE_CHECKING:
-    _has_torch = "torch" in sys.modules or PathFinder.find_spec("torch") is not None
-    __all__ = [name for name in _HOMES if _has_torch or name not in _NEED_TORCH]
+if not TYPE_CHECKING and "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
+    __all__ = [name for name in __all__ if name not in _NEED_TORCH]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_MODULES, "__version__"})
+    return sorted({*globals(), *__all__, *_NEED_TORCH, *_MODULES, "__version__"})
 
 
 # Hidden from type checkers, which would otherwise accept any misspelt name as this function's return type.

@@ -47,7 +47,7 @@ def is_defined(module: str, name: str) -> bool:
     """Tell whether one of our modules defines a name, or exports it."""
     path = ROOT.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    wanted = rf'^(class|def) {name}\b|^    "{name}"(,$|: ")'
+    wanted = rf'^(class|def) {name}\b|^    "{name}",$'
     return file.exists() and re.search(wanted, file.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
