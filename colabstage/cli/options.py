@@ -122,7 +122,6 @@ def _flag(
     metavar: str,
     text: str,
     *,
-    words: tuple[str, ...] = (),
     parser: Callable[[str], Any] | None = None,
 ) -> tuple[str, Any]:
     """Return the Python argument of an option, and its type with its definition; the words of a `Literal` are its
@@ -130,7 +129,7 @@ def _flag(
     written = f"--{name.replace('_', '-')}"
     if isinstance(kind, type(Keep)):
         return name, Annotated[kind, choice(written, get_args(kind), text, panel)]
-    return name, Annotated[kind, option(written, metavar, text, panel, words=words, parser=parser)]
+    return name, Annotated[kind, option(written, metavar, text, panel, parser=parser)]
 
 
 _of_images, _of_places = partial(_flag, _IMAGES), partial(_flag, _PLACES)
@@ -157,7 +156,6 @@ _FLAGS: dict[str, Any] = dict(
             str,
             "auto|pixels|encoded|jpeg:Q",
             "Decoded pixels, the files' own bytes, JPEGs of quality Q, or whichever fits.",
-            words=("auto", "pixels", "encoded", "jpeg:90"),
         ),
         _of_images(
             "splits",
@@ -174,7 +172,6 @@ _FLAGS: dict[str, Any] = dict(
             str,
             "raise|skip|skip:P%",
             "What to do with images that cannot be decoded.",
-            words=("raise", "skip", "skip:1%"),
         ),
         _flag(
             None,

@@ -10,14 +10,13 @@ import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from colabstage.errors import OptionError, PackFormatError
 from colabstage.h5.info import open_h5, read_info
-from colabstage.h5.parts import find_parts
+from colabstage.h5.parts import find_parts, joined_info
 from colabstage.h5.schema import OFFSETS
 from colabstage.images.geometry import VOID
 from colabstage.io.arguments import refuse_argument
@@ -132,13 +131,9 @@ def open_splits(data: Samples) -> ShownSplits:
 
 def _of_files(paths: Sequence[Path], *, arrival: Arrival | None = None, **how: Any) -> ShownSplits:
     infos = [read_info(path, in_part=arrival is not None, **how) for path in paths]
-    rows: dict[str, int] = {}
-    for name, count in chain.from_iterable(info.rows.items() for info in infos):
-        # One dataset in several files: a split is spread over all of them.
-        rows[name] = rows.get(name, 0) + count
     shown = infos[0].path.name + (f" and {len(infos) - 1} more" if len(infos) > 1 else "")
     opener = partial(SplitReader, [info.path for info in infos], arrival=arrival, **how)
-    return ShownSplits(shown, infos[0].layout, rows, opener, infos)
+    return ShownSplits(shown, infos[0].layout, joined_info(infos).rows, opener, infos)
 
 
 @dataclass(frozen=True, slots=True)

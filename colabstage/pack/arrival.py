@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -458,18 +458,6 @@ class PackingOrder(Sequence[int]):
             return np.bincount(units, minlength=int(self._units.max(initial=-1)) + 1) > 0
 
 
-class FirstEpoch(Protocol):
-    """How readers visit the units of a split in the first epoch."""
-
-    def window(
-        self, units: NDArray[np.intp], labels: NDArray[np.integer], most_units: int, first_units: int, together: int
-    ) -> int:
-        """Return how many units one window needs, given the class of each row."""
-
-    def rows(self, units: NDArray[np.intp], window_units: int, first_units: int, together: int) -> NDArray[np.intp]:
-        """Return the rows that are read first, in order, until a reader announces its own."""
-
-
 class PackStream:
     """One run of packing as readers see it: created before the run, called for each sample and at the end.
 
@@ -482,9 +470,19 @@ class PackStream:
     _rows: RowMap | None = None
     arrival: PackArrival | None = None
 
-    def __init__(self, first_epoch: FirstEpoch, begun: Callable[[PackArrival], None]) -> None:
-        """Call `begun` once, in any thread, when readers can wait for rows."""
-        self._first_epoch, self._begun = first_epoch, begun
+    def __init__(
+        self,
+        window: Callable[[NDArray[np.intp], NDArray[np.integer], int, int, int], int],
+        first_rows: Callable[[NDArray[np.intp], int, int, int], NDArray[np.intp]],
+        begun: Callable[[PackArrival], None],
+    ) -> None:
+        """Take how readers visit the units of a split in the first epoch, and call `begun` once, in any thread, when
+        they can wait for rows.
+
+        `window`: `load.partial.even_window`. `first_rows`: the rows that are read first, in order, until a reader
+        announces its own, by units of rows, `window_units`, `first_units` and `together`.
+        """
+        self._window, self._first_rows, self._begun = window, first_rows, begun
         self._needs: list[Need] = []
         self._needs_lock = threading.RLock()
 
@@ -542,7 +540,7 @@ class PackStream:
             return most
         samples = splits[0].samples
         own, labels = number_units(units[samples]), targets.values[samples]
-        return self._first_epoch.window(own, labels, most, FIRST_UNITS, together)
+        return self._window(own, labels, most, FIRST_UNITS, together)
 
     def _guess(self) -> Need:
         """Return what the first reader will most likely read: split after split, `train` first."""
@@ -552,7 +550,7 @@ class PackStream:
             rows = np.arange(len(split.units))
             if name == "train":
                 own, plan = number_units(split.units), self._plan
-                rows = self._first_epoch.rows(own, plan.window_units, FIRST_UNITS, plan.together)
+                rows = self._first_rows(own, plan.window_units, FIRST_UNITS, plan.together)
             first.append(split.start + rows[:FIRST_ROWS])
             units.append(split.units[rows])
         return Need(first[:2][-1], units_in_turn(np.concatenate(units)), HandedOut(), dropped=True)

@@ -30,16 +30,8 @@ if TYPE_CHECKING:
 # Increased when the same files with the same options mean other samples (labels, classes, masks, order), so that packs
 # made under older rules are never used in place of new ones.
 RULES_VERSION = 5
-# Layouts whose rules are newer than those of all: lists beside tables, boxes and masks state splits now, and names of
-# two forms of Unicode, second masks and labels such as 25_0 are read right. Arrays and features state splits as well.
-# VOC's lists of several years, two labels of one record, Arrow's splits without a class, and splits of folders are
-# read since; a list of what is trained on leaves out the rest, and a column of numbers beside the classes orders them.
-# Tables of pixels have no second copies. Names of files are no labels, folders that hold parts of a sample no classes,
-# and image.png beside mask.png is a pair. Lists of one line, of ids, and of numbered splits count; no empty arrays.
-# A PGM's values are not stretched, uint32 tokens no uint16, features that are not read may be labels, and any list that
-# divides the samples otherwise contradicts. Tables and JSON of splits hold out, also of a folder 'train', lists count
-# where the layout is named, and Caffe's numbers order the classes. Byte order marks are no tokens, keys of LMDB name
-# splits, and labels that only some Parquet files have, or images that only some records call so, are not left out.
+# Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
+# "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
     **dict.fromkeys(("lmdb", "pixel_table"), 6),
     **dict.fromkeys(("arrow", "webdataset", "images", "coco_classes", "croissant"), 7),

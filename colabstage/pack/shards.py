@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -291,10 +291,6 @@ class _AsLongAs(Cancellation):
                 self.cancel()
         return super().cancelled
 
-    def check(self) -> None:
-        if self.cancelled:
-            super().check()
-
 
 def write_shards(
     names: Sequence[ShardName],
@@ -417,10 +413,10 @@ def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named 
         table = _pickled(take_rows_of_table(job.table, rows.chosen), part)
         return ShardTask(seen, store, name, _shard_options(job), rows, table, digest)
 
-    silence_s = _LONGEST_SHARD_S if isinstance(store, RemoteStore) else _SILENCE_S
-    tasks = [task(name) for name in names]
-    coming = run_tasks(executor, write_shard, tasks, signs=store.signs, stop=store.stop, silence_s=silence_s)
-    with closing(coming), progress.step("pack", total=None, unit=job.table.unit) as step:
+    with (
+        closing(run_tasks(executor, store, list(map(task, names)))) as coming,
+        progress.step("pack", total=None, unit=job.table.unit) as step,
+    ):
         for done, result in coming:
             step.advance(result.rows)
             yield done.name, result
@@ -475,12 +471,6 @@ def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> Pa
     return report_of(job, job.plan, done, seconds=time.monotonic() - began)
 
 
-# Run tasks on an executor whose workers may die; tasks of dead workers are submitted again.
-
-
-Task = TypeVar("Task")
-Result = TypeVar("Result")
-
 # How often one task may lose its worker. Dask itself tries three times before it reports a loss.
 _MOST_LOSSES = 4
 _LOOK_S = 0.5
@@ -491,37 +481,23 @@ _END_S = 60.0
 
 
 def run_tasks(
-    executor: Executor,
-    function: Callable[[Task], Result],
-    tasks: Sequence[Task],
-    *,
-    signs: Callable[[], object] = lambda: None,
-    stop: Callable[[], None] = lambda: None,
-    silence_s: float = _SILENCE_S,
-) -> Generator[tuple[Task, Result]]:
-    """Run `function(task)` on the executor for every task, and yield `(task, result)` in the order in which they end.
+    executor: Executor, store: SetStore, tasks: Sequence[ShardTask]
+) -> Generator[tuple[ShardTask, ShardResult]]:
+    """Have the workers of any executor write each shard, and yield `(task, result)` in the order in which they end.
 
-    Close the generator to stop early: that stops running tasks, and waits for them.
-
-    A task whose worker died is submitted again. A broken process pool accepts no more tasks, so it is replaced by a new
-    one with as many processes.
-
-    Args:
-        executor: any executor; it stays open.
-        function: picklable where the executor's workers are other processes; may be called again for a task.
-        tasks: picklable in the same way.
-        signs: returns another value whenever a worker has done something since the last call.
-        stop: called when the results are no longer wanted, so that running tasks end.
-        silence_s: after this many seconds without a result or a sign, the workers count as lost.
+    Close the generator to stop early: that stops running tasks, and waits for them. A task whose worker died is
+    submitted again. A broken process pool accepts no more tasks, so it is replaced by a new one with as many processes;
+    the executor itself stays open.
     """
-    pending: dict[Future[Result], int] = {}
+    silence_s = _LONGEST_SHARD_S if isinstance(store, RemoteStore) else _SILENCE_S
+    pending: dict[Future[ShardResult], int] = {}
     losses = [0] * len(tasks)
     own: ProcessPoolExecutor | None = None
 
     def submit(number: int) -> None:
         nonlocal executor, own
         try:
-            future = executor.submit(function, tasks[number])
+            future = executor.submit(write_shard, tasks[number])
         except BrokenExecutor:
             size = getattr(executor, "_max_workers", None) or usable_cores()
             if own is not None:
@@ -532,16 +508,16 @@ def run_tasks(
 
             # With spawned processes, since forking a process that has threads may hang the child.
             executor = own = ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
-            future = executor.submit(function, tasks[number])
+            future = executor.submit(write_shard, tasks[number])
         pending[future] = number
 
-    sign, last_sign_s = signs(), SYSTEM_CLOCK.now()
+    sign, last_sign_s = store.signs(), SYSTEM_CLOCK.now()
     try:
         for number in range(len(tasks)):
             submit(number)
         while pending:
             finished, _ = wait(pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-            if finished or (now := signs()) != sign:
+            if finished or (now := store.signs()) != sign:
                 sign, last_sign_s = sign if finished else now, SYSTEM_CLOCK.now()
             elif SYSTEM_CLOCK.now() - last_sign_s > silence_s:
                 msg = (
@@ -567,7 +543,7 @@ def run_tasks(
             for number in lost:
                 submit(number)
     except BaseException:
-        stop()
+        store.stop()
         raise
     finally:
         # Tasks that have not begun are cancelled; the others are waited for.

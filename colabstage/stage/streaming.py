@@ -91,7 +91,7 @@ class BackgroundPack:
         self._done: Future[StagedDataset] = Future()
         self._handed_out: StagedDataset | None = None
         self._began, self._ended_s = SYSTEM_CLOCK.now(), float("inf")
-        self._stream = PackStream(_FirstEpoch(), self._let_in)
+        self._stream = PackStream(even_window, _first_rows, self._let_in)
         self._arrival: Arriving | None = None
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="colabstage-stage", daemon=True)
@@ -291,11 +291,6 @@ def _error_for_wait(error: BaseException) -> BaseException:
     return error if isinstance(error, Exception) else NotStagedError(f"Packing was ended: {said_by(error)}.")
 
 
-class _FirstEpoch:
-    """The first epoch of a loader with the default seed."""
-
-    window = staticmethod(even_window)
-
-    @staticmethod
-    def rows(units: NDArray[np.intp], window_units: int, first_units: int, together: int) -> NDArray[np.intp]:
-        return UnitOrder(units, window_units, None, first_units, together).rows(0, 0)
+def _first_rows(units: NDArray[np.intp], window_units: int, first_units: int, together: int) -> NDArray[np.intp]:
+    """Return the rows of the first epoch of a loader with the default seed, in order."""
+    return UnitOrder(units, window_units, None, first_units, together).rows(0, 0)
