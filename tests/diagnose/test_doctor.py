@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from colabstage import doctor
@@ -61,14 +59,13 @@ def test_a_drive_that_answers(my_drive: Path) -> None:
 def test_a_drive_that_hangs_does_not_hang_doctor(drive: SimulatedDrive, my_drive: Path) -> None:
     """A stopped client is reported at the deadline, for the mount and for a path on it."""
     make_tree(my_drive / "photos", in_classes(2))
-    (client,) = (one for one in psutil.Process().children() if "simulated_drive.server" in one.cmdline())
-    client.send_signal(signal.SIGSTOP)
+    drive.hang()
     try:
         began = time.monotonic()
         report = doctor(my_drive / "photos", timeout_s=1.0)
         assert time.monotonic() - began < 10.0
     finally:
-        client.send_signal(signal.SIGCONT)
+        drive.go_on()
     assert finding(report, "mounts").status == "fail"
     # How long after the deadline depends on the machine's other work.
     assert re.search(r"no answer, after [1-9]\.\d+ s", finding(report, "mounts").message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -234,6 +233,7 @@ _HANGING_LATER = """
 import os, pathlib, signal, subprocess, sys
 import colabstage.errors
 from colabstage import purge_datasets
+from simulated_drive.drive import stop_client
 from tests.stage.on_drive import VERBS, On
 from tests.support.deadlines import shorten_deadlines
 drive, local, server = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
@@ -244,7 +244,7 @@ def hang_afterwards(command, *arguments, **options):
     # A mount is asked two things at once.
     answers.append(command[0] == "stat")
     if sum(answers) % 2 == 0 and answers[-1] and not over:
-        os.kill(server, signal.SIGSTOP)
+        stop_client(server)
     return answer
 
 on = On(drive, local)
@@ -303,7 +303,7 @@ def test_a_mount_that_begins_to_hang_after_it_answered_ends_every_verb(
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     finally:
-        os.kill(server.pid, signal.SIGCONT)
+        drive.go_on()
     assert ended.stdout.splitlines() == [""] * (len(HANGING) + 3)
     assert not (tmp_path / "local/c.h5").exists()
     assert not (tmp_path / "local/of-m.pt").exists()

@@ -4,7 +4,6 @@ at the batch whose data did not arrive; afterwards the same call, or the same lo
 from __future__ import annotations
 
 import errno
-import signal
 import threading
 import time
 from contextlib import ExitStack
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import h5py
 import numpy as np
-import psutil
 import pytest
 
 from colabstage import dataset_h5, make_loader, stage_dataset
@@ -79,8 +77,7 @@ class Where:
         if how == "dies":
             self.drive.kill()
         elif how == "hangs":
-            for client in clients():
-                client.send_signal(signal.SIGSTOP)
+            self.drive.hang()
         else:
             # For files that were already open, reads do not fail.
             ops = tuple(OpFault(op=op, errno=errno.EIO) for op in ("read", "open"))
@@ -93,17 +90,12 @@ class Where:
             return
         assert self.drive is not None
         place = self.drive.mountpoint
-        for client in clients():
-            client.send_signal(signal.SIGCONT)
+        self.drive.go_on()
         self.drive.set_faults(DriveFaults())
         if not self.drive.is_alive():
             assert place is not None
             self.drive.unmount()
             self.drive.mount(place)
-
-
-def clients() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "simulated_drive.server" in one.cmdline()]
 
 
 @pytest.fixture
