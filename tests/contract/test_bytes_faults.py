@@ -3,8 +3,6 @@
 A message is right if it names the value that helps, whatever its wording.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
@@ -17,9 +15,11 @@ import threading
 import unicodedata
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import fsspec
@@ -40,10 +40,6 @@ from tests.support.invariants import left_behind
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.made_files import files, grey, image, write_files
 from tests.support.share_links import DriveShares, SharedItem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -1,27 +1,22 @@
 """`doctor` on real parts: real mounts that work, hang and die, real files, real disks, real versions."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colabstage import doctor
 from colabstage.errors import OptionError
+from simulated_drive.drive import SimulatedDrive
 from tests.diagnose.nvidia_smi import IDLE_T4, T4, FakeSmi
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -1,14 +1,13 @@
 """Files that would make HDF5 search for ever, or behave in undefined ways."""
 
-from __future__ import annotations
-
 import os
 import random
 import struct
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import h5py
 import numpy as np
@@ -17,12 +16,8 @@ import pytest
 from colabstage import dataset_h5
 from colabstage.errors import DamagedPackError
 from colabstage.h5.info import open_h5, read_info
+from tests.nurseries import Nurseries
 from tests.support.packs import write_pack
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.nurseries import Nurseries
 
 ROOT = Path(__file__).resolve().parents[2]
 # Opens each file and reads from it; prints every error that is not typed.

@@ -1,14 +1,12 @@
 """The manifest beside a pack: written atomically, checked when read, and able to say which block is bad."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import re
 import time
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,9 +30,6 @@ from colabstage.h5.manifest import (
 )
 from colabstage.io.files import BLOCK_BYTES, read_json
 from tests.support.packs import write_pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS, SIDE = 28, 592
 

@@ -1,12 +1,9 @@
 """The mount table: longest prefix, odd names, links, slow kinds; and the probe under a deadline."""
 
-from __future__ import annotations
-
 import mmap
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,9 +20,7 @@ from colabstage.machine.mounts import (
     probe_mount,
     slow_reason,
 )
-
-if TYPE_CHECKING:
-    from tests.machine.conftest import MakeSilentMount
+from tests.machine.conftest import MakeSilentMount
 
 # Of two mounts at one place, the later hides the earlier; the number of optional fields before the dash varies.
 MOUNTS = list_mounts(r"""

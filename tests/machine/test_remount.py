@@ -1,18 +1,17 @@
 """Work that survives one death of Drive's client, and what is never done about other trouble."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -35,9 +34,6 @@ from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.colab import ColabKnobs, SimulatedColab, simulated_colab
 from tests.support.images import in_classes, make_tree
 from tests.support.steps import Meanwhile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.fuse
 

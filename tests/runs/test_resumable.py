@@ -1,7 +1,5 @@
 """`resumable`: however a session ends, the next one continues where it was, with the same final weights."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools
@@ -10,12 +8,14 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -37,11 +37,6 @@ from simulated_drive.knobs import DriveKnobs
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
 from tests.support.deadlines import shorten_deadlines
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-
 
 STEPS = 36  # three epochs of twelve
 LEASE = "run.json"

@@ -1,14 +1,14 @@
 """The public functions on a mounted (simulated) Google Drive, also if it is dead, hangs, lies or is not mounted."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,16 +36,10 @@ from colabstage.errors import (
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, ListingFault, OpFault
 from tests.stage.on_drive import GO_ON, SIZE, VERBS, On, make_places
-from tests.support.colab import simulated_colab
+from tests.support.colab import SimulatedColab, simulated_colab
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import contents
 from tests.support.steps import Meanwhile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.support.colab import SimulatedColab
 
 pytestmark = pytest.mark.fuse
 

@@ -1,30 +1,24 @@
 """A restore held up by a hanging mount is abandoned; when it wakes up, beside newer work, it changes nothing."""
 
-from __future__ import annotations
-
 import shutil
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colabstage import stage_dataset
-from colabstage.io.progress import Progress
+from colabstage.io.progress import Progress, ProgressStep
 from colabstage.sources import remote
 from colabstage.sources.remote import MountedFile
+from simulated_drive.drive import SimulatedDrive
 from tests.contract.served import numbers_in
 from tests.support.deadlines import shorten_deadlines
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import snapshot, unvouched
 from tests.support.staged import SMALL_BLOCK, use_small_blocks
 from tests.support.steps import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from colabstage.io.progress import ProgressStep
-    from simulated_drive.drive import SimulatedDrive
 
 AWAKE_S = 30
 

@@ -1,7 +1,5 @@
 """`stage_dataset` from everywhere: real servers on loopback, archives in parts, interruptions, and no network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import shutil
@@ -9,14 +7,13 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage import plan_stage, stage_dataset
+from colabstage import StagedDataset, plan_stage, stage_dataset
 from colabstage.errors import (
     ArchiveError,
     ChecksumMismatchError,
@@ -31,9 +28,6 @@ from tests.support.images import image
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.made_files import npy
 from tests.support.share_links import DriveShares, SharedItem
-
-if TYPE_CHECKING:
-    from colabstage import StagedDataset
 
 MakeImages = Callable[..., Path]
 MakeZip = Callable[[Path, Path], Path]

@@ -6,20 +6,16 @@ variables that lead any program through a company's proxy, so its own code stays
 so nothing reaches beyond loopback.
 """
 
-from __future__ import annotations
-
 import datetime
+import socket
 import urllib.parse
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 from tests.support.loopback import LoopbackServer, server_context
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 PLAIN = ""
 """The name of the service for requests to the proxy's own address, without TLS."""

@@ -16,8 +16,6 @@ What is imitated, and from which facts (kagglehub 1.0.2, kagglesdk 0.1.37):
 None of it has been compared with the live service from here.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
@@ -25,15 +23,12 @@ import json
 import threading
 import zipfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal, Self
 
 from tests.support.https_hosts import PLAIN, HostAnswer, HostRequest, HttpsHosts, answer_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-    from typing import Self
 
 _SERVICE = "/v1/datasets.DatasetApiService/"
 _SIGNATURE = "X-Goog-Signature=0a1b2c3d"

@@ -19,8 +19,6 @@ What is imitated, and from which facts:
 None of it has been compared with the live service from here.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
@@ -28,13 +26,10 @@ import threading
 import urllib.parse
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal, Self
 
 from tests.support.https_hosts import HostAnswer, HostRequest, HttpsHosts, answer_file, answer_page
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Self
 
 FileState = Literal["public", "private", "quota", "rate", "busy"]
 """How Drive treats an id: shared, shared with nobody, over its quota, rate-limited, or a 503."""

@@ -1,10 +1,10 @@
 """Kaggle's datasets: what people paste, mounts, and the zip behind a redirect, from an imitated service."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +13,6 @@ from colabstage.errors import CorruptArchiveError, OptionError, SourceAccessErro
 from tests.support.deadlines import shorten_deadlines
 from tests.support.images import make_tree, read_tree
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def content(size: int, seed: int = 0) -> bytes:

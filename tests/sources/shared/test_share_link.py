@@ -1,12 +1,12 @@
 """Google Drive share links: the forms people paste, and downloads from an imitated Drive on loopback."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +28,6 @@ from tests.support.https_hosts import answer_page
 from tests.support.images import read_tree
 from tests.support.invariants import contents
 from tests.support.share_links import DriveShares, SharedItem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FILE = "1FileAbcdefghijklmnopqrstuvwxyz_0"
 OTHER = "1OtherAbcdefghijklmnopqrstuvwxyz0"
