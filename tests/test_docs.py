@@ -145,9 +145,7 @@ def test_the_page_on_kaggle_runs(here: Path, monkeypatch: pytest.MonkeyPatch) ->
         rows = [f"{path.name},{len(path.stem) % 2}" for path in sorted((contest / folder).iterdir())]
         (contest / name).write_text("\n".join(["image_id,label", *rows]) + "\n", encoding="utf-8")
     with KaggleService(here) as service:
-        for name, value in service.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(here / "home"))
+        service.hosts.lead(monkeypatch, here / "home")
         service.add(HostedDataset("owner", "photos", zip_archive(photos)))
         names: dict[str, object] = {}
         run_page("kaggle", names, {})

@@ -88,13 +88,11 @@ def test_advice_about_archives_in_a_downloaded_folder_can_be_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Callable[[object], Packed], service: str
 ) -> None:
     """For a shared folder or dataset that holds zips, the message says which of them to stage."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     parts = {f"part{number}.zip": zip_of(files(f"{{cat,dog}}/{number}_{{0..3}}.png")) for number in (1, 2)}
     if service == "Kaggle":
         pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
     with DriveShares(tmp_path) if service == "Drive" else KaggleService(tmp_path) as imitated:
-        for name, value in imitated.hosts.environment().items():
-            monkeypatch.setenv(name, value)
+        imitated.hosts.lead(monkeypatch, tmp_path / "home")
         if isinstance(imitated, DriveShares):
             ids = [f"1Item{number:028d}" for number in range(len(parts))]
             for one, (name, content) in zip(ids, parts.items(), strict=True):
@@ -495,8 +493,7 @@ def test_the_page_of_a_service_leads_to_its_data(
     """The error gives the address, or the parameter, for the data that the page shows."""
     host = urlsplit(page).netloc
     with HttpsHosts({host: lambda _: answer_page("<html><title>Pets</title></html>")}, tmp_path) as hosts:
-        for name, value in hosts.environment().items():
-            monkeypatch.setenv(name, value)
+        hosts.lead(monkeypatch)
         with pytest.raises(WebPageError, match=re.escape(given)):
             fetch_files(page, tmp_path / "got", progress=False)
 

@@ -589,9 +589,7 @@ def world_in(folder: Path) -> Iterator[World]:
     page = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Please.</body></html>"
     files = {"photos.zip": (world / "photos.zip").read_bytes(), "page.zip": page}
     with WebServer(files) as world.server, DriveShares(folder) as world.shares, pytest.MonkeyPatch.context() as patch:
-        for name, value in world.shares.hosts.environment().items():
-            patch.setenv(name, value)
-        patch.setenv("HOME", str(folder))
+        world.shares.hosts.lead(patch, folder)
         patch.setenv("COLABSTAGE_SYSTEM_ROOT", str(world.home))
         yield world
 

@@ -154,9 +154,7 @@ def shared(drive: DriveShares, files: dict[str, Path]) -> None:
 def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
     """An imitated Google Drive that this process uses as the real one."""
     with DriveShares(tmp_path) as shares:
-        for name, value in shares.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path))
+        shares.hosts.lead(monkeypatch, tmp_path)
         yield shares
 
 

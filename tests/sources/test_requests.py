@@ -168,8 +168,7 @@ def served(
             if kind.startswith("bucket"):
                 return serve_bucket(kind, files, archive)
             shares = stack.enter_context(DriveShares(tmp_path))
-            for name, value in shares.hosts.environment().items():
-                monkeypatch.setenv(name, value)
+            shares.hosts.lead(monkeypatch)
             items = {f"1File{number:028d}": one for number, one in enumerate(files.items())}
             for one, (name, content) in items.items():
                 shares.add(SharedItem(one, name, content=content))

@@ -124,9 +124,7 @@ def test_a_damaged_download_is_damaged_the_next_time() -> None:
 def shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
     """An imitated Google Drive that this process uses as the real one."""
     with DriveShares(tmp_path) as imitated:
-        for name, value in imitated.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path))
+        imitated.hosts.lead(monkeypatch, tmp_path)
         yield imitated
 
 
@@ -175,9 +173,7 @@ def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -
     pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
     files = {str(path.relative_to(photos)): path.read_bytes() for path in photos.rglob("*.png")}
     with KaggleService(tmp_path) as service:
-        for name, value in service.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        service.hosts.lead(monkeypatch, tmp_path / "home")
         service.add(HostedDataset("ann", "pets", zip_archive(files)))
         staged = stage("kaggle://ann/pets")
         check_rows(staged, photos)

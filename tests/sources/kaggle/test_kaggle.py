@@ -28,9 +28,7 @@ LARGE = {f"{number}.bin": content(1_000_000, seed=number) for number in range(6)
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KaggleService]:
     """An imitated Kaggle that this process is led to, on a machine without credentials."""
     with KaggleService(tmp_path) as imitated:
-        for name, value in imitated.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        imitated.hosts.lead(monkeypatch, tmp_path / "home")
         monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path / "root"))
         yield imitated
 

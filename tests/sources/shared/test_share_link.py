@@ -41,9 +41,7 @@ VERIFIES: tuple[Any, ...] = ("fast", "full", "full")
 def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
     """An imitated Google Drive that this process is led to."""
     with DriveShares(tmp_path, scan_limit_bytes=SCAN_LIMIT, wants_form=True) as shares:
-        for name, value in shares.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path))
+        shares.hosts.lead(monkeypatch, tmp_path)
         yield shares
 
 
