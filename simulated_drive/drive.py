@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -31,7 +32,7 @@ _ANSWER_S = 10.0
 _POLL_S = 0.01
 # Makes the client allocate buffers of 128 KiB and more from a heap that it keeps, not from fresh pages each time.
 _ALLOCATOR = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "268435456"}
-__all__ = ["SimulatedDrive", "fuse_problem"]
+__all__ = ["SimulatedDrive", "fuse_problem", "stop_client"]
 
 
 def fuse_problem() -> str | None:
@@ -70,6 +71,25 @@ def is_dead(mountpoint: Path) -> bool:
     except OSError as error:
         return error.errno == errno.ENOTCONN
     return False
+
+
+def stop_client(pid: int) -> None:
+    """Stop a client's process, so that no call on its mount returns until a SIGCONT; return once it has stopped.
+
+    The signal wakes one thread, which stops the others: on a busy machine, they still respond for a while.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + _ANSWER_S
+    while any(_state(task) not in "Tt" for task in Path(f"/proc/{pid}/task").iterdir()):
+        if time.monotonic() > deadline:
+            msg = f"The client {pid} of a simulated Drive has not stopped within {_ANSWER_S:.0f} s."
+            raise TimeoutError(msg)
+        time.sleep(_POLL_S / 10)
+
+
+def _state(task: Path) -> str:
+    """Return the letter for what a thread is doing, behind its name in parentheses."""
+    return (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
 
 
 def make_mountpoint(mountpoint: Path) -> None:
@@ -282,6 +302,16 @@ class SimulatedDrive:
         # The kernel may still answer for the dead client from its cache.
         while time.monotonic() < deadline and not is_dead(self.mountpoint):
             time.sleep(_POLL_S)
+
+    def hang(self) -> None:
+        """Stop the client: from here on, calls wait until `go_on`."""
+        assert self._server is not None, "a Drive that is not mounted has no client"
+        stop_client(self._server.pid)
+
+    def go_on(self) -> None:
+        """Let the client respond again, also to what was asked meanwhile."""
+        if self._server is not None:
+            self._server.send_signal(signal.SIGCONT)
 
     def new_machine(self) -> None:
         """Start over on a fresh machine: unmounted, nothing cached, and what was not uploaded is lost."""

@@ -136,7 +136,8 @@ def _environment(home: Path) -> dict[str, str]:
         # No Drive except those below it, whatever is mounted on this machine.
         "COLABSTAGE_SYSTEM_ROOT": str(home / "system"),
         "PYTHONPATH": str(ROOT),
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
+        # Without Node, which a server only asks whether it could be built anew: a second for each answer.
+        "PATH": str(Path(sys.executable).parent),
     }
 
 

@@ -1,7 +1,5 @@
 """A clock that only tests turn."""
 
-from __future__ import annotations
-
 import threading
 
 # How often threads that wait for each other check whether the clock was turned.

@@ -1,7 +1,5 @@
 """A pytest plugin that imports the modules of the tests and looks for no test in them, so that they are compiled."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 

@@ -1,18 +1,15 @@
 """Runs cells with nbclient in a real ipykernel, in separate processes, and returns what a notebook would store of
 them."""
 
-from __future__ import annotations
-
 import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.nurseries import Nurseries
+from tests.nurseries import Nurseries
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDGETS_7 = ROOT / ".venv/ipywidgets7"

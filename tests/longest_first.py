@@ -5,15 +5,10 @@ the run waiting for a minute with the other core idle. So each part begins with 
 browser, followed by those marked `slow`. Tests of one module stay together, because of the fixtures that they share.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Fixtures whose tests take long.
 _HEAVY = {"nurseries", "lab"}

@@ -1,19 +1,14 @@
 """The processes that children with frameworks are forked from: one of a kind for all test processes of a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NURSERY = Path(__file__).with_name("nursery.py")
 # For the very first import of TensorFlow, with nothing compiled, on a busy machine.

@@ -1,7 +1,5 @@
 """Makes the files in the picture of a folder: each line has a path and, after two blanks, the file's content."""
 
-from __future__ import annotations
-
 import io
 import math
 import re
@@ -9,7 +7,8 @@ import tarfile
 import wave
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,9 +18,6 @@ from PIL import Image
 from tests.layouts.known import example
 from tests.support.images import make_tree
 from tests.support.made_files import image
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SIZE = (48, 64)
 jpeg_bytes = partial(image, form="JPEG")

@@ -3,8 +3,6 @@
 Every call runs in its own process with a limit on time and memory.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import multiprocessing
@@ -16,9 +14,11 @@ import tarfile
 import threading
 import time
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -35,10 +35,6 @@ from colabstage import (
     restore_file,
 )
 from colabstage.errors import ColabstageError, NotStagedError, OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 LIMIT_S = 40
 

@@ -1,7 +1,5 @@
 """The pages of docs/: their code runs, their pictures of folders are right, and their links lead somewhere."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re
@@ -10,9 +8,10 @@ import subprocess
 import sys
 import zipfile
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from colabstage import errors, pack_dataset
 from colabstage.h5.info import read_info
@@ -25,11 +24,6 @@ from tests.support.colab import simulated_colab
 from tests.support.command import run_command
 from tests.support.http_server import WebServer
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from _pytest.mark import ParameterSet
 
 FORMATS = DOCS[0].with_name("formats.md")
 # Pages whose code needs its own process; the others run one after the other in this one.
@@ -151,9 +145,7 @@ def test_the_page_on_kaggle_runs(here: Path, monkeypatch: pytest.MonkeyPatch) ->
         rows = [f"{path.name},{len(path.stem) % 2}" for path in sorted((contest / folder).iterdir())]
         (contest / name).write_text("\n".join(["image_id,label", *rows]) + "\n", encoding="utf-8")
     with KaggleService(here) as service:
-        for name, value in service.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(here / "home"))
+        service.hosts.lead(monkeypatch, here / "home")
         service.add(HostedDataset("owner", "photos", zip_archive(photos)))
         names: dict[str, object] = {}
         run_page("kaggle", names, {})

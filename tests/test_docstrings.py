@@ -1,7 +1,5 @@
 """The examples in docstrings are true, in every module."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 from pathlib import Path

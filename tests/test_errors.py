@@ -1,7 +1,5 @@
 """The error classes: documented correctly, also builtin errors, picklable, plain to read."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import re

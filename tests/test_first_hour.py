@@ -1,7 +1,5 @@
 """Names that people try in the first hour, and the message if one does not exist."""
 
-from __future__ import annotations
-
 import html
 import os
 import shutil
@@ -9,7 +7,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,13 +19,11 @@ from colabstage.errors import (
     SourceReadError,
     SplitNotFoundError,
 )
+from tests.nurseries import Nurseries
 from tests.support.command import run_command
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    from tests.nurseries import Nurseries
 
 ROOT = Path(__file__).resolve().parents[1]
 

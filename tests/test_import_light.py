@@ -1,7 +1,5 @@
 """`import colabstage` is cheap: it loads nothing heavy, and takes almost no time."""
 
-from __future__ import annotations
-
 import resource
 import statistics
 import subprocess

@@ -1,7 +1,5 @@
 """Tests use the public names, and the protocols named in docs/architecture.md, so that all behind them can move."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

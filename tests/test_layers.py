@@ -1,19 +1,14 @@
 """What every module keeps to: imports only go downwards, and siblings do not import each other; only one removes files;
 every wait has a deadline; messages keep to the word list."""
 
-from __future__ import annotations
-
 import ast
 import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.test_words import complaints, messages
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 PACKAGE = Path(__file__).resolve().parent.parent / "colabstage"
 LAYERS = {

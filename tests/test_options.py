@@ -1,21 +1,17 @@
 """The options classes, and everything that takes their fields as arguments: declared once, the same everywhere."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import colabstage
 from colabstage.options import LoaderOptions, PackOptions
 from tests.support.command import run_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def given(kind: type[Any]) -> dict[str, tuple[object, object]]:

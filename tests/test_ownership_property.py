@@ -5,8 +5,6 @@ stranger is something that somebody puts under one of these names; after the cal
 a stranger, the call does replace it, even if a copy or a remount has moved all times.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -15,10 +13,11 @@ import stat
 import tempfile
 import time
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -29,10 +28,6 @@ from colabstage import list_datasets, purge_datasets
 from colabstage.errors import ColabstageError, TargetExistsError
 from tests.support.command import run_command
 from tests.support.images import make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 IS_ROOT = os.geteuid() == 0
 # Another user, such as `nobody`.

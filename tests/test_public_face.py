@@ -1,7 +1,5 @@
 """The names that `import colabstage` provides."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,13 +1,12 @@
 """The README's code runs as it stands, its figures are measured, and its other statements about the project are
 true."""
 
-from __future__ import annotations
-
 import html
 import re
 import tomllib
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +15,6 @@ from simulated_drive.knobs import DriveKnobs
 from tests.pages import README, ROOT, blocks, links
 from tests.pictures import write_photos
 from tests.support.colab import simulated_colab
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 RESULTS = ROOT / "benchmarks" / "results"
 

@@ -1,7 +1,5 @@
 """What is committed: no path of one machine, no registry, nothing big."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from functools import cache

@@ -1,7 +1,5 @@
 """The site that `make docs` builds: complete, with no dead link, and with no call to another machine."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import os
@@ -9,7 +7,7 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -18,9 +16,6 @@ import colabstage
 from colabstage import errors
 from scripts.site_reference import REFERENCE
 from tests.pages import DOCS, README, ROOT, links
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 needs_mkdocs = pytest.mark.skipif(
     find_spec("mkdocs") is None or find_spec("mkdocstrings") is None,

@@ -3,21 +3,16 @@
 Messages are checked in `test_layers`.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.pages import DOCS, README, ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-    from pathlib import Path
 
 _STYLE = ROOT / "CONTRIBUTING.md"
 _CODE = re.compile(r"^`{3,}.*?^`{3,}$|`[^`\n]*`", re.MULTILINE | re.DOTALL)

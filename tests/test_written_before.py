@@ -7,8 +7,6 @@ another machine, inodes and the boot differ. Unfinished work also records its ow
 test's boot there, in the format of 0.1.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -16,8 +14,9 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,9 +34,6 @@ from colabstage import (
 from colabstage.errors import DamagedPackError, TargetExistsError
 from tests.support.command import run_command
 from tests.support.steps import Meanwhile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 WRITTEN = Path(__file__).parent / "fixtures/written_by_0_1"
 HOME = Path("/tmp/colabstage-0.1")

@@ -1,7 +1,5 @@
 """Bars out of the tables that benchmarks print."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 from benchmarks._chart import Row, draw, find_tables, losses, lost_times

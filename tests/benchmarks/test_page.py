@@ -1,7 +1,5 @@
 """The page of benchmarks: what is promised, made from what the benchmarks printed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

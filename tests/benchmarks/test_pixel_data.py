@@ -1,16 +1,11 @@
 """Contenders of `peers_pixels` are held to reading what was written."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks._pixel_data import Checker, Shape, read_samples, write_samples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SHAPES = [
     Shape("images", 20, (4, 6, 3)),

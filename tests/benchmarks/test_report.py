@@ -1,7 +1,5 @@
 """Figures beside what is promised of them."""
 
-from __future__ import annotations
-
 import re
 
 from hypothesis import example, given

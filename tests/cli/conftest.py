@@ -1,13 +1,11 @@
 """The command line as users see it, on a machine without a mounted Drive: run here, or as a process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path  # noqa: TC003 - fixtures
+from pathlib import Path
 from typing import Any
 
 import numpy as np

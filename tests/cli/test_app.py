@@ -1,7 +1,5 @@
 """Every command: what it prints, and its exit code."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,22 +1,15 @@
 """What files of every kind are called, in the report of packing and by `info`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
 from colabstage import pack_dataset
-from tests.cli.conftest import result
+from tests.cli.conftest import Run, result
 from tests.support.images import image, make_tree, mask
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.conftest import Run
-
 
 BOXES = {"images/1.png": 1, "labels/1.txt": "0 0.5 0.5 0.2 0.2\n", "classes.txt": "thing\n"}
 MASKS = {"images/1.png": image(1), "masks/1.png": mask(1)}

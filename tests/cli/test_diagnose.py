@@ -1,22 +1,15 @@
 """`colabstage doctor`, `compare` and `gpu`: what they print, and how they end."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from tests.cli.conftest import reason, result
+from tests.cli.conftest import Run, reason, result
 from tests.diagnose.nvidia_smi import NO_DRIVER, FakeSmi
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.conftest import Run
 
 # A separate process cannot be made to overlook an installed package.
 without_the_package = pytest.mark.skipif(

@@ -1,23 +1,17 @@
 """The commands that fetch, extract, list and purge."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.conftest import reason, result
+from tests.cli.conftest import Run, reason, result
 from tests.support.http_server import WebServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.cli.conftest import Run
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Help, complaints about command lines, and completion with the Tab key."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -12,7 +10,8 @@ import termios
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,9 +19,6 @@ import typer
 
 from tests.cli.conftest import COMMAND, practice_environment
 from tests.support.command import run_command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Ask = Callable[..., tuple[int, str, str]]
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[39][0-7]m")

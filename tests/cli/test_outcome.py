@@ -1,23 +1,16 @@
 """How commands end, whatever error occurred, and what they show on a terminal."""
 
-from __future__ import annotations
-
 import errno
 import re
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
-from tests.cli.conftest import write_images
+from tests.cli.conftest import Done, Run, write_images
 from tests.cli.test_help import on_a_terminal
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.cli.conftest import Done, Run
 
 LOST = ZeroDivisionError("division by zero at https://ann:hunter2@host/x")
 

@@ -1,17 +1,16 @@
 """The public functions that change names on a disk, each a case of the matrices: a call on small data, and what a
 reader may see at any time. A case is a line in `CASES`."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 
@@ -27,12 +26,9 @@ from colabstage.errors import ColabstageError, SourceAccessError, SourceNotFound
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import contents
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Call = Callable[[Path], object]
-    # What a reader sees; each entry is whole or not by itself.
-    Found = dict[str, object]
+Call = Callable[[Path], object]
+# What a reader sees; each entry is whole or not by itself.
+Found = dict[str, object]
 
 COUNT = 4
 THEIRS = ["mine", "out/mine.txt"]

@@ -1,18 +1,13 @@
 """What the matrices share: processes that make calls, and a web server."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.contract.matrix import Walk
 from tests.support.http_server import WebServer
 from tests.support.moments import Processes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="package")

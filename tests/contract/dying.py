@@ -1,24 +1,19 @@
 """A simulated Drive whose client and machine die, and the work that runs on it in processes of their own."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
 import signal
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from colabstage import publish_file
 from colabstage.errors import ColabstageError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 EVERY, STEPS = 4, 36
 

@@ -1,8 +1,6 @@
 """Counts how many different orders and batches Keras and TensorFlow get, and prints that as JSON. Run by the tests
 beside it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable
 from copy import copy
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from tests.contract.cases import CASES, THEIRS, Case, make_home, rewrite
+from tests.contract.cases import CASES, THEIRS, Case, Found, make_home, rewrite
 from tests.support.invariants import Home, contents, differences
-from tests.support.moments import Moment
+from tests.support.moments import Moment, Processes, Ran
 from tests.support.staged import timeless
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tests.contract.cases import Found
-    from tests.support.moments import Processes, Ran
-
 
 # The process that owns unfinished work, and the work's number in it.
 _OWNER = re.compile(r"-[0-9a-f]+-\d+\.\d+(?=\.\w+(?:/|$))")

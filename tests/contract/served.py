@@ -1,15 +1,11 @@
 """What a staged dataset or a pack holds, in a form that tests can compare."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 
 from tests.support.images import number_of_pixel
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def numbers_in(pack: Path) -> dict[str, int]:

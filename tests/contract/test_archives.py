@@ -1,9 +1,7 @@
 """All kinds of archive are the same dataset: they have the same rows, and as plain files the same files."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +14,6 @@ from tests.support.http_server import WebServer
 from tests.support.images import image, in_classes
 from tests.support.invariants import Home, contents
 from tests.support.made_files import write_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUMBERS = in_classes(6)
 FILES = {name: image(number) for name, number in NUMBERS.items()}

@@ -3,8 +3,6 @@
 A message is right if it names the value that helps, whatever its wording.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
@@ -17,9 +15,11 @@ import threading
 import unicodedata
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import fsspec
@@ -40,10 +40,6 @@ from tests.support.invariants import left_behind
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.made_files import files, grey, image, write_files
 from tests.support.share_links import DriveShares, SharedItem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -92,13 +88,11 @@ def test_advice_about_archives_in_a_downloaded_folder_can_be_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Callable[[object], Packed], service: str
 ) -> None:
     """For a shared folder or dataset that holds zips, the message says which of them to stage."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     parts = {f"part{number}.zip": zip_of(files(f"{{cat,dog}}/{number}_{{0..3}}.png")) for number in (1, 2)}
     if service == "Kaggle":
         pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
     with DriveShares(tmp_path) if service == "Drive" else KaggleService(tmp_path) as imitated:
-        for name, value in imitated.hosts.environment().items():
-            monkeypatch.setenv(name, value)
+        imitated.hosts.lead(monkeypatch, tmp_path / "home")
         if isinstance(imitated, DriveShares):
             ids = [f"1Item{number:028d}" for number in range(len(parts))]
             for one, (name, content) in zip(ids, parts.items(), strict=True):
@@ -499,8 +493,7 @@ def test_the_page_of_a_service_leads_to_its_data(
     """The error gives the address, or the parameter, for the data that the page shows."""
     host = urlsplit(page).netloc
     with HttpsHosts({host: lambda _: answer_page("<html><title>Pets</title></html>")}, tmp_path) as hosts:
-        for name, value in hosts.environment().items():
-            monkeypatch.setenv(name, value)
+        hosts.lead(monkeypatch)
         with pytest.raises(WebPageError, match=re.escape(given)):
             fetch_files(page, tmp_path / "got", progress=False)
 

@@ -1,9 +1,9 @@
 """The cache in a folder, on a mounted Drive and in a bucket: from it, a new machine gets what the source holds."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,14 +12,9 @@ from colabstage.errors import TargetExistsError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
+from tests.sources.servers import BucketService
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import Home
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.sources.servers import BucketService
 
 pytestmark = pytest.mark.usefixtures("moto_server")
 

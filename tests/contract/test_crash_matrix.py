@@ -4,20 +4,13 @@ After the kill, a reader sees the older or the newer state, never a part. Repeat
 an undisturbed call, and nothing of the user's has changed. The cases are in `cases`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from tests.contract.cases import CASES
-from tests.support.moments import Moment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.contract.matrix import Walk
-    from tests.support.moments import What
+from tests.contract.matrix import Walk
+from tests.support.moments import Moment, What
 
 SIDES: tuple[What, What] = ("kill before", "kill after")
 # More changes than any of these calls makes.

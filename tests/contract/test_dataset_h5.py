@@ -1,8 +1,8 @@
 """`dataset_h5` reads each kind of HDF5 file as h5py does, bit by bit, whichever way rows are requested."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -11,10 +11,6 @@ import pytest
 from colabstage import dataset_h5, make_loader, pack_dataset
 from tests.support.images import SIDE, color, in_classes, make_tree
 from tests.support.invariants import Home
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ROWS = 37
 IMAGES = np.random.default_rng(0).integers(0, 256, (ROWS, 6, 5, 3), dtype=np.uint8)

@@ -4,25 +4,20 @@ Checkpoints: whatever dies later, a file that `publish_file` reported as uploade
 Trainings: a run of `resumable` ends with the weights of an uninterrupted one, and a kill costs few steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from colabstage import list_runs, verify_file
 from simulated_drive.knobs import DriveFaults, ListingFault
 from tests.contract.dying import EVERY, STEPS, DyingDrive, name_of
+from tests.nurseries import Nurseries
 from tests.support.moments import Moment, Processes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.nurseries import Nurseries
 
 pytestmark = pytest.mark.fuse
 # The number of kills in each run of the tests, and in the long form.

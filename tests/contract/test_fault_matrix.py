@@ -4,23 +4,17 @@ The result is complete, or an error of `colabstage.errors`; nothing of the user'
 once the trouble is over. The cases are in `cases`; a kind of trouble is a line in `TROUBLES`.
 """
 
-from __future__ import annotations
-
 import errno
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.contract.cases import CASES
 from tests.contract.matrix import Walk
-from tests.support.moments import Moment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from tests.support.moments import Processes, What
+from tests.support.moments import Moment, Processes, What
 
 # More than any of these calls makes on so little data.
 MOST = 3000

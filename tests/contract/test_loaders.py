@@ -1,18 +1,14 @@
 """For a given seed, all strategies give the same batches of rows in the same order. Frameworks:
 tests/load/frameworks."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from colabstage import dataset_h5, make_loader
 from tests.support.made_files import write_rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 

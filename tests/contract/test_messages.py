@@ -6,8 +6,6 @@ anew and review the diff:
     python -m tests.contract.test_messages
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io
@@ -19,9 +17,10 @@ import tempfile
 import time
 import warnings
 import zipfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -56,9 +55,6 @@ from tests.support.http_server import WebServer
 from tests.support.images import image, in_classes, make_tree
 from tests.support.share_links import DriveShares, SharedItem
 from tests.support.steps import Meanwhile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TEXTS = Path(__file__).with_name("messages.txt")
 AGAIN = "python -m tests.contract.test_messages"
@@ -593,9 +589,7 @@ def world_in(folder: Path) -> Iterator[World]:
     page = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Please.</body></html>"
     files = {"photos.zip": (world / "photos.zip").read_bytes(), "page.zip": page}
     with WebServer(files) as world.server, DriveShares(folder) as world.shares, pytest.MonkeyPatch.context() as patch:
-        for name, value in world.shares.hosts.environment().items():
-            patch.setenv(name, value)
-        patch.setenv("HOME", str(folder))
+        world.shares.hosts.lead(patch, folder)
         patch.setenv("COLABSTAGE_SYSTEM_ROOT", str(world.home))
         yield world
 

@@ -3,14 +3,14 @@
 Each refusal comes before anything is written, and says what to write instead.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import tempfile
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
@@ -28,10 +28,6 @@ from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.support.colab import simulated_colab
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """For each kind of source: a second call reuses local data, a change is noticed, and the report says if nothing proves
 that the source is unchanged."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
@@ -15,17 +15,12 @@ from colabstage.errors import ColabstageError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
+from tests.sources.servers import BucketService
 from tests.support.archives import MAKERS
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import image, in_classes, make_tree
 from tests.support.invariants import contents, left_behind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.sources.servers import BucketService
 
 pytestmark = pytest.mark.usefixtures("moto_server")
 

@@ -4,14 +4,14 @@
 `files` for the smallest set that shows it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle
 import re
 import tarfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -35,10 +35,6 @@ from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.layouts.known import batch, coco, wav
 from tests.layouts.shards.writing import records_of
 from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -4,15 +4,14 @@ Each rule is one thing that happens. Each call compares the rows it serves with 
 right only if something of ours was damaged or replaced, or the call itself was disturbed.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import pytest
@@ -23,12 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from colabstage import stage_dataset
 from tests.support.images import image, make_tree, number_of, number_of_pixel
 from tests.support.invariants import Home
-from tests.support.moments import Moment, Processes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.moments import Ran, What
+from tests.support.moments import Moment, Processes, Ran, What
 
 # All images have the same size in bytes, so that a change may keep every size.
 NAMES = [f"{kind}/{number}.bmp" for kind in "ab" for number in range(3)]

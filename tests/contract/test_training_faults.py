@@ -3,15 +3,14 @@
 Tests that need torchvision, kornia, Ignite or Lightning run in the environment of `make libraries`.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import re
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -42,13 +41,9 @@ from colabstage import (
 )
 from colabstage.errors import OptionError
 from colabstage.transforms import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
+from tests.nurseries import Nurseries
 from tests.support.images import in_classes, make_tree
 from tests.support.made_files import files, grey, write_files, write_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.nurseries import Nurseries
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -5,13 +5,11 @@ However long the first one halts, and wherever: one of those that succeed has th
 what is in its way; and the next one publishes what it is given, leaving nothing unfinished.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,9 +21,6 @@ from tests.contract.cases import newest
 from tests.support.images import make_tree
 from tests.support.invariants import Home, left_behind, unvouched
 from tests.support.moments import Moment, Processes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # More system calls than the first machine makes.
 MOST = 1000

@@ -4,12 +4,12 @@ that work, and those that call the same division by other names agree.
 To add a way to state something, write the files that it needs; it is then paired with every other way.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +18,6 @@ from colabstage.errors import LayoutError
 from tests.layouts.known import voc
 from tests.support.images import mask
 from tests.support.made_files import files, image, write_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 COUNT = 16
 HALVES = ["ab"[number % 2] for number in range(COUNT)]

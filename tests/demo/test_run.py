@@ -1,13 +1,11 @@
 """The demo: a short form from end to end, and how it judges itself."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,9 +15,7 @@ from demo.report import DemoResult, DemoSize, Session, broken_claims
 from demo.train import Epoch, Training
 from simulated_drive.knobs import DriveKnobs
 from tests.cli.conftest import practice_environment, write_images
-
-if TYPE_CHECKING:
-    from tests.nurseries import Nurseries
+from tests.nurseries import Nurseries
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [

@@ -1,8 +1,7 @@
 """Each test's own machine, with a GPU, without one, with a Drive."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +9,6 @@ from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.diagnose.nvidia_smi import no_gpu, nvml, smi  # noqa: F401 - fixtures
 from tests.stage.conftest import my_drive  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

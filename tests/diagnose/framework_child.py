@@ -1,7 +1,5 @@
 """Profiles a Keras `PyDataset` or a tf.data pipeline in a separate process, and prints the result as JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

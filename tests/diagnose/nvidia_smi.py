@@ -5,10 +5,8 @@ cut into slices, on two GPUs, under WSL, in a container. The package is a module
 that are called.
 """
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path  # noqa: TC003 - fixtures
+from pathlib import Path
 
 import pytest
 

@@ -1,7 +1,5 @@
 """The verdict and the advice: pure functions of measured times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -1,14 +1,13 @@
 """`autotune_loader`: the right choice on datasets where it is known, within its time, with nothing left over."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import psutil
@@ -23,14 +22,10 @@ from colabstage.errors import OptionError
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.transforms import RandomFlip
 from tests.clocks import ManualClock
+from tests.nurseries import Nurseries
 from tests.pages import ROOT
 from tests.support.images import make_tree
 from tests.support.made_files import write_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.nurseries import Nurseries
 
 
 class Numbers(Dataset[Any]):

@@ -1,18 +1,14 @@
 """Every check of `doctor`, on facts made by hand: what passes, what is reported, what is skipped."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from colabstage import doctor
-
-if TYPE_CHECKING:
-    from colabstage.io.report import Status
+from colabstage.io.report import Status
 
 
 def other(part: Any, **changes: Any) -> Any:

@@ -1,11 +1,11 @@
 """`compare_sources` on a real mount: it tells the ways apart, keeps to the time, writes nothing, and leaves nothing."""
 
-from __future__ import annotations
-
 import json
 import time
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +13,9 @@ from PIL import Image
 
 from colabstage import compare_sources
 from colabstage.errors import DriveDisconnectedError, LayoutError, OptionError, SourceNotFoundError, SourceReadError
-from colabstage.io.progress import Progress
+from colabstage.io.progress import Progress, ProgressStep
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from colabstage.io.progress import ProgressStep
 
 
 def write_photos(folder: Path, count: int = 40, *, mixed: bool = False) -> Path:

@@ -1,29 +1,22 @@
 """`doctor` on real parts: real mounts that work, hang and die, real files, real disks, real versions."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
 from colabstage import doctor
 from colabstage.errors import OptionError
+from simulated_drive.drive import SimulatedDrive
 from tests.diagnose.nvidia_smi import IDLE_T4, T4, FakeSmi
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -61,14 +54,13 @@ def test_a_drive_that_answers(my_drive: Path) -> None:
 def test_a_drive_that_hangs_does_not_hang_doctor(drive: SimulatedDrive, my_drive: Path) -> None:
     """A stopped client is reported at the deadline, for the mount and for a path on it."""
     make_tree(my_drive / "photos", in_classes(2))
-    (client,) = (one for one in psutil.Process().children() if "simulated_drive.server" in one.cmdline())
-    client.send_signal(signal.SIGSTOP)
+    drive.hang()
     try:
         began = time.monotonic()
         report = doctor(my_drive / "photos", timeout_s=1.0)
         assert time.monotonic() - began < 10.0
     finally:
-        client.send_signal(signal.SIGCONT)
+        drive.go_on()
     assert finding(report, "mounts").status == "fail"
     # How long after the deadline depends on the machine's other work.
     assert re.search(r"no answer, after [1-9]\.\d+ s", finding(report, "mounts").message)

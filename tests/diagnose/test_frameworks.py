@@ -1,16 +1,12 @@
 """`profile_loader` with the real keras and tensorflow, each in a process of its own."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.nurseries import Nurseries
+from tests.nurseries import Nurseries
 
 CHILD = Path(__file__).with_name("framework_child.py")
 

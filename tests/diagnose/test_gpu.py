@@ -1,7 +1,5 @@
 """GPUs as the driver reports them, and `GpuMonitor` in the background, whose thread ends in every case."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -9,21 +7,17 @@ import sys
 import threading
 import time
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from colabstage import GpuMonitor, doctor
 from colabstage.errors import OptionError
 from tests.diagnose.nvidia_smi import CONTAINER, NO_DRIVER, SLICED, T4, T4_PROCESSES, TWO, WSL, FakeSmi
+from tests.nurseries import Nurseries
 from tests.support.steps import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.nurseries import Nurseries
-
 
 GB, MIB = 1_000_000_000, 1 << 20
 IDLE: dict[str, Any] = {

@@ -3,15 +3,15 @@
 If only the accounting is tested, loader and step turn a given clock.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -24,18 +24,12 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 import colabstage
 from benchmarks._photographs import repeated_photographs, write_encoded
-from colabstage import ColabstageError, CudaDataLoader, dataset_h5, make_loader, profile_loader
+from colabstage import ColabstageError, CudaDataLoader, LoaderProfile, dataset_h5, make_loader, profile_loader
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.transforms import RandomFlip
 from tests.clocks import ManualClock
 from tests.pictures import write_photos
 from tests.support.made_files import write_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from colabstage import LoaderProfile
 
 PACKED = zlib.compress(np.random.default_rng(0).integers(0, 4, 300_000, dtype=np.uint8).tobytes(), 1)
 

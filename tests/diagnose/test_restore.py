@@ -1,12 +1,11 @@
 """Objects handed over are restored in place; the notes say that others changed; whatever cannot be restored is refused
 first."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from colabstage import autotune_loader, profile_loader
 from colabstage.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DATA = TensorDataset(torch.randn(64, 3), torch.randint(0, 2, (64,)))
 

@@ -5,8 +5,6 @@ h5py reads as numbers must be equal through every engine that could read it, and
 must be equal, or refused with an error of colabstage's own.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import tempfile
@@ -14,24 +12,20 @@ import time
 import warnings
 import zipfile
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from colabstage import dataset_h5
 from colabstage.errors import ColabstageError
 from colabstage.options import array_rows
+from colabstage.trees.listing import Tree
 from colabstage.trees.open import open_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    from colabstage.trees.listing import Tree
 
 _NUMBERS = (
     "u1", "i1", "<i2", ">i2", "<u2", "<i4", ">i4", "<u8", ">i8", "<f2", "<f4", ">f4", "<f8", ">f8", "?", "<c8", ">c16",

@@ -1,11 +1,10 @@
 """Croissant: a pack's description is accepted by the format's own library."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from colabstage import stage_dataset
 from colabstage.errors import NotStagedError, OptionError, TargetExistsError
 from colabstage.options import array_rows
 from tests.support.staged import use_small_blocks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write_classes(folder: Path) -> None:

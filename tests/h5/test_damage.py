@@ -1,14 +1,14 @@
 """Files that would make HDF5 search for ever, or behave in undefined ways."""
 
-from __future__ import annotations
-
 import os
 import random
 import struct
 import subprocess
 import time
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import h5py
 import numpy as np
@@ -17,12 +17,8 @@ import pytest
 from colabstage import dataset_h5
 from colabstage.errors import DamagedPackError
 from colabstage.h5.info import open_h5, read_info
+from tests.nurseries import Nurseries
 from tests.support.packs import write_pack
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.nurseries import Nurseries
 
 ROOT = Path(__file__).resolve().parents[2]
 # Opens each file and reads from it; prints every error that is not typed.
@@ -154,14 +150,10 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("kind", ["numbers", "texts"])
-@pytest.mark.parametrize("storage", [{}, {"chunks": (7,), "compression": "lzf"}, {"chunks": (9,), "shuffle": True}])
-def test_references_are_checked_before_hdf5_follows_them(
-    tmp_path: Path, nurseries: Nurseries, kind: str, storage: dict[str, object]
-) -> None:
-    """With scrambled references and heaps, rows have their lengths or there is an error: no crash, and not
-    gigabytes."""
-    path, rng = tmp_path / "sound.h5", random.Random(0)
+def write_scrambled(folder: Path, kind: str, storage: dict[str, object]) -> tuple[list[Path], str]:
+    """A sound file, and forty with a wrong byte in their references or in their heap; and what is read of the first."""
+    folder.mkdir()
+    path, rng = folder / "sound.h5", random.Random(0)
     rows = [np.arange(number * 3 % 17, dtype=np.int32) for number in range(40)]
     with h5py.File(path, "w") as file:
         if kind == "texts":
@@ -181,12 +173,24 @@ def test_references_are_checked_before_hdf5_follows_them(
         # Half of them in references (lengths, addresses, numbers), half in the headers of the heap's objects.
         place = start + rng.randrange(100) if number % 2 and not stored else heap + rng.randrange(400)
         data[place] = rng.choice([0, 1, 2, 0x7F, 0xFF])
-        files.append(tmp_path / f"{number}.h5")
+        files.append(folder / f"{number}.h5")
         files[-1].write_bytes(data)
-    ran = run_reader(ROWS_READER, files, nurseries)
+    return files, str(sum(len(row) * (n + 1) for n, row in enumerate([*rows[::3], *rows])))
+
+
+def test_references_are_checked_before_hdf5_follows_them(tmp_path: Path, nurseries: Nurseries) -> None:
+    """With scrambled references and heaps, rows have their lengths or there is an error: no crash, and not
+    gigabytes."""
+    storages: list[dict[str, object]] = [{}, {"chunks": (7,), "compression": "lzf"}, {"chunks": (9,), "shuffle": True}]
+    kinds = [(kind, storage) for kind in ("numbers", "texts") for storage in storages]
+    made = [write_scrambled(tmp_path / f"{number}", *kind) for number, kind in enumerate(kinds)]
+    ran = run_reader(ROWS_READER, [file for files, _ in made for file in files], nurseries)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    first, *others = ran.stdout.split()
-    assert first == str(sum(len(row) * (n + 1) for n, row in enumerate([*rows[::3], *rows])))
-    # A string ends at a damaged byte that is zero.
-    assert kind == "texts" or set(others) <= {first, "refused"}
-    assert "refused" in others
+    read = iter(ran.stdout.split())
+    for kind, (files, meant) in zip(kinds, made, strict=True):
+        first, *others = islice(read, len(files))
+        assert first == meant, kind
+        # A string ends at a damaged byte that is zero.
+        assert kind[0] == "texts" or set(others) <= {meant, "refused"}, kind
+        assert "refused" in others, kind
+    assert list(read) == []

@@ -1,11 +1,11 @@
 """A foreign HDF5 file only reads files that came with it: in or below its own folder."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -14,10 +14,6 @@ import pytest
 from colabstage import dataset_h5, fetch_files, pack_dataset
 from colabstage.errors import ColabstageError, ExternalFileError, LayoutError, PackFormatError
 from colabstage.h5.info import read_info
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 

@@ -1,16 +1,11 @@
 """Random foreign HDF5 files, compared with h5py: a few of them in every run, a thousand in the long form."""
 
-from __future__ import annotations
-
 import tempfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.h5.foreign import check_foreign_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

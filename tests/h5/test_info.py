@@ -1,12 +1,11 @@
 """What is read from a packed file, ours or anybody's, and how each kind of bad file is reported."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -19,11 +18,6 @@ from colabstage.errors import (
 )
 from colabstage.h5.info import NamedFields, image_options_to_json, open_h5, read_info
 from tests.support.packs import write_pack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 
 IMAGE = {"size": [8, 9], "color_mode": "grayscale", "resize": "pad"}
 

@@ -1,14 +1,13 @@
 """The manifest beside a pack: written atomically, checked when read, and able to say which block is bad."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import re
 import time
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,9 +32,6 @@ from colabstage.h5.manifest import (
 from colabstage.io import workspace
 from colabstage.io.files import BLOCK_BYTES, read_json
 from tests.support.packs import write_pack
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS, SIDE = 28, 592
 

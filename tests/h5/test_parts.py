@@ -1,12 +1,11 @@
 """Files that are read as one: which they are, in which order, and what they must have in common."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -18,9 +17,6 @@ from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError, SplitNotFoundError
 from tests.support.images import in_classes, make_tree, mask
 from tests.support.packs import write_pack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 pytestmark = pytest.mark.torch
 

@@ -1,24 +1,19 @@
 """Image files of every kind, and packs of them."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from colabstage import dataset_h5, pack_dataset
 from tests.support.made_files import write_files
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 
 def photograph(height: int = 61, width: int = 83, seed: int = 0) -> Image.Image:

@@ -1,8 +1,7 @@
 """Further frames and pages of an image are noted; only the first is stored."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -10,9 +9,6 @@ import pytest
 from PIL import Image
 
 from colabstage import pack_dataset
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KINDS = {"gif": "GIF", "png": "PNG", "webp": "WEBP", "tif": "TIFF", "jpg": "MPO"}
 

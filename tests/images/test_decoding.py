@@ -1,12 +1,11 @@
 """Images of every kind come out of a pack as Pillow reads their files; cut or damaged ones are refused."""
 
-from __future__ import annotations
-
 import io
 import random
 import struct
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +15,6 @@ from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError
 from tests.images.files import by_pillow, encode, exif, noise, packed, photograph, png_chunk, skipped
 from tests.support.made_files import tiff16, write_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Image.init()
 UPRIGHT, LYING = photograph(), photograph(83, 61)

@@ -1,21 +1,16 @@
 """Images of one size are as Pillow scales them, or close if a JPEG is reduced first or torch's kernel scales."""
 
-from __future__ import annotations
-
 import io
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from tests.images.files import encode, exif, noise, packed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 BILINEAR = Image.Resampling.BILINEAR
 RNG = np.random.default_rng(3)

@@ -1,7 +1,5 @@
 """Without isal, simplejpeg and gdown, as after an installation without dependencies, everything works and says so."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess
@@ -10,7 +8,7 @@ import tarfile
 import textwrap
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +17,7 @@ from PIL import Image
 
 from colabstage import stage_dataset
 from colabstage.errors import MissingDependencyError
-
-if TYPE_CHECKING:
-    from tests.nurseries import Nurseries
+from tests.nurseries import Nurseries
 
 ROOT = Path(__file__).resolve().parents[2]
 # Stages each source in one script's process, and prints the outcome.

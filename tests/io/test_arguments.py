@@ -1,10 +1,10 @@
 """Arguments: combined options and names, wrong names, and other objects in place of a path."""
 
-from __future__ import annotations
-
 import io
 import pathlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +16,6 @@ from colabstage import doctor, fetch_files, plan_stage, restore_file
 from colabstage.errors import ColabstageError, OptionError
 from colabstage.options import PackOptions
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 LOOSE: Any = fetch_files
 

@@ -1,7 +1,5 @@
 """Files: retries after passing errors, the lock for work on this machine, and sizes while others remove files."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

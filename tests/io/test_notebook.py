@@ -1,7 +1,5 @@
 """In a notebook's kernel, the panel is drawn in the cell's output, and stays there in its final state."""
 
-from __future__ import annotations
-
 import html
 import os
 import re
@@ -9,18 +7,14 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from colabstage.io.report import draws_html
 from tests.kernels import errors_in, run_cells, text_in
+from tests.nurseries import Nurseries
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.nurseries import Nurseries
 
 _STAGE = """
 import colabstage

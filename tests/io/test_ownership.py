@@ -1,15 +1,13 @@
 """Evidence shows what is ours, and only that is removed, emptied or replaced."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +15,6 @@ from colabstage import fetch_files
 from colabstage.errors import TargetExistsError
 from colabstage.io import workspace
 from colabstage.io.receipts import Receipt, look_at, note_receipt, put_folder, receipts_of, sweep_receipts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class TestOwners:

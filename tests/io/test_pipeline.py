@@ -1,7 +1,5 @@
 """The pipeline: every item once, a bound on the bytes in flight, and an end whatever happens."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -9,8 +7,9 @@ import time
 import traceback
 import weakref
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +18,8 @@ from hypothesis import strategies as st
 
 from colabstage.errors import CancelledError, DecodeError, SourceReadError
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
-from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
 from tests.clocks import ManualClock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from colabstage.io.progress import Clock
 
 LIMITS = PipelineLimits(readers=2, max_readers=2, workers=2, stall_timeout_s=20.0)
 

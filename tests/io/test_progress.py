@@ -1,7 +1,5 @@
 """Progress: every report counts, each step shows how it really ended, and it is shown where requested."""
 
-from __future__ import annotations
-
 import html
 import io
 import threading

@@ -1,14 +1,12 @@
 """What is shown contains no secret: addresses, and the messages of other libraries."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
@@ -19,14 +17,12 @@ from hypothesis import strategies as st
 from colabstage import doctor, fetch_files
 from colabstage.errors import ColabstageError, OptionError, SourceAccessError
 from colabstage.sources.parse import LocalSource, parse_source
-from tests.cli.conftest import run  # noqa: F401 - a fixture
+from tests.cli.conftest import (
+    Run,
+    run,  # noqa: F401 - a fixture
+)
 from tests.cli.test_outcome import ended_by
 from tests.diagnose.nvidia_smi import smi  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.conftest import Run
 
 SECRET = "hunter2S3cr3tValue"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"

@@ -1,7 +1,5 @@
 """A report as text, HTML, JSON values and a picture; its HTML is legible on any page, escaped, and self-contained."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

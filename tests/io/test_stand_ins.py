@@ -1,7 +1,5 @@
 """Anything in place of a file is named for what it is: for images, tables, annotations and archives alike."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,12 +1,11 @@
 """Sizes, rates and times as people write and read them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,9 +15,6 @@ from benchmarks._photographs import repeated_photographs, write_encoded
 from colabstage import dataset_h5, doctor, make_loader, stage_dataset
 from colabstage.errors import OptionError
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @cache

@@ -1,9 +1,8 @@
 """Workspaces and journals: however the work ends, what was recorded is true, and no remains are lost track of."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +16,6 @@ from colabstage.io.workspace import (
     read_journal,
     temp_beside,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAD = {"work": "a", "size": 3}
 json_values = st.recursive(

@@ -1,16 +1,9 @@
 """What was found, in words that a row of a table of datasets expects."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from colabstage.options import Arrays, Boxes, Masks, Values
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from colabstage.options import SampleTable
+from colabstage.options import Arrays, Boxes, Masks, SampleTable, Values
 
 _ORDER = ("", "train", "val", "valid", "validation", "dev", "test")
 

@@ -4,8 +4,6 @@ One row a dataset: its files, what a person who knows it expects of them, and, w
 that the error names. In the names of files `{a,b}` and `{0..3}` stand for each of these, `~` for a blank.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools

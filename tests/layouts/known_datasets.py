@@ -1,7 +1,5 @@
 """The table of well-known datasets: see `known`."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

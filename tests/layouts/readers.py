@@ -1,21 +1,15 @@
 """Reads files in memory, and says what each sample is, in a form that tests compare."""
 
-from __future__ import annotations
-
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from colabstage.layouts.detect import detect_layout
-from colabstage.options import Arrays, Values
+from colabstage.options import Arrays, SampleTable, Values
 from tests.layouts.known import MemoryTree
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from colabstage.options import SampleTable
 
 
 def read(files: Mapping[str, bytes | str], layout: Any = "auto") -> SampleTable:

@@ -1,13 +1,13 @@
 """Choosing a layout: the one that fits, the one that was named, or every reason why none does."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -15,18 +15,10 @@ import pytest
 from colabstage.errors import LayoutError
 from colabstage.layouts.detect import TableFile, detect_layout
 from colabstage.options import Boxes, file_names
-from colabstage.trees.listing import FileEntries
+from colabstage.trees.listing import FileEntries, FileEntry
 from colabstage.trees.open import open_tree
 from tests.layouts.known import MemoryTree
 from tests.layouts.readers import read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from types import FrameType
-
-    from colabstage.trees.listing import FileEntry
-
 
 TREE = {"cat/1.jpg": b"", "dog/1.jpg": b""}
 

@@ -4,8 +4,6 @@ A row each: files as `known` writes them, and what is to be made of them. Datase
 `known_datasets`; these are the odd ones.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re
@@ -13,8 +11,9 @@ import sys
 import tarfile
 import unicodedata
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +26,6 @@ from colabstage.options import SampleTable, Values, file_names, table_rows
 from colabstage.trees.open import JoinedTree, open_tree
 from tests.layouts.described import described
 from tests.layouts.known import PETS, WAV, YOLO_BOX, MemoryTree, known, pets, rows, voc
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Texts = dict[str, Any]
 OPTIONS = {one.__name__: one for one in (file_names, table_rows)}

@@ -1,13 +1,12 @@
 """The judge: of a dataset with one file too many the result is the truth, or a refusal that names the file."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
 import zipfile
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,9 +19,6 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.options import Boxes, Masks, SampleTable, Values, folders, parts
 from tests.layouts.described import described
 from tests.layouts.known import LABELME, MemoryTree, coco, cvat, each, rows, tar, voc
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @cache

@@ -1,13 +1,11 @@
 """Well-known datasets, 120 at least: what their users mean, or one error that names what to write; no wrong guess."""
 
-from __future__ import annotations
-
 import json
 import posixpath
 import re
 from collections import Counter, defaultdict
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,6 +14,7 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.options import (
     Boxes,
     Masks,
+    SampleTable,
     Values,
     array_rows,
     file_names,
@@ -26,12 +25,8 @@ from colabstage.options import (
     token_blocks,
 )
 from tests.layouts.described import described
-from tests.layouts.known import MemoryTree
+from tests.layouts.known import Known, MemoryTree
 from tests.layouts.known_datasets import DATASETS
-
-if TYPE_CHECKING:
-    from colabstage.options import SampleTable
-    from tests.layouts.known import Known
 
 
 class Counted(MemoryTree):

@@ -1,7 +1,5 @@
 """Finding the file that a table means: never in a folder that was not named, never in another split."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

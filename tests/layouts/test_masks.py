@@ -1,19 +1,18 @@
 """What masks mean by their values: as Pillow reads them and people mean them, or an error that names one."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from colabstage import dataset_h5, pack_dataset, plan_stage, stage_dataset
@@ -21,9 +20,6 @@ from colabstage.errors import DecodeError, LayoutError
 from colabstage.options import Masks
 from tests.layouts.readers import read
 from tests.support.made_files import write_files
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 COUNT = 4
 

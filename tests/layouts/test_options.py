@@ -1,24 +1,19 @@
 """Layouts with options, through packing and staging."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import pytest
+from numpy.typing import NDArray
 
 from colabstage import pack_dataset, plan_stage
 from colabstage.errors import OptionError
 from colabstage.options import audio_clips, folders, table_rows
 from tests.support.images import make_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 
 @pytest.fixture(autouse=True)

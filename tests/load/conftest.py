@@ -1,28 +1,23 @@
 """HDF5 files for tests of readers, each with what h5py itself reads from it; tests/contract/test_dataset_h5.py has more
 kinds."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from colabstage import pack_dataset
 from tests.support.made_files import write_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from numpy.typing import NDArray
 
 SHAPE = (10, 12, 3)
 

@@ -1,25 +1,20 @@
 """Rows that arrive by units: their order, what is announced and held, and what a part cannot provide."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError, SourceReadError
 from colabstage.h5.arrival import UnitLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 ROWS = 23
 

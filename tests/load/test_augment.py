@@ -1,11 +1,10 @@
 """Batch augmentation: each sample differently, with its masks and boxes, and reproducibly for the same place."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from torch.nn import functional
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
 from colabstage.transforms import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DTYPES = [torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.int16]
 SIZE = (12, 17)

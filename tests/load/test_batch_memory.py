@@ -1,11 +1,10 @@
 """The memory of batches: gathering many small ones at once gives the same batches, and each is the caller's own."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import resource
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -14,9 +13,6 @@ import torch
 
 from colabstage import dataset_h5, make_loader
 from tests.support.made_files import write_rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS, BATCH = 1003, 16
 

@@ -1,9 +1,9 @@
 """The caller's transforms that fail: the error shows their arguments; and results that make no batch."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +14,6 @@ from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
 from colabstage.transforms import RandomFlip
 from tests.support.made_files import write_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Decisions about loading, made from facts alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

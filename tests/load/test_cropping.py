@@ -1,28 +1,23 @@
 """Random resized crops that are cut during decoding: `make_loader` gives the same as the transform would."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import DecodeError
 from colabstage.transforms import Compose, Normalize, RandomFlip, RandomResizedCrop
 from tests.load.conftest import write_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 COUNT = 11
 SIZES = [(60, 90), (90, 60), (75, 75), (40, 130)]

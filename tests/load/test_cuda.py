@@ -1,11 +1,10 @@
 """`CudaDataLoader`: the loader's batches, earlier, and nothing left behind."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,9 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from colabstage import CudaDataLoader, dataset_h5, make_loader
 from colabstage.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
 
 NUMBERS = DataLoader(TensorDataset(torch.arange(23)), 5)
 

@@ -1,21 +1,21 @@
 """`dataset_h5`: a Dataset for any file that behaves as torch's users expect; tests/contract/test_dataset_h5.py compares
 the rows of every kind of storage with h5py's."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import os
 import pickle
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -33,15 +33,9 @@ from colabstage.errors import (
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.load.conftest import picture
+from tests.nurseries import Nurseries
 from tests.support.images import in_classes, make_tree
 from tests.support.made_files import make_sparse_h5
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from tests.nurseries import Nurseries
 
 WORDS = ["cat", "dög", "", "a longer name"]
 

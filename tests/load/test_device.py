@@ -1,8 +1,8 @@
 """`strategy="device"`: a split in the model's memory gives the same batches as any other strategy."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +11,6 @@ import torch
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from tests.support.made_files import make_sparse_h5, write_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def assert_same_batches(one: Any, other: Any) -> None:

@@ -1,22 +1,16 @@
 """Real process groups: ranks of `torch.distributed` divide epochs exactly, and resume in the middle of one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from colabstage import dataset_h5, make_loader, pack_dataset
+from tests.nurseries import Nurseries
 from tests.support.staged import use_small_blocks
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.nurseries import Nurseries
 
 RANK = """
 import json, sys

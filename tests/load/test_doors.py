@@ -3,11 +3,10 @@
 fast.ai, timm and ultralytics train in test_libraries.py.
 """
 
-from __future__ import annotations
-
 import importlib
 import tomllib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import fsspec
 import h5py
@@ -15,15 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from colabstage import dataset_h5, stage_dataset, to_hf
+from colabstage import StagedDataset, dataset_h5, stage_dataset, to_hf
 from colabstage.errors import DriveNotMountedError, OptionError
 from tests.pages import DOCS, ROOT, blocks
 from tests.pictures import write_photos
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from colabstage import StagedDataset
 
 PAGE = DOCS[0].with_name("coming_from.md")
 

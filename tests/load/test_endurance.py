@@ -1,21 +1,17 @@
 """A thousand epochs, left early or not, leave nothing behind: threads, processes, files, memory."""
 
-from __future__ import annotations
-
 import gc
 import re
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from colabstage import CudaDataLoader, dataset_h5, make_loader
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 

@@ -1,10 +1,9 @@
 """Frameworks that require a `torch.utils.data.DataLoader` get one, which they may use whole or take apart."""
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +12,6 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
 from tests.load.conftest import visited
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 needs_accelerate = pytest.mark.skipif(
     find_spec("accelerate") is None, reason="needs accelerate: pip install --group large"

@@ -1,12 +1,12 @@
 """Copies to a GPU, and work there, under any schedule of its streams: the numbers are right, and no loop waits."""
 
-from __future__ import annotations
-
 import random
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +18,6 @@ from colabstage import CudaDataLoader, dataset_h5, make_loader
 from colabstage.transforms import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
 from tests.support.made_files import write_rows
 from tests.support.simulated_gpu import simulated_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU has a schedule of its own")
 OPTIONS: dict[str, Any] = {"seed": 3, "shuffle": True}

@@ -1,12 +1,12 @@
 """Images of tens of millions of pixels are decoded one at a time, however many threads read or pack them."""
 
-from __future__ import annotations
-
 import io
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +16,6 @@ from PIL import Image, ImageFile
 from colabstage import dataset_h5, make_loader, pack_dataset
 from colabstage.transforms import RandomResizedCrop
 from tests.support.deadlines import lower
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # Two of these are more pixels than are decoded at once: as it is, and in tests with a hundredth of the pixels.
 HUGE, SIDE = 5_700, 570

@@ -1,14 +1,14 @@
 """Decoded images that are kept for later epochs: the same batches, bounded memory, given back on demand."""
 
-from __future__ import annotations
-
 import gc
 import io
 import json
 import multiprocessing
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,11 +21,6 @@ from colabstage import dataset_h5, make_loader
 from colabstage.errors import DamagedPackError, DecodeError
 from colabstage.transforms import Compose, RandomFlip, RandomResizedCrop
 from tests.load.conftest import write_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 COUNT = 14
 SIZES = [(60, 90), (90, 61), (75, 75), (41, 131), (300, 420)]

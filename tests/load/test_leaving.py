@@ -3,15 +3,15 @@
 Rows are counted, not seconds: each takes so long that the others of its batch cannot be read by chance.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -20,10 +20,6 @@ import pytest
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import WorkersLostError
 from colabstage.transforms import RandomResizedCrop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 

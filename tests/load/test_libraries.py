@@ -4,8 +4,6 @@ They need torchvision, which cannot be imported with the build of torch that the
 their environment up and runs this file there.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from importlib.util import find_spec

@@ -1,12 +1,12 @@
 """`make_loader`: the right batches in the right order, and nothing left behind."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +17,6 @@ from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.transforms import Normalize
 from tests.load.conftest import visited
 from tests.support.made_files import write_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def loader_threads() -> list[str]:

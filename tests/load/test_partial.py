@@ -3,8 +3,6 @@
 This holds for one file and for several, on a path, a web server and behind a Google Drive share link.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle
@@ -15,15 +13,17 @@ import subprocess
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from colabstage import compare_sources, dataset_h5, make_loader, pack_dataset, to_numpy
@@ -39,18 +39,12 @@ from colabstage.errors import (
     SourceNotFoundError,
 )
 from colabstage.h5.manifest import manifest_path, read_manifest, write_manifest
+from tests.nurseries import Nurseries
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
 from tests.support.images import make_tree, noise
 from tests.support.share_links import DriveShares, SharedItem
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    from tests.nurseries import Nurseries
 
 BLOCK, ROWS = SMALL_BLOCK, 3000
 SHAPE = (10, 33, 3)
@@ -160,9 +154,7 @@ def shared(drive: DriveShares, files: dict[str, Path]) -> None:
 def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
     """An imitated Google Drive that this process uses as the real one."""
     with DriveShares(tmp_path) as shares:
-        for name, value in shares.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path))
+        shares.hosts.lead(monkeypatch, tmp_path)
         yield shares
 
 

@@ -1,16 +1,15 @@
 """Many readers of one partial pack: worker processes, concurrent loaders, the ranks of a process group; and loops that
 are left in the middle. Batches are the file's, the limit holds, and nothing hangs at the end."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +18,9 @@ from torch.utils.data import DataLoader
 from colabstage import dataset_h5, make_loader
 from colabstage.h5.manifest import manifest_path
 from tests.load.test_partial import LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
+from tests.nurseries import Nurseries
 from tests.support.http_server import WebServer
 from tests.support.staged import disk_sampled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.nurseries import Nurseries
 
 # Longer than any of these takes on a busy machine.
 LONGEST_S = 90.0

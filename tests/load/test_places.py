@@ -1,10 +1,10 @@
 """Places in training: whatever is interrupted, resumed, set or failed, the batches are those of an independent
 model."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,10 +14,6 @@ from torch.utils.data import Sampler, SubsetRandomSampler, WeightedRandomSampler
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ROWS = 29
 

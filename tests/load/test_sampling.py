@@ -1,8 +1,7 @@
 """Samplers and subsets: the caller chooses what an epoch visits, and it is still repeated exactly."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +10,6 @@ from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SubsetR
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
 from tests.load.conftest import visited
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture

@@ -1,17 +1,13 @@
 """Ranks divide an epoch exactly, with equally many batches whenever that is possible."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 

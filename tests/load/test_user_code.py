@@ -1,10 +1,10 @@
 """The caller's Python code runs where a stock `DataLoader` runs it, and sees the same calls."""
 
-from __future__ import annotations
-
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +16,6 @@ from torch.utils.data import DataLoader
 from colabstage import dataset_h5, make_loader, to_numpy
 from colabstage.errors import OptionError
 from tests.support.made_files import write_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 ROWS = 41
 

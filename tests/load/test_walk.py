@@ -1,16 +1,12 @@
 """The walk through the modules that `make_loader` enters up to its first batch: short, and without turning back."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Callable
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from colabstage import dataset_h5, make_loader
 from tests.support.walks import walk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_few_modules_are_entered_up_to_the_first_batch(make_file: Callable[..., Any]) -> None:

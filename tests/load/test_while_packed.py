@@ -1,7 +1,5 @@
 """A first epoch over a dataset that is still being packed: in Keras's `fit`, and after a kill in its middle."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,19 +8,17 @@ import sys
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from colabstage import stage_dataset
+from colabstage.trees.listing import FileEntry
+from tests.nurseries import Nurseries
 from tests.stage.test_streaming import Gate, GatedTree, png
 from tests.support.images import make_tree
 from tests.support.steps import wait_until
-
-if TYPE_CHECKING:
-    from colabstage.trees.listing import FileEntry
-    from tests.nurseries import Nurseries
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 

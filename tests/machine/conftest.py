@@ -1,19 +1,15 @@
 """Mounts that misbehave: a FUSE mount of any type whose client never responds."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
 import struct
 import threading
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class SilentMount:

@@ -1,13 +1,9 @@
 """The mount table: longest prefix, odd names, links, slow kinds; and the probe under a deadline."""
 
-from __future__ import annotations
-
 import mmap
-import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,9 +20,7 @@ from colabstage.machine.mounts import (
     probe_mount,
     slow_reason,
 )
-
-if TYPE_CHECKING:
-    from tests.machine.conftest import MakeSilentMount
+from tests.machine.conftest import MakeSilentMount
 
 # Of two mounts at one place, the later hides the earlier; the number of optional fields before the dash varies.
 MOUNTS = list_mounts(r"""
@@ -194,18 +188,17 @@ def test_a_file_that_is_mapped_from_a_mount_that_hangs_stops_no_question(tmp_pat
     with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
         (drive.cloud / "MyDrive/data").write_bytes(bytes(3000))
         drive.mount(tmp_path / "drive")
-        client = drive._server
-        assert client is not None
+        assert drive._server is not None
         # Where this fails, another process ends the wait.
-        rescue = subprocess.Popen(["sh", "-c", f"sleep 20; kill -CONT {client.pid}"])
+        rescue = subprocess.Popen(["sh", "-c", f"sleep 20; kill -CONT {drive._server.pid}"])
         with (tmp_path / "drive/MyDrive/data").open("r+b") as file, mmap.mmap(file.fileno(), 3000) as view:
             view[0] = 1
-            client.send_signal(signal.SIGSTOP)
+            drive.hang()
             began = time.monotonic()
             try:
                 assert probe_mount(tmp_path / "drive", 0.5).state == "silent"
                 assert time.monotonic() - began < 10
             finally:
-                client.send_signal(signal.SIGCONT)
+                drive.go_on()
                 rescue.kill()
                 rescue.wait()

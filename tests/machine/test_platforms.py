@@ -1,13 +1,13 @@
 """The table of platforms, row by row, and its traps: what `doctor` says and where staging keeps things on each."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,11 +16,7 @@ from colabstage.errors import OptionError
 from tests.pages import ROOT
 from tests.support.images import in_classes, make_tree
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    Detect = Callable[..., tuple[str, str, str]]
+Detect = Callable[..., tuple[str, str, str]]
 
 COLAB = {"COLAB_RELEASE_TAG": "release-colab_20250902-060100_RC00", "COLAB_GPU": "", "JPY_PARENT_PID": "94"}
 KAGGLE = COLAB | {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}

@@ -1,19 +1,14 @@
 """Cores, memory and disk, on machines described by files and on this one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from colabstage import doctor
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GIB = 1 << 30
 CORES = len(os.sched_getaffinity(0))

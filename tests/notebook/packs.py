@@ -1,21 +1,16 @@
 """Small HDF5 files of every kind that the faces show."""
 
-from __future__ import annotations
-
 import io
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 CLASSES = ("car", "bus & <b>tram</b>", "van")
 

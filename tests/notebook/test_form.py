@@ -1,12 +1,12 @@
 """The staging form in a real kernel: what its fields say is what is staged, and it stays usable whatever happens."""
 
-from __future__ import annotations
-
 import threading
 import time
+from collections.abc import Iterator
 from importlib.metadata import version as installed
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +14,8 @@ from colabstage import stage_form
 from colabstage.errors import OptionError
 from tests.cli.conftest import write_images
 from tests.kernels import errors_in, run_cells, text_in, widgets_7
+from tests.nurseries import Nurseries
 from tests.support.steps import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.nurseries import Nurseries
 
 # What a person does, by way of the buttons' own click; `wait` is the person's patience.
 _PERSON = """

@@ -1,11 +1,10 @@
 """A dataset that is here in part: what is shown is what the pack holds, and nothing comes that is not shown."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,6 @@ from PIL import Image
 
 from colabstage import browse_dataset, stage_dataset
 from tests.support.staged import SMALL_BLOCK, use_small_blocks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install --group notebooks")
 COUNT = 500

@@ -1,15 +1,15 @@
 """The pictures: what they show, that a notebook shows them, and what cannot be drawn."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
-from pathlib import Path  # noqa: TC003 - fixtures
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from PIL import Image
 
 from colabstage.errors import EmptySourceError, OptionError
@@ -18,10 +18,6 @@ from tests.notebook.packs import CLASSES, photos, write_boxed, write_pack
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
 
 from colabstage import plot_class_balance, plot_image_sizes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,28 +1,23 @@
 """What the browser shows of files: samples as pictures or words, and which of them have which class."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re
 import time
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from colabstage import browse_dataset, dataset_h5, stage_dataset
 from colabstage.errors import OptionError, SourceNotFoundError, SplitNotFoundError
 from tests.notebook.packs import CLASSES, PACKS, masks, photos, write_boxed, write_pack
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 pytest.importorskip("ipywidgets", reason="needs ipywidgets: pip install --group notebooks")
 

@@ -1,7 +1,5 @@
 """The browser's widgets, pressed without a browser; with the oldest ipywidgets that is promised, too."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

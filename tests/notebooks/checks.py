@@ -1,7 +1,5 @@
 """What each notebook has come to, checked in a cell that its test adds: readers see results, not assertions."""
 
-from __future__ import annotations
-
 CHECKS = {
     "async_cuda": """
 import threading

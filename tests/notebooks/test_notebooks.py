@@ -4,29 +4,23 @@ On one of the two in `make test`, with few epochs; as it is, on the other, in `m
 from a process that has imported torch or TensorFlow, Jupyter and the like, but nothing of colabstage.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from simulated_drive.drive import fuse_problem
 from tests.notebooks.checks import CHECKS
-from tests.nurseries import ONE_THREAD
+from tests.nurseries import ONE_THREAD, Nurseries
 from tests.pages import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.nurseries import Nurseries
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # What a person is promised is under a minute; the rest is for a busy machine.

@@ -1,9 +1,8 @@
 """What notebooks practise on: a Drive wherever they run, small datasets on it."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,13 +20,8 @@ from notebooks.practice import (
     zip_boxes,
     zip_masks,
 )
+from tests.nurseries import Nurseries
 from tests.pages import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from pathlib import Path
-
-    from tests.nurseries import Nurseries
 
 TWICE = """
 from practice import open_drive, practice_source

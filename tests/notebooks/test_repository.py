@@ -1,7 +1,5 @@
 """How notebooks are kept: opened by one badge, one form, valid Python, nothing of any run in them."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """A small dataset, what h5py reads from a pack, and invariants checked after every test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,17 +1,13 @@
 """Some 120 damaged or odd image files, made with Pillow and by hand, the same every time."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from PIL import Image, features
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SUFFIX = {"JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "WEBP": "webp", "PPM": "ppm"}
 HEIGHT, WIDTH = 41, 53

@@ -1,9 +1,8 @@
 """Appending to a packed dataset: read as one with it, or refused, naming the difference."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +10,8 @@ import pytest
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import LayoutError, OptionError, TargetExistsError
 from colabstage.options import Images, SampleTable, TreeFiles, Values
+from colabstage.trees.listing import Tree
 from tests.support.images import image, in_classes, make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from colabstage.trees.listing import Tree
 
 pytestmark = pytest.mark.torch
 

@@ -1,26 +1,20 @@
 """Boxes follow their images: stretched, padded, cropped, scaled when packed or when read, in lists or padded."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.options import Boxes, Images, SampleTable, TreeFiles
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from colabstage.trees.listing import Tree
+from colabstage.trees.listing import Tree
 
 COUNT = 20
 

@@ -1,7 +1,5 @@
 """Functions are identified by the content of everything they can access, in this process and in any other."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import re
@@ -9,8 +7,10 @@ import subprocess
 import sys
 import threading
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.options import PackOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def digest(function: Callable[..., Any]) -> str:

@@ -1,25 +1,19 @@
 """The same source and options give the same bytes, with one thread or eight."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from colabstage import pack_dataset
+from colabstage.layouts.detect import LayoutFunction
 from colabstage.options import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
+from colabstage.trees.listing import Tree
 from tests.support.made_files import grey, image, write_files
 from tests.support.staged import timeless
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from colabstage.layouts.detect import LayoutFunction
-    from colabstage.trees.listing import Tree
 
 N = 60
 

@@ -1,24 +1,18 @@
 """Images re-encoded as JPEG: a reader decodes libjpeg's version of the resized image, in its row."""
 
-from __future__ import annotations
-
 import io
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import simplejpeg
+from numpy.typing import NDArray
 from PIL import Image
 
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError
 from tests.support.images import make_tree, noise
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 """What a few masks suggest about the values of all is compared with all of them, once they have been read."""
 
-from __future__ import annotations
-
 import zipfile
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -14,12 +13,7 @@ from PIL import Image
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.options import Images, Masks, SampleTable, TreeFiles
-from colabstage.trees.listing import FileEntries
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from colabstage.trees.listing import Tree
+from colabstage.trees.listing import FileEntries, Tree
 
 SIZE = 6
 FIRST, ALL = 16, 40

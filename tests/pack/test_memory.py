@@ -1,9 +1,7 @@
 """Packing uses bounded memory: the peak does not grow with the number of images."""
 
-from __future__ import annotations
-
 import tracemalloc
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +9,6 @@ import pytest
 from benchmarks._small_jpegs import write_small_jpegs
 from benchmarks.scale import ALLOWED_BYTES_EACH, bytes_each, packing
 from colabstage import pack_dataset
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIB = 1024 * 1024
 # The difference between two packs of the same number: full buffers or not, started threads or not.

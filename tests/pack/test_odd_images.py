@@ -1,27 +1,21 @@
 """Damaged or odd images: each is stored as Pillow reads it, or named in the report."""
 
-from __future__ import annotations
-
 import io
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError
 from colabstage.options import Images, SampleTable, TreeFiles
+from colabstage.trees.listing import Tree
 from tests.pack.odd_images import odd_images
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from colabstage.trees.listing import Tree
 
 # Pillow warns about broken EXIF blocks and large pictures; only the results are checked here.
 pytestmark = [pytest.mark.filterwarnings("ignore:::PIL"), pytest.mark.filterwarnings("ignore::UserWarning")]

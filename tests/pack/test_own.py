@@ -1,11 +1,11 @@
 """What users pass in: datasets with a length, and functions called before storing."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -14,10 +14,6 @@ from PIL import Image
 
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 class Items:

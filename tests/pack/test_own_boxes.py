@@ -1,30 +1,24 @@
 """Boxes in items of dataset objects (torchvision's, Hugging Face's and those of tutorials), packed as the items have
 them."""
 
-from __future__ import annotations
-
 import enum
 import io
 import json
+from collections.abc import Callable
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError, OptionError
 from colabstage.options import Boxes, Images, SampleTable, TreeFiles
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from colabstage.trees.listing import Tree
+from colabstage.trees.listing import Tree
 
 COUNT = 24
 

@@ -1,30 +1,25 @@
 """Shards in a bucket, in fsspec's memory and at file:// addresses: the same bytes as local shards."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colabstage import fetch_files, pack_dataset
 from colabstage.errors import CancelledError, OptionError, TargetExistsError, TargetNotWritableError
 from tests.contract.served import numbers_in
+from tests.sources.servers import BucketService
 from tests.support.images import in_classes, make_tree
 from tests.support.staged import contents, timeless
 from tests.support.steps import OneStep
 
 Files = dict[str, bytes | dict[str, Any]]
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.sources.servers import BucketService
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,9 @@
 """Images that occur several times in a dataset, byte for byte: a note on those with two labels, or in two splits."""
 
-from __future__ import annotations
-
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from PIL import Image
 from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import DecodeError
 from colabstage.trees.open import open_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LABELS, SPLITS = re.compile(r"(\d+) images? (?:is|are) there with"), re.compile(r"(\d+) images? (?:is|are) in several")
 

@@ -1,7 +1,5 @@
 """What resizes a pack's images: decided in advance, the same everywhere, and recorded in the file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -9,9 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -24,9 +25,6 @@ from tests.support.archives import tar_bytes
 from tests.support.images import in_classes, make_tree
 from tests.support.moments import Processes
 from tests.support.steps import OneStep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 N = 120
 SPLITS = {"splits": {"train": 0.8, "test": 0.2}}

@@ -1,7 +1,5 @@
 """`pack_dataset` from end to end: every container, every encoding, every defect of a source."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -9,9 +7,10 @@ import os
 import shutil
 import threading
 import zipfile
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -36,14 +35,9 @@ from colabstage.errors import (
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.options import Images, SampleTable, TreeFiles
-from colabstage.trees.listing import Tree
+from colabstage.trees.listing import FileEntry, Tree
 from tests.support.images import image, in_classes, make_tree, noise
 from tests.support.steps import Meanwhile, OneStep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from colabstage.trees.listing import FileEntry
 
 COUNT = 30
 FILES = {**in_classes(20), **in_classes(10, first=20, suffix=".jpg")}

@@ -1,7 +1,5 @@
 """One dataset in several files, or packed by several workers: the same rows and bytes as by one process."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -11,11 +9,12 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,9 +36,6 @@ from tests.clocks import ManualClock
 from tests.contract.served import numbers_in
 from tests.support.images import image, in_classes, make_tree, mask
 from tests.support.steps import OneStep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 COUNT = 30
 

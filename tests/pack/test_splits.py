@@ -1,8 +1,8 @@
 """Dividing samples among splits, and the order of their rows."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -13,11 +13,7 @@ from colabstage.errors import LayoutError, OptionError
 from colabstage.options import Images, SampleTable, TreeFiles, Values
 from tests.support.images import image
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    Pack = Callable[..., dict[str, list[str]]]
+Pack = Callable[..., dict[str, list[str]]]
 
 USUAL = {"train": 0.8, "dev": 0.1, "test": 0.1}
 

@@ -1,25 +1,19 @@
 """Targets of every kind from source to reader: the Dataset returns what plain h5py and Pillow read."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.options import Images, Masks, SampleTable, TreeFiles, Values
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from colabstage.trees.listing import Tree
+from colabstage.trees.listing import Tree
 
 COUNT = 12
 COLORS = ((0, 0, 0), (255, 0, 0), (0, 255, 0))

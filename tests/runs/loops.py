@@ -6,13 +6,12 @@ Prints as JSON: whether the weights are those of an uninterrupted training, wher
 epochs, and how many steps a further session does.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +19,6 @@ from torch import nn
 
 from colabstage import dataset_h5, make_loader, resumable, to_keras
 from tests.runs.training import ROWS, write_data
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 EPOCHS = 3
 

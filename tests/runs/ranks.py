@@ -6,8 +6,6 @@ Trouble: a step at which all ranks die; "gone", the first rank dies before the r
 different parts. An error of the run is printed by name, with exit code 3.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,23 +1,19 @@
 """Loops of other libraries in a resumable run: they end with the weights of an uninterrupted training."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from colabstage import dataset_h5, make_loader, resumable
 from colabstage.errors import OptionError
+from tests.nurseries import Nurseries
 from tests.support.made_files import write_rows
-
-if TYPE_CHECKING:
-    from tests.nurseries import Nurseries
 
 LOOPS = Path(__file__).with_name("loops.py")
 HOW = {

@@ -1,19 +1,14 @@
 """A run with several ranks: one saves, all restore the same version."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from tests.nurseries import Nurseries
 from tests.runs.training import write_data
-
-if TYPE_CHECKING:
-    from tests.nurseries import Nurseries
 
 RANKS = Path(__file__).with_name("ranks.py")
 

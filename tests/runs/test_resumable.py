@@ -1,7 +1,5 @@
 """`resumable`: however a session ends, the next one continues where it was, with the same final weights."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools
@@ -10,12 +8,14 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -37,11 +37,6 @@ from simulated_drive.knobs import DriveKnobs
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
 from tests.support.deadlines import shorten_deadlines
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-
 
 STEPS = 36  # three epochs of twelve
 LEASE = "run.json"
@@ -446,12 +441,11 @@ def test_a_mount_that_begins_to_hang_ends_a_save_and_a_loop(
     with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
         shutil.copy(data, drive.cloud / "MyDrive" / "rows.h5")
         drive.mount(tmp_path / "content/drive")
-        assert drive._server is not None
         my_drive = tmp_path / "content/drive/MyDrive"
         parts = make_parts(my_drive / "rows.h5")
         with resumable(my_drive / "run", progress=False, every=9999, **parts) as run:
             for use in (run.save, lambda: list(parts["loader"])):
-                os.kill(drive._server.pid, signal.SIGSTOP)
+                drive.hang()
                 try:
                     # Not before: a busy machine may take as long for what does answer.
                     with monkeypatch.context() as short:
@@ -460,7 +454,7 @@ def test_a_mount_that_begins_to_hang_ends_a_save_and_a_loop(
                         with pytest.raises(DriveDisconnectedError, match="not answered"):
                             use()
                 finally:
-                    os.kill(drive._server.pid, signal.SIGCONT)
+                    drive.go_on()
             run.save()
 
 

@@ -3,11 +3,11 @@
 Writes the weights to `out` at the end, and appends a line with epoch and rows of each step to a log beside it.
 """
 
-from __future__ import annotations
-
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,6 @@ from torch import nn
 
 from colabstage import dataset_h5, make_loader, resumable
 from tests.support.made_files import write_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ROWS, BATCH = 96, 8
 

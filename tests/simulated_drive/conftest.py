@@ -1,19 +1,14 @@
 """Simulated Drives, unmounted whatever happens: one for each test, and one for all tests of a file."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    MakeDrive = Callable[..., SimulatedDrive]
+MakeDrive = Callable[..., SimulatedDrive]
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """The stand-in google.colab as colabstage sees it: its platform, and a second mount beside a dead one."""
 
-from __future__ import annotations
-
 import importlib
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +10,7 @@ from colabstage import doctor, flush_drive, mount_drive, refresh_drive
 from colabstage.errors import DriveError, NotSupportedHereError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
-from tests.support.colab import simulated_colab
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.colab import Preset
+from tests.support.colab import Preset, simulated_colab
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,22 @@
 """The calls of the mounted file system: which work as on a disk, and which Drive refuses."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import mmap
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults
 from tests.support.images import make_tree
 from tests.support.invariants import contents
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.fuse
 

@@ -1,27 +1,21 @@
 """What each setting of a simulated Drive does: its speed, its limits, and when changes made elsewhere show."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import math
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from simulated_drive.drive import SimulatedDrive
+from tests.simulated_drive.conftest import MakeDrive
 from tests.simulated_drive.test_filesystem import errno_of
 from tests.support.images import make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from simulated_drive.drive import SimulatedDrive
-    from tests.simulated_drive.conftest import MakeDrive
 
 pytestmark = pytest.mark.fuse
 

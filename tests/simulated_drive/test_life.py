@@ -1,14 +1,12 @@
 """The life of a mount: what the cache keeps, what waits for its upload, how the client dies and comes back."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -16,14 +14,10 @@ import pytest
 from colabstage.errors import NotSupportedHereError, OptionError
 from simulated_drive.drive import SimulatedDrive, fuse_problem, make_mountpoint
 from simulated_drive.knobs import DriveFaults
+from tests.simulated_drive.conftest import MakeDrive
 from tests.simulated_drive.test_filesystem import errno_of
 from tests.support.images import make_tree
 from tests.support.invariants import contents
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.simulated_drive.conftest import MakeDrive
 
 pytestmark = pytest.mark.fuse
 

@@ -1,9 +1,8 @@
 """A Drive without waiting times, a disk that is soon full, and a step that counts."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +10,6 @@ from colabstage.io.progress import ProgressStep
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.sources.servers import FolderService, ftp_service, sftp_service
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 class CountingStep(ProgressStep):

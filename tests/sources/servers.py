@@ -1,7 +1,5 @@
 """Real services on loopback for the tests of this folder: an S3 (moto's), an FTP and an SFTP server over a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -9,15 +7,13 @@ import socket
 import tempfile
 import threading
 import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import certifi
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 USER, PASSWORD = "ann", "s3cret-w@rd"
 

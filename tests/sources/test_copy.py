@@ -1,8 +1,8 @@
 """Copying one file in blocks: right hashes, another reading of wrong blocks, and typed errors for everything else."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +15,9 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import Manifest
 from colabstage.io.files import block_ranges, hash_block, hash_ranges
-from colabstage.io.progress import Cancellation
+from colabstage.io.progress import Cancellation, ProgressStep
 from colabstage.io.workspace import temp_beside
 from colabstage.sources.arriving import copy_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from colabstage.io.progress import ProgressStep
 
 BLOCK = 64 * 1024
 

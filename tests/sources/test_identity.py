@@ -1,10 +1,9 @@
 """Telling one state of a source from another."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import example, given
@@ -24,9 +23,6 @@ from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.open import open_tree
 from tests.support.http_server import WebServer
 from tests.support.images import image
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WEB = SourceIdentity("archive", 1, 100, address="https://e.org/a.zip", version='"abc"', mtime_ns=5)
 DISK = SourceIdentity("archive", 1, 100, address="/a.zip", mtime_ns=5, ends="ff")

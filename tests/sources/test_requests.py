@@ -1,7 +1,5 @@
 """How often a source is asked: each call makes the requests and opens that it needs, and fetches no byte twice."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -9,7 +7,9 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,11 +26,6 @@ from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import in_classes, make_tree, noise
 from tests.support.share_links import DriveShares, SharedItem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 
 # Stages each source, and prints how often each file below the folder of all is opened; then again without the local
 # copy. An audit hook cannot be removed: hence a process.
@@ -173,8 +168,7 @@ def served(
             if kind.startswith("bucket"):
                 return serve_bucket(kind, files, archive)
             shares = stack.enter_context(DriveShares(tmp_path))
-            for name, value in shares.hosts.environment().items():
-                monkeypatch.setenv(name, value)
+            shares.hosts.lead(monkeypatch)
             items = {f"1File{number:028d}": one for number, one in enumerate(files.items())}
             for one, (name, content) in items.items():
                 shares.add(SharedItem(one, name, content=content))

@@ -1,13 +1,13 @@
 """`fetch_files` against real servers, disks and mounts: what arrives, what is kept, what is refused."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,17 +19,12 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
+from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.far import random_bytes
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import make_tree, read_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from simulated_drive.drive import SimulatedDrive
 
 MIB = 1024 * 1024
 

@@ -1,11 +1,10 @@
 """A service that an installed package adds: GitHub's releases, in a module of a few lines."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,6 @@ from colabstage import dataset_h5, fetch_files, stage_dataset
 from colabstage.errors import OptionError, SourceNotFoundError
 from tests.support.http_server import WebServer
 from tests.support.images import image
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 RELEASES = '''
 import json

@@ -1,11 +1,10 @@
 """What a `source` argument is, by its words alone, and what takes paths alone."""
 
-from __future__ import annotations
-
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,10 +23,6 @@ from colabstage.sources.parse import (
     parse_source,
 )
 from colabstage.trees.open import open_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 ID = "1A2b3C4d5E6f7G8h9I0jKlMnOpQrStUvW"
 SECRETS = ("pw", "s3cret", "SIG", "t0p")

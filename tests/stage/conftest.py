@@ -1,7 +1,5 @@
 """Small real datasets, and a separate Drive for each test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -5,19 +5,15 @@ for call in VERBS.values():
     call(On(mounted / "MyDrive", tmp_path))
 """
 
-from __future__ import annotations
-
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import colabstage
 from tests.support.archives import zip_bytes
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SIZE = (8, 8)
 

@@ -5,8 +5,6 @@ Run as python stager.py SOURCE LOCAL_DIR LOCKS COUNT.
 LOCKS is `real`, or `none` for a machine whose locks always succeed and hold nobody off.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,24 +1,19 @@
 """A cached pack is copied while the source is compared with the state it was made from."""
 
-from __future__ import annotations
-
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from colabstage import stage_dataset
+from colabstage import StagedDataset, stage_dataset
 from colabstage.errors import CancelledError
 from colabstage.io.progress import Cancellation, Progress, ProgressStep
 from tests.support.images import in_classes, make_tree
 from tests.support.steps import Meanwhile, wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from colabstage import StagedDataset
 WAIT_S = 30
 
 

@@ -1,13 +1,12 @@
 """A bucket as the cache: its packs and shards have the same guarantees as those in a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from s3fs import S3FileSystem
@@ -17,14 +16,10 @@ from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.stage.places import BucketPlace
 from colabstage.stage.publish import publish
+from tests.sources.servers import BucketService
 from tests.support.images import make_tree, noise
 from tests.support.staged import SMALL_BLOCK, disk_sampled, timeless, use_small_blocks
 from tests.support.steps import OneStep
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sources.servers import BucketService
 
 CACHE = "s3://data/cache"
 COUNT, LIMIT = 75, 3_400_000

@@ -1,13 +1,13 @@
 """`plan_stage` predicts what `stage_dataset` then does, whatever is local, cached, or was changed meanwhile."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,10 +18,6 @@ from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.contract.served import numbers_in
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 BEFORE, AFTER = in_classes(6), {**in_classes(6), "cat/000.png": 99}
 

@@ -1,8 +1,6 @@
 """A source that has changed: only new and changed files are read, the rest comes from the earlier pack, and the new
 pack is byte for byte the one that reading everything makes."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -12,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -20,16 +18,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from colabstage import list_datasets, plan_stage, purge_datasets, stage_dataset
+from colabstage import StagedDataset, list_datasets, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import DecodeError
+from simulated_drive.drive import SimulatedDrive
+from tests.sources.servers import BucketService
 from tests.support.archives import zip_bytes
 from tests.support.http_server import WebServer
 from tests.support.steps import OneStep
-
-if TYPE_CHECKING:
-    from colabstage import StagedDataset
-    from simulated_drive.drive import SimulatedDrive
-    from tests.sources.servers import BucketService
 
 SIZE = (12, 16)
 COUNTS = re.compile(r"([\d,]+) added, ([\d,]+) changed, ([\d,]+) gone, ([\d,]+) taken over; ([\d,]+) file")

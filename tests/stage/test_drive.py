@@ -1,15 +1,14 @@
 """The public functions on a mounted (simulated) Google Drive, also if it is dead, hangs, lies or is not mounted."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,16 +36,10 @@ from colabstage.errors import (
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, ListingFault, OpFault
 from tests.stage.on_drive import GO_ON, SIZE, VERBS, On, make_places
-from tests.support.colab import simulated_colab
+from tests.support.colab import SimulatedColab, simulated_colab
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import contents
 from tests.support.steps import Meanwhile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.support.colab import SimulatedColab
 
 pytestmark = pytest.mark.fuse
 
@@ -234,6 +227,7 @@ _HANGING_LATER = """
 import os, pathlib, signal, subprocess, sys
 import colabstage.errors
 from colabstage import purge_datasets
+from simulated_drive.drive import stop_client
 from tests.stage.on_drive import VERBS, On
 from tests.support.deadlines import shorten_deadlines
 drive, local, server = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
@@ -244,7 +238,7 @@ def hang_afterwards(command, *arguments, **options):
     # A mount is asked two things at once.
     answers.append(command[0] == "stat")
     if sum(answers) % 2 == 0 and answers[-1] and not over:
-        os.kill(server, signal.SIGSTOP)
+        stop_client(server)
     return answer
 
 on = On(drive, local)
@@ -303,7 +297,7 @@ def test_a_mount_that_begins_to_hang_after_it_answered_ends_every_verb(
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     finally:
-        os.kill(server.pid, signal.SIGCONT)
+        drive.go_on()
     assert ended.stdout.splitlines() == [""] * (len(HANGING) + 3)
     assert not (tmp_path / "local/c.h5").exists()
     assert not (tmp_path / "local/of-m.pt").exists()

@@ -1,24 +1,19 @@
 """What Drive's client tells: MD5s that count, and a used-up quota among other input/output errors."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colabstage import fetch_files, publish_file, stage_dataset
 from colabstage.errors import ColabstageError, DriveQuotaError
+from simulated_drive.drive import SimulatedDrive
 from tests.support.deadlines import lose_patience, shorten_deadlines
 from tests.support.images import make_tree
 from tests.support.steps import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.fuse
 NUMBERS = {f"{kind}/{number}.bmp": 10 * number for kind in ("cat", "dog") for number in range(20)}

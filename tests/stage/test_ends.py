@@ -1,7 +1,5 @@
 """A call that is told to stop ends, and says so; what it has finished is kept."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -11,25 +9,21 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colabstage import fetch_files, stage_dataset
 from colabstage.errors import CancelledError
 from colabstage.io.progress import Cancellation, Progress
+from simulated_drive.drive import SimulatedDrive
 from tests.support.archives import stored_zip, write_archive
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import in_classes, make_tree, noise
 from tests.support.steps import Meanwhile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from typing import Any
-
-    from simulated_drive.drive import SimulatedDrive
 
 
 class Stopping(Progress):

@@ -1,22 +1,22 @@
 """A pack in the cache that is opened in part, because it is larger than `disk_limit`, or while it is being copied."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
 import shutil
 import tarfile
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from s3fs import S3FileSystem
 
-from colabstage import dataset_h5, list_datasets, make_loader, plan_stage, purge_datasets, stage_dataset
+from colabstage import StagedDataset, dataset_h5, list_datasets, make_loader, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import (
     CancelledError,
     DamagedPackError,
@@ -27,14 +27,8 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import manifest_path
 from colabstage.sources.remote import MountedFile
+from tests.sources.servers import BucketService
 from tests.support.staged import SMALL_BLOCK, contents, use_small_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from colabstage import StagedDataset
-    from tests.sources.servers import BucketService
 
 pytestmark = pytest.mark.torch
 

@@ -1,32 +1,24 @@
 """A restore held up by a hanging mount is abandoned; when it wakes up, beside newer work, it changes nothing."""
 
-from __future__ import annotations
-
-import os
 import shutil
-import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colabstage import stage_dataset
-from colabstage.io.progress import Progress
+from colabstage.io.progress import Progress, ProgressStep
 from colabstage.sources import remote
 from colabstage.sources.remote import MountedFile
+from simulated_drive.drive import SimulatedDrive
 from tests.contract.served import numbers_in
 from tests.support.deadlines import shorten_deadlines
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import snapshot, unvouched
 from tests.support.staged import SMALL_BLOCK, use_small_blocks
 from tests.support.steps import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from colabstage.io.progress import ProgressStep
-    from simulated_drive.drive import SimulatedDrive
 
 AWAKE_S = 30
 
@@ -40,9 +32,7 @@ class Hanging:
     """A Drive whose client stops responding during a restore, at a block or at the close after the last one."""
 
     def __init__(self, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-        server = drive._server
-        assert server is not None
-        self._server = server.pid
+        self._drive = drive
         self._awake, self.met = threading.Event(), threading.Event()
         shorten_deadlines("machine", 0.3, monkeypatch.setattr)
         read, close = MountedFile.read_range, vars(remote)["close_quietly"]
@@ -67,13 +57,13 @@ class Hanging:
 
     def awake(self) -> None:
         """Let the client respond again."""
-        os.kill(self._server, signal.SIGCONT)
+        self._drive.go_on()
         self._awake.set()
 
     def _hang_once(self) -> None:
         if at_work() and not self.met.is_set():
             self.met.set()
-            os.kill(self._server, signal.SIGSTOP)
+            self._drive.hang()
             # Data that the kernel has read ahead would be there at once, so a close that the client must confirm waits
             # instead.
             self._awake.wait(AWAKE_S)

@@ -1,7 +1,5 @@
 """`stage_dataset` with sources on this machine: what is made, what is reused, and what is refused without a trace."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json
@@ -9,9 +7,10 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -31,9 +30,6 @@ from tests.contract.served import numbers_in
 from tests.support.archives import tar_bytes, write_archive, zip_bytes
 from tests.support.images import image, in_classes, make_tree
 from tests.support.invariants import contents
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUMBERS = in_classes(8)
 FILES = {name: image(number) for name, number in NUMBERS.items()}

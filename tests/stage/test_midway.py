@@ -1,26 +1,25 @@
 """A source that dies, fails, falls silent or changes in the middle of an epoch: never a wrong row, but one typed error
 at the batch whose data did not arrive; afterwards the same call, or the same loader, continues."""
 
-from __future__ import annotations
-
 import errno
-import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
 import h5py
 import numpy as np
-import psutil
 import pytest
 
 from colabstage import dataset_h5, make_loader, stage_dataset
 from colabstage.errors import ColabstageError, DamagedPackError, DriveDisconnectedError, SourceReadError
 from colabstage.sources.http_file import open_http
 from colabstage.sources.remote import MountedFile
+from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.archives import tar_bytes, zip_bytes
 from tests.support.deadlines import lose_patience, shorten_deadlines
@@ -31,12 +30,6 @@ from tests.support.made_files import npy
 from tests.support.numbered import SIDE, note_numbers, numbers_of, write_archive
 from tests.support.staged import SMALL_BLOCK, use_small_blocks
 from tests.support.steps import Meanwhile, OneStep, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.torch
 
@@ -79,8 +72,7 @@ class Where:
         if how == "dies":
             self.drive.kill()
         elif how == "hangs":
-            for client in clients():
-                client.send_signal(signal.SIGSTOP)
+            self.drive.hang()
         else:
             # For files that were already open, reads do not fail.
             ops = tuple(OpFault(op=op, errno=errno.EIO) for op in ("read", "open"))
@@ -93,17 +85,12 @@ class Where:
             return
         assert self.drive is not None
         place = self.drive.mountpoint
-        for client in clients():
-            client.send_signal(signal.SIGCONT)
+        self.drive.go_on()
         self.drive.set_faults(DriveFaults())
         if not self.drive.is_alive():
             assert place is not None
             self.drive.unmount()
             self.drive.mount(place)
-
-
-def clients() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "simulated_drive.server" in one.cmdline()]
 
 
 @pytest.fixture

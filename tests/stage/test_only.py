@@ -1,9 +1,9 @@
 """`only=` and `zip_encoding=`: a part of a source, or another reading of its names, is a separate dataset."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +11,6 @@ from colabstage import plan_stage, stage_dataset
 from colabstage.errors import LayoutError, OptionError, SourceNotFoundError
 from tests.support.archives import write_archive, zip_bytes
 from tests.support.images import image, make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 # Two variants of one dataset, which detection cannot choose between.
 FILES = {

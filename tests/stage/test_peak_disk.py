@@ -1,21 +1,16 @@
 """Space on the local disk: counted with the Drive client's second copy, refused with figures, and running out
 midway."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from colabstage import fetch_files, stage_dataset
+from colabstage import StagedDataset, fetch_files, stage_dataset
 from colabstage.errors import NotEnoughSpaceError
-
-if TYPE_CHECKING:
-    from colabstage import StagedDataset
-    from simulated_drive.drive import SimulatedDrive
+from simulated_drive.drive import SimulatedDrive
 
 pytestmark = pytest.mark.fuse
 MakeImages = Callable[..., Path]

@@ -1,28 +1,22 @@
 """A place for packs and checkpoints, a folder or a bucket: each file in it is whole or not ours, whatever happened."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import xxhash
 
 from colabstage.errors import ColabstageError, DamagedPackError, TargetExistsError, TargetNotWritableError
-from colabstage.stage.places import BucketPlace, FolderPlace
+from colabstage.stage.places import BucketPlace, FolderPlace, Place
 from colabstage.stage.publish import publish
+from tests.sources.servers import BucketService
 from tests.support.steps import OneStep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from colabstage.stage.places import Place
-    from tests.sources.servers import BucketService
 
 pytestmark = pytest.mark.usefixtures("moto_server")
 

@@ -1,13 +1,13 @@
 """`publish_file` and `restore_file`: what arrives, never at the expense of the previous version, and is restored."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,15 +19,10 @@ from colabstage.errors import (
     SourceNotFoundError,
 )
 from colabstage.stage.publish import await_upload
+from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import snapshot, unvouched
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from simulated_drive.drive import SimulatedDrive
 
 BLOCK = 8 * 2**20
 SIZE = 2 * BLOCK + 1000

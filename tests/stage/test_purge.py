@@ -1,7 +1,5 @@
 """Listing and purging: whatever has our mark is removed, and nothing else ever is."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -9,18 +7,15 @@ import sys
 import threading
 import time
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colabstage import list_datasets, publish_file, purge_datasets, stage_dataset
+from simulated_drive.drive import SimulatedDrive
 from tests.support.images import in_classes, make_tree
 from tests.support.steps import Meanwhile
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from simulated_drive.drive import SimulatedDrive
 
 
 class World:

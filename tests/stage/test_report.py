@@ -1,18 +1,14 @@
 """What a plan, a report and a staged dataset show, as text and in a notebook: the same, and nothing that acts on
 either."""
 
-from __future__ import annotations
-
 import html
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colabstage import plan_stage, stage_dataset
 from tests.support.images import image, in_classes, make_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def both(shown: Any) -> list[str]:

@@ -1,23 +1,18 @@
 """Options for a pack and its loaders reach them from `stage_dataset`; options that change the pack change the key."""
 
-from __future__ import annotations
-
 import inspect
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from colabstage import StagedDataset, make_loader, pack_dataset, plan_stage, stage_dataset
 from colabstage.errors import OptionError
 from colabstage.options import folders
 from tests.support.images import in_classes, make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import numpy as np
 
 
 def _halved(x: np.ndarray) -> np.ndarray:

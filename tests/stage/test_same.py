@@ -1,29 +1,23 @@
 """Sameness is proved, never assumed: the data served is that of the source as it is, or the report says what was not
 checked."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from colabstage import stage_dataset
+from colabstage import StagedDataset, stage_dataset
 from colabstage.errors import NotEnoughSpaceError
+from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
 from tests.support.deadlines import shorten_deadlines
 from tests.support.images import image, make_tree, noise, number_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from colabstage import StagedDataset
-    from simulated_drive.drive import SimulatedDrive
 
 # All files have the same length.
 NUMBERS = {f"{kind}/{number}.bmp": 10 * number for kind in ("cat", "dog") for number in range(4)}

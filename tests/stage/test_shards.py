@@ -1,34 +1,28 @@
 """A source whose pack is larger than the disk limit: packed in shards, which go to the cache, and read from there."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
-from colabstage import list_datasets, make_loader, plan_stage, purge_datasets, stage_dataset
+from colabstage import StagedDataset, list_datasets, make_loader, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import ChecksumMismatchError, DamagedPackError, NotEnoughSpaceError
 from tests.support.archives import write_archive
 from tests.support.http_server import WebServer
 from tests.support.images import make_tree, noise
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
 from tests.support.steps import Meanwhile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from colabstage import StagedDataset
 
 pytestmark = pytest.mark.torch
 

@@ -1,23 +1,19 @@
 """Processes that stage the same source at once: the work is done once; without locks, at least nothing breaks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from colabstage import stage_dataset
 from colabstage.h5.manifest import exchanging, manifest_of_bytes, manifest_path
+from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import left_behind, unvouched
-
-if TYPE_CHECKING:
-    from simulated_drive.drive import SimulatedDrive
 
 _SCRIPT = Path(__file__).with_name("stager.py")
 _COUNT, _IMAGES = 3, 24

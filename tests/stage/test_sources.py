@@ -1,7 +1,5 @@
 """`stage_dataset` from everywhere: real servers on loopback, archives in parts, interruptions, and no network."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import shutil
@@ -9,14 +7,13 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage import plan_stage, stage_dataset
+from colabstage import StagedDataset, plan_stage, stage_dataset
 from colabstage.errors import (
     ArchiveError,
     ChecksumMismatchError,
@@ -31,9 +28,6 @@ from tests.support.images import image
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 from tests.support.made_files import npy
 from tests.support.share_links import DriveShares, SharedItem
-
-if TYPE_CHECKING:
-    from colabstage import StagedDataset
 
 MakeImages = Callable[..., Path]
 MakeZip = Callable[[Path, Path], Path]
@@ -130,9 +124,7 @@ def test_a_damaged_download_is_damaged_the_next_time() -> None:
 def shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
     """An imitated Google Drive that this process uses as the real one."""
     with DriveShares(tmp_path) as imitated:
-        for name, value in imitated.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path))
+        imitated.hosts.lead(monkeypatch, tmp_path)
         yield imitated
 
 
@@ -181,9 +173,7 @@ def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -
     pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
     files = {str(path.relative_to(photos)): path.read_bytes() for path in photos.rglob("*.png")}
     with KaggleService(tmp_path) as service:
-        for name, value in service.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        service.hosts.lead(monkeypatch, tmp_path / "home")
         service.add(HostedDataset("ann", "pets", zip_archive(files)))
         staged = stage("kaggle://ann/pets")
         check_rows(staged, photos)

@@ -1,13 +1,13 @@
 """The state of the process causes no strange error: a fork, no stderr, a stop during an import."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +15,6 @@ from colabstage import fetch_files, publish_file, stage_dataset
 from colabstage.errors import ColabstageError
 from tests.support.archives import stored_zip
 from tests.support.images import image, make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _TIMEOUT_S = 120
 SIZE = (8, 8)

@@ -10,15 +10,17 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage import dataset_h5, stage_dataset
+from colabstage import StagedDataset, dataset_h5, stage_dataset
 from colabstage.errors import (
     CancelledError,
     NotStagedError,
@@ -26,17 +28,10 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.options import Progress, ProgressStep
-from colabstage.trees.listing import Tree
+from colabstage.trees.listing import FileEntry, Tree
 from colabstage.trees.open import open_tree
 from tests.support.staged import contents
 from tests.support.steps import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from colabstage import StagedDataset
-    from colabstage.trees.listing import FileEntry
 
 pytestmark = pytest.mark.torch
 

@@ -1,18 +1,14 @@
 """The walk through the modules that `stage_dataset` enters for a zip of images: short, and without turning back."""
 
-from __future__ import annotations
-
 import zipfile
 from collections import Counter
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from colabstage import stage_dataset
 from tests.support.images import image, in_classes
 from tests.support.walks import walk
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_few_modules_are_entered_for_a_zip(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """Whose a file is: what proves it, what does not, and what a session on another machine can continue."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,10 +19,6 @@ from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.images import image, make_tree
 from tests.support.invariants import contents
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 MB, BLOCKS = 1_000_000, 16 * 2**20
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")

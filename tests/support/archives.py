@@ -3,8 +3,6 @@
 write_archive(tmp_path / "photos.tar.zst", {"cat/1.png": b"..."})
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io
@@ -15,16 +13,13 @@ import tarfile
 import warnings
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from colabstage.trees.listing import Tree
+from colabstage.trees.listing import Tree
 
 # The modes that zips record for their members.
 FILE, LINK, FOLDER = stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777, stat.S_IFDIR | 0o755

@@ -8,8 +8,6 @@ same exceptions by name as the real one; `ColabKnobs` decides what goes wrong. O
 importable.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os
@@ -17,16 +15,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from simulated_drive.drive import SimulatedDrive
+from simulated_drive.drive import SimulatedDrive
 
 _UNSUPPORTED = (
     "Mounting drive is unsupported in this environment. Use PyDrive2 instead. See examples at "

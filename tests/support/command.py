@@ -1,7 +1,5 @@
 """Runs the command `colabstage` in this process."""
 
-from __future__ import annotations
-
 import io
 import runpy
 import subprocess

@@ -1,18 +1,14 @@
 """Shortens deadlines so that they pass within a test, and lowers what counts as many."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from colabstage.io.files import RetryPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
 
 # Names of constants in seconds, but not of rates.
 _SECONDS = re.compile(r"_?[A-Z]+(?:_[A-Z]+)*(?<!_PER)_S")

@@ -1,26 +1,18 @@
 """A `RemoteFile` in memory whose pace and failures a test decides, and a service with such files."""
 
-from __future__ import annotations
-
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from colabstage.errors import SourceChangedError
 from colabstage.io.files import RetryPolicy
-from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import pytest
-
-    from colabstage.sources.remote import Checksum
+from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, TransientError
 
 PIECE = 256 * 1024
 # Enough for a file that fails once.

@@ -30,18 +30,16 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
 from tests.support.http_knobs import WebFault, WebKnobs, WebRequest
 from tests.support.loopback import LoopbackServer, server_context
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 # The time that one piece of a paced body takes: few wake-ups, but smooth enough for any timeout.
 _PIECE_S = 0.02

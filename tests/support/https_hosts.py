@@ -6,20 +6,20 @@ variables that lead any program through a company's proxy, so its own code stays
 so nothing reaches beyond loopback.
 """
 
-from __future__ import annotations
-
 import datetime
+import socket
+import threading
 import urllib.parse
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, Self, cast
+
+import pytest
 
 from tests.support.loopback import LoopbackServer, server_context
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 PLAIN = ""
 """The name of the service for requests to the proxy's own address, without TLS."""
@@ -108,8 +108,39 @@ class HttpsHosts(LoopbackServer):
             "REQUESTS_CA_BUNDLE": str(self.certificate),
         }
 
+    def lead(self, patch: pytest.MonkeyPatch, home: Path | None = None) -> None:
+        """Lead this process here; with `home`, on a machine where nobody has logged in to anything."""
+        variables = self.environment() if home is None else {**self.environment(), "HOME": str(home)}
+        for name, value in variables.items():
+            patch.setenv(name, value)
+
     def attend(self, connection: socket.socket, address: object, number: int) -> None:
         _ProxyHandler(connection, address, self)  # type: ignore[arg-type]
+
+
+class HostedService:
+    """A service behind hosts of its own, which counts what is requested, up to the end of its context."""
+
+    def __init__(self, services: Mapping[str, Callable[[HostRequest], HostAnswer]], folder: Path) -> None:
+        self._requests: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.hosts = HttpsHosts(services, folder)
+
+    def count(self, request: str) -> int:
+        """Return how often it was requested."""
+        with self._lock:
+            return self._requests[request]
+
+    def _note(self, request: str) -> int:
+        with self._lock:
+            self._requests[request] += 1
+            return self._requests[request]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hosts.close()
 
 
 class _Handler(BaseHTTPRequestHandler):

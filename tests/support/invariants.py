@@ -6,19 +6,14 @@ nothing of the user's is touched, and the bytes are right.
     home.check(finished=True)
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import xxhash
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 # Folders' times are included: a temporary file in the user's folder would change one.
 Tree = dict[str, "Entry"]

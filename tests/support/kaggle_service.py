@@ -16,24 +16,17 @@ What is imitated, and from which facts (kagglehub 1.0.2, kagglesdk 0.1.37):
 None of it has been compared with the live service from here.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
 import json
-import threading
 import zipfile
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
-from tests.support.https_hosts import PLAIN, HostAnswer, HostRequest, HttpsHosts, answer_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-    from typing import Self
+from tests.support.https_hosts import PLAIN, HostAnswer, HostedService, HostRequest, answer_file
 
 _SERVICE = "/v1/datasets.DatasetApiService/"
 _SIGNATURE = "X-Goog-Signature=0a1b2c3d"
@@ -69,8 +62,8 @@ def zip_archive(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-class KaggleService:
-    """The service. `token`: what counts as a login.
+class KaggleService(HostedService):
+    """The service. It counts `GetDataset`, `DownloadDataset`, `storage`, `mount`, …; `token` is what counts as a login.
 
     Args:
         folder: where the loopback certificate is written.
@@ -79,21 +72,13 @@ class KaggleService:
     def __init__(self, folder: Path, *, token: str = "KGAT_imitated") -> None:
         self.token = token
         self._datasets: dict[tuple[str, str], HostedDataset] = {}
-        self._requests: Counter[str] = Counter()
         self._leaked = False
-        self._lock = threading.Lock()
-        self.hosts = HttpsHosts(
-            {"api.kaggle.com": self._api, "storage.googleapis.com": self._storage, PLAIN: self._mounting}, folder
-        )
+        services = {"api.kaggle.com": self._api, "storage.googleapis.com": self._storage, PLAIN: self._mounting}
+        super().__init__(services, folder)
 
     def add(self, dataset: HostedDataset) -> None:
         """Add a dataset to the service, replacing one of the same name."""
         self._datasets[dataset.owner, dataset.name] = dataset
-
-    def count(self, request: str) -> int:
-        """Return how often `GetDataset`, `DownloadDataset`, `storage`, `mount`, … was requested."""
-        with self._lock:
-            return self._requests[request]
 
     @property
     def leaked(self) -> bool:
@@ -112,21 +97,6 @@ class KaggleService:
             "KAGGLE_USER_SECRETS_TOKEN": self.token,
             "KAGGLE_DATA_PROXY_TOKEN": self.token,
         }
-
-    def close(self) -> None:
-        """End it. Calling it twice is fine."""
-        self.hosts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _note(self, request: str) -> int:
-        with self._lock:
-            self._requests[request] += 1
-            return self._requests[request]
 
     def _api(self, request: HostRequest) -> HostAnswer:
         action = request.path.removeprefix(_SERVICE)

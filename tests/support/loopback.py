@@ -1,17 +1,13 @@
 """A server on a port of 127.0.0.1 with one thread for each connection; closing it ends all of them at once."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import socket
 import ssl
 import threading
 import time
-from typing import TYPE_CHECKING, Self
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Self
 
 _CLOSE_TIMEOUT_S = 10.0
 

@@ -3,26 +3,21 @@
 In a pattern, `{a,b}` and `{0..3}` stand for each of these, and `~` for a blank.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import struct
 import zlib
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from tests.layouts.known import each
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 _FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".bmp": "BMP"}
 

@@ -8,8 +8,6 @@ The processes are forked from one that has imported what the function needs, and
 of all threads count, on paths below `below`; those of h5py and of Python's file buffers are made in C, unseen.
 """
 
-from __future__ import annotations
-
 import builtins
 import gc
 import importlib
@@ -22,19 +20,16 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from colabstage.errors import ColabstageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
 
 What = Literal["kill before", "kill after", "fail", "dead", "full", "short", "cut", "call"]
 

@@ -1,18 +1,13 @@
 """Archives of images that consist of their own numbers, so that a row shows which image it is, and whether it is
 whole."""
 
-from __future__ import annotations
-
 import io
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # Each image is stored without compression: 196,608 bytes.
 SIDE = 256

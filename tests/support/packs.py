@@ -1,16 +1,12 @@
 """Packs in colabstage's format, written with plain h5py."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 def write_pack(path: Path, datasets: Mapping[str, Any], attributes: Mapping[str, Any] | None = None) -> Path:

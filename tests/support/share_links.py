@@ -19,22 +19,15 @@ What is imitated, and from which facts:
 None of it has been compared with the live service from here.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
-import threading
 import urllib.parse
-from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
-from tests.support.https_hosts import HostAnswer, HostRequest, HttpsHosts, answer_file, answer_page
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Self
+from tests.support.https_hosts import HostAnswer, HostedService, HostRequest, answer_file, answer_page
 
 FileState = Literal["public", "private", "quota", "rate", "busy"]
 """How Drive treats an id: shared, shared with nobody, over its quota, rate-limited, or a 503."""
@@ -69,8 +62,8 @@ class SharedItem:
     modified: str = "Mon, 02 Mar 2026 10:00:00 GMT"
 
 
-class DriveShares:
-    """A Google Drive from which others share. Fill it with `add`, at any time.
+class DriveShares(HostedService):
+    """A Google Drive from which others share, which counts paths of any host. Fill it with `add`, at any time.
 
     Args:
         folder: where the loopback certificate is written.
@@ -82,9 +75,7 @@ class DriveShares:
         self._wants_form = wants_form
         self._items: dict[str, SharedItem] = {}
         self._scan_limit_bytes = scan_limit_bytes
-        self._requests: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self.hosts = HttpsHosts(
+        super().__init__(
             {
                 "drive.google.com": self._site,
                 "docs.google.com": self._documents,
@@ -104,25 +95,9 @@ class DriveShares:
         """Return the present item; to change it, `add` another one with its id."""
         return self._items[item_id]
 
-    def count(self, path: str) -> int:
-        """Return how often a path of any host, such as `/embeddedfolderview`, was requested."""
-        with self._lock:
-            return self._requests[path]
-
-    def close(self) -> None:
-        """End it. Calling it twice is fine."""
-        self.hosts.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _find(self, request: HostRequest) -> SharedItem | HostAnswer:
         """Return a request's item, or the response in its place."""
-        with self._lock:
-            self._requests[request.path] += 1
+        self._note(request.path)
         item = self._items.get(request.query.get("id", ""))
         if item is None:
             return answer_page(_MISSING_PAGE, 404)

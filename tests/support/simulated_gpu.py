@@ -18,17 +18,14 @@ import random
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import library
 from torch.utils._pytree import tree_leaves, tree_map
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    import pytest
 
 aten = torch.ops.aten
 _GARBAGE, _SOMEBODY_ELSES = 0xA5, 0x5A

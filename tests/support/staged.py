@@ -1,20 +1,16 @@
 """A folder's content after staging, file by file; its disk use meanwhile; and packs with small blocks."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    import pytest
+import pytest
 
 BLOCK_BYTES, SMALL_BLOCK = 8 * 2**20, 65536
 _LOOK_S = 0.002

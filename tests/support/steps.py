@@ -1,14 +1,10 @@
 """Progress during which something happens, and waiting for it."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable
+from typing import Self
 
 from colabstage.io.progress import Progress, ProgressStep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class OneStep(Progress, ProgressStep):

@@ -3,21 +3,15 @@
 Entering another function of an earlier module is a return. Code that runs during imports does not count.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING
+from types import CodeType, FrameType
 
 import colabstage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
 
 PACKAGE = Path(colabstage.__file__).parent
 

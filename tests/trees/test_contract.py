@@ -1,7 +1,5 @@
 """What each kind of tree promises: names, sizes, contents, safety, damage, and reading while it arrives."""
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import gzip
@@ -12,9 +10,11 @@ import struct
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,10 +43,6 @@ from tests.support.archives import (
     zip_of,
 )
 from tests.support.images import make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
 FILES = {
     "train/cat/1.jpg": b"first " * 500,

@@ -8,20 +8,17 @@ import os
 import shutil
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
+from colabstage.trees.listing import FileEntry, Tree
 from colabstage.trees.open import open_tree
 from tests.support.archives import read_all
 from tests.support.images import make_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from colabstage.trees.listing import FileEntry, Tree
 
 
 def list_folder(folder: Path, workers: int = 1) -> Tree:

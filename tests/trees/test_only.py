@@ -1,12 +1,10 @@
 """Parts: which part of a tree `only=` means; files that are parts of one archive; and several trees as one."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import random
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +14,6 @@ from colabstage.options import PackOptions
 from colabstage.trees.bytes import JoinedBytes, LocalBytes
 from colabstage.trees.open import JoinedTree, OnlyTree, open_archive, plan_joining
 from tests.support.archives import RecordingBytes, read_all, stored_zip, tar_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _DRIVE = "x-20240105T101112Z"
 FILES = {

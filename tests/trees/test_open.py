@@ -1,11 +1,9 @@
 """Opening whatever a path holds: by content and never by name; what cannot be opened is named."""
 
-from __future__ import annotations
-
 import os
 import posixpath
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,9 +17,6 @@ from colabstage.errors import (
 from colabstage.trees.open import open_archive, open_tree
 from tests.support.archives import RecordingBytes, read_all, tar_bytes, tar_of, write_archive, zip_bytes
 from tests.support.images import make_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FILES = {"a/1.jpg": b"one", "b/2.jpg": b"two" * 1000}
 

@@ -1,7 +1,5 @@
 """Tars as trees: equal to what tarfile reads; cut or damaged ones never pass for complete."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io
@@ -11,7 +9,8 @@ import struct
 import tarfile
 import time
 import tracemalloc
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -23,11 +22,6 @@ from colabstage.errors import (
 )
 from colabstage.trees.open import open_archive
 from tests.support.archives import RecordingBytes, read_all, tar_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 _FILES = {
     "train/cat/1.jpg": b"first " * 500,

@@ -1,11 +1,10 @@
 """7z and rar: listed, checked, unpacked by whatever tool is here, and checked again."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +18,6 @@ from colabstage.errors import (
 from colabstage.trees.listing import ArchiveLimits
 from colabstage.trees.open import open_archive, open_tree
 from tests.support.archives import RecordingBytes, rar_bytes, read_all, seven_bytes
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 FILES = {"train/a.jpg": b"a" * 5000, "train/b.jpg": b"b", "Grüße.txt": "ü".encode(), "empty.txt": b""}
 KINDS = {"7z": seven_bytes, "rar": rar_bytes}

@@ -1,7 +1,5 @@
 """Zips as trees: sizes beyond 32 bits, names in any encoding, long directories; never a wrong byte of a damaged one."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random
@@ -9,8 +7,10 @@ import struct
 import tracemalloc
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +18,6 @@ from colabstage.errors import ArchiveError, CorruptArchiveError
 from colabstage.trees.listing import ArchiveLimits
 from colabstage.trees.open import open_archive, open_tree
 from tests.support.archives import RecordingBytes, read_all, set_field, zip_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 GIB_4 = 1 << 32
 

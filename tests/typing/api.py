@@ -1,7 +1,5 @@
 """The public signatures as users' type checkers see them. Never run: `make check` has mypy read it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path

@@ -1,14 +1,13 @@
 """Rows of arrays in files: those that were written, in their splits; what cannot be read row by row is refused."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
 import re
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -22,10 +21,6 @@ from colabstage.trees.open import open_archive, open_tree
 from tests.layouts.readers import by_split, contents, labels, read
 from tests.support.archives import RecordingBytes, tar_bytes
 from tests.support.made_files import npy, npz, write_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 RNG = np.random.default_rng(18)
 X = RNG.integers(0, 256, (12, 8, 6, 3), np.uint8)

@@ -1,28 +1,23 @@
 """Well-known datasets in files of their own: MNIST's idx, CIFAR's pickles and .bin, STL10's .bin, SVHN's .mat."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os
 import pickle
 import struct
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.options import array_rows
 from tests.layouts.known import wav
 from tests.layouts.readers import by_split, contents, read
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 RNG = np.random.default_rng(18)
 Y = [0, 1, 2, 0, 1, 2]

@@ -1,12 +1,11 @@
 """Boxes of every format are those that were drawn; a broken annotation is named, with its file and its place."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +16,11 @@ from PIL import Image
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.options import Boxes
+from colabstage.options import Boxes, SampleTable
 from colabstage.trees.open import open_tree
-from tests.layouts.boxes.tools import HEIGHT, TOOLS, WIDTH, Shape, rows_of
+from tests.layouts.boxes.tools import HEIGHT, TOOLS, WIDTH, Drawn, Shape, Texts, rows_of
 from tests.layouts.known import MemoryTree, label_studio
 from tests.support.made_files import image, write_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from colabstage.options import SampleTable
-    from tests.layouts.boxes.tools import Drawn, Texts
 
 
 def read(texts: Texts, layout: str = "auto") -> SampleTable:

@@ -1,21 +1,15 @@
 """Drawings of boxes and outlines, and the files that each tool of annotation writes of them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from colabstage.options import Boxes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from colabstage.options import SampleTable
+from colabstage.options import Boxes, SampleTable
 
 WIDTH, HEIGHT = 64, 48
 Row = tuple[str, float, float, float, float]

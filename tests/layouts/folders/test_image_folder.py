@@ -1,11 +1,9 @@
 """Folders of classes: the samples, labels and order that torchvision's ImageFolder documents, and clear refusals."""
 
-from __future__ import annotations
-
 import posixpath
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import event, given, settings
@@ -13,15 +11,11 @@ from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
+from colabstage.options import SampleTable
 from colabstage.trees.open import JoinedTree, open_tree
 from tests.layouts.readers import labels, read
 from tests.support.archives import write_archive
 from tests.support.made_files import write_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from colabstage.options import SampleTable
 
 # As torchvision's IMG_EXTENSIONS, and what Pillow reads besides.
 EXTENSIONS = (

@@ -1,7 +1,5 @@
 """Images and masks find each other by folders and stems, as people lay them out."""
 
-from __future__ import annotations
-
 import pytest
 
 from colabstage.layouts.detect import detect_layout

@@ -1,27 +1,22 @@
 """Clips of sound become rows of one length: the numbers that soundfile and the standard library read, and no others."""
 
-from __future__ import annotations
-
 import io
 import struct
 import sys
 import wave
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError, MissingDependencyError, OptionError
 from colabstage.options import Arrays, audio_clips
 from tests.layouts.readers import contents, read
 from tests.support.made_files import write_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 RATE = 8000
 

@@ -1,32 +1,25 @@
 """Blocks of tokens: of files of tokens, of text as its bytes or as a tokenizer has it; nothing is lost but the end."""
 
-from __future__ import annotations
-
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from colabstage import pack_dataset, plan_stage, stage_dataset
 from colabstage.errors import LayoutError, OptionError
 from colabstage.layouts.detect import detect_layout
-from colabstage.options import Arrays, token_blocks
+from colabstage.options import Arrays, SampleTable, token_blocks
 from tests.layouts.known import MemoryTree
 from tests.layouts.readers import completed, contents, read
 from tests.support.archives import write_archive
 from tests.support.made_files import write_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from colabstage.options import SampleTable
 
 
 def stream(found: SampleTable, split: str = "") -> tuple[NDArray[Any], NDArray[Any]]:

@@ -1,7 +1,5 @@
 """Shards of every kind: the samples that their libraries wrote, in order; what is broken is named, never left out."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -14,13 +12,16 @@ import tarfile
 import time
 import wave
 import zipfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from colabstage import dataset_h5, pack_dataset
@@ -33,7 +34,7 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.layouts.detect import detect_layout
-from colabstage.options import Arrays, Boxes, Masks, audio_clips
+from colabstage.options import Arrays, Boxes, Masks, SampleTable, audio_clips
 from colabstage.trees.open import JoinedTree, open_tree
 from tests.layouts.known import MemoryTree, wav
 from tests.layouts.readers import by_split, completed, contents, labels, picture, read
@@ -52,14 +53,6 @@ from tests.layouts.shards.writing import (
 from tests.support.archives import tar_bytes
 from tests.support.images import noise
 from tests.support.made_files import grey, npy, write_files
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from colabstage.options import SampleTable
 
 
 def shards(kind: str) -> dict[str, bytes]:

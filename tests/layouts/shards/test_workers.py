@@ -1,17 +1,16 @@
 """Sets of shards whose samples lie in few large files, which are scanned where the set is planned and nowhere else."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from pickle import dumps, loads
 from shutil import copyfile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +21,6 @@ from colabstage.errors import SourceChangedError
 from tests.layouts.readers import picture
 from tests.layouts.shards.writing import KINDS
 from tests.support.made_files import write_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROWS = 24
 

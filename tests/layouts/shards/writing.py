@@ -1,21 +1,17 @@
 """Shards of each kind, as the library of its format writes them, in memory."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import struct
 import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.layouts.readers import picture
 from tests.support.archives import tar_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 def tar_of(samples: Sequence[Mapping[str, Any]]) -> bytes:

@@ -1,11 +1,10 @@
 """Descriptions in Croissant beside the data: what they state of labels and splits counts, or a refusal names them."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +12,6 @@ from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import LayoutError
 from tests.layouts.known import WAV, coco, each, rows
 from tests.layouts.test_judge import files, stated
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONTEXT = {
     "@language": "en",

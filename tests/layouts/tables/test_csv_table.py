@@ -1,11 +1,9 @@
 """Tables of paths and labels: whatever the columns are called and however the paths are written."""
 
-from __future__ import annotations
-
 import csv as csv_module
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +11,8 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError
-from colabstage.options import Values, table_rows
+from colabstage.options import SampleTable, Values, table_rows
 from tests.layouts.readers import read
-
-if TYPE_CHECKING:
-    from colabstage.options import SampleTable
 
 COUNT = 6
 

@@ -1,12 +1,10 @@
 """Columns and cells of labels as people write them: what may be a mistake is asked about, never numbered as classes."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError
-from colabstage.options import Boxes, Values, table_rows
+from colabstage.options import Boxes, SampleTable, Values, table_rows
 from tests.layouts.readers import read
-
-if TYPE_CHECKING:
-    from colabstage.options import SampleTable
 
 COUNT = 12
 

@@ -1,25 +1,21 @@
 """What `to_keras` does with the backend named by KERAS_BACKEND, as JSON. In its own process, because keras chooses its
 backend once."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
 
 from colabstage import to_keras
 from colabstage.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BATCH, SEED = 5, 3
 

@@ -1,8 +1,6 @@
 """What `to_tf_data` gives, as JSON. In its own process: importing tensorflow takes seconds and hundreds of megabytes,
 and its threads stay."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

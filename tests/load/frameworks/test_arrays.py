@@ -1,11 +1,11 @@
 """Batches as numpy arrays: the rows and values of `make_loader`, without torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -13,10 +13,6 @@ import pytest
 
 from colabstage import to_numpy
 from colabstage.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def written(path: Path, y: Any, x: Any = None, split: str = "train") -> Path:

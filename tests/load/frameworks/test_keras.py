@@ -1,7 +1,5 @@
 """`to_keras` with the real keras on each of its backends, each in its own process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -10,17 +8,15 @@ import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
 from colabstage import dataset_h5, make_loader
+from tests.nurseries import Nurseries
 from tests.nursery import PRELOADED
-
-if TYPE_CHECKING:
-    from tests.nurseries import Nurseries
 
 CHILD = Path(__file__).with_name("keras_child.py")
 ROWS, BATCH, SEED = 38, 5, 3

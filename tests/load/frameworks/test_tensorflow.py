@@ -1,11 +1,9 @@
 """`to_tf_data` with the real tensorflow, in its own process."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -14,9 +12,7 @@ import pytest
 from colabstage import dataset_h5, make_loader
 from tests.load.frameworks.test_keras import ROWS, SEED, batches_of
 from tests.load.test_partial import LIMIT, make_pack, part_of
-
-if TYPE_CHECKING:
-    from tests.nurseries import Nurseries
+from tests.nurseries import Nurseries
 
 CHILD = Path(__file__).with_name("tensorflow_child.py")
 

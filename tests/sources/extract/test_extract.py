@@ -1,7 +1,5 @@
 """Extraction: whole or not at all, resumable, never twice, never in the way of what stands there."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -10,7 +8,8 @@ import sys
 import tarfile
 import threading
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,16 +21,11 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     SourceChangedError,
 )
+from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.deadlines import shorten_deadlines
 from tests.support.images import image, in_classes, read_tree
 from tests.support.steps import Meanwhile, OneStep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from simulated_drive.drive import SimulatedDrive
 
 MIB = 1024 * 1024
 # From so many members on, processes write them.

@@ -1,7 +1,5 @@
 """Hostile and odd archives, extracted for real: refused with nothing left behind, or no more than others would make."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import os
@@ -13,8 +11,9 @@ import unicodedata
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import zstandard
@@ -23,9 +22,6 @@ from colabstage import extract_archive
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from tests.support.archives import FILE, FOLDER, LINK, set_field, stored_zip, tar_bytes, tar_of, zip_bytes, zip_of
 from tests.support.images import read_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Enough for a bomb.
 ZEROS = bytes(400_000)

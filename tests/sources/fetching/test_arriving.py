@@ -1,13 +1,13 @@
 """A file that is read while it arrives: exact bytes for every reader, and an error for all of them when it fails."""
 
-from __future__ import annotations
-
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +24,7 @@ from tests.clocks import ManualClock
 from tests.support.far import MemoryFile, changed
 from tests.support.steps import wait_until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    Open = Callable[..., StreamingCopy]
+Open = Callable[..., StreamingCopy]
 
 MIB = 1024 * 1024
 SIZE = 16 * MIB + 12_345

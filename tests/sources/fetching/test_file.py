@@ -1,12 +1,12 @@
 """One whole file to its place: verified or not at all, and never the same block fetched twice, whatever happens."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +25,7 @@ from tests.support.staged import SMALL_BLOCK as BLOCK
 from tests.support.staged import use_small_blocks
 from tests.support.steps import Meanwhile
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    Fetch = Callable[..., Any]
+Fetch = Callable[..., Any]
 
 SIZE = 40 * BLOCK + 7_777
 CONTENT = random_bytes(SIZE, 3)

@@ -1,13 +1,12 @@
 """A mounted file as a source: exact parts from many threads, and each errno judged for what it is."""
 
-from __future__ import annotations
-
 import errno
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,13 +16,9 @@ from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation
 from colabstage.sources.arriving import fetch_file
 from colabstage.sources.remote import MountedFile
+from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.far import random_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from simulated_drive.drive import SimulatedDrive
 
 MIB = 1024 * 1024
 SIZE = 20 * MIB + 321

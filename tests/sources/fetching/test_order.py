@@ -1,7 +1,5 @@
 """What is fetched next: every byte once, the most urgent first, no connection idle, and no schedule fetches less."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Members that lie close together come with one request, once, whoever asks first; all others are left to who asks."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,10 +1,10 @@
 """Kaggle's datasets: what people paste, mounts, and the zip behind a redirect, from an imitated service."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +13,6 @@ from colabstage.errors import CorruptArchiveError, OptionError, SourceAccessErro
 from tests.support.deadlines import shorten_deadlines
 from tests.support.images import make_tree, read_tree
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def content(size: int, seed: int = 0) -> bytes:
@@ -32,9 +28,7 @@ LARGE = {f"{number}.bin": content(1_000_000, seed=number) for number in range(6)
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KaggleService]:
     """An imitated Kaggle that this process is led to, on a machine without credentials."""
     with KaggleService(tmp_path) as imitated:
-        for name, value in imitated.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        imitated.hosts.lead(monkeypatch, tmp_path / "home")
         monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path / "root"))
         yield imitated
 

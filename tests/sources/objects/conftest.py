@@ -1,16 +1,12 @@
 """A place for objects in each kind of service."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.sources.servers import BucketService, FolderService
+from tests.sources.servers import BucketService, FolderService
 
 
 class Place:

@@ -1,15 +1,14 @@
 """What fsspec's backends say, each its own way: facts of an object, and failures with the way out of each."""
 
-from __future__ import annotations
-
 import errno
 import ftplib
 import re
 import socket
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsspec
 import pytest
@@ -23,9 +22,6 @@ from colabstage.errors import (
     SourceReadError,
 )
 from tests.support.deadlines import lose_patience
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOON = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 NOON_NS = 1_772_366_400_250_000_000

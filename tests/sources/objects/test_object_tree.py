@@ -1,10 +1,10 @@
 """Folders of real services on loopback as trees: what is listed, what is left out, and every byte of it."""
 
-from __future__ import annotations
-
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,16 +18,11 @@ from colabstage.errors import (
 from colabstage.io.files import RetryPolicy
 from colabstage.sources.objects import open_address
 from colabstage.trees.listing import FileEntry, Tree
+from tests.sources.objects.conftest import Place
+from tests.sources.servers import BucketService, FolderService
 from tests.support.archives import read_all
 from tests.support.far import MemoryFile, far_service
 from tests.support.images import make_tree, read_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.sources.objects.conftest import Place
-    from tests.sources.servers import BucketService, FolderService
 
 # The most that one request is for.
 PIECE_BYTES = 4 * 1024 * 1024

@@ -1,7 +1,5 @@
 """Single objects of real services on loopback: facts, ranges, versions, and what is said when something is wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -9,7 +7,8 @@ import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -26,12 +25,8 @@ from colabstage.errors import (
 from colabstage.sources.objects import open_address
 from colabstage.sources.remote import Checksum, RemoteFile
 from colabstage.trees.listing import Tree
+from tests.sources.objects.conftest import Place
 from tests.sources.servers import PASSWORD, USER, BucketService, FolderService, use_login
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sources.objects.conftest import Place
 
 MB = 1_000_000
 # The most that one request is for.

@@ -1,12 +1,12 @@
 """Google Drive share links: the forms people paste, and downloads from an imitated Drive on loopback."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,10 +29,6 @@ from tests.support.images import read_tree
 from tests.support.invariants import contents
 from tests.support.share_links import DriveShares, SharedItem
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 FILE = "1FileAbcdefghijklmnopqrstuvwxyz_0"
 OTHER = "1OtherAbcdefghijklmnopqrstuvwxyz0"
 FOLDER = "1FolderAbcdefghijklmnopqrstuvwxy0"
@@ -45,9 +41,7 @@ VERIFIES: tuple[Any, ...] = ("fast", "full", "full")
 def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShares]:
     """An imitated Google Drive that this process is led to."""
     with DriveShares(tmp_path, scan_limit_bytes=SCAN_LIMIT, wants_form=True) as shares:
-        for name, value in shares.hosts.environment().items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("HOME", str(tmp_path))
+        shares.hosts.lead(monkeypatch, tmp_path)
         yield shares
 
 

@@ -1,7 +1,5 @@
 """One file on a web server: what is learnt at the first look, any part of it, and every way a server can fail."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import gzip
@@ -11,10 +9,12 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,12 +34,8 @@ from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.https_hosts import write_certificate
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    Look = Callable[..., HttpFile]
-    RawServer = Callable[[Callable[[socket.socket], None]], str]
+Look = Callable[..., HttpFile]
+RawServer = Callable[[Callable[[socket.socket], None]], str]
 
 DATA = bytes(range(251)) * 8000
 ONCE = RetryPolicy(attempts=1)
