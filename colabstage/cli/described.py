@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from colabstage.cli.command import Output
-from colabstage.h5.info import read_info
+from colabstage.h5.info import FieldInfo, read_info
 from colabstage.h5.manifest import look_at_manifest
 from colabstage.io.report import Row, Table, facts, json_values
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_names
-
-if TYPE_CHECKING:
-    from colabstage.h5.info import FieldInfo
 
 # More lines would not help; --json has all of them.
 _MOST_SKIPPED = 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
 from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
-
-    from colabstage.io.progress import Cancellation
 
 
 # The part of a row that is read: all of it, or only its targets.

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
-from colabstage.h5.info import image_options_to_json, mask_options_to_json
+from colabstage.h5.info import FieldInfo, PackInfo, image_options_to_json, mask_options_to_json
 from colabstage.io.arguments import instead_of, refuse_argument
 
 if TYPE_CHECKING:
-    from colabstage.h5.info import FieldInfo, PackInfo
-
     Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _CLASSES_SHOWN, _NAMES_SHOWN = 5, 3

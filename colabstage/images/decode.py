@@ -26,7 +26,7 @@ import struct
 import sys
 import threading
 import zlib
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -35,9 +35,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError
-from colabstage.images.geometry import ImageOptions, block_side, place_image, reduction_factor, turn_upright
+from colabstage.images.geometry import (
+    ColorMode,
+    ImageOptions,
+    Placement,
+    block_side,
+    place_image,
+    reduction_factor,
+    turn_upright,
+)
 from colabstage.images.headers import (
     END_BYTES,
+    JpegHeader,
     comes_by_rows,
     first_rows,
     is_jpeg,
@@ -50,13 +59,9 @@ from colabstage.io.packages import find_simplejpeg, whole_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
     from PIL import Image
-
-    from colabstage.images.geometry import ColorMode, Placement
-    from colabstage.images.headers import JpegHeader
 
 
 # Images are scaled by Pillow's bilinear filter, or by torch's kernel of it, which is within one grey level of Pillow

@@ -16,7 +16,7 @@ import posixpath
 import re
 import reprlib
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from itertools import islice
 from numbers import Integral, Number, Real
@@ -28,8 +28,6 @@ from colabstage.io.units import hide_secrets, listed, show_address
 from colabstage.io.workspace import is_our_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     # Where arguments are defined: the fields of a dataclass, or the keyword-only parameters of a function.
     Speller = type[Any] | Callable[..., Any]
 

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from colabstage.errors import CancelledError, printable, said_by
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set, logger_of
-from colabstage.io.progress import Progress, ProgressStep
+from colabstage.io.progress import Cancellation, Progress, ProgressStep
 from colabstage.io.report import COLOURS, STYLE, in_notebook, left_aligned
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from colabstage.io.progress import Cancellation
 
 log = logger_of(__name__)
 

@@ -31,15 +31,13 @@ from colabstage.errors import (
 )
 from colabstage.io.callers_code import is_callers_own
 from colabstage.io.pipeline import run_each
-from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
 from colabstage.io.workspace import atomic_path, cut_own, is_own, remove_named, short_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import filelock
-
-    from colabstage.io.progress import Cancellation, Clock
 
     T = TypeVar("T")
 

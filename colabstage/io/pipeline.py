@@ -19,12 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from colabstage.errors import SourceReadError
-from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Demand
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock, Demand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from colabstage.io.progress import Clock
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -13,7 +13,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -23,8 +23,6 @@ from colabstage.io.environment import shell
 from colabstage.io.packages import refuse_import
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

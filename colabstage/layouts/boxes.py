@@ -13,11 +13,11 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import same_partition, show
+from colabstage.layouts.columns import Column, same_partition, show
 from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import held_out_of_others, lists_state
-from colabstage.layouts.reading import broken
-from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles, known_splits, offsets_of
+from colabstage.layouts.lists import Lookup, held_out_of_others, lists_state
+from colabstage.layouts.reading import Source, broken
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, known_splits, offsets_of
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.columns import Column
-    from colabstage.layouts.lists import Lookup
-    from colabstage.layouts.reading import Source
-    from colabstage.layouts.table import BrokenDatasetError
     from colabstage.trees.listing import FileEntries, FileEntry
 
 NAME = "detection"

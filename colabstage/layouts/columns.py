@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -22,8 +22,6 @@ from colabstage.layouts import words
 from colabstage.layouts.table import Values, class_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-
     from numpy import typing as npt
     from numpy.typing import NDArray
 

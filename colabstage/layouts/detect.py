@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -82,7 +82,6 @@ from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Tre
 from colabstage.layouts.texts import Naming, Says
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from colabstage.layouts.formats.croissant import Description

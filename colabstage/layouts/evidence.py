@@ -19,20 +19,26 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts.columns import NUMBER, show
-from colabstage.layouts.reading import broken
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, offsets_of
+from colabstage.layouts.reading import Source, T, broken
+from colabstage.layouts.table import (
+    Boxes,
+    BrokenDatasetError,
+    Masks,
+    SampleSource,
+    SampleTable,
+    Targets,
+    TreeFiles,
+    Values,
+    offsets_of,
+)
 from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, same_split, splits_of_folders
-from colabstage.trees.listing import count_by, take_strings
+from colabstage.trees.listing import FileEntries, count_by, take_strings
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from colabstage.layouts.reading import Source, T
-    from colabstage.layouts.table import SampleSource, SampleTable, Targets
-    from colabstage.trees.listing import FileEntries
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import (
     FEW,
     Evidence,
+    Found,
     Miss,
     class_of_samples,
     folder_of_no_split,
@@ -38,11 +39,11 @@ from colabstage.layouts.formats.masks import NAME as PAIRS
 from colabstage.layouts.formats.masks import pair_names
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem, whole_path
-from colabstage.layouts.reading import Source, joins_classes
+from colabstage.layouts.reading import Source, Statement, joins_classes
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.layouts.texts import NAMED, Naming, Says, may_list_a_split, statements_in
 from colabstage.trees.bytes import HEAD_BYTES, image_ending
-from colabstage.trees.listing import only_line
+from colabstage.trees.listing import FileEntries, FileEntry, only_line
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.evidence import Found
-    from colabstage.layouts.reading import Statement
-    from colabstage.trees.listing import FileEntries, FileEntry
 
 # More folders than this are classes.
 _MOST_PARTS = 16

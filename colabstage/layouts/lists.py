@@ -18,8 +18,8 @@ from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts.columns import Column, in_order_of, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, renumbered, take_rows
-from colabstage.layouts.formats.tables import NESTED, parse_table
-from colabstage.layouts.reading import BEGINNING_BYTES, broken, decode_text, lines_of, load_yaml
+from colabstage.layouts.formats.tables import NESTED, Table, parse_table
+from colabstage.layouts.reading import BEGINNING_BYTES, Source, broken, decode_text, lines_of, load_yaml
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
 from colabstage.layouts.words import (
     OF_SPLITS,
@@ -39,16 +39,12 @@ from colabstage.layouts.words import (
     stems_of,
     words_of,
 )
-from colabstage.trees.listing import folders_of, take_strings
+from colabstage.trees.listing import FileEntries, folders_of, take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from colabstage.layouts.formats.tables import Table
-    from colabstage.layouts.reading import Source
-    from colabstage.trees.listing import FileEntries
 
 
 # --- files by the names that people write for them: in tables, lists and annotations ----------------------------------

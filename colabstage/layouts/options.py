@@ -8,23 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError
 from colabstage.layouts.detect import Case, LayoutFunction
-from colabstage.layouts.evidence import IMAGE_FOLDER, gather, required
+from colabstage.layouts.evidence import IMAGE_FOLDER, Found, gather, required
 from colabstage.layouts.formats.arrays import arrays_state
 from colabstage.layouts.formats.arrow import arrow_state
 from colabstage.layouts.formats.masks import masks_state
-from colabstage.layouts.formats.tokens import TokenOptions, tokens_state
+from colabstage.layouts.formats.tokens import TokenDtype, TokenOptions, tokens_state
 from colabstage.layouts.formats.webdataset import webdataset_state
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import folders_state, names_state
 from colabstage.layouts.reading import Source
-from colabstage.layouts.stored import ClipOptions
+from colabstage.layouts.stored import ClipOptions, SoundDtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from colabstage.layouts.evidence import Found
-    from colabstage.layouts.formats.tokens import TokenDtype
-    from colabstage.layouts.stored import SoundDtype
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.listing import Tree
 

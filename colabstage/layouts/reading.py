@@ -17,7 +17,7 @@ from contextlib import closing, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
-from xml.etree.ElementTree import TreeBuilder
+from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
 from colabstage.errors import CorruptArchiveError, DecodeError
@@ -25,20 +25,15 @@ from colabstage.io.files import read_with_retry, stand_in, temporary_folder
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.layouts.columns import show
-from colabstage.layouts.table import BrokenDatasetError, TreeFiles
+from colabstage.layouts.table import BrokenDatasetError, Content, SampleSource, TreeFiles
 from colabstage.layouts.words import TEXTS, normal
 from colabstage.machine.resources import check_space, free_space
-from colabstage.trees.bytes import HEAD_BYTES, LocalBytes, compression_of
+from colabstage.trees.bytes import HEAD_BYTES, ByteSource, LocalBytes, compression_of
 from colabstage.trees.compressed import unpack_into
-from colabstage.trees.listing import DEFAULT_LIMITS, FileEntries, only_line
+from colabstage.trees.listing import DEFAULT_LIMITS, FileEntries, FileEntry, Tree, only_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-    from xml.etree.ElementTree import Element
-
-    from colabstage.layouts.table import Content, SampleSource
-    from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import FileEntry, Tree
 
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -27,7 +27,7 @@ from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import as_corners
+from colabstage.layouts.boxes import Form, as_corners
 from colabstage.layouts.columns import (
     MISSING,
     MOST_DIGITS,
@@ -46,8 +46,10 @@ from colabstage.layouts.reading import broken, open_unpacked
 from colabstage.layouts.table import (
     Boxes,
     BrokenDatasetError,
+    Inputs,
     SampleSource,
     SampleTable,
+    Targets,
     Values,
     class_indices,
     known_splits,
@@ -57,17 +59,12 @@ from colabstage.layouts.table import (
 from colabstage.layouts.words import label_names, plain_name, same_split, split_name
 from colabstage.machine.resources import read_resources
 from colabstage.trees.folder import FolderFile
-from colabstage.trees.listing import take_strings
+from colabstage.trees.listing import FileEntry, Tree, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
-    from colabstage.layouts.boxes import Form
-    from colabstage.layouts.table import Inputs, Targets
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import FileEntry, Tree
 
     FieldValues = Sequence[Any] | NDArray[np.int64]
 

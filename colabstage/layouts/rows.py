@@ -23,6 +23,7 @@ from colabstage.layouts import words
 from colabstage.layouts.boxes import boxes_of_rows, find_box_columns, find_image_sides
 from colabstage.layouts.columns import (
     Column,
+    ColumnRoles,
     find_roles,
     in_order_of,
     make_targets,
@@ -35,6 +36,7 @@ from colabstage.layouts.evidence import (
     FEW,
     IMAGE_FOLDER,
     Evidence,
+    FileKind,
     Found,
     in_two_splits,
     left_out_notes,
@@ -44,9 +46,9 @@ from colabstage.layouts.evidence import (
 )
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state, only
-from colabstage.layouts.reading import BEGINNING_BYTES
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values, known_splits
-from colabstage.trees.listing import take_strings
+from colabstage.layouts.reading import BEGINNING_BYTES, Source
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Targets, TreeFiles, Values, known_splits
+from colabstage.trees.listing import FileEntries, take_strings
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
@@ -54,11 +56,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.columns import ColumnRoles
-    from colabstage.layouts.evidence import FileKind
-    from colabstage.layouts.reading import Source
-    from colabstage.layouts.table import Targets
-    from colabstage.trees.listing import FileEntries
 
 TABLE = IMAGE_FOLDER._replace(layout="table")
 # A path, a label and a split explain themselves; with more unnamed columns it is unclear which is the label.

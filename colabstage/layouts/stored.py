@@ -35,6 +35,8 @@ from colabstage.io.units import format_count
 from colabstage.layouts.reading import broken, in_place, open_member, read_each, read_head
 from colabstage.layouts.table import (
     Arrays,
+    Content,
+    SampleSource,
     join_samples,
     map_samples,
     numbered_samples,
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import Content, SampleSource
     from colabstage.trees.listing import FileEntry, Tree
 
 

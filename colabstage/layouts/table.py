@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from colabstage.errors import LayoutError, SourceReadError
 from colabstage.io.units import NAMES_SHOWN, format_count, format_names
-from colabstage.trees.listing import FileEntries
+from colabstage.trees.listing import FileEntries, FileEntry, Tree
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import FileEntry, Tree
 
 
 # The contents of samples by number: files, rows in a file or in memory, parts of them, and sequences of these.

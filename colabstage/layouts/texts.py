@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING, Any
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, Column, divides_further, same_partition
 from colabstage.layouts.evidence import FileKind, gather, labels_of_samples
-from colabstage.layouts.formats.tables import LISTS, parse_table
+from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import Lookup, paths_by_id
-from colabstage.layouts.reading import BEGINNING_BYTES, decode_text, statements_of
+from colabstage.layouts.reading import BEGINNING_BYTES, Source, Statement, decode_text, statements_of
 from colabstage.layouts.rows import LeadingTable, TableSearch, columns_of_classes, rows_in_classes
-from colabstage.layouts.table import TreeFiles
+from colabstage.layouts.table import SampleTable, TreeFiles
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from colabstage.layouts.formats.tables import Table
-    from colabstage.layouts.reading import Source, Statement
-    from colabstage.layouts.table import SampleTable
     from colabstage.trees.listing import FileEntries, FileEntry
 
 # Extensions of files that may be texts, and are opened.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from colabstage.errors import DriveError
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import DaemonPool, in_thread
-from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
 from colabstage.io.units import format_duration
 from colabstage.machine.mounts import mount_of, require_answer
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from colabstage.io.progress import Cancellation
 
 _ID, _MD5, _UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
 _MD5_FORM = re.compile(r"[0-9a-f]{32}")

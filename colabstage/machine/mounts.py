@@ -13,21 +13,18 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, DriveError, DriveNotMountedError
 from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.pipeline import in_thread
 from colabstage.io.units import listed
 from colabstage.machine.platforms import detect_platform, system_root
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 R = TypeVar("R")

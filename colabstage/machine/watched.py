@@ -24,14 +24,13 @@ from colabstage.errors import CancelledError, ColabstageError, DriveDisconnected
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.drive import drive_log_size, is_readonly, mount_drive, quota_error
-from colabstage.machine.mounts import hang_words, mount_of, probe_mount, run_watched, silence_of
+from colabstage.machine.mounts import InCaller, Mount, hang_words, mount_of, probe_mount, run_watched, silence_of
 from colabstage.machine.platforms import detect_platform
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
-    from colabstage.machine.mounts import InCaller, Mount
 
 T = TypeVar("T")
 R = TypeVar("R")

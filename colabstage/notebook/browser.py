@@ -26,6 +26,7 @@ from colabstage.io.report import COLOURS, STYLE, TEXT_COLOUR, facts, notes
 from colabstage.io.units import format_count
 from colabstage.notebook.samples import (
     Sample,
+    ShownSplits,
     SplitClasses,
     channels_first,
     class_name,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.notebook.samples import Samples, ShownSplits
+    from colabstage.notebook.samples import Samples
 
 # Images with shorter sides stay lossless and are enlarged without filtering. Digits of 28 pixels and CIFAR's 32 are
 # viewed pixel by pixel; filtered they would be blurred.

@@ -16,7 +16,7 @@ from colabstage.errors import CancelledError, ColabstageError, NotStagedError, O
 from colabstage.images.geometry import ColorMode, Resize
 from colabstage.io.arguments import check_argument, defaults
 from colabstage.io.boundary import public
-from colabstage.io.display import Board, panel_html
+from colabstage.io.display import Board, Row, panel_html
 from colabstage.io.progress import Cancellation
 from colabstage.io.report import COLOURS, STYLE
 from colabstage.io.units import hide_secrets, parse_fractions, parse_sides
@@ -27,7 +27,6 @@ from colabstage.stage.request import FormArguments, Keep, Verify, make_request
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from colabstage.io.display import Row
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
 

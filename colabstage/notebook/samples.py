@@ -7,7 +7,7 @@ And the classes of a split's samples: their names, how many samples each has, an
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from colabstage.errors import OptionError, PackFormatError
-from colabstage.h5.info import open_h5, read_info
+from colabstage.h5.info import FieldInfo, PackInfo, open_h5, read_info
 from colabstage.h5.parts import find_parts, joined_info
 from colabstage.h5.schema import OFFSETS
 from colabstage.images.geometry import VOID
@@ -28,13 +28,11 @@ from colabstage.stage.dataset import StagedDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from colabstage.h5.arrival import Arrival
-    from colabstage.h5.info import FieldInfo, PackInfo
     from colabstage.load.dataset import dataset_h5
 
     # Everything that contains samples to show; a path may be a pattern that several files match.

@@ -16,7 +16,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,27 +31,21 @@ from colabstage.errors import (
     error_from_json,
     error_to_json,
 )
-from colabstage.h5.arrival import HandedOut, Readiness, UnitLayout
+from colabstage.h5.arrival import Expectation, HandedOut, Readiness, Side, UnitLayout
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.files import reserve
-from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
 from colabstage.io.workspace import owner_is_alive, owner_token, remove_own
-from colabstage.layouts.table import Boxes, Values
-from colabstage.pack.job import target_source
+from colabstage.layouts.table import Boxes, SampleTable, Values
+from colabstage.pack.job import PackJob, target_source
 from colabstage.pack.journal import BLOCK_SAMPLES
-from colabstage.pack.writer import sample_costs, sample_positions
+from colabstage.pack.writer import WriteJob, sample_costs, sample_positions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.arrival import Expectation, Side
-    from colabstage.io.progress import Cancellation
-    from colabstage.layouts.table import SampleTable
-    from colabstage.pack.job import PackJob
-    from colabstage.pack.writer import WriteJob
     from colabstage.sources.opening import OpenedSource
 
     Range = tuple[int, int]

@@ -21,7 +21,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
-from colabstage.images.decode import LOSSES, most_decoding_threads
+from colabstage.images.decode import LOSSES, Loss, Resizer, most_decoding_threads
 from colabstage.io.files import typed_write_errors
 from colabstage.io.packages import installed_version
 from colabstage.io.pipeline import PipelineLimits
@@ -29,14 +29,23 @@ from colabstage.io.report import Report
 from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, link_own, open_workspace, remove_own, whatever_is_there
 from colabstage.layouts.formats.masks import compare_with_all
-from colabstage.layouts.table import Boxes, Images, Masks, Values
+from colabstage.layouts.table import Boxes, Images, Masks, SampleTable, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.finish import OVERHEAD_BYTES, finish_pack
-from colabstage.pack.job import ReplanError, settled, with_foreground
+from colabstage.pack.job import PackJob, ReplanError, settled, with_foreground
 from colabstage.pack.journal import FACTS, KEPT_AFTER, PackJournal, SampleColumn, Spool, spool_end
-from colabstage.pack.plan import pack_content
-from colabstage.pack.rows import plan_takeover, put_rows, rows_made, sweep_rows, take_over, write_rows
-from colabstage.pack.set_stores import STAMPS, ShardResult
+from colabstage.pack.plan import PackPlan, SplitPlan, pack_content
+from colabstage.pack.rows import (
+    BasePack,
+    Takeover,
+    plan_takeover,
+    put_rows,
+    rows_made,
+    sweep_rows,
+    take_over,
+    write_rows,
+)
+from colabstage.pack.set_stores import STAMPS, ShardName, ShardResult
 from colabstage.pack.writer import (
     CONTENT,
     LEVELS,
@@ -57,14 +66,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.images.decode import Loss, Resizer
     from colabstage.io.progress import Progress
-    from colabstage.layouts.table import SampleTable
     from colabstage.pack.arrival import PackStream
-    from colabstage.pack.job import PackJob
-    from colabstage.pack.plan import PackPlan, SplitPlan
-    from colabstage.pack.rows import BasePack, Takeover
-    from colabstage.pack.set_stores import ShardName
     from colabstage.trees.listing import Tree
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.h5.manifest import is_replaceable_pack, manifest_of_pack, place_pack, write_manifest
+from colabstage.h5.manifest import Manifest, is_replaceable_pack, manifest_of_pack, place_pack, write_manifest
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -39,20 +39,16 @@ from colabstage.io.workspace import whatever_is_there
 from colabstage.layouts.evidence import take_targets
 from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space
-from colabstage.pack.plan import SplitPlan, pack_content
-from colabstage.pack.writer import array_bytes
+from colabstage.pack.plan import PackPlan, SplitPlan, pack_content
+from colabstage.pack.writer import WriteJob, array_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.manifest import Manifest
     from colabstage.pack.job import PackJob
-    from colabstage.pack.plan import PackPlan
-    from colabstage.pack.writer import WriteJob
 
 
 # For HDF5's own structures around the samples.

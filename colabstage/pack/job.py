@@ -36,10 +36,20 @@ from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import counted
 from colabstage.io.workspace import open_spool
-from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
-from colabstage.layouts.formats.items import array_of, read_dataset
+from colabstage.layouts.detect import LayoutFunction, TableFile, detect_layout, is_table_file
+from colabstage.layouts.formats.items import IndexableDataset, array_of, read_dataset
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
+from colabstage.layouts.table import (
+    Arrays,
+    Boxes,
+    Content,
+    Images,
+    Inputs,
+    Masks,
+    SampleSource,
+    SampleTable,
+    UnreadBoxes,
+)
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
@@ -60,9 +70,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.detect import LayoutFunction
-    from colabstage.layouts.formats.items import IndexableDataset
-    from colabstage.layouts.table import Content, Inputs, SampleSource, SampleTable
     from colabstage.machine.mounts import InCaller
     from colabstage.pack.options import PackOptions
     from colabstage.pack.rows import Takeover

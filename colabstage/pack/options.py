@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
 from colabstage.errors import OptionError, SourceChangedError
 from colabstage.h5.schema import FORMAT_VERSION, check_split_name
-from colabstage.images.geometry import ImageOptions
+from colabstage.images.geometry import ColorMode, ImageOptions, Resize
 from colabstage.io.arguments import check_argument, check_zip_encoding, read_only, show_value
 from colabstage.io.workspace import short_digest
 from colabstage.pack.code import Description, code_digest, describe_callable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
-    from colabstage.images.geometry import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
 
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]

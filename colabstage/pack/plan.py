@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import xxhash
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.h5.info import image_options_to_json, mask_options_to_json
+from colabstage.h5.info import PackInfo, image_options_to_json, mask_options_to_json
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -31,21 +31,17 @@ from colabstage.h5.schema import (
     x_name,
     y_name,
 )
-from colabstage.images.geometry import MaskOptions
+from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.units import format_bytes
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Targets, TreeFiles, UnreadBoxes, Values
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Literal
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.info import PackInfo
     from colabstage.images.decode import ImageFacts, Resizer
-    from colabstage.images.geometry import ImageOptions
-    from colabstage.layouts.table import SampleTable, Targets
     from colabstage.pack.options import PackOptions
 
     Fractions = Sequence[tuple[str, float]]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import NewerFormatError
-from colabstage.h5.manifest import read_manifest
+from colabstage.h5.manifest import Manifest, read_manifest
 from colabstage.h5.schema import BYTES, OFFSETS
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.decode import LOSSES
@@ -29,12 +29,12 @@ from colabstage.io.files import TargetFile, file_state, hash_block, pread_exactl
 from colabstage.io.packages import installed_version
 from colabstage.io.units import format_count
 from colabstage.io.workspace import is_made_here, put_file, remove_vouched
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleSource, SampleTable, TreeFiles
 from colabstage.pack.finish import copy_runs
-from colabstage.pack.job import Prepared, target_source
-from colabstage.pack.journal import FACTS
-from colabstage.pack.plan import image_options
-from colabstage.pack.writer import LEVELS, sample_costs
+from colabstage.pack.job import PackJob, Prepared, target_source
+from colabstage.pack.journal import FACTS, PackJournal
+from colabstage.pack.plan import PackPlan, image_options
+from colabstage.pack.writer import LEVELS, WriteJob, sample_costs
 from colabstage.trees.listing import hash_rows, hash_texts, take_strings
 
 if TYPE_CHECKING:
@@ -42,13 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Progress
-    from colabstage.layouts.table import SampleSource, SampleTable
-    from colabstage.pack.job import PackJob
-    from colabstage.pack.journal import PackJournal
-    from colabstage.pack.plan import PackPlan
-    from colabstage.pack.writer import WriteJob
 
 
 _SUFFIX = re.compile(r"\.[0-9a-f]{16}\.rows")

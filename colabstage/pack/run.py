@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 
 from colabstage.errors import OptionError, TargetExistsError
-from colabstage.h5.info import read_info
+from colabstage.h5.info import PackInfo, read_info
 from colabstage.h5.manifest import manifest_path
 from colabstage.h5.parts import (
     FieldSchema,
@@ -40,12 +40,12 @@ from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, lock_for, make_folder
 from colabstage.io.units import show_address
 from colabstage.io.workspace import sweep_orphans
-from colabstage.layouts.table import Boxes, Masks, UnreadBoxes, Values
+from colabstage.layouts.table import Boxes, Masks, SampleTable, UnreadBoxes, Values
 from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller
-from colabstage.pack.execute import PackRun, space_for
+from colabstage.pack.execute import PackReport, PackRun, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image
-from colabstage.pack.plan import divide, groups_of_keys
+from colabstage.pack.plan import PackPlan, StoredField, divide, groups_of_keys
 from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import pack_set
 from colabstage.sources.parse import absolute_path, check_outside, refuse_address
@@ -56,12 +56,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from os import PathLike
 
-    from colabstage.h5.info import PackInfo
     from colabstage.io.progress import Progress
-    from colabstage.layouts.table import SampleTable
-    from colabstage.pack.execute import PackReport
     from colabstage.pack.job import PackSource
-    from colabstage.pack.plan import PackPlan, StoredField
 
 
 def read_base(target: Path) -> PackInfo:

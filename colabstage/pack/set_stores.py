@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from colabstage.errors import OptionError, SourceError, TargetExistsError
 from colabstage.h5.manifest import (
+    Manifest,
     is_as_written,
     is_replaceable_pack,
     manifest_path,
@@ -28,16 +29,14 @@ from colabstage.io.files import parse_json, temporary_folder
 from colabstage.io.units import show_address
 from colabstage.io.workspace import disk_use, open_workspace, remove_own, remove_vouched, whatever_is_there
 from colabstage.machine.resources import check_space
-from colabstage.pack.job import ReplanError
+from colabstage.pack.job import PackJob, ReplanError
 from colabstage.sources.parse import is_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from colabstage.h5.manifest import Manifest
     from colabstage.images.decode import Loss
     from colabstage.pack.execute import PackReport
-    from colabstage.pack.job import PackJob
     from colabstage.sources.buckets import ObjectStore
 
 # A file beside unfinished shards: workers continue while it exists. A shared folder is the one thing that all

@@ -12,12 +12,20 @@ import io
 import pickle
 import time
 import traceback
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -34,12 +42,13 @@ from colabstage.io.packages import installed_version
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Progress, ProgressStep
 from colabstage.io.workspace import open_workspace
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
-from colabstage.layouts.table import TreeFiles
+from colabstage.layouts.table import SampleTable, TreeFiles
 from colabstage.machine.resources import free_space, usable_cores
 from colabstage.pack.execute import PackReport, PackRun, report_of, target_arrays
 from colabstage.pack.finish import place_joined
 from colabstage.pack.job import (
     CallersDataset,
+    OpenSource,
     PackJob,
     ReplanError,
     completed,
@@ -50,21 +59,17 @@ from colabstage.pack.job import (
     take_rows,
     target_source,
 )
-from colabstage.pack.plan import SplitPlan
+from colabstage.pack.plan import PackPlan, SplitPlan
 from colabstage.pack.set_stores import LocalStore, RemoteStore, ShardName, ShardResult
 from colabstage.pack.writer import check_share, sample_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor, ProcessPoolExecutor
-    from typing import Self
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleTable
-    from colabstage.pack.job import OpenSource, PackSource
+    from colabstage.pack.job import PackSource
     from colabstage.pack.options import PackOptions
-    from colabstage.pack.plan import PackPlan
     from colabstage.trees.listing import FileEntries, Tree
 
     SetStore = LocalStore | RemoteStore

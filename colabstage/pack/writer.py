@@ -12,6 +12,7 @@ import xxhash
 from colabstage.errors import ColabstageError, CorruptArchiveError, DecodeError, LayoutError, SourceReadError
 from colabstage.images.decode import (
     DecodedImage,
+    Loss,
     PixelRoom,
     Scratch,
     check_complete,
@@ -27,10 +28,10 @@ from colabstage.images.masks import fit_mask, level_counts, read_mask
 from colabstage.io.files import RetryPolicy, TargetFile, read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.layouts.formats.masks import check_lossless
-from colabstage.layouts.table import Arrays, Boxes, Masks, TreeFiles, UnreadBoxes
-from colabstage.pack.job import ReplanError, keeps_files, target_source
-from colabstage.pack.journal import FACTS
-from colabstage.pack.plan import image_options, mask_options
+from colabstage.layouts.table import Arrays, Boxes, Content, Masks, SampleSource, SampleTable, TreeFiles, UnreadBoxes
+from colabstage.pack.job import PackJob, ReplanError, keeps_files, target_source
+from colabstage.pack.journal import FACTS, PackJournal, SampleColumn, Spool
+from colabstage.pack.plan import StoredField, image_options, mask_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Sized
@@ -38,15 +39,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.images.decode import Loss
     from colabstage.images.geometry import ColorMode
     from colabstage.io.progress import Progress
-    from colabstage.layouts.table import Content, SampleSource, SampleTable
     from colabstage.pack.arrival import PackStream
-    from colabstage.pack.job import PackJob
-    from colabstage.pack.journal import PackJournal, SampleColumn, Spool
     from colabstage.pack.options import PackOptions
-    from colabstage.pack.plan import StoredField
 
 # Which values of a byte a mask has, a bit for each.
 LEVELS = np.dtype(("u1", (32,)))

@@ -39,7 +39,7 @@ from colabstage.io.files import (
     typed_write_errors,
 )
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock, LateStep, ProgressStep
 from colabstage.io.workspace import (
     cut_own,
     find_orphans,
@@ -55,7 +55,15 @@ from colabstage.io.workspace import (
 from colabstage.sources.blocks import UNPROVED, WHOLE, Blocks, Layout, count_noted
 from colabstage.sources.fetcher import Fetcher, prove_rest
 from colabstage.sources.order import RangeOrder
-from colabstage.sources.remote import MountedFile, pieces_of, read_through, stopped_error
+from colabstage.sources.remote import (
+    Checksum,
+    MountedFile,
+    RemoteFacts,
+    RemoteFile,
+    pieces_of,
+    read_through,
+    stopped_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -63,8 +71,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.h5.manifest import Manifest
-    from colabstage.io.progress import Cancellation, Clock, LateStep, ProgressStep
-    from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile
 
 
 _DATA = "data"

@@ -22,11 +22,13 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError, causes
 from colabstage.io.callers_code import without_ours
-from colabstage.io.files import hash_block
-from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE
+from colabstage.io.files import RetryPolicy, hash_block
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
+from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE, Blocks
 from colabstage.sources.remote import (
     LOOK_S,
+    RemoteFacts,
+    RemoteFile,
     RetryBudget,
     TransientError,
     closing_pieces,
@@ -38,11 +40,7 @@ from colabstage.sources.remote import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from colabstage.io.files import RetryPolicy
-    from colabstage.io.progress import Cancellation, Clock
-    from colabstage.sources.blocks import Blocks
     from colabstage.sources.order import Order, Run
-    from colabstage.sources.remote import RemoteFacts, RemoteFile
 
 # After so long without a byte, waiting readers get an error.
 _STALL_S = 180.0

@@ -39,6 +39,8 @@ from colabstage.sources.opening import OpenedSource, Opening, open_source
 from colabstage.sources.parse import (
     KaggleSource,
     ManySource,
+    Source,
+    SourceArgument,
     Target,
     absolute_path,
     check_outside,
@@ -48,9 +50,9 @@ from colabstage.sources.parse import (
     refuse_address,
     whole_of,
 )
-from colabstage.sources.remote import parse_checksum
+from colabstage.sources.remote import Checksum, RemoteFile, parse_checksum
 from colabstage.sources.to_folder import LARGE_BYTES, SLOW_READERS, disk_bytes, freed_bytes, write_folder
-from colabstage.trees.bytes import base_name
+from colabstage.trees.bytes import ByteSource, base_name
 from colabstage.trees.names import check_lengths
 
 if TYPE_CHECKING:
@@ -58,9 +60,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Progress
-    from colabstage.sources.parse import Source, SourceArgument
-    from colabstage.sources.remote import Checksum, RemoteFile
-    from colabstage.trees.bytes import ByteSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,13 @@ from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.pipeline import DaemonPool
 from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, page_title, shorten_name
 from colabstage.sources.parse import ShareSource, parse_service
-from colabstage.sources.remote import TransientError, with_retries
+from colabstage.sources.remote import Checksum, TransientError, with_retries
 from colabstage.trees.names import distinct_names, parent_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from colabstage.io.progress import Cancellation
-    from colabstage.sources.remote import Checksum
 
 _DOWNLOADS = "https://drive.usercontent.google.com/download"
 _FOLDER_PAGE = "https://drive.google.com/embeddedfolderview"

@@ -32,7 +32,7 @@ from colabstage.errors import (
 )
 from colabstage.io.files import RetryPolicy, is_html, stand_in
 from colabstage.io.pipeline import DaemonPool, in_thread
-from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
 from colabstage.io.units import hide_secrets, is_signed_address, show_address
 from colabstage.sources.parse import data_address, page_remedy
 from colabstage.sources.remote import (
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 
     import requests
 
-    from colabstage.io.progress import Clock
     from colabstage.sources.connections import EndableAdapter
 
 

@@ -28,6 +28,7 @@ from colabstage.sources.parse import (
     ManySource,
     ObjectSource,
     ShareSource,
+    SingleSource,
     Source,
     TreeSource,
     WebSource,
@@ -39,7 +40,7 @@ from colabstage.sources.parse import (
 from colabstage.sources.remote_files import RemoteFileTree, open_remote
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.folder import FolderTree, folder_stamps
-from colabstage.trees.listing import FileEntries
+from colabstage.trees.listing import FileEntries, Tree
 from colabstage.trees.zip import directory_bytes
 
 if TYPE_CHECKING:
@@ -47,10 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import Checksum, RemoteFacts
     from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import Tree
 
 # How many bytes at each end of a file are compared if nothing vouches for all of it.
 _END_BYTES = 64 * 1024

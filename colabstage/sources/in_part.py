@@ -55,6 +55,7 @@ from colabstage.sources.blocks import (
     WHOLE,
     WRITING,
     Blocks,
+    Edges,
     Layout,
     close_all,
     follow_forks,
@@ -82,7 +83,6 @@ if TYPE_CHECKING:
 
     from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.sources.blocks import Edges
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import RemoteFacts, RemoteFile
 

@@ -23,14 +23,13 @@ from colabstage.errors import (
 )
 from colabstage.io.files import RetryPolicy
 from colabstage.machine.platforms import detect_platform, system_root
-from colabstage.sources.http_file import ask_service, open_http
+from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http
 from colabstage.sources.remote import TransientError, with_retries
 
 if TYPE_CHECKING:
     import requests
 
     from colabstage.io.progress import Cancellation
-    from colabstage.sources.http_file import HttpFile, WebAnswer
     from colabstage.sources.parse import KaggleSource
 
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)

@@ -18,21 +18,18 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import SourceReadError
 from colabstage.io.files import Closing, pread_exactly, pwrite_exactly, translate_write_error
 from colabstage.io.workspace import remove_own
-from colabstage.trees.bytes import RequestedBytes, cut_while_read
-from colabstage.trees.zip_member import read_member
+from colabstage.trees.bytes import ByteSource, LocalBytes, RequestedBytes, cut_while_read
+from colabstage.trees.zip_member import ZipMember, read_member
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
-    from colabstage.trees.bytes import ByteSource, LocalBytes
     from colabstage.trees.listing import FileEntry
-    from colabstage.trees.zip_member import ZipMember
 
     # The `ZipMember` is `None` for a member that is stored unchanged at its position.
     Member = tuple[FileEntry, ZipMember | None]

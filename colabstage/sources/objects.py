@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,15 +15,12 @@ from colabstage.io.packages import added_by_packages
 from colabstage.io.units import left_out, show_address
 from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
-from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError, given_up, with_retries
+from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, TransientError, given_up, with_retries
 from colabstage.sources.remote_files import RemoteFileTree
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from colabstage.io.progress import Cancellation
-    from colabstage.sources.remote import Checksum
 
 # What an installed package opens at an address of its scheme, the name of an entry point in the group
 # "colabstage.sources": a file; or for each file of a folder its name in it, and what opens it, any number of times.

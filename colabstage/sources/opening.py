@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from colabstage.errors import ChecksumMismatchError, CorruptArchiveError, OptionError, SourceChangedError
 from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.progress import Cancellation, LateStep
+from colabstage.io.progress import Cancellation, LateStep, Progress
 from colabstage.io.workspace import (
     disk_use,
     find_orphans,
@@ -50,6 +50,8 @@ from colabstage.sources.parse import (
     ManySource,
     ObjectSource,
     ShareSource,
+    SingleSource,
+    Source,
     TreeSource,
     WebSource,
     expand_source,
@@ -57,12 +59,23 @@ from colabstage.sources.parse import (
     name_in_list,
     paths_of,
 )
-from colabstage.sources.remote import JoinedFile, MountedFile, closing_pieces, given_up, pieces_of, read_through
+from colabstage.sources.remote import (
+    Checksum,
+    JoinedFile,
+    MountedFile,
+    RemoteFile,
+    closing_pieces,
+    given_up,
+    pieces_of,
+    read_through,
+)
 from colabstage.sources.remote_files import RemoteFileTree, bytes_along, name_remote_files, open_remote, remote_opener
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
     HEAD_BYTES,
+    ArchiveKind,
+    ByteSource,
     JoinedBytes,
     LocalBytes,
     base_name,
@@ -71,7 +84,7 @@ from colabstage.trees.bytes import (
     kind_by_magic,
 )
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.listing import total_size
+from colabstage.trees.listing import Tree, total_size
 from colabstage.trees.names import distinct_names
 from colabstage.trees.open import (
     ALONE,
@@ -87,12 +100,6 @@ from colabstage.trees.open import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
-
-    from colabstage.io.progress import Progress
-    from colabstage.sources.parse import SingleSource, Source
-    from colabstage.sources.remote import Checksum, RemoteFile
-    from colabstage.trees.bytes import ArchiveKind, ByteSource
-    from colabstage.trees.listing import Tree
 
 
 class SourceListingError(SourceChangedError):

@@ -22,8 +22,8 @@ from colabstage.h5.schema import BYTES, OFFSETS, split_of, y_name
 from colabstage.h5.untrusted import open_alone, reading_contents
 from colabstage.io.units import NAMES_SHOWN, format_names, show_address
 from colabstage.sources.blocks import Edges
-from colabstage.sources.in_part import FileOfSet
-from colabstage.sources.parse import LocalSource, ShareSource, parse_source
+from colabstage.sources.in_part import BlockwiseFile, FileOfSet, WholeFile
+from colabstage.sources.parse import LocalSource, ShareSource, SingleSource, parse_source
 from colabstage.sources.remote import given_up
 from colabstage.sources.remote_files import FileSource, read_small_file, remote_opener
 from colabstage.trees.bytes import RequestedBytes, SourceFile
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.parts import Files
-    from colabstage.sources.in_part import BlockwiseFile, WholeFile
-    from colabstage.sources.parse import SingleSource
 
 
 # The address of all shards of a set, as packing reports it, or with a star.

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeGuard, Union
-from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.io.arguments import check_argument, instead_of, show_value, whereabouts
@@ -39,7 +39,6 @@ from colabstage.trees.names import parts_of as parts_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from urllib.parse import SplitResult
 
     from colabstage.trees.listing import Tree
 

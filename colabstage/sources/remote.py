@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, ended, said_by
 from colabstage.io.arguments import check_argument
 from colabstage.io.files import RetryPolicy, close_quietly, is_transient, read_with_retry, translate_read_error
-from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
 from colabstage.machine.mounts import is_slow_mount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
-
-    from colabstage.io.progress import Cancellation, Clock
 
 
 T = TypeVar("T")

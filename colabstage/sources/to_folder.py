@@ -33,7 +33,7 @@ from colabstage.io.files import (
     typed_write_errors,
 )
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
-from colabstage.io.progress import Cancellation
+from colabstage.io.progress import Cancellation, ProgressStep
 from colabstage.io.receipts import Receipt, put_folder
 from colabstage.io.workspace import Journal, open_workspace, read_journal, remove_own, rename_own, temp_beside
 from colabstage.machine.resources import usable_cores
@@ -45,7 +45,6 @@ from colabstage.trees.names import check_case_collisions, parent_folders
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from colabstage.io.progress import ProgressStep
     from colabstage.sources.members import Member
     from colabstage.trees.listing import FileEntry, Tree
 

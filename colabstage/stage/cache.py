@@ -26,6 +26,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
+    Manifest,
     check_replaceable_pack,
     is_replaceable_pack,
     place_pack,
@@ -35,7 +36,7 @@ from colabstage.h5.manifest import (
 )
 from colabstage.h5.parts import PartName, joined_info
 from colabstage.io.files import BLOCK_BYTES, make_folder
-from colabstage.io.progress import Progress
+from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import (
     atomic_path,
@@ -46,7 +47,7 @@ from colabstage.io.workspace import (
     remove_empty,
     sweep_orphans,
 )
-from colabstage.load.partial import open_pack, open_partial
+from colabstage.load.partial import PartialPack, open_pack, open_partial
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.platforms import detect_platform
@@ -54,30 +55,21 @@ from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.finish import place_joined, splits_in_order
 from colabstage.pack.rows import is_rows, is_rows_name, parse_rows, read_rows, rows_name
 from colabstage.sources.blocks import Edges
-from colabstage.sources.identity import compare_states
+from colabstage.sources.identity import Freshness, SourceIdentity, compare_states
 from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
 from colabstage.sources.packs import LEAST_BLOCKS
 from colabstage.sources.parse import ObjectSource
 from colabstage.sources.remote_files import read_small_file
-from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.places import PREVIOUS_SUFFIX, BucketPlace, FolderPlace
-from colabstage.stage.publish import publish, published_before
-from colabstage.stage.record import cache_name, identity_of, read_record, write_record
-from colabstage.stage.source import StateDiffersError, compared_beside
+from colabstage.stage.dataset import Origin, StagedDataset
+from colabstage.stage.places import PREVIOUS_SUFFIX, BucketPlace, CachedFile, FolderPlace, Place
+from colabstage.stage.publish import PublishReport, publish, published_before
+from colabstage.stage.record import LocalRecord, cache_name, identity_of, read_record, write_record
+from colabstage.stage.source import SourceOnce, StageCall, StateDiffersError, compared_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from colabstage.h5.manifest import Manifest
-    from colabstage.io.progress import Cancellation
-    from colabstage.load.partial import PartialPack
-    from colabstage.sources.identity import Freshness, SourceIdentity
-    from colabstage.stage.dataset import Origin
-    from colabstage.stage.places import CachedFile, Place
-    from colabstage.stage.publish import PublishReport
-    from colabstage.stage.record import LocalRecord
     from colabstage.stage.request import CacheDir, StageRequest
-    from colabstage.stage.source import SourceOnce, StageCall
 
 
 # A pack that is read in part keeps the index of each shard here, and as many blocks again; a smaller limit would be

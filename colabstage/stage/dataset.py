@@ -14,7 +14,7 @@ from colabstage.io.environment import logger_of
 from colabstage.io.packages import whole_imports
 from colabstage.io.report import Report, Row, Table, facts
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
-from colabstage.load.plan import ArrayOptions, LoaderOptions
+from colabstage.load.plan import ArrayArguments, ArrayOptions, LoaderArguments, LoaderOptions
 
 if TYPE_CHECKING:
     import os
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from colabstage.load.frameworks.keras_dataset import KerasBatches
     from colabstage.load.loader import Loader
     from colabstage.load.partial import PartialPack
-    from colabstage.load.plan import ArrayArguments, LoaderArguments
     from colabstage.load.reading.reader import SplitReader
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.streaming import BackgroundPack

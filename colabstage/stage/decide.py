@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, NotEnoughSpaceError, SourceError
-from colabstage.h5.manifest import is_whole, read_manifest
+from colabstage.h5.manifest import Manifest, is_whole, read_manifest
 from colabstage.io.files import file_state
-from colabstage.io.receipts import look_at
+from colabstage.io.receipts import Seal, look_at
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import space_for
 from colabstage.pack.finish import OVERHEAD_BYTES
-from colabstage.pack.job import prepare_pack
+from colabstage.pack.job import PackJob, prepare_pack
 from colabstage.pack.rows import BasePack, parse_rows, plan_takeover, read_rows
 from colabstage.stage.cache import (
     OUTDATED,
+    Cache,
+    CachedPack,
     StageFigures,
     beyond_limit,
     check_disk_limit,
@@ -37,20 +39,15 @@ from colabstage.stage.record import (
     seal_of,
     write_record,
 )
-from colabstage.trees.listing import total_size
+from colabstage.trees.listing import Tree, total_size
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.h5.manifest import Manifest
-    from colabstage.io.receipts import Seal
-    from colabstage.pack.job import PackJob
     from colabstage.sources.identity import Freshness
     from colabstage.sources.opening import OpenedSource
-    from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.request import StageRequest
     from colabstage.stage.source import SourceOnce, StageCall
-    from colabstage.trees.listing import Tree
 
 
 Action = Literal["reuse", "restore", "stage"]

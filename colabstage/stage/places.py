@@ -68,14 +68,13 @@ from colabstage.machine.mounts import drive_root, require_answer, run_watched, s
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.sources.arriving import copy_file
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
-from colabstage.sources.remote import Checksum, RemoteFacts, given_up, read_through
+from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, given_up, read_through
 from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.sources.remote import RemoteFile
 
 T = TypeVar("T")
 

@@ -18,10 +18,10 @@ from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import UNKNOWN_SPACE, free_space
 from colabstage.pack.arrival import PackStream
 from colabstage.stage.cache import Cache, StageFigures, is_published, less_room, on_slow_disk
-from colabstage.stage.dataset import found_in
-from colabstage.stage.decide import decide, find_base, has_to_come, plan_reading, staging_figures
+from colabstage.stage.dataset import Found, found_in
+from colabstage.stage.decide import Action, Decision, decide, find_base, has_to_come, plan_reading, staging_figures
 from colabstage.stage.record import check_targets
-from colabstage.stage.request import SOURCE_REMEDIES, StageArguments, make_request
+from colabstage.stage.request import SOURCE_REMEDIES, StageArguments, StageRequest, make_request
 from colabstage.stage.shards import plan_shards
 from colabstage.stage.source import SourceOnce, StageCall
 from colabstage.trees.listing import total_size
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
     from colabstage.pack.options import PackOptions
     from colabstage.sources.parse import SourceArgument
-    from colabstage.stage.dataset import Found
-    from colabstage.stage.decide import Action, Decision
-    from colabstage.stage.request import StageRequest
 
 _SENTENCES = {
     "reuse": "is already staged on this machine; nothing would be read",

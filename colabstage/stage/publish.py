@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from colabstage.errors import DamagedPackError, OptionError, SourceChangedError, SourceNotFoundError, TargetExistsError
-from colabstage.h5.manifest import is_whole, manifest_of_bytes, manifest_path, read_manifest
+from colabstage.h5.manifest import Manifest, is_whole, manifest_of_bytes, manifest_path, read_manifest
 from colabstage.io.arguments import whereabouts
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
@@ -36,6 +36,7 @@ from colabstage.stage.places import (
     PREVIOUS_SUFFIX,
     UNFINISHED_SUFFIX,
     FolderPlace,
+    Place,
     Publication,
     look_at_file,
     read_note,
@@ -43,9 +44,7 @@ from colabstage.stage.places import (
 from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
-    from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Cancellation, Progress
-    from colabstage.stage.places import Place
 
 Proof = Literal["uploaded", "read back", "written"]
 """What is known about a published file. `uploaded`: Drive's client reports that it is in the cloud with its manifest,

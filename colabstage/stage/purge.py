@@ -29,13 +29,12 @@ from colabstage.pack.rows import is_rows, is_rows_name
 from colabstage.sources.blocks import is_part, take_lock
 from colabstage.sources.parse import read_local_dir
 from colabstage.stage.cache import discard_rows, find_cache_dir
-from colabstage.stage.places import PREVIOUS_SUFFIX, FolderPlace, look_at_file
+from colabstage.stage.places import PREVIOUS_SUFFIX, CachedFile, FolderPlace, Place, look_at_file
 from colabstage.stage.request import LOCK_NAME, RECORD_NAME, lock_path, read_cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from colabstage.stage.places import CachedFile, Place
 
 Where = Literal["here", "cache"]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import CancelledError, ColabstageError, NewerFormatError
 from colabstage.h5.manifest import (
+    Manifest,
     check_replaceable_pack,
     damage_of,
     is_manifest,
@@ -21,17 +22,14 @@ from colabstage.h5.manifest import (
     read_manifest,
 )
 from colabstage.io.files import read_fields, read_json, write_json
-from colabstage.io.receipts import Receipt, Seal, check_replaceable, file_seal, look_at
+from colabstage.io.receipts import Receipt, Seal, Standing, check_replaceable, file_seal, look_at
 from colabstage.io.workspace import free_name, move_vouched
 from colabstage.sources.identity import SourceIdentity, compare_states
 from colabstage.sources.parse import ObjectSource
-from colabstage.stage.request import FILES_REMEDY, RECORD_NAME
+from colabstage.stage.request import FILES_REMEDY, RECORD_NAME, StageRequest
 
 if TYPE_CHECKING:
-    from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Cancellation
-    from colabstage.io.receipts import Standing
-    from colabstage.stage.request import StageRequest
 
 _RECORD_VERSION = 1
 # The kind of the receipt of plain files.

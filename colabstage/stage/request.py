@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Literal, TypedDict, Union, Unpack, cast, get_args
+from typing import Literal, TypedDict, Union, Unpack, cast, get_args
 
 from colabstage.errors import OptionError
 from colabstage.io.arguments import check_argument, read_options
@@ -23,6 +23,9 @@ from colabstage.sources.parse import (
     LocalSource,
     ManySource,
     ObjectSource,
+    SingleSource,
+    Source,
+    SourceArgument,
     absolute_path,
     drive_path_of,
     is_address,
@@ -31,11 +34,7 @@ from colabstage.sources.parse import (
     read_local_dir,
     refuse_file,
 )
-from colabstage.sources.remote import parse_checksum
-
-if TYPE_CHECKING:
-    from colabstage.sources.parse import SingleSource, Source, SourceArgument
-    from colabstage.sources.remote import Checksum
+from colabstage.sources.remote import Checksum, parse_checksum
 
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]

@@ -27,14 +27,14 @@ from colabstage.io.workspace import find_orphans, open_spool, put_back, remove_e
 from colabstage.machine.mounts import required_to_stay, run_with_one_remount
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
-from colabstage.pack.arrival import MemberRanges
+from colabstage.pack.arrival import MemberRanges, PackStream
 from colabstage.pack.execute import PackRun, pipeline_limits, space_for
-from colabstage.pack.job import listed_job, prepare_pack
+from colabstage.pack.job import PackJob, listed_job, prepare_pack
 from colabstage.pack.plan import lacked_room
-from colabstage.pack.rows import sweep_rows
+from colabstage.pack.rows import BasePack, sweep_rows
 from colabstage.pack.shards import pack_by_executor
-from colabstage.sources.opening import SourceListingError, sweep_copies
-from colabstage.sources.parse import absolute_path, parts_of, paths_of
+from colabstage.sources.opening import OpenedSource, SourceListingError, sweep_copies
+from colabstage.sources.parse import SourceArgument, absolute_path, parts_of, paths_of
 from colabstage.sources.to_folder import SLOW_READERS, write_folder
 from colabstage.stage.cache import (
     Cache,
@@ -54,6 +54,9 @@ from colabstage.stage.cache import (
 )
 from colabstage.stage.dataset import StagedDataset, StageReport, found_in, which_file
 from colabstage.stage.decide import (
+    Base,
+    Decision,
+    Reading,
     bring_base,
     decide,
     decide_here,
@@ -63,7 +66,7 @@ from colabstage.stage.decide import (
     staging_figures,
     why_again,
 )
-from colabstage.stage.publish import discard_version
+from colabstage.stage.publish import PublishReport, discard_version
 from colabstage.stage.record import (
     LocalRecord,
     are_files_staged,
@@ -78,6 +81,7 @@ from colabstage.stage.record import (
 from colabstage.stage.request import (
     SOURCE_REMEDIES,
     StageArguments,
+    StageRequest,
     check_for_streaming,
     check_for_workers,
     lock_path,
@@ -87,7 +91,7 @@ from colabstage.stage.shards import pack_into_cache, plan_without_room
 from colabstage.stage.source import SourceOnce, StageCall
 from colabstage.stage.streaming import BackgroundPack
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.listing import total_size
+from colabstage.trees.listing import Tree, total_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,17 +100,8 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Progress
     from colabstage.load.partial import PartialPack
-    from colabstage.pack.arrival import PackStream
-    from colabstage.pack.job import PackJob
     from colabstage.pack.options import PackOptions
-    from colabstage.pack.rows import BasePack
     from colabstage.sources.identity import Freshness
-    from colabstage.sources.opening import OpenedSource
-    from colabstage.sources.parse import SourceArgument
-    from colabstage.stage.decide import Base, Decision, Reading
-    from colabstage.stage.publish import PublishReport
-    from colabstage.stage.request import StageRequest
-    from colabstage.trees.listing import Tree
 
 
 _SPOOL = "spool"

@@ -28,16 +28,16 @@ from colabstage.load.partial import forget_parts
 from colabstage.machine.resources import check_space
 from colabstage.pack.arrival import MemberRanges
 from colabstage.pack.execute import PackRun
-from colabstage.pack.job import ReplanError, keeps_files, prepare_pack, settled
+from colabstage.pack.job import PackJob, ReplanError, keeps_files, prepare_pack, settled
 from colabstage.pack.plan import has_files, pack_content
-from colabstage.pack.set_stores import ShardResult, result_of
+from colabstage.pack.set_stores import ShardName, ShardResult, result_of
 from colabstage.pack.shards import set_report, shard_job, shard_names, write_shards
 from colabstage.sources.identity import compare_states
 from colabstage.sources.in_part import fixed_bytes
 from colabstage.sources.packs import LEAST_BLOCKS
 from colabstage.sources.to_folder import SLOW_READERS
-from colabstage.stage.cache import CachedPack, find_shards
-from colabstage.stage.places import FolderPlace, look_at_file
+from colabstage.stage.cache import Cache, CachedPack, find_shards
+from colabstage.stage.places import CachedFile, FolderPlace, Place, look_at_file
 from colabstage.stage.publish import publish
 from colabstage.stage.record import identity_of
 
@@ -46,11 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.pack.job import PackJob
-    from colabstage.pack.set_stores import ShardName
     from colabstage.sources.opening import OpenedSource
-    from colabstage.stage.cache import Cache
-    from colabstage.stage.places import CachedFile, Place
     from colabstage.stage.request import StageRequest
     from colabstage.stage.source import StageCall
     from colabstage.trees.listing import Tree

@@ -4,28 +4,24 @@ during the copy of what was made from that state."""
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ArchiveError, DriveError, SourceError
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import Cancellation
+from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import format_count
-from colabstage.sources.identity import compare_source
-from colabstage.sources.opening import Opening, open_source
+from colabstage.sources.identity import Freshness, SourceIdentity, compare_source
+from colabstage.sources.opening import OpenedSource, Opening, open_source
 from colabstage.stage.dataset import StageReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from concurrent.futures import Executor
 
-    from colabstage.io.progress import Progress
     from colabstage.load.partial import PartialPack
     from colabstage.pack.arrival import PackStream
-    from colabstage.sources.identity import Freshness, SourceIdentity
-    from colabstage.sources.opening import OpenedSource
     from colabstage.stage.request import StageRequest
 
 # Waits are cut into pieces of this length, because Ctrl-C does not interrupt waiting for a future.

@@ -16,14 +16,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import CancelledError, NotStagedError, WorkersLostError, said_by
-from colabstage.h5.info import read_info
+from colabstage.h5.info import PackInfo, read_info
 from colabstage.io.display import resolve_progress
 from colabstage.io.packages import whole_imports
-from colabstage.io.progress import SYSTEM_CLOCK, Progress
+from colabstage.io.progress import SYSTEM_CLOCK, Progress, ProgressStep
 from colabstage.io.units import format_duration, format_rate
-from colabstage.load.partial import UnitOrder, even_window, open_whole
-from colabstage.pack.arrival import PackStream
-from colabstage.stage.dataset import StagedDataset
+from colabstage.load.partial import PartialPack, UnitOrder, even_window, open_whole
+from colabstage.pack.arrival import PackArrival, PackStream
+from colabstage.stage.dataset import StagedDataset, StageReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,12 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.arrival import Readiness
-    from colabstage.h5.info import PackInfo
-    from colabstage.io.progress import ProgressStep
     from colabstage.load.dataset import dataset_h5
-    from colabstage.load.partial import PartialPack
-    from colabstage.pack.arrival import PackArrival
-    from colabstage.stage.dataset import StageReport
     from colabstage.stage.publish import PublishReport
 
     # A whole dataset that is arriving: a pack that is being written, or is copied from the cache.

@@ -20,7 +20,15 @@ from colabstage.io.files import make_folder, pwrite_exactly, typed_write_errors
 from colabstage.io.packages import igzip
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.workspace import remove_own, temp_beside
-from colabstage.trees.bytes import COMPRESSED_SUFFIXES, HEAD_BYTES, SourceFile, TemporaryBytes, compression_of
+from colabstage.trees.bytes import (
+    COMPRESSED_SUFFIXES,
+    HEAD_BYTES,
+    ByteSource,
+    Compression,
+    SourceFile,
+    TemporaryBytes,
+    compression_of,
+)
 from colabstage.trees.listing import ArchiveLimits, check_limits
 from colabstage.trees.zip_member import zstd
 
@@ -30,7 +38,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
-    from colabstage.trees.bytes import ByteSource, Compression
 
 # How much of the compressed file is read at once; small, to follow closely a file that is still being copied here.
 _READ_BYTES = 1 << 20

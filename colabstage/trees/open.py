@@ -20,6 +20,7 @@ from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
     HEAD_BYTES,
     ArchiveKind,
+    ByteSource,
     Compression,
     LocalBytes,
     RequestedBytes,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
-    from colabstage.trees.bytes import ByteSource
 
 
 TreeFormat = Literal["folder"] | ArchiveKind

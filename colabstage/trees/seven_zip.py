@@ -33,16 +33,14 @@ from colabstage.io.files import block_ranges, make_folder
 from colabstage.io.packages import isal_zlib
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import remove_own, temp_beside
-from colabstage.trees.bytes import PIECE_BYTES, LocalBytes
+from colabstage.trees.bytes import PIECE_BYTES, ByteSource, LocalBytes
 from colabstage.trees.folder import FolderFile
-from colabstage.trees.listing import ArchiveLimits, FileEntries, Tree, check_limits
+from colabstage.trees.listing import ArchiveLimits, FileEntries, FileEntry, Tree, check_limits
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, refuse_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import FileEntry
 
 ToolKind = Literal["7z", "rar"]
 

@@ -16,12 +16,21 @@ import numpy as np
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.trees.bytes import (
     HEAD_BYTES,
+    ByteSource,
     RequestedBytes,
     describe_contents,
     header_checksums,
     truncated,
 )
-from colabstage.trees.listing import TIME_END_NS, ArchiveLimits, FileEntries, Tree, check_limits, sorted_by_name
+from colabstage.trees.listing import (
+    TIME_END_NS,
+    ArchiveLimits,
+    FileEntries,
+    FileEntry,
+    Tree,
+    check_limits,
+    sorted_by_name,
+)
 from colabstage.trees.names import (
     check_collisions,
     clean_member_name,
@@ -37,8 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from colabstage.io.progress import Cancellation
-    from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import FileEntry
 
 MemberKind = Literal["file", "folder", "symlink", "hardlink", "special"]
 

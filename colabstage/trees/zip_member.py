@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from colabstage.errors import ColabstageError, CorruptArchiveError, MissingDependencyError
 from colabstage.io.packages import igzip_lib, isal_zlib
-from colabstage.trees.bytes import PIECE_BYTES, cut_while_read
+from colabstage.trees.bytes import PIECE_BYTES, ByteSource, cut_while_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from colabstage.trees.bytes import ByteSource
 
 STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ = 0, 8, 12, 14, 93, 95
 READABLE = (STORED, DEFLATED, BZIP2, LZMA, ZSTANDARD, XZ)

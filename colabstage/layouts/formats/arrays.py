@@ -25,19 +25,22 @@ from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers, show
-from colabstage.layouts.evidence import Evidence, FileKind, left_out_notes, near, renumbered, require_files
+from colabstage.layouts.evidence import Evidence, FileKind, Found, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list, may_be_list
 from colabstage.layouts.names import folders_state
-from colabstage.layouts.reading import broken, decode_text, open_member, open_unpacked, refuse_stand_in
+from colabstage.layouts.reading import Source, broken, decode_text, open_member, open_unpacked, refuse_stand_in
 from colabstage.layouts.records import ShardFile, ShardParts, splits_of_fields
 from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import (
     Arrays,
     BrokenDatasetError,
     Images,
+    Inputs,
     Masks,
+    SampleSource,
     SampleTable,
+    Targets,
     TreeFiles,
     Values,
     join_samples,
@@ -58,19 +61,13 @@ from colabstage.layouts.words import (
     split_name,
 )
 from colabstage.machine.resources import allow_open_files
-from colabstage.trees.bytes import SourceFile
-from colabstage.trees.listing import only_line
+from colabstage.trees.bytes import ByteSource, SourceFile
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from colabstage.layouts.evidence import Found
-    from colabstage.layouts.reading import Source
-    from colabstage.layouts.table import Inputs, SampleSource, Targets
-    from colabstage.trees.bytes import ByteSource
-    from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 
 NAME = "arrays"

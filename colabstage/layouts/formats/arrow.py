@@ -23,8 +23,8 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
 from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, find_form
-from colabstage.layouts.evidence import require_files
-from colabstage.layouts.reading import broken
+from colabstage.layouts.evidence import Evidence, require_files
+from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.records import (
     LABELS,
     Label,
@@ -41,7 +41,7 @@ from colabstage.layouts.records import (
     scan_each,
 )
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleSource, join_samples
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleSource, SampleTable, join_samples
 from colabstage.layouts.words import SPLIT_FIELDS, plain_name
 from colabstage.trees.bytes import SourceFile
 
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.evidence import Evidence
-    from colabstage.layouts.reading import Source
-    from colabstage.layouts.table import SampleTable
 
 NAME = "arrow"
 EXTENSIONS = (".parquet", ".arrow")

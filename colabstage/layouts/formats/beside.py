@@ -14,9 +14,9 @@ from colabstage.errors import LayoutError
 from colabstage.io.units import counted, listed
 from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, edges, records_beside, side_of, turned
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import left_out_notes
+from colabstage.layouts.evidence import Evidence, left_out_notes
 from colabstage.layouts.lists import LIST_ENDS, MOST_CLASSES, ClassList, Lookup, names_of_numbers, read_class_list
-from colabstage.layouts.reading import broken, decode_text, parse_xml
+from colabstage.layouts.reading import Source, broken, decode_text, parse_xml
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.words import IMAGES, SPLIT_ORDER, folder_of, normal, normal_names, split_of_path, stems_of
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from xml.etree.ElementTree import Element
 
-    from colabstage.layouts.evidence import Evidence
-    from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntries, FileEntry
 
 # How many files are examined before all are parsed, because other tools write such files too.

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.layouts import words
 from colabstage.layouts.columns import show
-from colabstage.layouts.reading import broken, load_yaml
+from colabstage.layouts.reading import Source, broken, load_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colabstage.layouts.reading import Source
 
 # Other parts of the front matter describe licences, languages and features.
 _CONFIGS = re.compile(r"^configs:.*\n(?:(?:[ -].*)?\n)*", re.MULTILINE)

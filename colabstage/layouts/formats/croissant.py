@@ -20,18 +20,15 @@ from colabstage.errors import EmptySourceError
 from colabstage.io.units import listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import Column, show, split_of_cell
-from colabstage.layouts.evidence import Evidence, near, renumbered
+from colabstage.layouts.evidence import Evidence, Found, near, renumbered
 from colabstage.layouts.formats.tables import Table, parse_table
-from colabstage.layouts.reading import broken
-from colabstage.layouts.table import BrokenDatasetError, Values
+from colabstage.layouts.reading import Source, broken
+from colabstage.layouts.table import BrokenDatasetError, SampleTable, Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colabstage.layouts.evidence import Found
-    from colabstage.layouts.reading import Source
     from colabstage.layouts.rows import TableSearch
-    from colabstage.layouts.table import SampleTable
 
 NAME = "croissant"
 EXTENSIONS = (".json", ".jsonld")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,16 +21,12 @@ from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, Form, as_corners, find
 from colabstage.layouts.columns import show
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.records import names_of_feature
-from colabstage.layouts.table import Arrays, Images, SampleTable, UnreadBoxes, numbered_samples
-from colabstage.machine.mounts import call_here
+from colabstage.layouts.table import Arrays, Images, SampleSource, SampleTable, Targets, UnreadBoxes, numbered_samples
+from colabstage.machine.mounts import InCaller, call_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleSource, Targets
-    from colabstage.machine.mounts import InCaller
 
 NAME = "dataset"
 # Common names of the two sides of a dict item, as in Hugging Face datasets. Exactly one of each must be there, because

@@ -14,8 +14,8 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.packages import refuse_import
-from colabstage.layouts.evidence import require_files
-from colabstage.layouts.reading import broken, copy_of
+from colabstage.layouts.evidence import Evidence, require_files
+from colabstage.layouts.reading import Source, broken, copy_of
 from colabstage.layouts.records import (
     Label,
     Labels,
@@ -33,8 +33,6 @@ from colabstage.trees.bytes import image_ending
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from colabstage.layouts.evidence import Evidence
-    from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntry
 
 NAME = "lmdb"

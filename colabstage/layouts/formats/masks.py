@@ -17,22 +17,27 @@ from colabstage.images.masks import color_table_advice, colors_of, level_counts,
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, Miss, left_out_notes, near, require_files
-from colabstage.layouts.formats.tables import parse_table
+from colabstage.layouts.evidence import Evidence, Found, Miss, left_out_notes, near, require_files
+from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import bare_stem
-from colabstage.layouts.reading import broken, read_each
-from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleTable, TreeFiles, known_splits
+from colabstage.layouts.reading import Source, broken, read_each
+from colabstage.layouts.table import (
+    BrokenDatasetError,
+    Content,
+    Images,
+    Masks,
+    SampleSource,
+    SampleTable,
+    TreeFiles,
+    known_splits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.evidence import Found
-    from colabstage.layouts.formats.tables import Table
-    from colabstage.layouts.reading import Source
-    from colabstage.layouts.table import Content, SampleSource
     from colabstage.trees.listing import FileEntries, FileEntry
 
 

@@ -11,7 +11,7 @@ import functools
 import itertools
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,9 +21,9 @@ import numpy as np
 from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import counted, listed
-from colabstage.layouts.evidence import left_out_notes, require_files
+from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
 from colabstage.layouts.formats.masks import find_masks
-from colabstage.layouts.reading import broken
+from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.records import (
     Label,
     Labels,
@@ -42,18 +42,13 @@ from colabstage.layouts.records import (
     records_state,
     scan_each,
 )
-from colabstage.layouts.table import Images, SampleSource
+from colabstage.layouts.table import Content, Images, SampleSource
 from colabstage.layouts.words import RECORDS, stem_of
 from colabstage.trees.bytes import image_ending
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from numpy.typing import NDArray
 
-    from colabstage.layouts.evidence import Evidence
-    from colabstage.layouts.reading import Source
-    from colabstage.layouts.table import Content
 
 # TensorFlow's `crc32c::Mask`.
 _MASK_DELTA = 0xA282EAD8

@@ -21,20 +21,17 @@ from colabstage.io.units import format_count, listed
 from colabstage.io.workspace import short_digest
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, show
-from colabstage.layouts.evidence import Evidence, near, require_files
-from colabstage.layouts.reading import broken, decode_text, items_of, open_member, spool_folder
+from colabstage.layouts.evidence import Evidence, Found, near, require_files
+from colabstage.layouts.reading import Source, broken, decode_text, items_of, open_member, spool_folder
 from colabstage.layouts.records import ShardFile, scan_each
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
-from colabstage.trees.bytes import HEAD_BYTES, JoinedBytes, LocalBytes, RequestedBytes
+from colabstage.trees.bytes import HEAD_BYTES, ByteSource, JoinedBytes, LocalBytes, RequestedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.evidence import Found
-    from colabstage.layouts.reading import Source
-    from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 TokenDtype = Literal["uint16", "uint32"]

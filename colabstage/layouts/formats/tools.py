@@ -21,8 +21,8 @@ from colabstage.errors import LayoutError, said_by
 from colabstage.layouts.boxes import BoxColumn, Points, Record, boxes_state, edges, join_records, side_of, turned
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import names_of_numbers, read_class_list
-from colabstage.layouts.reading import broken, decode_text, parse_xml
+from colabstage.layouts.lists import Lookup, names_of_numbers, read_class_list
+from colabstage.layouts.reading import Source, broken, decode_text, parse_xml
 from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values, known_splits
 from colabstage.layouts.words import SPLITS, is_image, split_name, stem_of
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from xml.etree.ElementTree import Element
 
-    from colabstage.layouts.lists import Lookup
-    from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntries, FileEntry
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, SourceChangedError
-from colabstage.layouts.evidence import left_out_notes, require_files
+from colabstage.layouts.evidence import Found, left_out_notes, require_files
 from colabstage.layouts.formats.masks import find_masks
-from colabstage.layouts.reading import broken
+from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.records import (
     Labels,
     Part,
@@ -36,7 +36,7 @@ from colabstage.layouts.records import (
     scan_each,
 )
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows, decode_npy
-from colabstage.layouts.table import Arrays, Images
+from colabstage.layouts.table import Arrays, Images, SampleSource
 from colabstage.layouts.words import IMAGES, SOUNDS
 from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
@@ -44,9 +44,6 @@ from colabstage.trees.tar import scan_members
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from colabstage.layouts.evidence import Found
-    from colabstage.layouts.reading import Source
-    from colabstage.layouts.table import SampleSource
     from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import Tree
 

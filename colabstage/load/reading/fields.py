@@ -39,7 +39,7 @@ from colabstage.images.headers import is_jpeg
 from colabstage.images.masks import decode_mask
 from colabstage.io.units import format_bytes, format_count
 from colabstage.load.plan import Choice
-from colabstage.load.reading.memory import SHARE_BYTES, cut_off, empty_array
+from colabstage.load.reading.memory import SHARE_BYTES, KeptImages, KeptSlot, OpenedFile, cut_off, empty_array
 from colabstage.machine.mounts import mount_of, slow_reason
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.reading.memory import KeptImages, KeptSlot, Key, OpenedFile
+    from colabstage.load.reading.memory import Key
 
     Indices = Sequence[int] | NDArray[np.integer[Any]]
 

@@ -33,11 +33,13 @@ from colabstage.load.reading.fields import (
     WARM_PART,
     Boxes,
     Encoded,
+    Field,
     Foreign,
     Mapped,
     Pread,
     Ragged,
     Storage,
+    TargetBatch,
     check_offsets,
     choose_engine,
     memory_table,
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
     from colabstage.h5.arrival import Arrival, Side, UnitLayout
     from colabstage.h5.parts import Files
     from colabstage.images.decode import Resizer
-    from colabstage.load.reading.fields import Field, Indices, TargetBatch
+    from colabstage.load.reading.fields import Indices
 
 # Headers of so many images are read in a moment, and their mean is accurate enough to plan memory.
 _PROBED_ROWS = 16
