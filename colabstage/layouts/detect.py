@@ -196,7 +196,7 @@ class Case:
     @cached_property
     def card(self) -> tuple[str, dict[str, str]]:
         """Return the README of the Hugging Face Hub, and the splits of the files that it names."""
-        return card.splits_of_card(self.source)
+        return card.splits_of_card(self.source) if self.source.ending_in((".md",)) else ("", {})
 
     def judge(self, found: Found) -> Found:
         """Return the judge's verdict on evidence, with the splits that a description or a README states."""
