@@ -265,8 +265,9 @@ def _show_one(address: str) -> str:
         # An address that lost its scheme still has "::" or "@"; a path has no user.
         if not re.match(r"[^/]*:[^/]*@", address):
             return address
-        place, mark, query = address[address.rindex("@") :].partition("?")
-        return f"{HIDDEN}{place}{mark}{_show_query(query)}"
+        place, mark, query = address.partition("?")
+        server = place[place.rindex("@") :] if "@" in place else ""
+        return f"{HIDDEN}{server}{mark}{_show_query(query)}"
     scheme, rest = found[1], address[found.end() :]
     is_web = scheme.lower() in _WEB
     # With other schemes, a fragment belongs to the name.

@@ -34,3 +34,9 @@ class DriveFileSystem(DirFileSystem):  # type: ignore[misc]  # fsspec has no typ
             msg = "drive:// needs a mounted Google Drive, and none is mounted. Call mount_drive() first."
             raise DriveNotMountedError(msg)
         super().__init__(path=str(found[0]), fs=LocalFileSystem(), **options)
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        # A path with a slash before it is the same file, and has the same name in listings.
+        found = super()._strip_protocol(path)
+        return found if isinstance(found, list) else found.lstrip("/")
