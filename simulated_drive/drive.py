@@ -88,8 +88,12 @@ def stop_client(pid: int) -> None:
 
 
 def _state(task: Path) -> str:
-    """Return the letter for what a thread is doing, behind its name in parentheses."""
-    return (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    """Return the letter for what a thread is doing, behind its name in parentheses; T also for one that has ended."""
+    try:
+        stat = (task / "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return "T"
+    return stat.rpartition(")")[2].split()[0]
 
 
 def make_mountpoint(mountpoint: Path) -> None:

@@ -492,6 +492,15 @@ SPLITS_BESIDE = [
           ("leave a folder out", "{train,test}/{cat,dog}/{0..3}.jpg", ["train train/**"], refused("'none' by 'README.md', and of 'test' by the folders")),
           ("name a file twice", "{cat,dog}/{0..3}.jpg", ["train **", "test */3.jpg"], refused("'README.md' names it in the splits 'train' and 'test'")),
           ("cannot be read", "{cat,dog}/{0..3}.jpg", ["train a'b"], refused("'README.md': its configs cannot be read"))]),
+    *(row(f"configs of a README in which {name}", files(pattern, {"README.md": f"---\nconfigs:\n{written}---\n"}), right=[right])
+      for name, pattern, written, right in [
+          ("others than the default one divide otherwise", "{train,test}/{cat,dog}/{0..3}.jpg", "- config_name: all\n  data_files: {train: '**'}\n- config_name: default\n  data_files: {train: train/**, test: test/**}\n", found("train: cat 4, dog 4; test: cat 4, dog 4")),
+          ("one of several is marked as the default", "{cat,dog}/{0..3}.jpg", "- config_name: mini\n  data_files: {train: '*/0.jpg', test: '*/1.jpg'}\n- config_name: full\n  default: true\n  data_files: {train: '*/[0-2].jpg', test: '*/3.jpg'}\n", found("train: cat 3, dog 3; test: cat 1, dog 1")),
+          ("several folds are as good as each other", "{cat,dog}/{0..3}.jpg", "".join(f"- config_name: fold{i}\n  data_files: {{train: '*/[!{i}].jpg', test: '*/{i}.jpg'}}\n" for i in range(2)), refused("in the splits 'train' and 'test'; expected one split in all configs, or a default one")),
+          ("comments begin lines", "{cat,dog}/{0..3}.jpg", "# by number\n- data_files:\n  - {split: train, path: '*/[0-2].jpg'}\n# held out\n  - {split: test, path: '*/3.jpg'}\n", found("train: cat 3, dog 3; test: cat 1, dog 1")),
+          ("all is called full", "{cat,dog}/{0..3}.jpg", "- data_files: {full: '**'}\n", found("train: cat 4, dog 4")),
+          ("paths have no split", "{train,test}/{cat,dog}/{0..3}.jpg", "- data_files:\n  - path: train/**\n  - test/**\n", found("train: cat 4, dog 4; test: cat 4, dog 4")),
+          ("words stand for files", "{train,test}/{cat,dog}/{0..3}.jpg", "- en\n- fr\n", found("train: cat 4, dog 4; test: cat 4, dog 4"))]),
     row("configs of a README beside shards", files("", {
         **{f"data/{name}.tar": tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("cls", b"%d" % (i % 2)))}) for name in ("one", "two")},
         "README.md": card("train data/one.tar", "test data/two.tar")}), right=[found("train: 0 2, 1 2; test: 0 2, 1 2")]),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,8 +75,8 @@ _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
 # What TensorFlow's own converters say of the file besides, and what is read.
 _OF_FILES = tuple(f"image/{name}" for name in ("format", "colorspace", "filename", "source_id", "key/sha256"))
 _NO_LABELS = {*_CORNERS, *_MASKS, *itertools.chain(*_SIZES), _BOX_LABEL, _BOX_TEXT, *_OF_FILES}
-# Longer records are read in parts while they are scanned.
-_SHORT_BYTES = 16 * 1024
+# Longer records are read in parts while they are scanned, this much of each feature at once.
+_SHORT_BYTES, _HEAD_BYTES = 16 * 1024, 512
 # The longest label, and how much of a text is read; of a list that is not a label so many values are shown.
 _MOST_LABEL_BYTES, _MOST_TEXT_BYTES, _SHOWN_VALUES = 400, 64 * 1024, 8
 
@@ -146,7 +147,6 @@ class Span(NamedTuple):
     end: int
 
 
-_NOTHING = 0, Span(0, 0)
 _NO_PIXELS = (0, 0, 0)
 
 
@@ -190,6 +190,14 @@ def _fields(read: Read, span: Span) -> Iterator[tuple[int, Span]]:
             raise ValueError(msg)
         yield tag, Span(at + start, at + stop)
         at += stop
+
+
+def _ahead(read: Read, start: int) -> Read:
+    """Return the same, holding what is at `start`: a pass over a long record does not go back to a short feature."""
+    head = read(start, start + _HEAD_BYTES)
+    # A shorter one has all bytes to the end of the record.
+    end = start + len(head) if len(head) == _HEAD_BYTES else math.inf
+    return lambda first, last: head[first - start : last - start] if last <= end else read(first, last)
 
 
 def _messages(read: Read, span: Span) -> Iterator[Span]:
@@ -238,28 +246,30 @@ class _Example:
 
     def __init__(self, read: Read, length: int, name: str) -> None:
         self.name, self.read = name, read
-        # For each feature whether it holds byte strings, floats or integers, and where their list is.
-        self.features: dict[str, tuple[int, Span]] = {}
+        # For each feature whether it holds byte strings, floats or integers, where their list is, and what reads it.
+        self.features: dict[str, tuple[int, Span, Read]] = {}
+        self._none = 0, Span(0, 0), read
         # A map is written as messages of key and value.
         for entry in (one for features in _messages(read, Span(0, length)) for one in _messages(read, features)):
-            key, found = "", _NOTHING
-            for tag, span in _fields(read, entry):
+            own = _ahead(read, entry.start)
+            key, found = "", self._none
+            for tag, span in _fields(own, entry):
                 if tag == _FIRST_BYTES:
-                    key = read(*span).decode()
+                    key = own(*span).decode()
                 # If one feature has several lists, the last counts, as in a protobuf oneof.
-                for kind, values in _fields(read, span) if tag == _SECOND_BYTES else ():
-                    found = (kind >> 3, values) if kind & 7 == _BYTES else found
+                for kind, values in _fields(own, span) if tag == _SECOND_BYTES else ():
+                    found = (kind >> 3, values, own) if kind & 7 == _BYTES else found
             self.features[key] = found
 
     def values(self, name: str) -> list[Any]:
         """Return the values of a feature; for byte strings, where they are."""
-        kind, span = self.features.get(name, _NOTHING)
-        return list(_messages(self.read, span)) if kind == _STRINGS else _numbers(self.read, kind, span)
+        kind, span, read = self.features.get(name, self._none)
+        return list(_messages(read, span)) if kind == _STRINGS else _numbers(read, kind, span)
 
     def first(self, name: str) -> Span | None:
         """Return the first byte string of a feature, unless it is empty, which some writers use for none."""
-        kind, values = self.features.get(name, _NOTHING)
-        span = next(_messages(self.read, values), None) if kind == _STRINGS else None
+        kind, values, read = self.features.get(name, self._none)
+        span = next(_messages(read, values), None) if kind == _STRINGS else None
         return span if span is not None and span.end > span.start else None
 
     def is_image(self, span: Span) -> bool:
@@ -301,7 +311,7 @@ class _Example:
         return [self._text(name, value) if isinstance(value, Span) else value for value in self.values(name)]
 
     def _text(self, name: str, span: Span) -> str | bytes:
-        head = self.read(span.start, min(span.end, span.start + _MOST_TEXT_BYTES))
+        head = self.features[name][2](span.start, min(span.end, span.start + _MOST_TEXT_BYTES))
         try:
             return head.decode()
         except UnicodeDecodeError as error:
