@@ -85,6 +85,7 @@ QUERY_NAMES = ["X-Amz-Signature", "AWSAccessKeyId", "Expires", "sig", "se", "acc
         f"github://org:repo:{SECRET}@main/x",
         # What is between the colons looks like one of fsspec's chains.
         f"http://::a::{SECRET}@host/x.zip?X-Amz-Signature={SECRET}",
+        f"http://::a::{SECRET}@host/x.zip?sig=a@{SECRET}",
         *(f"https://example.org/a.zip?id=1&{name}={SECRET}&page=2" for name in QUERY_NAMES),
     ],
 )

@@ -94,7 +94,8 @@ def test_paths_on_drive_are_fsspecs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with fsspec.open("drive://MyDrive/sub/b.txt", "wt") as file:
         file.write("two")
     filesystem, path = fsspec.core.url_to_fs("drive://MyDrive")
-    assert sorted(filesystem.find(path)) == ["MyDrive/a.txt", "MyDrive/sub/b.txt"]
+    for same in (path, "/MyDrive", "drive:///MyDrive"):
+        assert sorted(filesystem.find(same)) == ["MyDrive/a.txt", "MyDrive/sub/b.txt"]
     assert fsspec.get_mapper("drive://MyDrive")["sub/b.txt"] == b"two"
     assert [one.path for one in fsspec.open_files("drive://MyDrive/*.txt")] == ["MyDrive/a.txt"]
 
