@@ -496,7 +496,7 @@ SPLITS_BESIDE = [
       for name, pattern, written, right in [
           ("others than the default one divide otherwise", "{train,test}/{cat,dog}/{0..3}.jpg", "- config_name: all\n  data_files: {train: '**'}\n- config_name: default\n  data_files: {train: train/**, test: test/**}\n", found("train: cat 4, dog 4; test: cat 4, dog 4")),
           ("one of several is marked as the default", "{cat,dog}/{0..3}.jpg", "- config_name: mini\n  data_files: {train: '*/0.jpg', test: '*/1.jpg'}\n- config_name: full\n  default: true\n  data_files: {train: '*/[0-2].jpg', test: '*/3.jpg'}\n", found("train: cat 3, dog 3; test: cat 1, dog 1")),
-          ("several folds are as good as each other", "{cat,dog}/{0..3}.jpg", "".join(f"- config_name: fold{i}\n  data_files: {{train: '*/[!{i}].jpg', test: '*/{i}.jpg'}}\n" for i in range(2)), refused("in the splits 'train' and 'test'; expected one split in all configs, or a default one")),
+          ("several folds are as good as each other", "{cat,dog}/{0..3}.jpg", "".join(f"- config_name: fold{i}\n  data_files: {{train: '*/[!{i}].jpg', test: '*/{i}.jpg'}}\n" for i in range(2)), refused("in the splits 'test' and 'train'; expected one split in all configs, or a default one")),
           ("comments begin lines", "{cat,dog}/{0..3}.jpg", "# by number\n- data_files:\n  - {split: train, path: '*/[0-2].jpg'}\n# held out\n  - {split: test, path: '*/3.jpg'}\n", found("train: cat 3, dog 3; test: cat 1, dog 1")),
           ("all is called full", "{cat,dog}/{0..3}.jpg", "- data_files: {full: '**'}\n", found("train: cat 4, dog 4")),
           ("paths have no split", "{train,test}/{cat,dog}/{0..3}.jpg", "- data_files:\n  - path: train/**\n  - test/**\n", found("train: cat 4, dog 4; test: cat 4, dog 4")),
