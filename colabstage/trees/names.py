@@ -31,6 +31,21 @@ _MAX_PART_BYTES = 255
 _MAX_LINK_STEPS = 40
 
 
+def with_wildcards(pattern: str) -> str:
+    """Return a regular expression for the names that fit a pattern: `*`, `?` and `[…]` within a folder's name, `**` for
+    any folders."""
+    marks = {"**/": "(?:.+/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    found = re.split(r"(\*\*/|\*\*|\*|\?|\[[^/\]]+\])", pattern)
+    written = "".join(
+        marks.get(part) or (part.replace("[!", "[^") if part.startswith("[") else re.escape(part)) for part in found
+    )
+    try:
+        re.compile(written)
+    except re.error:  # a range that runs backwards
+        return re.escape(pattern)
+    return written
+
+
 def extension_of(name: str) -> str:
     """Return a name's extension in lower case, with its dot; "" if there is none, or it is a number."""
     end = name[name.rfind(".") + 1 :]

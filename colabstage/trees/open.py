@@ -33,7 +33,7 @@ from colabstage.trees.bytes import (
 from colabstage.trees.compressed import inner_name, open_stream, unpack_into
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import DEFAULT_LIMITS, ArchiveLimits, FileEntries, FileEntry, Tree, TreeView
-from colabstage.trees.names import DRIVE_ZIP, distinct_names, first_repeated, parent_folders
+from colabstage.trees.names import DRIVE_ZIP, distinct_names, first_repeated, parent_folders, with_wildcards
 from colabstage.trees.seven_zip import ToolArchiveTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree, refuse_volume
@@ -213,7 +213,8 @@ class OnlyTree(TreeView):
         for part in only:
             fits = np.fromiter((name.startswith(f"{part}/") or name == part for name in names), np.bool_, len(names))
             if not fits.any() and any(mark in part for mark in "*?["):
-                pattern = _regex_of(part)
+                # Also what is in a folder that fits.
+                pattern = re.compile(f"(?:{with_wildcards(part)})(?:/.*)?", re.DOTALL)
                 fits = np.fromiter((pattern.fullmatch(name) is not None for name in names), np.bool_, len(names))
             if not fits.any():
                 raise _nothing_fits(tree, part)
@@ -234,16 +235,6 @@ class OnlyTree(TreeView):
         self.empty_folders = tuple(
             name.removeprefix(prefix) for name in tree.empty_folders if prefix and name.startswith(prefix)
         )
-
-
-def _regex_of(pattern: str) -> re.Pattern[str]:
-    """Return a pattern that matches a name that fits, or is in a folder that fits."""
-    marks = {"**/": "(?:.+/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    found = re.split(r"(\*\*/|\*\*|\*|\?|\[[^/\]]+\])", pattern)
-    written = (
-        marks.get(part) or (part.replace("[!", "[^") if part.startswith("[") else re.escape(part)) for part in found
-    )
-    return re.compile(f"(?:{''.join(written)})(?:/.*)?", re.DOTALL)
 
 
 def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 from colabstage.layouts import words
 from colabstage.layouts.columns import show
 from colabstage.layouts.reading import Source, broken, load_yaml
+from colabstage.trees.names import with_wildcards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-
 # Other parts of the front matter describe licences, languages and features.
 _CONFIGS = re.compile(r"^configs:.*\n(?:(?:[ #-].*)?\n)*", re.MULTILINE)
 _OTHERWISE = "; any layout that is named in layout= does without them"
-_WILD = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-_WILDCARD = re.compile(r"\*\*/|\*\*|\*|\?|\[[\w!-]+\]")
 
 
 def splits_of_card(source: Source) -> tuple[str, dict[str, str]]:
@@ -45,7 +43,7 @@ def splits_of_card(source: Source) -> tuple[str, dict[str, str]]:
         own: dict[str, str] = {}
         for split, path in globs:
             whole = posixpath.normpath(posixpath.join(posixpath.dirname(card.name), path))
-            for name in filter(re.compile(_as_pattern(whole)).fullmatch, source.files.names):
+            for name in filter(re.compile(with_wildcards(whole)).fullmatch, source.files.names):
                 if name not in found and own.setdefault(name, split) != split:
                     what = f"'{card.name}' names it in the splits '{own[name]}' and '{split}'"
                     raise broken(name, what, f"one split in all configs, or a default one{_OTHERWISE}")
@@ -70,10 +68,3 @@ def _globs_of(configs: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
             split, paths = part["split"], part["path"]
             for path in paths if isinstance(paths, list) else [paths]:
                 yield words.split_name(split).split or split, posixpath.join(config.get("data_dir", ""), path)
-
-
-def _as_pattern(path: str) -> str:
-    """Return a path with wildcards as a regular expression."""
-    texts = map(re.escape, _WILDCARD.split(path))
-    wild = [_WILD.get(part, part.replace("[!", "[^")) for part in _WILDCARD.findall(path)]
-    return "".join(text + part for text, part in zip(texts, [*wild, ""], strict=True))
