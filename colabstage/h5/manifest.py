@@ -500,9 +500,8 @@ def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None
         with exchanging(out, manifest):
             # A pack without its manifest does not count, so between these steps there is the old pack or none.
             remove_manifest(out)
-            workspace.put_file(
-                file, out, replaces=workspace.whatever_is_there
-            )  # the caller asked for it, or it was checked to be ours
+            # The caller asked for it, or it was checked to be ours.
+            workspace.put_file(file, out, replaces=workspace.whatever_is_there)
             workspace.put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
     for path in (out, manifest_path(out)):
         workspace.sweep_orphans(out.parent, name=path.name)

@@ -48,6 +48,8 @@ def test_a_part_is_staged_alone_and_has_a_key_of_its_own(kind: str, tmp_path: Pa
     assert stage(["plants/color/*/0.png"]).splits == {"train": 2}
     with pytest.raises(SourceNotFoundError, match="only='plants/color'"):
         stage("color")
+    with pytest.raises(SourceNotFoundError, match="matches nothing"):  # a range that runs backwards
+        stage("plants/[z-a]*")
     nothing: list[str] = []
     for none in ("/plants", nothing):
         with pytest.raises(OptionError, match="only="):
