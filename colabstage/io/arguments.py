@@ -142,7 +142,8 @@ def refused_call(
     # `size` is spelt more like `resize`, but means `image_size`.
     near = [one for one in own if unknown in one.split("_")] or difflib.get_close_matches(unknown, own, 1, _CLOSE)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return ArgumentError(f"{function}() {error}.{hint}")
+    # Python would name the first fault, and an argument that is missing may be the misspelt one.
+    return ArgumentError(f"{function}() got an unexpected keyword argument '{unknown}'.{hint}")
 
 
 def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str]) -> str | None:

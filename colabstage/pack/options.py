@@ -95,9 +95,10 @@ class PackOptions:
             until both sides cover it and cuts out the middle, `"pad"` scales until both sides fit and pads with black.
         encoding: `"pixels"` stores decoded arrays, `"encoded"` the files' own bytes, `"jpeg:90"` JPEGs of that quality
             made from the resized images; `"auto"` chooses by what fits.
-        splits: fractions by split name, as `{"train": 0.8, "test": 0.2}`, for a source without split folders. One
-            number, 0.5 or more, is the fraction of `train`, and the rest is `test`; two are `train` and `test`, three
-            `train`, `val` and `test`. `None` takes the splits of the source; without any, everything is `train`.
+        splits: fractions by split name, as `{"train": 0.8, "test": 0.2}`. One number, 0.5 or more, is the fraction of
+            `train`, and the rest is `test`; two are `train` and `test`, three `train`, `val` and `test`. If the source
+            has splits, its `train` is divided, among names it has not used. `None` takes the splits of the source;
+            without any, everything is `train`.
         group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples with the same
             match (of its first group, if it has one) stay in one split. `None` uses the groups that the layout finds,
             if any.

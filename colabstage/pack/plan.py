@@ -34,6 +34,7 @@ from colabstage.h5.schema import (
 from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Targets, TreeFiles, UnreadBoxes, Values
+from colabstage.layouts.words import same_split
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
@@ -75,60 +76,69 @@ def split_rows(
 ) -> dict[str, NDArray[np.int64]]:
     """Return the samples of each split, in row order: a seeded random order for `train`, the source's for others.
 
-    Samples of one file are always in one split. No split is empty.
+    Fractions divide all samples, or those of the source's `train` if it has splits. Samples of one file are always in
+    one split. No split is empty.
     """
     if table.splits is not None:
-        names, assigned = _splits_of_source(table, table.splits, fractions)
-    elif fractions is not None:
-        names, assigned = [name for name, _ in fractions], divide(table, fractions, seed=seed, group_by=group_by)
-        counts = np.bincount(assigned, minlength=len(names)).tolist()
-        for (name, fraction), count in zip(fractions, counts, strict=True):
+        _check_whole_files(table, table.splits, "splits")
+    own = table.splits or [fractions[0][0] if fractions else "train"] * len(table)
+    # Those of the source in the order of first occurrence.
+    names = list(dict.fromkeys([*(name for name, _ in fractions or ()), *own]))
+    index = {name: number for number, name in enumerate(names)}
+    assigned = np.fromiter(map(index.__getitem__, own), np.int64, len(table))
+    if fractions is not None:
+        if why := why_not_divided(table.splits, fractions):
+            raise OptionError(why)
+        divided = np.flatnonzero(assigned == index["train"]) if table.splits else np.arange(len(table))
+        numbers = divide(table, fractions, divided, seed=seed, group_by=group_by)
+        for (name, fraction), count in zip(fractions, np.bincount(numbers, minlength=len(fractions)), strict=True):
             # An empty split is refused here, not in the first epoch that uses it.
             if count == 0:
                 msg = (
-                    f"splits gives '{name}' the fraction {fraction}, which of {len(table):,} samples comes to none. "
+                    f"splits gives '{name}' the fraction {fraction}, which of {len(divided):,} samples comes to none. "
                     "Give it more, or leave it out."
                 )
                 raise OptionError(msg)
-    else:
-        names, assigned = ["train"], np.zeros(len(table), np.uint8)
+        assigned[divided] = numbers
     rows = {name: np.flatnonzero(assigned == number) for number, name in enumerate(names)}
     # So that any range of `train` is a fair sample. Other splits keep the source's order, in which predictions are
     # usually submitted.
     if (train := rows.get("train")) is not None:
-        own = table.keys if len(train) == len(table) else take_strings(table.keys, train)
         # In one expression, so that the hashes of millions are freed before the rows exist twice.
-        rows["train"] = train[np.argsort(key_hashes(own, seed=seed, purpose="row"), kind="stable")]
+        rows["train"] = train[np.argsort(key_hashes(_keys_of(table, train), seed=seed, purpose="row"), kind="stable")]
     return rows
 
 
-def _splits_of_source(
-    table: SampleTable, splits: Sequence[str], fractions: Fractions | None
-) -> tuple[list[str], NDArray[Any]]:
-    if fractions is not None:
-        msg = (
-            f"The source already has splits ({', '.join(sorted(set(splits)))}); leave splits= out to use them, or "
-            "stage one of its folders. layout='image_folder' reads no lists of splits beside class folders."
-        )
-        raise OptionError(msg)
-    _check_whole_files(table, splits, "splits")
-    # In the order of first occurrence, which is that of the source.
-    index = {name: number for number, name in enumerate(dict.fromkeys(splits))}
-    return list(index), np.fromiter(map(index.__getitem__, splits), np.int64, len(table))
+def why_not_divided(splits: Sequence[str] | None, fractions: Fractions) -> str:
+    """Say why fractions cannot divide samples whose source has these splits; empty if they can. They divide its `train`
+    among splits of other names: the same share of a split that is held out would mean nothing."""
+    own = sorted(set(splits or ()))
+    again = [name for name, _ in fractions if any(same_split(name, other) for other in own) and name != "train"]
+    if not own or ("train" in own and "train" in dict(fractions) and not again):
+        return ""
+    free = next(name for name in ("val", "test", "holdout") if not any(same_split(name, other) for other in own))
+    divided = f", or divide its 'train': splits={{'train': 0.9, '{free}': 0.1}}" if "train" in own else ""
+    return f"The source already has splits ({', '.join(own)}); leave splits= out to use them{divided}."
 
 
-def divide(table: SampleTable, fractions: Fractions, *, seed: int, group_by: str | None) -> NDArray[np.int64]:
-    """Return the split of each sample, an index into `fractions`."""
+def divide(
+    table: SampleTable, fractions: Fractions, rows: NDArray[np.int64], *, seed: int, group_by: str | None
+) -> NDArray[np.int64]:
+    """Return the split of each of some samples, an index into `fractions`."""
     groups = table.groups if group_by is None else groups_of_keys(table.keys, group_by)
     if groups is not None:
         _check_whole_files(table, groups, "groups")
-        return assign_groups(groups, fractions, seed=seed)
-    files, strata = _files(table), _strata(table)
+        return assign_groups(take_strings(groups, rows), fractions, seed=seed)
+    files, strata, keys = _files(table), _strata(table)[rows], _keys_of(table, rows)
     if files is None:
-        return assign_splits(table.keys, strata, fractions, seed=seed)
+        return assign_splits(keys, strata, fractions, seed=seed)
     # A file goes where its first sample would.
-    _, firsts = np.unique(files, return_index=True)
-    return assign_splits(take_strings(table.keys, firsts), strata[firsts], fractions, seed=seed)[files]
+    _, firsts, members = np.unique(files[rows], return_index=True, return_inverse=True)
+    return assign_splits(take_strings(keys, firsts), strata[firsts], fractions, seed=seed)[members.reshape(-1)]
+
+
+def _keys_of(table: SampleTable, rows: NDArray[np.int64]) -> Sequence[str]:
+    return table.keys if len(rows) == len(table) else take_strings(table.keys, rows)
 
 
 def assign_splits(

@@ -45,7 +45,7 @@ from colabstage.machine.mounts import place_in, require_answer, required_to_stay
 from colabstage.pack.execute import PackReport, PackRun, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image
-from colabstage.pack.plan import PackPlan, StoredField, divide, groups_of_keys
+from colabstage.pack.plan import PackPlan, StoredField, divide, groups_of_keys, why_not_divided
 from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import pack_set
 from colabstage.sources.parse import absolute_path, check_outside, refuse_address
@@ -111,8 +111,9 @@ def options_like(base: PackInfo, options: PackOptions) -> PackOptions:
 def split_alike(
     table: SampleTable, names: Sequence[str], options: PackOptions, earlier: Mapping[str, str]
 ) -> SampleTable:
-    """Return the table divided by the fractions in `options`, with names and groups that the dataset has already in the
-    splits where they are; `earlier`: the split of each of its samples, by name; `names`: of the samples, likewise."""
+    """Return the table divided by the fractions in `options` (its `train`, if it has splits), with names and groups
+    that the dataset has already in the splits where they are; `earlier`: the split of each of its samples, by name;
+    `names`: of the samples, likewise."""
     assert options.fractions is not None
     if options.group_by is None and table.groups is not None:
         msg = (
@@ -126,8 +127,11 @@ def split_alike(
         # Samples of a source with splits of its own need no groups; that none has one is an error.
         grouped = [name for name in earlier if re.search(options.group_by, name)] or list(earlier)
         earlier = dict(zip(groups_of_keys(grouped, options.group_by), map(earlier.__getitem__, grouped), strict=True))
-    numbers = divide(table, options.fractions, seed=options.seed, group_by=options.group_by).tolist()
-    splits = [earlier.get(unit, options.fractions[number][0]) for unit, number in zip(units, numbers, strict=True)]
+    splits = list(table.splits or ["train"] * len(table))
+    rows = np.flatnonzero(np.array(splits) == "train")
+    numbers = divide(table, options.fractions, rows, seed=options.seed, group_by=options.group_by)
+    for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+        splits[row] = earlier.get(units[row], options.fractions[number][0])
     return replace(table, splits=splits)
 
 
@@ -381,10 +385,10 @@ def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptio
             table = labelled_alike(opened.find(is_more=True), base.classes)
             # As a file holds them.
             names = [key.encode(errors="backslashreplace").decode() for key in table.keys]
-            if table.splits is not None:
+            if options.fractions is None or why_not_divided(table.splits, options.fractions):
                 # Those of the source count, unless the caller asks for others too.
                 options = replace(options, splits=asked.splits)
-            elif options.fractions is not None:
+            else:
                 table, options = split_alike(table, names, options, earlier), replace(options, splits=None)
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))
             check_fits(base, job.table, job.plan, options)

@@ -112,6 +112,24 @@ def test_options_that_are_left_out_are_those_of_the_dataset(tmp_path: Path) -> N
     }
 
 
+def test_train_of_a_source_is_divided_as_it_was(tmp_path: Path) -> None:
+    """A sample that is there stays in its split, and one that the source holds out is not trained on."""
+    names = [f"{split}/{label}/{number}.png" for split in ("train", "test") for label in "ab" for number in range(20)]
+    photos = make_tree(tmp_path / "photos", {name: number for number, name in enumerate(names)})
+    pack_dataset(photos, tmp_path / "set.h5", splits={"train": 0.8, "val": 0.2}, seed=1, progress=False)
+    more = [name.replace("/a/", "/a/new-") for name in names]
+    report = pack_dataset(
+        make_tree(tmp_path / "more", {name: number for number, name in enumerate(more)}),
+        append_to=tmp_path / "set.h5",
+        progress=False,
+    )
+    assert report.samples == {"train": 32, "val": 8, "test": 40}
+    of_split = {
+        split: set(dataset_h5(tmp_path / "set*.h5", split=split).reader.keys()) for split in ("train", "val", "test")
+    }
+    assert len(set.union(*of_split.values())) == sum(map(len, of_split.values())) == 120
+
+
 def _scored(first: int, labels: list[int]) -> dict[str, Any]:
     names = [f"{number}.png" for number in range(first, first + len(labels))]
     rows = "".join(f"{name},{label}\n" for name, label in zip(names, labels, strict=True))

@@ -138,13 +138,31 @@ def test_the_order_of_train_is_seeded_and_steady(pack: Pack) -> None:
 
 
 def test_splits_of_the_source_are_taken_as_they_are(pack: Pack) -> None:
-    """Fractions in addition to them are refused by name."""
+    """Fractions that would divide others than its `train` are refused; the line in the refusal works."""
     keys, of_source = names_of([0, 1, 0, 1]), {"splits": ("train", "train", "val", "train")}
     found = pack(keys, of_source=of_source)
     assert sorted(found["train"]) == sorted([keys[0], keys[1], keys[3]])
     assert (list(found), found["val"]) == (["train", "val"], [keys[2]])
-    with pytest.raises(OptionError, match=r"train, val"):
-        pack(keys, of_source=of_source, splits=USUAL)
+    for fractions in (USUAL, {"train": 0.8, "val": 0.2}, {"test": 1.0}):
+        with pytest.raises(OptionError, match=r"splits \(train, val\).*splits={'train': 0.9, 'test': 0.1}"):
+            pack(keys, of_source=of_source, splits=fractions)
+    with pytest.raises(OptionError, match=r"leave splits= out to use them\.$"):
+        pack(keys, of_source={"splits": ("a", "b", "b", "b")}, splits={"train": 0.5, "test": 0.5})
+
+
+@pytest.mark.parametrize("of_source", [{}, {"groups": tuple("abcdefghij" * 10)}])
+def test_fractions_divide_train_of_the_source(pack: Pack, of_source: dict[str, Any]) -> None:
+    """What it holds out stays as it is; its train is divided as it would be alone."""
+    keys, labels = names_of([0] * 60 + [1] * 40), [0] * 60 + [1] * 40
+    held_out = [row % 3 == 0 for row in range(100)]
+    splits = {"splits": tuple("test" if held else "train" for held in held_out)}
+    found = pack(keys, labels, of_source=splits | of_source, splits={"train": 0.7, "val": 0.3}, seed=2)
+    assert found["test"] == [key for key, held in zip(keys, held_out, strict=True) if held]
+    train = [row for row in range(100) if not held_out[row]]
+    alone = {name: tuple(values[row] for row in train) for name, values in of_source.items()}
+    mine = [labels[row] for row in train]
+    again = pack([keys[row] for row in train], mine, of_source=alone, splits={"train": 0.7, "val": 0.3}, seed=2)
+    assert {name: found[name] for name in again} == again
 
 
 def test_a_split_that_would_be_empty_is_refused(pack: Pack) -> None:
