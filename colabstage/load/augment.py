@@ -241,6 +241,7 @@ def _cut_each(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill
     result = torch.empty(
         (*images.shape[:2], *size),
         dtype=images.dtype,
+        device="cpu",
         memory_format=torch.channels_last if is_last else torch.contiguous_format,
     )
     limits = np.array(images.shape[2:])
@@ -266,15 +267,16 @@ def resize_crops(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> 
 
 
 def _resize_each(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
+    # torch resizes no other integers, and not every short float.
+    exact = images if images.dtype in (torch.uint8, torch.float32, torch.float64) else images.float()
+    # The caller may have set another default device.
+    form: Any = {"dtype": exact.dtype, "device": "cpu", "memory_format": torch.channels_last}
+    result = torch.empty((*images.shape[:2], *size), **form)
     if images.dtype == torch.uint8:
-        pixels = torch.empty((*images.shape[:2], *size), dtype=torch.uint8, memory_format=torch.channels_last)
-        source, target = _as_array(images), _as_array(pixels)
+        source, target = _as_array(images), _as_array(result)
         for row, (top, left, height, width) in enumerate(crops.tolist()):
             resize_into(source[row, top : top + height, left : left + width], target[row])
-        return pixels
-    # torch resizes no other integers, and not every short float.
-    exact = images if images.dtype in (torch.float32, torch.float64) else images.float()
-    result = torch.empty((*exact.shape[:2], *size), dtype=exact.dtype, memory_format=torch.channels_last)
+        return result
     for row, (top, left, height, width) in enumerate(crops.tolist()):
         part = exact[row : row + 1, :, top : top + height, left : left + width]
         result[row : row + 1] = functional.interpolate(part, size, mode="bilinear", antialias=True)

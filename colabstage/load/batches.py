@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -49,7 +51,14 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 def moves_itself(thing: object) -> bool:
     """Return whether an object that is not a tensor has a method to move it to a device."""
-    return not isinstance(thing, torch.Tensor) and callable(getattr(thing, "to", None))
+    return not isinstance(thing, torch.Tensor) and _takes_device(getattr(type(thing), "to", None))
+
+
+@cache
+def _takes_device(to: object) -> bool:
+    # Without the object itself. Quantities have a `to` as well, which takes a unit.
+    names = [*inspect.signature(to).parameters.values()][1:2] if inspect.isfunction(to) else []
+    return any(one.name == "device" or one.kind is one.VAR_POSITIONAL for one in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +196,12 @@ def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
 
 
 def scale_to(x: Any, dtype: torch.dtype) -> Any:
-    """Convert tensors, also in lists, to a floating-point dtype on their device; uint8 and uint16 are scaled to [0, 1],
-    others are not."""
-    if isinstance(x, list):
-        return [scale_to(part, dtype) for part in x]
-    if isinstance(x, str):
-        return x
+    """Convert all tensors in x to a floating-point dtype on their device; uint8 and uint16 are scaled to [0, 1], others
+    are not."""
+    return map_leaves(x, lambda part: _scaled(part, dtype) if isinstance(part, torch.Tensor) else part)
+
+
+def _scaled(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     white = white_of(x.dtype)
     if white == 1.0:
         # Floats and wide integers do not tell the range of their values.

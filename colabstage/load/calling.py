@@ -30,8 +30,9 @@ class SeededTransform(Protocol):
 _NAMES_SHOWN = 4
 _TAKE_IMAGES = ("torchvision", "timm")
 _LIBRARIES = (*_TAKE_IMAGES, "kornia")
-# torchvision's transforms that take arrays, and those that run the caller's own code first.
-_TAKE_ARRAYS = frozenset({"ToTensor", "ToImage", "ToPILImage", "Lambda", "ToDtype", "ConvertImageDtype"})
+# torchvision's transforms that take arrays, and those that run the caller's own code first; and of tensors alone.
+_TAKE_ARRAYS = frozenset({"ToTensor", "ToImage", "ToPILImage", "Lambda"})
+_TAKE_TENSORS = frozenset({"ToDtype", "ConvertImageDtype", "Normalize"})
 
 
 def describe(value: object) -> str:
@@ -57,16 +58,17 @@ def check_batch_transform(name: str, given: object) -> None:
         refuse_argument(name, given, f"an object of it: {given.__name__}(…)")
     if not isinstance(given, SeededTransform):
         check_argument(name, given, "function", remedy="It is called with (x, y).")
+    if any(type(part).__name__ == "ToTensor" for part in _leaves(given)):
+        msg = f"{name} gets tensors, which ToTensor does not scale. Leave it out; make_loader(…, dtype='float32') does."
+        raise OptionError(msg)
 
 
-def _takes_images(transform: object) -> bool:
-    """Return whether a transform is torchvision's or timm's and begins with one that takes PIL images, not arrays."""
-    if _library_of(transform) not in _TAKE_IMAGES:
-        return False
-    parts: Any = getattr(transform, "transforms", None)
-    if parts is not None:
-        return any(_takes_images(one) for one in [*parts][:1])
-    return _library_of(transform) == "timm" or type(transform).__name__ not in _TAKE_ARRAYS
+def _first_of(transform: object) -> object:
+    """Return the transform of torchvision's or timm's that one begins with; `None` where another library's, or a
+    function of the caller's, comes first."""
+    known = _library_of(transform) in _TAKE_IMAGES
+    parts = _parts_of(transform) if known or type(transform) is torch.nn.Sequential else []
+    return _first_of(parts[0]) if parts else transform if known else None
 
 
 def _library_of(transform: object) -> str:
@@ -120,16 +122,30 @@ def _moves(part: object) -> bool:
 
 
 def image_for(transform: object, x: Any) -> Any:
-    """Return what a transform gets for an x: a PIL image if it takes those and no arrays, otherwise x itself. Pixels
-    that make no such image (16 bits, fractions, other shapes) stay arrays."""
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim not in (2, 3) or not _takes_images(transform):
-        return x
-    from PIL import Image
+    """Return what a transform gets for an x: a PIL image if it takes those and no arrays, otherwise x itself.
 
-    channels = x.shape[2] if x.ndim == 3 else 1
-    if channels not in (1, 3, 4):
+    Raises:
+        OptionError: it is torchvision's, whose `v2` leaves arrays as they are, and x makes no such image: it has 16
+            bits, fractions or another shape.
+    """
+    first = _first_of(transform)
+    kind, of_torchvision = type(first).__name__, _library_of(first) == "torchvision"
+    if first is None or not isinstance(x, np.ndarray) or (of_torchvision and kind in _TAKE_ARRAYS):
         return x
-    return Image.fromarray(x[..., 0] if x.ndim == 3 and channels == 1 else x)
+    is_image = x.dtype == np.uint8 and (x.ndim == 2 or (x.ndim == 3 and x.shape[2] in (1, 3, 4)))
+    if is_image and not (of_torchvision and kind in _TAKE_TENSORS):
+        from PIL import Image
+
+        return Image.fromarray(x[..., 0] if x.shape[2:] == (1,) else x)
+    if not of_torchvision:
+        return x
+    own, make = ("v2.", "ToImage") if ".v2" in type(first).__module__ else ("", "ToTensor")
+    msg = (
+        f"torchvision's {kind} takes {'' if kind in _TAKE_TENSORS else 'PIL images or '}tensors, and x is "
+        f"{describe(x)}. Write transform={own}Compose([{own}{make}(), …]) for (H, W, C), or "
+        f"{own}Compose([{own}Lambda(torch.from_numpy), …]) for (C, H, W)."
+    )
+    raise OptionError(msg)
 
 
 def call_theirs(name: str, function: Callable[..., Any], *arguments: Any, row: int | None = None) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -139,28 +138,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         self.target_transform = target_transform
         self.return_index = return_index
         check_moves("transform", transform, self.reader, alone=target_transform is None)
-        doubts = []
-        if self.reader.reversed_axes:
-            doubts.append(
-                f"MATLAB wrote the inputs of '{self.reader.path}', and their axes are reversed here: each is "
-                f"{self._row()}. pack_dataset('{self.reader.path}', 'packed.h5') reads them as MATLAB shows them."
-            )
-        # The writer of a pack that is being made is at work.
-        if self.reader.unwritten and arrival is None:
-            doubts.append(
-                f"{self.reader.unwritten} were never written, as where a program was stopped: they are read as the "
-                "fill value, which is mostly 0. Write the file again, or visit the rows that are there, by "
-                "torch.utils.data.Subset(dataset, rows)."
-            )
-        # Said once, here, where the path is chosen: later, reading would only be slow.
-        if self.reader.slow_mount is not None and not in_memory:
-            doubts.append(
-                f"'{self.reader.path}' is on {self.reader.slow_mount}: every sample is fetched through it, in every "
-                "epoch, which is many times slower than a local disk. Copy the file to a local disk first "
-                "(stage_dataset does), or pass in_memory=True to read it once."
-            )
-        for doubt in doubts:
-            warnings.warn(doubt, UserWarning, stacklevel=4)
+        self.reader.warn(stacklevel=4)
 
     @property
     def split(self) -> str:

@@ -223,7 +223,7 @@ class Run:
             for loop in self._loops():
                 loop.local = local
             # What cannot be saved is refused now, and not when the first version is due.
-            self._numbers = numbers_of(self._parts)
+            self._numbers = numbers_of(self._all_parts())
             self._copier.give_back(self._states())
             stack.callback(self._leave)
             (version, self._session), *_ = _on_each_rank(lambda: self._choose(local))
@@ -512,6 +512,9 @@ class Run:
             # What a training changes itself is another one too, where it goes on in the same kernel.
             if now == self._numbers.get(name) != given.get(name, now):
                 self.notes.append(f"{name} stays {now}, as the run began; for {given[name]} begin a new run.")
+        for name, now in numbers_of({"loader": self._loader}).items():
+            if (before := self._numbers.get(name, now)) != now:
+                self.notes.append(f"{name} is {now} from here on, and was {before} as the run began.")
         counters = content["counters"]
         self.epoch, self.steps = counters["epoch"], counters["steps"]
         self.history = [dict(row) for row in content["history"]]

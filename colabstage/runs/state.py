@@ -22,7 +22,7 @@ from colabstage.io.arguments import refuse_argument
 from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
 from colabstage.load.epoch import digest_of
-from colabstage.load.loader import OtherOrderError
+from colabstage.load.loader import Loader, OtherOrderError
 from colabstage.machine.mounts import run_watched
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def kind_of_part(part: object) -> str:
 
 
 def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
-    """Return what optimizers and schedules are set to, each under the name that a program has for it."""
+    """Return what optimizers, schedules and loaders are set to, each under the name that a program has for it."""
     found: dict[str, Any] = {}
     for name, part in parts.items():
         if isinstance(part, torch.optim.Optimizer):
@@ -231,6 +231,10 @@ def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
         elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
             for key, value in part.state_dict().items():
                 found |= _settings(f"{name}.{key}", value) if key not in _REPEATED else {}
+        elif isinstance(part, Loader):
+            form = part._pipeline.form
+            own = {"dtype": form.dtype, "drop_last": part.drop_last, "label_offset": form.label_offset}
+            found |= {f"{name}.{key}": str(value) for key, value in own.items()}
     return found
 
 

@@ -149,21 +149,33 @@ def test_a_transforms_index_error_is_no_end(path: Path) -> None:
         list(dataset_h5(path, transform=lambda _: nothing[0]))
 
 
+@pytest.mark.parametrize("read", [dataset_h5, lambda place: to_numpy(place, 8)], ids=["dataset_h5", "to_numpy"])
+@pytest.mark.parametrize("side", ["X_train", "Y_train"])
 @pytest.mark.parametrize("written", [0, 20, 40])
-@pytest.mark.parametrize("options", [{"chunks": (4, 2)}, {"chunks": (4, 2), "compression": "gzip"}, {}])
-def test_rows_that_were_never_written_are_told(tmp_path: Path, written: int, options: dict[str, Any]) -> None:
-    """HDF5 gives zeros for them, as after a program that was stopped. Within one block, what was written is unknown."""
+@pytest.mark.parametrize("options", [{"chunks": (4, 2)}, {"chunks": (4, 2), "compression": "gzip"}, {}, None], ids=str)
+def test_rows_that_were_never_written_are_told(
+    tmp_path: Path, written: int, options: dict[str, Any] | None, side: str, read: Callable[[Path], object]
+) -> None:
+    """HDF5 gives zeros for them, as after a program that was stopped. Within one block, what was written is unknown. A
+    virtual dataset may be put together of parts that leave rows out."""
     place = tmp_path / "rows.h5"
     with h5py.File(place, "w") as file:
-        rows_of = file.create_dataset("X_train", (40, 2), np.float32, **options)
-        if written:
-            rows_of[:written] = 1
-        file["Y_train"] = np.arange(40)
-    if written == 40 or (written and not options):
-        assert len(dataset_h5(place)) == 40
+        file["X_train" if side == "Y_train" else "Y_train"] = np.ones((40, 2))
+        if options is None:
+            file["part"] = np.ones((written, 2))
+            virtual = h5py.VirtualLayout((40, 2), np.float64)
+            virtual[:written] = h5py.VirtualSource(file["part"])
+            file.create_virtual_dataset(side, virtual)
+        else:
+            rows_of = file.create_dataset(side, (40, 2), np.float32, **options)
+            if written:
+                rows_of[:written] = 1
+    if written == 40 or (written and options == {}):
+        read(place)
     else:
-        with pytest.warns(UserWarning, match="never written"):
-            dataset_h5(place)
+        with pytest.warns(UserWarning, match=f"{side} in .* were never written") as caught:
+            read(place)
+        assert caught[0].filename == __file__ or "lambda" in str(read)
 
 
 def test_a_form_of_batches_that_only_a_stock_loader_makes_is_measured_with_one(path: Path) -> None:
@@ -505,6 +517,42 @@ def test_a_transform_of_x_alone_does_not_move_it_by_chance(
         assert "batch_transform=" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("transform", "dtype", "refused"),
+    [
+        (of_torchvision("Resize"), np.float32, True),
+        (of_torchvision("Compose", of_torchvision("Resize"), of_torchvision("ToImage")), np.uint16, True),
+        (torch.nn.Sequential(), np.float32, True),
+        (of_torchvision("Resize", module="torchvision.transforms.transforms"), np.float32, True),
+        (of_torchvision("Compose", of_torchvision("ToDtype"), of_torchvision("Normalize")), np.uint8, True),
+        (of_torchvision("Compose", of_torchvision("ToImage"), of_torchvision("Resize")), np.float32, False),
+        (of_torchvision("Compose", of_torchvision("Lambda"), of_torchvision("Resize")), np.uint16, False),
+        (of_torchvision("Resize"), np.uint8, False),
+    ],
+    ids=["fractions", "16 bits", "a Sequential", "its first version", "tensors only", "ToImage", "Lambda", "an image"],
+)
+def test_no_transform_of_torchvision_leaves_x_as_it_is(
+    tmp_path: Path, transform: Any, dtype: Any, refused: bool
+) -> None:
+    """Those of `v2` pass arrays through, so x would be neither resized nor scaled."""
+    if isinstance(transform, torch.nn.Sequential):
+        # `append` would take modules only.
+        transform._modules["0"] = of_torchvision("Resize")
+    place = write_rows(tmp_path / "rows.h5", np.zeros((4, 8, 8, 3), dtype), np.arange(4))
+    error = error_of(lambda: dataset_h5(place, transform)[0])
+    assert isinstance(error, OptionError) == refused, repr(error)
+    if refused:
+        assert ("v2.ToImage()" if ".v2" in str(type(transform)) else "To") in str(error)
+
+
+def test_bytes_are_not_left_unscaled_by_a_transform_of_arrays(path: Path) -> None:
+    """A batch is of tensors, which torchvision's ToTensor passes through, or refuses."""
+    whole = of_torchvision("Compose", of_torchvision("ToTensor"))
+    for make in (lambda: make_loader(dataset_h5(path), 8, batch_transform=whole), lambda: Compose([whole])):
+        with pytest.raises(OptionError, match="dtype='float32'"):
+            make()
+
+
 def test_timms_transforms_get_images(path: Path) -> None:
     """They take no arrays, as torchvision's that they stand among."""
     for transform in (OF_TIMM, of_torchvision("ToTensor", module="timm.data.transforms")):
@@ -547,6 +595,28 @@ def test_a_transform_refuses_an_argument_of_the_wrong_kind(make: Callable[[], ob
     """When it is constructed, not at the first batch."""
     with pytest.raises(ColabstageError):
         make()
+
+
+@pytest.mark.parametrize(
+    "change", [RandomFlip(1.0), RandomCrop(4, padding=2), RandomResizedCrop(4), Normalize((0.5,), (0.5,)), OneHot(40)]
+)
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_another_default_device_is_not_that_of_batches(path: Path, change: Any, dtype: str | None) -> None:
+    """They are where `device=` says, and so is what transforms make of them."""
+    torch.set_default_device("meta")
+    try:
+        x, y = next(iter(make_loader(dataset_h5(path), 8, batch_transform=change, dtype=dtype)))
+    finally:
+        torch.set_default_device(None)
+    assert {x.device.type, y.device.type} == {"cpu"}
+
+
+def test_a_dict_of_inputs_is_scaled(path: Path) -> None:
+    """As models of several inputs take them."""
+    dataset = dataset_h5(path, lambda x: {"image": x, "mean": x.mean()})
+    (batch, _), *_ = make_loader(dataset, 8, dtype="float32")
+    assert batch["image"].max() == 1.0
+    assert {part.dtype for part in batch.values()} == {torch.float32}
 
 
 def test_numbers_of_numpy_are_numbers(path: Path) -> None:

@@ -22,6 +22,13 @@ class Target(NamedTuple):
     name: str
 
 
+class Length:
+    """A quantity, whose `to` takes a unit."""
+
+    def to(self, unit: str) -> float:
+        return {"m": 1.0}[unit]
+
+
 def own_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "colabstage-cuda"]
 
@@ -35,6 +42,7 @@ def test_nested_batches_arrive_as_they_were(device: str) -> None:
         "target": Target([torch.zeros(0, 4), torch.ones(2, 4)], "cat"),
         "text": pack_sequence([torch.ones(3), torch.ones(2)]),
         "other": None,
+        "length": Length(),
     }
     (moved,) = CudaDataLoader([batch], device)
     assert moved.keys() == batch.keys()
@@ -47,6 +55,7 @@ def test_nested_batches_arrive_as_they_were(device: str) -> None:
     assert moved["text"].data.device.type == kind
     assert moved["text"].batch_sizes.device.type == "cpu"
     assert moved["other"] is None
+    assert moved["length"] is batch["length"]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -861,10 +861,10 @@ def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
         resumable(tmp_path / "two", model=model, optimizer=torch.optim.SGD(model.parameters()), scheduler=schedule)
 
 
-def test_a_run_says_which_numbers_and_settings_it_keeps(tmp_path: Path) -> None:
+def test_a_run_says_which_numbers_and_settings_it_keeps(data: Path, tmp_path: Path) -> None:
     """The state that is restored has the old ones, and the cell may have others: a rate, the length of a schedule where
-    there are more epochs now, the direction of a metric, those in schedules of schedules. Nothing is said where they
-    are the same."""
+    there are more epochs now, the direction of a metric, those in schedules of schedules. A loader's own are new.
+    Nothing is said where they are the same."""
     schedules = torch.optim.lr_scheduler
     for mode, length in (("min", 5), ("min", 5), ("max", 6)):
         model = nn.Linear(2, 2)
@@ -875,10 +875,13 @@ def test_a_run_says_which_numbers_and_settings_it_keeps(tmp_path: Path) -> None:
             "steps": schedules.MultiStepLR(optimizer, [1, length]),
             "warm": schedules.SequentialLR(optimizer, warm, [length]),
         }
-        with resumable(tmp_path, model=model, optimizer=optimizer, **parts, progress=False) as run:
+        loader = make_loader(dataset_h5(data), 8, seed=0, dtype="float32" if mode == "max" else None)
+        with resumable(tmp_path, model=model, optimizer=optimizer, loader=loader, **parts, progress=False) as run:
             assert (run.notes == []) == (mode == "min")
+            next(iter(loader))
             run.step()
     for kept in (
+        "loader.dtype is torch.float32 from here on, and was None",
         "'initial_lr'] stays 5.0",
         "'amsgrad'] stays False",
         "plateau.mode stays min",

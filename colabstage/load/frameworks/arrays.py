@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -224,20 +225,23 @@ class ArrayBatches:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _batcher=_batcher_of(state["reader"], state["plan"]), _announcing=Lock())
 
-    def _finished(self, x: NDArray[Any], y: Any, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
+    def _scaled(self, wanted: np.dtype[Any], pool: ThreadPool, stored: NDArray[Any]) -> NDArray[Any]:
+        # float16 cannot hold 65535, so uint16 is divided as float32 first.
+        wide = np.dtype(np.float32) if stored.dtype == np.uint16 else wanted
+        white, x = np.array(white_of(stored.dtype), wide), self._batcher.borrow(stored.shape, wanted)
+
+        def scale(start: int, stop: int) -> None:
+            np.divide(stored[start:stop], white, out=x[start:stop], dtype=wide, casting="unsafe")
+
+        pool.share(len(x), scale)
+        return x
+
+    def _finished(self, x: Any, y: Any, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
         """Return the batch of these inputs and targets: x in the requested dtype, with the values of `make_loader`."""
         if self._one_hot is not None:
             y = one_hot(y, self._one_hot)
         if (wanted := self._dtype) is not None:
-            # float16 cannot hold 65535, so uint16 is divided as float32 first.
-            wide = np.dtype(np.float32) if x.dtype == np.uint16 else wanted
-            white, stored = np.array(white_of(x.dtype), wide), x
-            x = self._batcher.borrow(stored.shape, wanted)
-
-            def scale(start: int, stop: int) -> None:
-                np.divide(stored[start:stop], white, out=x[start:stop], dtype=wide, casting="unsafe")
-
-            pool.share(len(x), scale)
+            x = _each(x, partial(self._scaled, wanted, pool))
         return (x, y) if self._weights is None else (x, y, self._weights[rows])
 
 
@@ -249,7 +253,9 @@ def _batcher_of(reader: SplitReader, plan: LoaderPlan) -> Batcher:
 def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
     """Return the dataset whose transforms are called, if it has any, and the reader; `None` and the reader of files."""
     if isinstance(source, str | os.PathLike | list | tuple):
-        return None, SplitReader(source, split or "train")
+        opened = SplitReader(source, split or "train")
+        opened.warn(stacklevel=6)
+        return None, opened
     if split is not None:
         msg = f"split={split!r} is for the path of a file; a {type(source).__name__} has its split already."
         raise OptionError(msg)
@@ -328,22 +334,47 @@ def _weights_of(weights: ArrayLike | None, samples: int, chosen: NDArray[np.intp
     return found
 
 
-def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
-    arrays = [np.asarray(value) for value in values]
-    shapes = {array.shape for array in arrays}
+def _stacked(name: str, values: Sequence[Any]) -> Any:
+    """Stack what a transform returned for each sample: arrays to one, dicts and tuples, as of models with several
+    inputs or outputs, part by part."""
+    first = values[0]
+    arrays: list[NDArray[Any]] = []
+    try:
+        if isinstance(first, Mapping) and all(value.keys() == first.keys() for value in values):
+            return {key: _stacked(name, [value[key] for value in values]) for key in first}
+        if isinstance(first, tuple):
+            return tuple(_stacked(name, part) for part in zip(*values, strict=True))
+        arrays = [np.asarray(value) for value in values]
+    except OptionError:
+        raise
+    # Whatever numpy and torch raise for what is no array.
+    except (TypeError, AttributeError, ValueError, RuntimeError):
+        pass
     # np.stack would fail too, but its message would not name the function to change.
-    if len(shapes) > 1 or arrays[0].dtype == object:
-        found = "things that are not arrays" if arrays[0].dtype == object else f"shapes {sorted(shapes)[:3]}"
-        msg = f"A batch here is one array, but its samples are {found}. Have {name} make arrays of one shape."
-        raise OptionError(msg)
-    return np.stack(arrays)
+    shapes, found = {array.shape for array in arrays}, "things that are not arrays"
+    if arrays and arrays[0].dtype != object:
+        found = f"shapes {sorted(shapes)[:3]}"
+        # Stacking converts to one dtype, so that bytes up to 255 would mix with fractions up to 1.
+        if len({array.dtype.kind == "f" for array in arrays if array.ndim}) > 1:
+            found = "bytes among fractions"
+        elif len(shapes) == 1:
+            return np.stack(arrays)
+    msg = f"A batch here is one array, but its samples are {found}. Have {name} make arrays of one shape."
+    raise OptionError(msg)
+
+
+def _each(x: Any, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
+    """Change each array of what `_stacked` made."""
+    if isinstance(x, dict):
+        return {key: _each(part, change) for key, part in x.items()}
+    return tuple(_each(part, change) for part in x) if isinstance(x, tuple) else change(x)
 
 
 def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     """Turn class indices, integers `(B, …)`, into one-hot vectors along a new last axis; `(B, 1, 1)` and the like count
     as `(B,)`. -1, and the 255 of pixels without a class, become zeros; no other index may be `classes` or more."""
     if not isinstance(y, np.ndarray) or y.dtype.kind not in "iub":
-        kind = y.dtype if isinstance(y, np.ndarray) else "boxes"
+        kind = y.dtype if isinstance(y, np.ndarray) else f"a {type(y).__name__}"
         msg = f"one_hot={classes} needs class indices as targets, and these are {kind}. Leave it out."
         raise OptionError(msg)
     indices = y.reshape(len(y)) if y.size == len(y) else y
@@ -383,7 +414,8 @@ def to_keras(
 
     Args:
         dataset: a `dataset_h5`; or, without torch, the path of a file, a pattern or a list of files. The dataset's
-            transforms are called sample by sample in the background thread, and must return arrays of one shape.
+            transforms are called sample by sample, and must return arrays of one shape; or dicts or tuples of these,
+            for models with several inputs or outputs.
         batch_size: samples in a batch; the last one of an epoch may have fewer.
         **arguments: those of `ArrayOptions`.
         split: which split, if `dataset` is files; `"train"` by default.

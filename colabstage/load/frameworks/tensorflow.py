@@ -17,6 +17,7 @@ from colabstage.io.arguments import whole_number
 from colabstage.io.boundary import public
 from colabstage.io.packages import refuse_import, whole_imports
 from colabstage.io.pipeline import ThreadPool
+from colabstage.load.batch import LENGTHS
 from colabstage.load.frameworks.arrays import ArrayBatches
 from colabstage.load.plan import ArrayArguments, ArrayOptions
 
@@ -119,8 +120,9 @@ def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at
     flat: list[NDArray[Any]] = tf.nest.flatten(sample)
     # The structure of a batch, without the memory of this one.
     form, dtypes = tf.nest.map_structure(lambda _: None, sample), [part.dtype for part in flat]
-    # In dicts, the second axis is as long as the longest row of a batch.
-    padded = {id(column) for part in sample if isinstance(part, dict) for column in part.values() if column.ndim > 1}
+    # Of boxes, the second axis is as long as the longest row of a batch.
+    boxes = [part for part in sample if isinstance(part, dict) and LENGTHS in part]
+    padded = {id(column) for part in boxes for column in part.values() if column.ndim > 1}
     shapes = [(size, *((None, *part.shape[2:]) if id(part) in padded else part.shape[1:])) for part in flat]
     _check_dtypes(tf, dtypes)
     total, threads = len(batches), batches.plan.workers.value // read_at_once

@@ -88,7 +88,7 @@ class Storage:
     home: Path | None = None
     """The file that stores it, if a link in the opened file leads there."""
     unwritten: str = ""
-    """How many of the parts that HDF5 stores it in were never written; empty for none."""
+    """How many of its chunks or values were never written; empty for none."""
 
     @property
     def row_bytes(self) -> int:
@@ -144,12 +144,6 @@ def read_storage(dataset: Any, name: str, path: Path, slow_mount: str | None = N
     if in_place and not written and dataset.size and undefined:
         msg = f"Nothing has been written to {name} in '{path}', and it has no fill value. Write its rows first."
         raise PackFormatError(msg)
-    count, there = 1, int(written)
-    if dataset.chunks:
-        count = math.prod(-(-length // part) for length, part in zip(dataset.shape, dataset.chunks, strict=True))
-        there = dataset.id.get_num_chunks()
-    is_here = there >= count or dataset.is_virtual or not dataset.size
-    unwritten = "" if is_here else f"{count - there:,} of the {count:,} parts"
     # In a file with a user block, HDF5 names an offset even for data that was never written.
     offset, why = dataset.id.get_offset() if written else None, ""
     if names:
@@ -170,7 +164,24 @@ def read_storage(dataset: Any, name: str, path: Path, slow_mount: str | None = N
         choice = Choice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
     elif why:
         choice = Choice("h5py", f"{why}; packed once it is mapped: pack_dataset('{path}', 'packed.h5')")
-    return Storage(name, tuple(dataset.shape), dtype, choice, None if why else offset, home, unwritten)
+    return Storage(
+        name, tuple(dataset.shape), dtype, choice, None if why else offset, home, _unwritten(dataset, properties)
+    )
+
+
+def _unwritten(dataset: Any, properties: Any) -> str:
+    """Return how many chunks or values of an open dataset were never written; empty for none."""
+    unit, count = "values", int(dataset.size)
+    there = count if dataset.id.get_storage_size() else 0
+    if dataset.chunks:
+        unit, there = "chunks", dataset.id.get_num_chunks()
+        count = math.prod(-(-length // part) for length, part in zip(dataset.shape, dataset.chunks, strict=True))
+    elif dataset.is_virtual:
+        there, parts = count, map(properties.get_virtual_vspace, range(properties.get_virtual_count()))
+        # One without an end has no number of values.
+        with contextlib.suppress(RuntimeError):
+            there = sum(part.get_select_npoints() for part in parts)
+    return "" if there >= count else f"{count - there:,} of the {count:,} {unit}"
 
 
 def _is_native(dataset: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import warnings
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -459,7 +460,6 @@ class SplitReader(RowFacts):
         arrival: brings rows that are not here yet; `None` if all are here.
         fields: names of inputs and targets, in files with names of their own.
         slow_mount: why reading from the mount of a file is slow; `None` for local disks.
-        unwritten: what part of the inputs of which file was never written; empty for none.
         row_bytes: length of one input in memory; the mean if lengths differ, and for encoded rows that of the files.
         stored_bytes: memory that `into_memory` takes.
     """
@@ -512,8 +512,6 @@ class SplitReader(RowFacts):
         # Several files have been checked to be alike.
         vars(self).update(vars(parts[0].facts))
         self.slow_mount = next((part.slow_mount for part in parts if part.slow_mount is not None), None)
-        holes = ((part._x.storage.unwritten, part.path) for part in parts if part._x.storage.unwritten)
-        self.unwritten = next((f"{hole} that HDF5 stores the inputs of '{path}' in" for hole, path in holes), "")
         self.stored_bytes = sum(part.stored_bytes for part in parts)
         self.row_bytes = parts[0].row_bytes
         if self.row_shape is None and len(parts) > 1:
@@ -521,6 +519,34 @@ class SplitReader(RowFacts):
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    def warn(self, stacklevel: int) -> None:
+        """Warn once, where the path is chosen, of what later would only be slow, or wrong values. `stacklevel`: of who
+        chose it, as of `warnings.warn`."""
+        path, doubts = self.path, list[str]()
+        if self.reversed_axes:
+            axes = " x ".join(map(str, self.row_shape or ()))
+            doubts.append(
+                f"MATLAB wrote the inputs of '{path}', and their axes are reversed here: each is {axes}. "
+                f"pack_dataset('{path}', 'packed.h5') reads them as MATLAB shows them."
+            )
+        sides = [(side, part.path) for part in self._parts for side in (part._x, part._y) if side is not None]
+        holes = [(side, place) for side, place in sides if side.storage.unwritten]
+        # The writer of a pack that is being made is at work.
+        for side, place in holes[:1] if self.arrival is None else ():
+            doubts.append(
+                f"{side.storage.unwritten} of {side.info.name} in '{place}' were never written, as where a program was "
+                "stopped: they are read as the fill value, which is mostly 0. Write the file again, or visit the rows "
+                "that are there, by torch.utils.data.Subset(dataset, rows)."
+            )
+        if self.slow_mount is not None and not self.in_memory:
+            doubts.append(
+                f"'{path}' is on {self.slow_mount}: every sample is fetched through it, in every epoch, which is many "
+                "times slower than a local disk. Copy the file to a local disk first (stage_dataset does), or read it "
+                "once: dataset_h5(path, in_memory=True)."
+            )
+        for doubt in doubts:
+            warnings.warn(doubt, UserWarning, stacklevel=stacklevel)
 
     def _take_over(self, parts: tuple[SplitPart, ...]) -> None:
         self._parts = parts

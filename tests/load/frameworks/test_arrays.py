@@ -100,9 +100,31 @@ def test_transforms_of_the_dataset_are_called(make_file: Callable[..., Any]) -> 
     np.testing.assert_array_equal(x, sample.x[5:10, :2].astype(np.float32))
     np.testing.assert_array_equal(y, sample.y[5:10] * 2.5)
     assert threads == {threading.current_thread()}
-    uneven = dataset_h5(sample.path, lambda x: x[: 1 + int(x[0, 0, 0]) % 2])
-    with pytest.raises(OptionError, match="transform"):
-        list(to_numpy(uneven, 5))
+    for odd in (
+        lambda x: x[: 1 + int(x[0, 0, 0]) % 2],
+        lambda x: (x, x[: 1 + int(x[0, 0, 0]) % 2]),
+        lambda x: {str(int(x[0, 0, 0]) % 2): x},
+        lambda x: x if x[0, 0, 0] % 2 else x / 255,
+    ):
+        with pytest.raises(OptionError, match="Have transform make arrays"):
+            list(to_numpy(dataset_h5(sample.path, odd), 5))
+
+
+@pytest.mark.torch
+def test_models_of_several_inputs_or_outputs_get_theirs(make_file: Callable[..., Any]) -> None:
+    """Dicts and tuples that transforms return, each part stacked."""
+    from colabstage import dataset_h5
+
+    sample = make_file("pack", 23)
+    dataset = dataset_h5(
+        sample.path, lambda x: {"image": x, "mean": x.mean()}, target_transform=lambda y: (y, np.zeros(3))
+    )
+    (x, (y, zeros)), *_ = to_numpy(dataset, 5, shuffle=False, dtype="float32")
+    np.testing.assert_allclose(x["image"], sample.x[:5] / 255, rtol=1e-6)
+    assert (x["mean"].dtype, x["mean"].shape, zeros.shape) == (np.float32, (5,), (5, 3))
+    np.testing.assert_array_equal(y, sample.y[:5])
+    with pytest.raises(OptionError, match="a tuple"):
+        next(iter(to_numpy(dataset, 5, one_hot=3)))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
