@@ -62,6 +62,9 @@ def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
     )
 
 
+# What programs add to the name of a file that is still being downloaded or copied. aria2's is a list of the parts that
+# the file beside it lacks; all others hold what has arrived.
+UNFINISHED = (".aria2", ".crdownload", ".opdownload", ".part", ".partial", ".filepart", ".incomplete")
 # Each parent folder of a name is stored by its whole name, so a deep name is much larger in memory than in the archive.
 MOST_FOLDERS = 200
 # Parts of a name, with a NUL before and after it, that may break a rule, be junk, or must be dropped.

@@ -332,7 +332,8 @@ class TarTree(Tree):
         check_collisions(archive, [*rows, *links], folders)
         self.empty_folders = without_files(folders, [*rows, *links]) if folders else ()
         found = resolve_links(links, rows)
-        self.notes = notes_on_members(sorted(links.keys() - found.keys()), repeated)
+        self.dangling = tuple(sorted(links.keys() - found.keys()))
+        self.notes = notes_on_members(self.dangling, repeated)
         rows |= {name: rows[target] for name, target in found.items()}
         names, (numbers,), _ = sorted_by_name(list(rows), np.fromiter(rows.values(), np.int64, len(rows)))
         columns = [np.frombuffer(column, np.int64)[numbers] for column in (sizes, times, offsets)]

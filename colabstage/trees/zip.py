@@ -387,8 +387,8 @@ class ZipTree(Tree):
         check_folders(self.label, names, folders)
         self.empty_folders = without_files(folders, names) if folders else ()
         self._check_readable(names, columns)
-        skipped = self._resolve_links(names, columns, wanted)
-        self.notes = (*notes_on_members(skipped, [names[place] for place in repeated]), *self.notes)
+        self.dangling = tuple(self._resolve_links(names, columns, wanted))
+        self.notes = (*notes_on_members(self.dangling, [names[place] for place in repeated]), *self.notes)
         if not wanted.all():
             places = np.flatnonzero(wanted)
             names, columns = take_strings(names, places), {name: column[places] for name, column in columns.items()}
