@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 
 from colabstage import ColabstageError, fetch_files, stage_dataset
-from colabstage.errors import WebPageError
+from colabstage.errors import SourceAccessError, WebPageError
 from colabstage.options import token_blocks
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
@@ -544,16 +544,21 @@ def test_a_dataset_is_staged_from_a_server_that_tells_little(
         ("https://huggingface.co/datasets/ann/pets/blob/main/a.zip", "/datasets/ann/pets/resolve/main/a.zip"),
         ("https://console.cloud.google.com/storage/browser/pets/my%20set;tab=objects", "'gs://pets/my set'"),
         ("https://zenodo.org/records/123", "https://zenodo.org/api/records/123/files-archive"),
+        ("https://figshare.com/ndownloader/files/42", "'https://ndownloader.figshare.com/files/42'"),
+        ("https://huggingface.co/datasets/ann/pets/resolve/main/a.zip", "'hf://datasets/ann/pets@main/a.zip'"),
     ],
 )
+@pytest.mark.parametrize("status", [200, 202, 401])
 def test_the_page_of_a_service_leads_to_its_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, given: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, given: str, status: int
 ) -> None:
-    """The error gives the address, or the parameter, for the data that the page shows."""
-    host = urlsplit(page).netloc
-    with HttpsHosts({host: lambda _: answer_page("<html><title>Pets</title></html>")}, tmp_path) as hosts:
+    """The error gives the address, or the parameter, for the data that the page shows, or refuses."""
+    if status != 200 and given.endswith("=1"):
+        pytest.skip("the address of the data is the page's own")
+    answer = answer_page("<html><title>Pets</title></html>", status, headers={"x-amzn-waf-action": "challenge"})
+    with HttpsHosts({urlsplit(page).netloc: lambda _: answer}, tmp_path) as hosts:
         hosts.lead(monkeypatch)
-        with pytest.raises(WebPageError, match=re.escape(given)):
+        with pytest.raises(WebPageError if status == 200 else SourceAccessError, match=re.escape(given)):
             fetch_files(page, tmp_path / "got", progress=False)
 
 
