@@ -593,10 +593,14 @@ def _value(hint: Any, raw: Any) -> Any:
     raise TypeError
 
 
-# What often replaces a data file: a Git LFS pointer, a web page, a macOS AppleDouble file.
+# What often replaces a data file: a web page, and by its first bytes a pointer or a file of macOS.
 _HTML = re.compile(rb"(?is)\A(?:\xef\xbb\xbf)?\s*(?:<!--.{0,400}?-->\s*)?<(?:!doctype\s+html|html|head|body)\b")
-_LFS = b"version https://git-lfs.github.com/spec/v1"
-_APPLE_DOUBLE = b"\0\5\x16\7"
+_STAND_INS = {
+    b"version https://git-lfs.github.com/spec/v1": "a pointer of Git LFS, which names the file and does not hold it. "
+    "Clone the repository and run git lfs pull; the zip that GitHub makes of one has nothing but pointers",
+    b"/annex/objects/": "a pointer of git-annex, which names the file and does not hold it. Run git annex get",
+    b"\0\5\x16\7": "what macOS notes about a file beside it (AppleDouble)",
+}
 
 
 def is_html(head: bytes) -> bool:
@@ -611,9 +615,4 @@ def stand_in(head: bytes) -> str:
     """
     if is_html(head):
         return "a web page (HTML) saved under this name, as a download leaves that wanted a confirmation"
-    if head.startswith(_LFS):
-        return (
-            "a pointer of Git LFS, which names the file and does not hold it. Clone the repository and run git lfs "
-            "pull; the zip that GitHub makes of one has nothing but pointers"
-        )
-    return "what macOS notes about a file beside it (AppleDouble)" if head.startswith(_APPLE_DOUBLE) else ""
+    return next((what for begin, what in _STAND_INS.items() if head.startswith(begin)), "")

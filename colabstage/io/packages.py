@@ -4,8 +4,8 @@ Imports run to their end: Ctrl-C and a notebook's stop button are delivered afte
 cannot be imported again in a process where their first import was cut short.
 
 Some only make work faster: isal and simplejpeg. Where one is missing, as after an installation without dependencies,
-zlib and Pillow do the same, and a warning says so once. `igzip_lib`, `isal_zlib` and `igzip` have the names of isal's
-modules that colabstage uses.
+zlib and Pillow do the same, and a warning says so once. `igzip_lib` and `isal_zlib` have the names of isal's modules
+that colabstage uses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import threading
 import warnings
 import zlib
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,14 +131,18 @@ def find_simplejpeg() -> Any:
 
 
 class _Inflater:
-    """`isal.igzip_lib.IgzipDecompressor` of raw deflate, by zlib."""
+    """`isal.igzip_lib.IgzipDecompressor`, by zlib. `wbits`: zlib's number for the form of the stream."""
 
-    def __init__(self, _flag: int = 0) -> None:
-        self._inflater, self._full = zlib.decompressobj(-zlib.MAX_WBITS), False
+    def __init__(self, wbits: int) -> None:
+        self._inflater, self._full = zlib.decompressobj(wbits), False
 
     @property
     def eof(self) -> bool:
         return self._inflater.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inflater.unused_data
 
     @property
     def needs_input(self) -> bool:
@@ -153,9 +156,7 @@ class _Inflater:
         return piece
 
 
-def _by_zlib() -> tuple[Any, Any, Any]:
-    import gzip
-
+def _by_zlib() -> tuple[Any, Any]:
     def telling(call: Callable[..., Any]) -> Callable[..., Any]:
         def told(*arguments: Any, **options: Any) -> Any:
             tell_missing("isal")
@@ -167,15 +168,14 @@ def _by_zlib() -> tuple[Any, Any, Any]:
         return zlib.decompress(data, -zlib.MAX_WBITS, bufsize)
 
     errors = {"IsalError": zlib.error, "error": zlib.error}
-    lib = SimpleNamespace(DECOMP_DEFLATE=0, IgzipDecompressor=telling(_Inflater), decompress=telling(inflate), **errors)
-    checked = SimpleNamespace(crc32=zlib.crc32, decompress=telling(zlib.decompress), **errors)
-    return lib, checked, SimpleNamespace(IGzipFile=telling(partial(gzip.GzipFile, mode="rb")), igzip_lib=lib)
+    forms = {"DECOMP_DEFLATE": -zlib.MAX_WBITS, "DECOMP_GZIP": 16 + zlib.MAX_WBITS}
+    lib = SimpleNamespace(IgzipDecompressor=telling(_Inflater), decompress=telling(inflate), **forms, **errors)
+    return lib, SimpleNamespace(crc32=zlib.crc32, decompress=telling(zlib.decompress), **errors)
 
 
 igzip_lib: Any
 isal_zlib: Any
-igzip: Any
 try:
-    from isal import igzip, igzip_lib, isal_zlib
+    from isal import igzip_lib, isal_zlib
 except ImportError:
-    igzip_lib, isal_zlib, igzip = _by_zlib()
+    igzip_lib, isal_zlib = _by_zlib()

@@ -761,6 +761,7 @@ _UNREAD = {
     "A pickle can run any program. Save arrays: numpy.savez('train.npz', x=…, y=…).": (
         ".pkl", ".pickle", ".p", ".joblib", ".pt", ".pth",
     ),
+    "Fetch what they name: dvc pull.": (".dvc",),
     "Pass pack_dataset a dataset object whose items are (x, y), x an array: pydicom.dcmread(path).pixel_array, "
     "nibabel.load(path).get_fdata(), or the frames of a video.": (
         ".dcm", ".dicom", ".nii", ".nii.gz", ".mha", ".nrrd",

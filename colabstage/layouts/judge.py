@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,7 @@ from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.layouts.texts import NAMED, Naming, Says, may_list_a_split, statements_in
 from colabstage.trees.bytes import HEAD_BYTES, image_ending
 from colabstage.trees.listing import FileEntries, FileEntry, only_line
-from colabstage.trees.names import extension_of
+from colabstage.trees.names import UNFINISHED, extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -548,6 +549,14 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         how = "Call what does 'label', or give a function as layout=."
         names = list(filter(words.may_be_label, found.unused))
         yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")
+    how = "Finish the download, or remove all its files."
+    yield _left_over_message(
+        files_called(source, UNFINISHED).names, beside, "may belong to an unfinished download", how
+    )
+    how = "Unpack the archive with tar or unzip, and give that folder."
+    if source.tree.kind == "folder":
+        how = f"Fetch what they lead to (git annex get), or remove them: find {quote(source.label)} -xtype l -delete."
+    yield _left_over_message(_lost(source), beside, "may have led to more of them, which are not here", how, "links")
     if of_files and table.splits is None:
         names = source.ending_in(_BINARY).without(used).where(may_list_a_split).names
         only = source.only(source.without({*names}).files.names, names)
@@ -622,6 +631,16 @@ def _without_ending(source: Source) -> Sequence[str]:
     alike = dict(zip(images.sizes.tolist(), images, strict=True)) if looked_at and are_images else {}
     are_linked = all(one.size in alike and source.read(alike[one.size]) == source.read(one) for one in looked_at)
     return files.names if are_images and not are_linked else ()
+
+
+def _lost(source: Source) -> list[str]:
+    """Return the links to nothing that may have led to samples, labels or folders of these."""
+    harmless = words.HARMLESS.difference(words.IMAGES, ("",))
+    return [
+        name
+        for name in source.tree.dangling
+        if not (extension_of(name) in harmless or words.is_note(name) or any(map(words.is_foreign, name.split("/"))))
+    ]
 
 
 def _masks_left_over(source: Source, found: Evidence) -> list[str]:

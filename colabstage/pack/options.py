@@ -37,7 +37,7 @@ _NEWER_RULES = {
     "detection": 13,
     "pairs": 15,
     "table": 17,
-    "auto": 21,
+    "auto": 22,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -69,8 +69,8 @@ def read_lease(folder: Path) -> Lease | None:
     except FileNotFoundError:
         return None
     noted: Any = parse_json(text)
-    # A kill may leave any beginning of it.
-    if noted is None and (_KIND.encode() in text or _BEGINNING.startswith(text.strip())):
+    # A kill may leave any beginning of it, a machine that died zeros.
+    if noted is None and (_KIND.encode() in text or _BEGINNING.startswith(text.strip(b"\0 \n"))):
         return None
     if not isinstance(noted, dict) or noted.get("kind") != _KIND:
         msg = f"'{file}' was not written by a run, so nothing is saved in this folder. Choose another folder."

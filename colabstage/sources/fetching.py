@@ -389,7 +389,8 @@ class _FetchCall:
             return ""
         if record is None or record.address != self.address:
             return "was not made by fetch_files from this source"
-        if here.is_as_made:
+        # Where files are only gone, replacing loses nothing either.
+        if here.is_replaceable:
             return ""
         return str(here) if here.kind == "folder" else "was changed since it was fetched"
 
@@ -619,12 +620,12 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     if made is not None and here.is_as_made and made.archive == replace(identity, address=made.archive.address):
         sweep_receipts(target, here)
         return made
-    # A changed archive is extracted again; only the content of its earlier state is lost.
+    # A changed archive is extracted again, and files that are gone; only the content of its earlier state is lost.
     here_from = None if made is None else (made.archive.address, made.archive.part)
-    if overwrite or (here_from == (identity.address, identity.part) and here.is_as_made):
+    if overwrite or (here_from == (identity.address, identity.part) and here.is_replaceable):
         return None
     what = "is not a folder that was extracted from this archive"
-    if made is not None and here.kind == "folder" and not here.is_as_made:
+    if made is not None and here.kind == "folder" and not here.is_replaceable:
         what = f"is an extracted folder and {here}"
     msg = f"'{target}' {what}. Choose another target, or pass overwrite=True to replace it."
     raise TargetExistsError(msg)

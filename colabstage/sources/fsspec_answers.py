@@ -43,8 +43,8 @@ _KINDS: dict[Judgement, str] = {
 _NAMES = {name: judgement for judgement, names in _KINDS.items() for name in names.split()}
 _STATUSES: dict[int, Judgement] = {
     **dict.fromkeys((404, 410), "missing"),
-    # S3 answers a HEAD with an expired login, or for another region, by a 400 without a word.
-    **dict.fromkeys((400, 401, 403), "access"),
+    # S3 answers a HEAD with an expired login, or for another region, by a 400 or 301 without a word.
+    **dict.fromkeys((301, 400, 401, 403), "access"),
     **dict.fromkeys((408, 425, 429, *range(500, 600)), "transient"),
 }
 _FTP_LOGIN, _FTP_REFUSED = frozenset({"530", "532", "331", "332"}), frozenset({"550", "553"})
@@ -52,8 +52,8 @@ _FTP_LOGIN, _FTP_REFUSED = frozenset({"530", "532", "331", "332"}), frozenset({"
 _OUTSIDE_CODE = "Provide the login through the environment, not in the notebook:"
 _LOGINS = {
     ("s3", "s3a"): f"{_OUTSIDE_CODE} AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (on Colab from its Secrets panel), or "
-    "a profile in ~/.aws/credentials. Where the bucket is requester-pays, set FSSPEC_S3_REQUESTER_PAYS=true; you are "
-    "billed then.",
+    "a profile in ~/.aws/credentials. Where the bucket is in another region, set AWS_DEFAULT_REGION; where it is "
+    "requester-pays, FSSPEC_S3_REQUESTER_PAYS=true (you are billed then).",
     ("gs", "gcs"): "On Colab call google.colab.auth.authenticate_user(); elsewhere set GOOGLE_APPLICATION_CREDENTIALS "
     "to the path of a key file, or run 'gcloud auth application-default login'.",
     ("az", "abfs", "abfss"): f"{_OUTSIDE_CODE} AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or "

@@ -598,11 +598,13 @@ def _status_error(status: int, headers: Mapping[str, str], url: str, label: str,
     """Return the typed error for an answer with this status. `text`: the beginning of its body."""
     phrase = next((one.phrase for one in HTTPStatus if one == status), "")
     shown = f"{status} {phrase}".rstrip()
+    where = data_address(url)
     if status in {401, 403, 407, 451}:
         remedy = (
             "Open it in a browser to see what it needs: a login (put it into ~/.netrc, as machine HOST login USER "
             "password PASSWORD), an accepted licence, or fewer downloads from this address (wait, or get a fresh link)."
         )
+        remedy = f"Give {where!r}, with the login of its service if it wants one." if where else remedy
         # A signed address needs no login, but must be fresh.
         if is_signed_address(url) or re.search(r"(?i)\bexpired\b", text):
             remedy = "The link carries a signature or token, which has probably expired: get a fresh link."
@@ -611,8 +613,8 @@ def _status_error(status: int, headers: Mapping[str, str], url: str, label: str,
         msg = f"There is nothing at '{label}': {shown}. Check the address, or open it in a browser."
         return SourceNotFoundError(msg)
     if status == 202 and (headers.get("x-amzn-waf-action") or headers.get("Content-Length") == "0"):
-        msg = f"'{label}' answers browsers only ({shown}). Download it with a browser, and give the path of that file."
-        return SourceAccessError(msg)
+        remedy = f"Give {where!r}" if where else "Download it with a browser, and give the path of that file"
+        return SourceAccessError(f"'{label}' answers browsers only ({shown}). {remedy}.")
     if status in _TRANSIENT or status >= 500:
         wait_s = _retry_after_s(headers)
         asked = "" if wait_s is None else f"; it asks to be left alone for {wait_s:.0f} s"

@@ -656,7 +656,7 @@ _PAGES = (
         r"https://media.githubusercontent.com/media/\1/\2",
     ),
     (r"huggingface\.co/(.+)/(?:blob|raw)/([^?]+).*", r"https://huggingface.co/\1/resolve/\2"),
-    (r"huggingface\.co/(datasets/[^/?]+/[^/?]+)/tree/([^/?]+)(/[^?]*)?.*", r"hf://\1@\2\3"),
+    (r"huggingface\.co/(datasets/[^/?]+/[^/?]+)/(?:tree|resolve)/([^/?]+)(/[^?]*)?.*", r"hf://\1@\2\3"),
     (r"huggingface\.co/(datasets/[^/?]+/[^/?]+)(?:/viewer\b.*)?/?", r"hf://\1"),
     (
         r"(?:[\w-]+\.)*console\.aws\.amazon\.com/s3/(?:buckets|object)/([^?]+?)/?(?:\?(?:.*&)?prefix=([^&]*).*|\?.*)?",
@@ -669,6 +669,8 @@ _PAGES = (
     (r"([^/]+)\.s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]*).*", r"s3://\1/\2"),
     (r"s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]+).*", r"s3://\1"),
     (r"zenodo\.org/records?/(\d+)/?(?:\?.*)?", r"https://zenodo.org/api/records/\1/files-archive"),
+    # Figshare's own host, and those of universities, answer browsers only.
+    (r"[^/]+/ndownloader/(files/\d+|articles/\d+/versions/\d+)", r"https://ndownloader.figshare.com/\1"),
 )
 # The address of these services' pages, which may carry a key, gives the file with one more parameter.
 _PARAMETERS = ((r"(?:.*\.)?dropbox\.com", "dl=1"), (r".*\.sharepoint\.com", "download=1"))

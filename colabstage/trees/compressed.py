@@ -1,7 +1,8 @@
 """Compressed streams: one reader over any `ByteSource` for gzip, bzip2, xz and Zstandard, chosen by content.
 
 With every library, a stream that ends early is an error. Python's own readers for bzip2 and xz, and Zstandard's, take
-whatever follows a stream for the end of the file, so a file cut between two of its streams would pass for complete.
+whatever follows a stream for the end of the file, and gunzip does, so a file that is damaged between two of its streams
+would pass for complete.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import lzma
 import posixpath
 from collections import deque
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
 from colabstage.io.files import make_folder, pwrite_exactly, typed_write_errors
-from colabstage.io.packages import igzip
+from colabstage.io.packages import igzip_lib
 from colabstage.io.pipeline import DaemonPool
+from colabstage.io.units import format_count
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.bytes import (
     COMPRESSED_SUFFIXES,
@@ -27,6 +29,7 @@ from colabstage.trees.bytes import (
     Compression,
     SourceFile,
     TemporaryBytes,
+    base_name,
     compression_of,
 )
 from colabstage.trees.listing import ArchiveLimits, check_limits
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 
 # How much of the compressed file is read at once; small, to follow closely a file that is still being copied here.
 _READ_BYTES = 1 << 20
+# How much of that a decompressor gets at once: where its stream ends, it copies the rest.
+_FED_BYTES = 1 << 17
 _PIECE_BYTES = 4 << 20
 # Enough for `zstd --long=30`; only bombs need more.
 _ZSTD_WINDOW_LOG = 30
@@ -57,24 +62,30 @@ def open_stream(
 ) -> Iterator[IO[bytes]]:
     """Yield the unpacked bytes of a compressed source, as a readable stream for the `with` block, in which the
     decompressor's errors become `CorruptArchiveError`; others pass. `read_bytes`: how much of it to read at once."""
-    compression = _compression(source)
-    with io.BufferedReader(SourceFile(source, cancellation), read_bytes) as packed:
-        stream, damage = _unpacker(cast("IO[bytes]", packed), compression)
-        # The caller raises inside the `with` block too, and those errors must pass.
-        with stream:
-            try:
-                yield stream
-            except ColabstageError:
+    new, damage = _decompressor(_compression(source))
+    packed = io.BufferedReader(SourceFile(source, cancellation), read_bytes)
+    streams = _Streams(packed, new, min(read_bytes, _FED_BYTES))
+    # The caller raises inside the `with` block too, and those errors must pass.
+    with packed, io.BufferedReader(streams, _READ_BYTES) as stream:
+        try:
+            yield stream
+        except ColabstageError:
+            raise
+        except (EOFError, OSError, ValueError, damage) as error:
+            # An error of the medium has a number; a decompressor's has none.
+            if isinstance(error, OSError) and error.errno is not None:
                 raise
-            except damage as error:
-                # An error of the medium has a number; a decompressor's has none.
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise
-                reason = f"is damaged and does not unpack ({error})"
-                if isinstance(error, EOFError):
-                    reason = "is truncated: its compressed data end early"
-                msg = f"'{source.label}' {reason}. Copy or upload the archive again."
-                raise CorruptArchiveError(msg) from error
+            reason, otherwise, end = f"is damaged and does not unpack ({error})", "", streams.end
+            if end and compression_of(source.pread(HEAD_BYTES, end)) is None:
+                reason = (
+                    f"goes on after its compressed data, by {format_count(source.size - end, 'bytes')} of another kind"
+                )
+                base = base_name(source.label)
+                otherwise = f' If every copy has them, cut them off: head -c {end} "{base}" > "whole-{base}"'
+            elif isinstance(error, EOFError):
+                reason = "is truncated: its compressed data end early"
+            msg = f"'{source.label}' {reason}. Copy or upload the archive again.{otherwise}"
+            raise CorruptArchiveError(msg) from error
 
 
 def _compression(source: ByteSource) -> Compression:
@@ -85,32 +96,30 @@ def _compression(source: ByteSource) -> Compression:
     return compression
 
 
-def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], tuple[type[Exception], ...]]:
-    """Return the decompressing stream, and the exceptions it raises for damaged data; an `OSError` among them has no
-    errno."""
-    damage: tuple[type[Exception], ...] = (EOFError, OSError, ValueError)
+def _decompressor(compression: Compression) -> tuple[Callable[[], Any], type[Exception]]:
+    """Return what makes a decompressor of one stream, and the exception of its own that it raises for damaged data."""
     if compression == "gz":
-        # ISA-L's reader in place of Python's, which is slower: all of a compressed tar comes through it.
-        return igzip.IGzipFile(fileobj=packed), (*damage, igzip.igzip_lib.IsalError)
+        # ISA-L's in place of Python's, which is slower: all of a compressed tar comes through it.
+        return partial(igzip_lib.IgzipDecompressor, igzip_lib.DECOMP_GZIP), igzip_lib.IsalError
     if compression == "bz2":
-        new: Callable[[], Any] = bz2.BZ2Decompressor
-    elif compression == "xz":
-        new, damage = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY_BYTES), (*damage, lzma.LZMAError)
-    else:
-        options = {zstd().DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
-        new, damage = partial(zstd().ZstdDecompressor, options=options), (*damage, zstd().ZstdError)
-    streams = _Streams(packed, new)
-    return cast("IO[bytes]", io.BufferedReader(streams, _READ_BYTES)), damage
+        return bz2.BZ2Decompressor, OSError
+    if compression == "xz":
+        return partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY_BYTES), lzma.LZMAError
+    options = {zstd().DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
+    return partial(zstd().ZstdDecompressor, options=options), zstd().ZstdError
 
 
 class _Streams(io.RawIOBase):
-    """Compressed streams in sequence, with zeros between and after them; for anything else the decompressor raises."""
+    """Compressed streams in sequence, with zeros between and after them; for anything else the decompressor raises.
 
-    def __init__(self, packed: IO[bytes], new: Callable[[], Any]) -> None:
+    `end`: where something begins that follows a complete stream, and of which nothing is unpacked yet; otherwise 0.
+    """
+
+    def __init__(self, packed: IO[bytes], new: Callable[[], Any], fed_bytes: int) -> None:
         super().__init__()
-        self._packed = packed
-        self._new = new
+        self._packed, self._new, self._fed_bytes = packed, new, fed_bytes
         self._stream = new()
+        self.end = 0
 
     def readable(self) -> bool:
         return True
@@ -122,18 +131,20 @@ class _Streams(io.RawIOBase):
                 data = self._next_stream()
                 if not data:
                     return 0
+                self.end = self._packed.tell() - len(data)
                 self._stream = self._new()
-            elif self._stream.needs_input and not (data := self._packed.read(_READ_BYTES)):
+            elif self._stream.needs_input and not (data := self._packed.read(self._fed_bytes)):
                 raise EOFError
             unpacked = self._stream.decompress(data, len(buffer))
             if unpacked:
+                self.end = 0
                 buffer[: len(unpacked)] = unpacked
                 return len(unpacked)
 
     def _next_stream(self) -> bytes:
         """Return what has been read of the next stream, from its beginning; empty if there is none."""
         data = self._stream.unused_data.lstrip(b"\0")
-        while not data and (more := self._packed.read(_READ_BYTES)):
+        while not data and (more := self._packed.read(self._fed_bytes)):
             data = more.lstrip(b"\0")
         return bytes(data)
 

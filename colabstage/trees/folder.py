@@ -121,6 +121,7 @@ class FolderTree(Tree):
         self._stamp = walk.stamp
         self.empty_folders = without_files(self._stamp, (f"{folder}/" for folder in walk.with_files))
         self.notes = tuple(_notes(walk.files.left_out))
+        self.dangling = tuple(sorted(name for kind, name in walk.files.left_out if kind == "broken"))
 
     @property
     def paths(self) -> list[str]:

@@ -273,6 +273,8 @@ class Tree(Closing):
     """The folder with all files that an archive was unpacked to, which is moved or removed with the tree."""
     empty_folders: tuple[str, ...] = ()
     """The folders without files, by name; none if that cannot be known, as in a bucket."""
+    dangling: tuple[str, ...] = ()
+    """The links to no file of the tree, by name; they may have been samples, or folders of them."""
     prefix: str = ""
     """The part of the source's names that these lack: the folder, with its slash, that `only=` chose."""
     crcs: NDArray[np.uint32] | None = None

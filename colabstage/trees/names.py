@@ -62,6 +62,9 @@ def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
     )
 
 
+# What programs add to the name of a file that is still being downloaded or copied. aria2's is a list of the parts that
+# the file beside it lacks; all others hold what has arrived.
+UNFINISHED = (".aria2", ".crdownload", ".opdownload", ".part", ".partial", ".filepart", ".incomplete")
 # Each parent folder of a name is stored by its whole name, so a deep name is much larger in memory than in the archive.
 MOST_FOLDERS = 200
 # Parts of a name, with a NUL before and after it, that may break a rule, be junk, or must be dropped.
@@ -143,12 +146,17 @@ def check_collisions(archive: str, files: Collection[str], folders: Iterable[str
     check_folders(archive, files, folders)
 
 
-def check_folders(archive: str, files: Iterable[str], folders: Iterable[str] = ()) -> None:
-    """Refuse a name that is both a file and a folder of others, as `check_collisions` does."""
+def check_folders(
+    archive: str, files: Iterable[str], folders: Iterable[str] = (), empty: Iterable[str] = ()
+) -> set[str]:
+    """Refuse a name that is both a file and a folder of others, as `check_collisions` does; return those of `empty`
+    files, by which some archivers mark their folders."""
     files = list(files)
     above = parent_folders(files) | parent_folders(f"{folder}/" for folder in folders)
-    if both := above.intersection(files):
-        raise refuse_member(archive, min(both), "it is a file and also a folder of other members")
+    both = above.intersection(files)
+    if real := both.difference(empty):
+        raise refuse_member(archive, min(real), "it is a file and also a folder of other members")
+    return both
 
 
 def first_repeated(strings: Collection[str]) -> str | None:

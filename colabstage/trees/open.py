@@ -209,22 +209,23 @@ class OnlyTree(TreeView):
 
     def __init__(self, tree: Tree, only: Sequence[str]) -> None:
         names = tree.entries.names
-        chosen = np.zeros(len(names), np.bool_)
+        known, count = [*names, *tree.dangling], len(names)
+        chosen = np.zeros(len(known), np.bool_)
         for part in only:
-            fits = np.fromiter((name.startswith(f"{part}/") or name == part for name in names), np.bool_, len(names))
+            fits = np.fromiter((name.startswith(f"{part}/") or name == part for name in known), np.bool_, len(known))
             if not fits.any() and any(mark in part for mark in "*?["):
                 # Also what is in a folder that fits.
                 pattern = re.compile(f"(?:{with_wildcards(part)})(?:/.*)?", re.DOTALL)
-                fits = np.fromiter((pattern.fullmatch(name) is not None for name in names), np.bool_, len(names))
-            if not fits.any():
+                fits = np.fromiter((pattern.fullmatch(name) is not None for name in known), np.bool_, len(known))
+            if not fits[:count].any():
                 raise _nothing_fits(tree, part)
             chosen |= fits
-        rows = np.flatnonzero(chosen)
+        rows = np.flatnonzero(chosen[:count])
         prefix = f"{only[0]}/" if len(only) == 1 and names[rows[0]].startswith(f"{only[0]}/") else ""
         super().__init__([tree], rows, [names[row].removeprefix(prefix) for row in rows.tolist()])
         # A data.yaml above the chosen folders names the classes of their labels.
         above = {"", *parent_folders(f"{prefix}{folder}/" for folder in self.entries.folders[0])}
-        telling = [names[row] for row in np.flatnonzero(~chosen).tolist() if names[row].endswith(_TELLING)]
+        telling = [names[row] for row in np.flatnonzero(~chosen[:count]).tolist() if names[row].endswith(_TELLING)]
         left = [name for name in telling if name.rpartition("/")[0] in above and "readme" not in name.lower()]
         what = f"only= leaves out {listed(left)}, above what it chooses"
         note = f"{what}; to read that too, only={[*only, *left[:1]]}."
@@ -232,6 +233,8 @@ class OnlyTree(TreeView):
         self.notes = (*tree.notes, *([note] if left else []))
         self.by_request, self.prefix = tree.by_request, prefix
         self.unpacked = None if tree.unpacked is None else tree.unpacked / prefix
+        links = zip(tree.dangling, chosen[count:], strict=True)
+        self.dangling = tuple(name.removeprefix(prefix) for name, is_chosen in links if is_chosen)
         self.empty_folders = tuple(
             name.removeprefix(prefix) for name in tree.empty_folders if prefix and name.startswith(prefix)
         )
@@ -373,9 +376,9 @@ class JoinedTree(TreeView):
         super().__init__(trees, np.concatenate(rows), joined)
         # A folder's files can all be read at once, which is what readers check the kind for.
         self.label, self.kind = label, "folder" if "folder" in kinds else kinds[0]
-        self.empty_folders = tuple(
-            folder + name for folder, tree in zip(folders, trees, strict=True) for name in tree.empty_folders
-        )
+        of_trees = list(zip(folders, trees, strict=True))
+        self.empty_folders = tuple(folder + name for folder, tree in of_trees for name in tree.empty_folders)
+        self.dangling = tuple(folder + name for folder, tree in of_trees for name in tree.dangling)
         # Parts from one place have the same notes, which are shown once.
         notes = dict.fromkeys(note for tree in trees for note in tree.notes)
         self.notes = (*filter(None, [joining.reason]), *notes)

@@ -98,14 +98,21 @@ class TarMember(NamedTuple):
     executable: bool = False
 
 
-def scan_members(source: ByteSource) -> Iterator[TarMember]:
+def scan_members(source: ByteSource, *, is_proved: bool = False) -> Iterator[TarMember]:
     """Yield every member of an uncompressed tar, in the archive's order; refuse one that is sparse, or continues in
-    another volume."""
+    another volume. `is_proved`: whether its bytes are certainly those that were written, as in a compressed stream."""
     at, blocks = 0, _Blocks(source)
     # A global header holds for all that follow, any other for the next member only.
     shared: dict[str, str] = {}
     own: dict[str, str] = {}
-    while (block := blocks.read(at)).strip(b"\0"):
+    while True:
+        block = blocks.read(at)
+        if not block.strip(b"\0"):
+            at = _next_archive(source, at, is_proved=is_proved)
+            if not at:
+                return
+            shared, own = {}, {}
+            continue
         flag, member = _read_header(source, block, at, shared | own if shared else own)
         at += BLOCK
         size = member.size
@@ -128,7 +135,6 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
             if flag != _VOLUME_LABEL:
                 yield member
         at += -(-size // BLOCK) * BLOCK
-    _check_end(source, block, at)
 
 
 def _damaged(source: ByteSource, at: int, reason: str) -> CorruptArchiveError:
@@ -186,8 +192,8 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
         time_ns = _nanoseconds(pax["mtime"]) if pax.get("mtime") else time_ns
     if flag == b"S" or _PAX_SPARSE in pax:
         msg = (
-            f"'{source.label}' stores {name!r} as a sparse file, which is not read here. "
-            "Make the archive again without tar's option --sparse."
+            f"'{source.label}' stores {name!r} as a sparse file, which is not read here. Unpack it with GNU tar (tar "
+            "-xf), and give that folder; or make it again by tar without --sparse, on a Mac with --no-read-sparse."
         )
         raise ArchiveError(msg)
     if flag == b"M":
@@ -251,24 +257,26 @@ def _nanoseconds(text: str) -> int:
     return value if abs(value) < TIME_END_NS else 0
 
 
-def _check_end(source: ByteSource, block: bytes, at: int) -> None:
+def _next_archive(source: ByteSource, at: int, *, is_proved: bool) -> int:
     """Check the end, which is blocks of zeros. None at all: truncated. Very many: a truncated copy that was padded.
-    Other bytes: damage."""
-    if not block:
+    Other bytes: in a proved tar another archive, and where it begins is returned; otherwise damage. 0 at the end."""
+    rest = source.size - at
+    if rest <= 0:
         if at == 0:
             msg = f"'{source.label}' is an empty file, not a tar. Copy or upload the archive again."
             raise CorruptArchiveError(msg)
-        raise truncated(source, "the blocks of zeros that mark its end are missing")
-    rest = source.size - at
+        raise truncated(source, "the blocks of zeros that mark its end are missing; if none were written, use tar -xf")
     tail = source.pread(min(rest, _MAX_PADDING_BYTES), at)
-    if tail.strip(b"\0"):
+    zeros = len(tail) - len(tail.lstrip(b"\0"))
+    if zeros < len(tail) and not is_proved:
         msg = (
             f"'{source.label}' has {rest:,} bytes after the mark of its end at byte {at:,}: it is damaged, or several "
-            "archives were joined. Copy it again, or make one archive of all."
+            "archives were joined. Copy it again; if they were, unpack all of them with tar -xif."
         )
         raise CorruptArchiveError(msg)
-    if rest > _MAX_PADDING_BYTES:
+    if zeros == len(tail) < rest:
         raise truncated(source, f"its last {rest:,} bytes are zeros, as a copy or an upload leaves that was cut")
+    return at + zeros - zeros % BLOCK if zeros < len(tail) else 0
 
 
 class TarTree(Tree):
@@ -299,7 +307,7 @@ class TarTree(Tree):
         folders: list[str] = []
         repeated: list[str] = []
         sizes, offsets, executable, times = array("q"), array("q"), bytearray(), array("q")
-        for count, member in enumerate(scan_members(source), 1):
+        for count, member in enumerate(scan_members(source, is_proved=packed is not None), 1):
             if cancellation is not None:
                 cancellation.check()
             total += member.size
@@ -332,7 +340,8 @@ class TarTree(Tree):
         check_collisions(archive, [*rows, *links], folders)
         self.empty_folders = without_files(folders, [*rows, *links]) if folders else ()
         found = resolve_links(links, rows)
-        self.notes = notes_on_members(sorted(links.keys() - found.keys()), repeated)
+        self.dangling = tuple(sorted(links.keys() - found.keys()))
+        self.notes = notes_on_members(self.dangling, repeated)
         rows |= {name: rows[target] for name, target in found.items()}
         names, (numbers,), _ = sorted_by_name(list(rows), np.fromiter(rows.values(), np.int64, len(rows)))
         columns = [np.frombuffer(column, np.int64)[numbers] for column in (sizes, times, offsets)]

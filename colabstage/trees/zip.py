@@ -84,7 +84,7 @@ _COLUMNS = {
     **dict.fromkeys(("method", "flags", "name_length"), np.uint16),
 }
 # The systems in "version made by" whose archivers write a file's mode into its attributes.
-_UNIX_SYSTEMS = (3, 19)
+_UNIX_SYSTEMS, _DOS_FOLDER = (3, 19), 0x10
 _MEMBER_FACTS = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
 _MAX_TARGET_BYTES = 4096
 # A 32-bit field with this value means that a zip64 field has the number.
@@ -268,7 +268,9 @@ def _parse(
     for name, facts in zip(("size", "packed_size", "offset"), np.reshape(wide_facts, (-1, 3)).T, strict=True):
         columns[name][wide_rows] = facts
     is_unix = np.isin(fields["system"], _UNIX_SYSTEMS)
-    columns["mode"] = np.where(is_unix, fields["attributes"] >> 16, 0).astype(np.uint16)
+    # Windows' archivers mark a folder by an attribute, and may leave the slash out of its name.
+    of_dos = np.where((fields["attributes"] & _DOS_FOLDER != 0) & (columns["size"] == 0), stat.S_IFDIR, 0)
+    columns["mode"] = np.where(is_unix, fields["attributes"] >> 16, of_dos).astype(np.uint16)
     # Many files are written in the same second, so there are far fewer times than members.
     stamps, of_stamp = np.unique(columns.pop("stamp"), return_inverse=True)
     times = np.array([_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()], np.int64)
@@ -384,11 +386,13 @@ class ZipTree(Tree):
             if any(columns[fact][place - 1] != columns[fact][place] for fact in ("size", "crc")):
                 reason = "it is there twice, with two contents, so which of the two is meant is unclear"
                 raise refuse_member(self.label, names[place], reason)
-        check_folders(self.label, names, folders)
+        empty = take_strings(names, np.flatnonzero(columns["size"] == 0))
+        if marks := check_folders(self.label, names, folders, empty):
+            wanted &= np.fromiter((name not in marks for name in names), np.bool_, len(names))
         self.empty_folders = without_files(folders, names) if folders else ()
         self._check_readable(names, columns)
-        skipped = self._resolve_links(names, columns, wanted)
-        self.notes = (*notes_on_members(skipped, [names[place] for place in repeated]), *self.notes)
+        self.dangling = tuple(self._resolve_links(names, columns, wanted))
+        self.notes = (*notes_on_members(self.dangling, [names[place] for place in repeated]), *self.notes)
         if not wanted.all():
             places = np.flatnonzero(wanted)
             names, columns = take_strings(names, places), {name: column[places] for name, column in columns.items()}
@@ -442,7 +446,7 @@ class ZipTree(Tree):
             number = columns["method"].item(unreadable[0])
             msg = (
                 f"'{self.label}' packs {names[unreadable[0]]!r} with {_METHODS.get(number, f'method {number}')}, which "
-                "is not read here. Unpack it and make the zip again with Deflate or without compression."
+                f'is not read here. Unpack it, and give that folder: 7z x "{base_name(self.label)}" -oFOLDER'
             )
             raise ArchiveError(msg)
 

@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 
 from colabstage import ColabstageError, fetch_files, stage_dataset
-from colabstage.errors import WebPageError
+from colabstage.errors import SourceAccessError, WebPageError
 from colabstage.options import token_blocks
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
@@ -275,10 +275,17 @@ REPOSITORIES = [
         ("data, unlabeled", "data/{cat,dog}/{0..4}.png unlabeled/{1,2}.png", "train: cat 5, dog 5"),
     ]
 ]
+UNFINISHED = [
+    row(f"an unfinished download: {name}", PETS | {name: b"\0\1", **more}, right=[refused(f"{name}.*unfinished")])
+    for name, more in [
+        ("photos/cat/4.png.aria2", {"photos/cat/4.png": image(4)[:900] + bytes(900)}), ("photos/cat/4.png.crdownload", {}), ("photos/dog/4.png.part", {}),
+        ("photos/dog/4.png.2b5f.partial", {}), (".cache/huggingface/download/4.incomplete", {}),
+    ]
+] + [row("pointers of DVC", files("", {"photos.dvc": "outs:\n- path: photos\n"}), right=[refused("dvc pull")])]
 # fmt: on
 
 
-@pytest.mark.parametrize(("made", "right", "options"), [*LFS, *UNICODE, *SHEETS, *REPOSITORIES])
+@pytest.mark.parametrize(("made", "right", "options"), [*LFS, *UNICODE, *SHEETS, *REPOSITORIES, *UNFINISHED])
 def test_what_is_not_the_data_is_named(
     tmp_path: Path, made: dict[str, bytes], right: list[Callable[[Packed], bool]], options: dict[str, Any]
 ) -> None:
@@ -286,6 +293,58 @@ def test_what_is_not_the_data_is_named(
     packed = pack(write_files(tmp_path / "set", made), tmp_path / "out.h5", **options)
     is_right = any(one(packed) for one in right)
     assert is_right, str(packed)
+
+
+def test_a_file_that_aria2_has_not_completed_is_not_read(tmp_path: Path, stage: Callable[[object], Packed]) -> None:
+    """It has its whole length from the beginning, with zeros for what is missing, as arrays may have them."""
+    rows = io.BytesIO()
+    np.save(rows, np.ones((10, 8, 8, 3), np.uint8))
+    write_files(tmp_path, {"x.npy": rows.getvalue()[:500].ljust(len(rows.getvalue()), b"\0"), "x.npy.aria2": b"\0\1"})
+    with pytest.raises(ColabstageError, match=r"x\.npy\.aria2"):
+        fetch_files(tmp_path / "x.npy", tmp_path / "copy.npy", progress=False)
+    assert "x.npy.aria2" in stage(tmp_path / "x.npy").refusal
+    (tmp_path / "x.npy.aria2").unlink()
+    assert stage(tmp_path / "x.npy").found
+
+
+@pytest.mark.parametrize(
+    ("link", "leads", "is_missed"),
+    [
+        *[(link, "gone", True) for link in ("photos/cat/4.png", "photos/owl", "val", "labels.csv")],
+        ("photos/owl", "cat", True),
+        *[(link, "gone", False) for link in ("photos/.#4.png", "README", "docs/latest.html", ".venv/bin/python")],
+    ],
+)
+@pytest.mark.parametrize("form", ["folder", "tar", "zip"])
+def test_samples_behind_links_to_nothing_are_missed(
+    tmp_path: Path, stage: Callable[..., Packed], link: str, leads: str, form: str, *, is_missed: bool
+) -> None:
+    """As where git-annex has not fetched all, or an archive has links to folders: what is advised makes them a dataset."""
+    root = write_files(tmp_path / "set", PETS)
+    (root / link).parent.mkdir(parents=True, exist_ok=True)
+    (root / link).symlink_to(leads)
+    source = root
+    if form != "folder":
+        source = tmp_path / f"set.{form}"
+        line = ["tar", "-cf", source, "."] if form == "tar" else ["zip", "-qry", source, "."]
+        if not shutil.which(line[0]):
+            pytest.skip("needs zip: apt install zip")
+        subprocess.run(line, cwd=root, check=True)
+    packed = stage(source)
+    if form == "folder" and leads == "cat":
+        assert packed.found == "train 12: cat dog owl"
+    elif not is_missed:
+        assert packed.found == "train 8: cat dog"
+    else:
+        assert f"'{link}' beside the images" in packed.refusal
+        assert stage(source, layout="image_folder").found == "train 8: cat dog"
+        assert stage(source, only="photos").found == "train 8: cat dog" or link.startswith("photos/")
+        if form == "folder":
+            advised = (
+                packed.refusal.replace("HERE", str(tmp_path)).partition("remove them: ")[2].partition(". layout=")[0]
+            )
+            subprocess.run(advised, shell=True, check=True)
+            assert stage(source).found == "train 8: cat dog"
 
 
 @pytest.mark.fuse
@@ -485,16 +544,21 @@ def test_a_dataset_is_staged_from_a_server_that_tells_little(
         ("https://huggingface.co/datasets/ann/pets/blob/main/a.zip", "/datasets/ann/pets/resolve/main/a.zip"),
         ("https://console.cloud.google.com/storage/browser/pets/my%20set;tab=objects", "'gs://pets/my set'"),
         ("https://zenodo.org/records/123", "https://zenodo.org/api/records/123/files-archive"),
+        ("https://figshare.com/ndownloader/files/42", "'https://ndownloader.figshare.com/files/42'"),
+        ("https://huggingface.co/datasets/ann/pets/resolve/main/a.zip", "'hf://datasets/ann/pets@main/a.zip'"),
     ],
 )
+@pytest.mark.parametrize("status", [200, 202, 401])
 def test_the_page_of_a_service_leads_to_its_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, given: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, given: str, status: int
 ) -> None:
-    """The error gives the address, or the parameter, for the data that the page shows."""
-    host = urlsplit(page).netloc
-    with HttpsHosts({host: lambda _: answer_page("<html><title>Pets</title></html>")}, tmp_path) as hosts:
+    """The error gives the address, or the parameter, for the data that the page shows, or refuses."""
+    if status != 200 and given.endswith("=1"):
+        pytest.skip("the address of the data is the page's own")
+    answer = answer_page("<html><title>Pets</title></html>", status, headers={"x-amzn-waf-action": "challenge"})
+    with HttpsHosts({urlsplit(page).netloc: lambda _: answer}, tmp_path) as hosts:
         hosts.lead(monkeypatch)
-        with pytest.raises(WebPageError, match=re.escape(given)):
+        with pytest.raises(WebPageError if status == 200 else SourceAccessError, match=re.escape(given)):
             fetch_files(page, tmp_path / "got", progress=False)
 
 

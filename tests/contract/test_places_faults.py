@@ -6,6 +6,7 @@ Each refusal comes before anything is written, and says what to write instead.
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,6 +23,7 @@ from colabstage.errors import (
     DriveNotMountedError,
     OptionError,
     SourceNotFoundError,
+    TargetExistsError,
     TargetNotWritableError,
 )
 from simulated_drive.drive import SimulatedDrive
@@ -143,6 +145,23 @@ def test_plain_files_that_are_gone_come_again(here: Path) -> None:
     assert len(list(folder.rglob("*.png"))) == 3
     (folder / "dog/001.png").write_bytes(b"edited")
     assert any("001.png" in note for note in stage(keep="files").report.notes)
+
+
+@pytest.mark.parametrize("verb", ["fetch_files", "extract_archive"])
+def test_files_that_are_gone_of_a_copy_come_again(here: Path, verb: str) -> None:
+    """Nothing is lost by that; what somebody edited or added would be, and is refused."""
+    source = here / "photos"
+    if verb == "extract_archive":
+        source = Path(shutil.make_archive(f"{here}/photos", "zip", source))
+    call = partial(getattr(cs, verb), source, here / "copy", progress=False)
+    call()
+    (here / "copy/cat/000.png").unlink()
+    call()
+    assert len(list((here / "copy").rglob("*.png"))) == 3
+    (here / "copy/cat/000.png").unlink()
+    (here / "copy/mine.txt").touch()
+    with pytest.raises(TargetExistsError, match=r"mine\.txt"):
+        call()
 
 
 @pytest.mark.parametrize("verb", ["stage_dataset", "extract_archive", "publish_file", "restore_file", "list_runs"])

@@ -14,7 +14,8 @@ from colabstage.io.files import stand_in
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
 PAGE = b"<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head></html>"
 APPLE = b"\0\5\x16\7\0\2\0\0Mac OS X        "
-STAND_INS = [(LFS, "git lfs pull"), (PAGE, "web page"), (APPLE, "AppleDouble")]
+ANNEX = b"/annex/objects/MD5E-s12345--4d7a214614ab2935c943f9e0ff69d22e.png\n"
+STAND_INS = [(LFS, "git lfs pull"), (ANNEX, "git annex get"), (PAGE, "web page"), (APPLE, "AppleDouble")]
 
 
 @pytest.fixture

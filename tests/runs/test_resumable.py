@@ -663,7 +663,7 @@ def test_a_sign_of_life_that_a_kill_has_cut_holds_no_run(data: Path, tmp_path: P
         run.step()
     whole = (tmp_path / LEASE).read_bytes().rstrip()
     # None is JSON by accident, whatever the machine is called.
-    for cut in (b"", whole[:5], whole[: len(whole) // 2], b" " * len(whole), whole + whole[-20:]):
+    for cut in (b"", whole[:5], whole[: len(whole) // 2], b" " * len(whole), bytes(len(whole)), whole + whole[-20:]):
         (tmp_path / LEASE).write_bytes(cut)
         assert list_runs(tmp_path)[0].step == 0
         with resumable(tmp_path, progress=False, **make_parts(data)) as run:

@@ -6,6 +6,7 @@ import io
 import lzma
 import random
 import struct
+import subprocess
 import tarfile
 import time
 import tracemalloc
@@ -17,10 +18,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colabstage.errors import (
-    CorruptArchiveError,
-)
-from colabstage.trees.open import open_archive
+from colabstage.errors import CorruptArchiveError
+from colabstage.trees.open import open_archive, open_tree
 from tests.support.archives import RecordingBytes, read_all, tar_bytes
 
 _FILES = {
@@ -125,6 +124,7 @@ def test_a_number_is_read_as_gnu_tar_reads_it(tmp_path: Path, field: bytes, seco
 
 
 STREAMS: dict[str, tuple[Callable[[bytes], bytes], bytes]] = {
+    "gz": (gzip.compress, bytes(4)),
     "bz2": (bz2.compress, bytes(4)),
     "xz": (lzma.compress, bytes(4)),
     # A skippable frame, as `pzstd` writes before each one with content.
@@ -142,10 +142,28 @@ def test_what_follows_a_compressed_stream_is_another_one_or_damage(tmp_path: Pat
     for good in (whole, whole + fill, joined, *([fill + joined] if kind == "zst" else [])):
         with open_archive(RecordingBytes(good), spool=tmp_path) as tree:
             assert read_all(tree) == _FILES
-    cuts = (joined[:-cut] for cut in range(1, 60, 3))
-    for bad in (whole + b"junk", whole + b"\0\0\0\0junk and more", whole + whole[:9], *cuts):
-        with pytest.raises(CorruptArchiveError):
+    for bad in (whole + whole[:9], *(joined[:-cut] for cut in range(1, 60, 3))):
+        with pytest.raises(CorruptArchiveError, match=r"(?s)^(?!.*head -c)"):
             open_archive(RecordingBytes(bad), spool=tmp_path)
+    for junk in (b"\n", b"junk", b"\0\0\0\0junk and more"):
+        (tmp_path / "a").write_bytes(whole + junk)
+        with pytest.raises(CorruptArchiveError) as raised:
+            open_tree(tmp_path / "a", spool=tmp_path)
+        subprocess.run(str(raised.value).partition("cut them off: ")[2], shell=True, cwd=tmp_path, check=True)
+        with open_tree(tmp_path / "whole-a", spool=tmp_path) as tree:
+            assert read_all(tree) == _FILES
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_tars_joined_by_cat_are_read_where_their_bytes_are_proved(tmp_path: Path, kind: str) -> None:
+    """A gap in a plain tar may be of zeros as well; what compressed streams hold was written so."""
+    pack, more = STREAMS[kind][0], tar_bytes({"more.txt": b"more"})
+    (tmp_path / "a").write_bytes(pack(tar_bytes(_FILES)) + pack(more) + pack(tar_bytes({"more.txt": b"last"})))
+    with open_tree(tmp_path / "a", spool=tmp_path) as tree:
+        assert read_all(tree) == _FILES | {"more.txt": b"last"}
+    for bad in (more + b"junk" * 200, more + bytes(1024) + more[:600], more + bytes(2 << 20)):
+        with pytest.raises(CorruptArchiveError):
+            open_archive(RecordingBytes(pack(bad)), spool=tmp_path)
 
 
 def test_the_content_of_a_compressed_file_is_held_once(tmp_path: Path) -> None:

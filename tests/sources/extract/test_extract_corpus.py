@@ -117,6 +117,7 @@ UNSAFE = {
     "zip: character device": (zip_of(("tty", stat.S_IFCHR | 0o600, b"")), "tty"),
     "zip: pipe": (zip_of(("pipe", stat.S_IFIFO | 0o600, b"")), "pipe"),
     "zip: folder with content": (zip_of(("a/", FILE, b"evil")), "a/"),
+    "zip: file that is a folder": (zip_of(("a", FILE, b"evil"), ("a/b", FILE, b"1")), "'a'"),
     "zip: folder by its mode with content": (zip_of(("a", FOLDER, b"evil")), "'a'"),
     **{
         f"zip: link to {target!r}": (zip_of(("a", FILE, b"1"), ("link", LINK, target.encode())), f"'{target}'")
@@ -159,9 +160,10 @@ CORRUPT = {
     "tar: end missing": (TAR[: 512 + 3072 + 1024], "4,608 bytes"),
     "tar: its end filled with zeros": (TAR + bytes(2_000_000), "zeros"),
     "tar: damaged header": (set_field(TAR, b"train/b", 3, "<L", 0), "byte 3,584"),
-    "tar: two joined": (TAR + TAR, "byte 4,608"),
+    "tar: two joined": (TAR + TAR, "tar -xif"),
     "tar: junk behind": (TAR + b"junk" * 200, "byte 4,608"),
     "zst: truncated": (zstandard.compress(os.urandom(5000))[:-9], "truncated"),
+    "gz: truncated": (gzip.compress(os.urandom(5000))[:-9], "truncated"),
     "7z: damaged": (b"7z\xbc\xaf\x27\x1c" + bytes(500), "archive'"),
     "rar: damaged": (b"Rar!\x1a\x07\x01\0" + bytes(500), "archive'"),
 }
@@ -174,7 +176,6 @@ UNREADABLE = {
     "tar: sparse": (sparse(), "hole.bin"),
     "tar: sparse by PAX": (sparse_by_pax(), "hole.bin"),
     "tar.zst: truncated": (zstandard.compress(TAR)[:-3], "Zstandard"),
-    "gz: truncated": (gzip.compress(os.urandom(5000))[:-9], "gzip"),
 }
 REFUSED: dict[str, tuple[bytes, str, type[Exception]]] = {
     **{key: (*case, UnsafeArchiveError) for key, case in UNSAFE.items()},

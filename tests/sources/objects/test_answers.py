@@ -171,6 +171,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (NoCredentialsError("Unable to locate credentials"), SourceAccessError, False),
         (HttpError(401), SourceAccessError, False),
         (caused(OSError(errno.EINVAL, "Bad Request"), ClientError(400)), SourceAccessError, False),
+        (caused(OSError(errno.EINVAL, "Moved Permanently"), ClientError(301)), SourceAccessError, False),
         (PermissionError("Forbidden"), SourceAccessError, False),
         (ftplib.error_perm("530 Login incorrect"), SourceAccessError, False),
         (ftplib.error_perm("550 Permission denied"), SourceAccessError, False),
