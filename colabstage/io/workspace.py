@@ -366,18 +366,6 @@ def _set_length(path: Path, size: int, *, most_names: int | None = None) -> None
         os.close(handle)
 
 
-def link_own(path: Path, to: Path) -> bool:
-    """Give a file with a single name a second one, in one of our temporaries, so that work on it continues while others
-    still find it; return whether that succeeded. One that has several names already is somebody's copy."""
-    check_own(to)
-    with contextlib.suppress(OSError):
-        found = path.lstat()
-        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-            to.hardlink_to(path)
-            return True
-    return False
-
-
 def rename_own(path: Path, to: Path) -> Path:
     """Rename one of our temporaries, or something in one, to a name in one or a free name; return that name."""
     check_own(path)
