@@ -33,20 +33,17 @@ from colabstage.io.files import (
     read_json,
 )
 from colabstage.io.packages import installed_version
-from colabstage.io.receipts import Receipt, note_receipt, receipts_of
 from colabstage.io.report import Sentences
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from colabstage.io.progress import Cancellation, Progress
 
 MANIFEST_VERSION = 1
-# The kind of receipt that is beside a pack while another takes its place.
-_EXCHANGED = "packs being exchanged"
 # A block is held in memory while it is copied or compared, so a manifest must not ask for any length.
 _MOST_BLOCK_BYTES = 256 * 1024 * 1024
 # Every manifest begins like this, so one that a full disk cut off is still recognised as ours.
@@ -360,19 +357,14 @@ def is_as_written(file: Path) -> bool:
     beside = manifest_path(file)
     # Another process may have removed it meanwhile.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, NewerFormatError):
-        manifest = read_manifest(file) if workspace.is_made_here(beside) else None
-        return manifest is not None and _describes(manifest, beside, file)
+        manifest, found = read_manifest(file) if workspace.is_made_here(beside) else None, file.lstat()
+        if manifest is None or not workspace.is_made_here(file) or not stat.S_ISREG(found.st_mode):
+            return False
+        is_noted = is_time_as_noted(manifest.mtime_ns, found.st_mtime_ns, beside.lstat().st_mtime_ns)
+        return manifest.size == found.st_size and (
+            is_noted or _has_content(file, file_state(file), manifest.size, manifest.block_bytes, manifest.hashes)
+        )
     return False
-
-
-def _describes(manifest: Manifest, beside: Path, file: Path) -> bool:
-    """Tell whether a manifest, read from `beside`, describes a file; as `is_as_written`."""
-    found = file.lstat()
-    if not workspace.is_made_here(file) or not stat.S_ISREG(found.st_mode) or manifest.size != found.st_size:
-        return False
-    if is_time_as_noted(manifest.mtime_ns, found.st_mtime_ns, beside.lstat().st_mtime_ns):
-        return True
-    return _has_content(file, file_state(file), manifest.size, manifest.block_bytes, manifest.hashes)
 
 
 # A file is checked before the work and again right before it is replaced; the result is cached for the same state.
@@ -409,14 +401,9 @@ def check_place_of_manifest(file: Path) -> None:
 
 
 def is_replaceable_pack(file: Path) -> bool:
-    """Tell whether a file in a dataset's own folder may be replaced: an unchanged pack, also one that lost its manifest
-    while `exchanging`; what nothing has written to since the dataset's record, whatever its bytes; or no file."""
-    if not os.path.lexists(file) or is_as_written(file) or _is_sealed(file):
-        return True
-    # If a complete manifest contradicts the file, somebody wrote to the pack or replaced it.
-    with contextlib.suppress(NewerFormatError):
-        return read_manifest(file) is None and _was_exchanged(file)
-    return False
+    """Tell whether a file in a dataset's own folder may be replaced: an unchanged pack; what nothing has written to
+    since the dataset's record, whatever its bytes; or no file."""
+    return not os.path.lexists(file) or is_as_written(file) or _is_sealed(file)
 
 
 def _is_sealed(file: Path) -> bool:
@@ -444,73 +431,35 @@ def check_replaceable_pack(file: Path) -> None:
     check_place_of_manifest(file)
 
 
-@contextlib.contextmanager
-def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
-    """Note in a file beside `file`, while one pack replaces another, which two these are: a process that is killed
-    meanwhile leaves a pack without a manifest, and the next call tells from the note which of the two it is."""
-    before = None
-    with contextlib.suppress(NewerFormatError):
-        before = read_manifest(file)
-    packs = [asdict(pack) for pack in (manifest, before) if pack is not None]
-    note = note_receipt(file, Receipt(_EXCHANGED, {"manifests": packs}))
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            if before is not None and read_manifest(file) is None and _describes(before, note, file):
-                write_manifest(file, before)
-        with contextlib.suppress(OSError):
-            # Without a manifest, this note is the only evidence of what is at `file`.
-            if not file.is_file() or manifest_path(file).exists():
-                workspace.remove_named(note)
-        raise
-    workspace.remove_named(note)
-
-
-def _was_exchanged(file: Path) -> bool:
-    """Tell whether a file without a manifest is one of the two packs of an exchange, interrupted or still running."""
-    for receipt, note in list(receipts_of(file)):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, NewerFormatError):
-            noted = receipt.about.get("manifests")
-            known = [parse_manifest(one, str(note)) for one in (noted if isinstance(noted, list) else ())]
-            if any(one is not None and _describes(one, note, file) for one in known):
-                return True
-    return False
-
-
 def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None) -> None:
-    """Move a finished pack and its manifest into place. No step needs space.
+    """Move a finished pack from a workspace into place, after its manifest: what is at `out` always has its own, so
+    nobody reads it as another one. An earlier pack makes room first, and has its name and manifest again if that fails;
+    a kill leaves the new one in its workspace.
 
     `replaces`: whether an existing file may be replaced, as `is_replaceable_pack` says; `None` if none may.
     """
     (check_replaceable_pack if replaces is is_replaceable_pack else check_place_of_manifest)(out)
-    if not os.path.lexists(out):
-        # Readers of a pattern take every file they find, so a new file must appear in one step, after its manifest.
-        workspace.put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
-        workspace.put_file(file, out, replaces=replaces or (lambda _: False))
-    elif replaces is None:
+    if replaces is None and os.path.lexists(out):
         msg = (
             f"'{out}' has come into being since packing began. Rename it, then pack again: finished work is kept. Or "
             "give overwrite=True to replace it."
         )
         raise TargetExistsError(msg)
-    else:
-        manifest = read_manifest(file)
-        assert manifest is not None, "a finished pack has one"
-        with exchanging(out, manifest):
-            # A pack without its manifest does not count, so between these steps there is the old pack or none.
+    beside, before = manifest_path(out), file.with_name(f"{file.name}.before")
+    # All that takes room comes before the first change.
+    earlier = beside.read_bytes() if beside.exists() else None
+    if earlier is not None:
+        before.write_bytes(earlier)
+        workspace.sync_file(before)
+    may_replace = replaces or (lambda _: False)
+    with workspace.making_room(out, replaces=may_replace):
+        workspace.put_file(manifest_path(file), beside, replaces=is_manifest)
+        try:
+            workspace.put_file(file, out, replaces=may_replace)
+        except BaseException:
             remove_manifest(out)
-            # The caller asked for it, or it was checked to be ours.
-            workspace.put_file(file, out, replaces=workspace.whatever_is_there)
-            workspace.put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
-    for path in (out, manifest_path(out)):
+            if earlier is not None:
+                workspace.put_file(before, beside, replaces=is_manifest)
+            raise
+    for path in (out, beside):
         workspace.sweep_orphans(out.parent, name=path.name)
-    sweep_exchanges(out)
-
-
-def sweep_exchanges(file: Path) -> None:
-    """Remove dead processes' notes of exchanges, unless the pack has no manifest: then they are the only evidence."""
-    for receipt, note in list(receipts_of(file)) if manifest_path(file).exists() else ():
-        named = workspace.name_and_owner(note)
-        if "manifests" in receipt.about and named is not None and workspace.is_abandoned(note, named[1]):
-            workspace.remove_named(note)

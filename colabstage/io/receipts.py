@@ -294,8 +294,7 @@ def _take_inventory(folder: Path) -> Inventory:
     return found
 
 
-# --- what version 0.1 wrote: inventories of folders, records that name one by its digest or hold a file's seal, and the
-# manifests of packs that are being replaced ---
+# --- what version 0.1 wrote: inventories of folders, and records that name one by its digest or hold a file's seal ---
 
 
 def _written_before(target: Path) -> Iterator[tuple[Receipt, Path]]:
@@ -308,8 +307,6 @@ def _written_before(target: Path) -> Iterator[tuple[Receipt, Path]]:
                 yield replace(receipt, inventory=inventories[digest][1]), path
             elif not digest:
                 yield receipt, path
-    for one in workspace.owned_beside(target, workspace.EARLIER_EXCHANGE):
-        yield Receipt("", {"manifests": read_json(one.path)}), one.path
     # Even without a record it proves who made the folder.
     yield from ((Receipt("", {}, inventory), path) for path, inventory in inventories.values())
 

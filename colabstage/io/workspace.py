@@ -52,12 +52,13 @@ OWN_MARK = ".colabstage-"
 # Work in progress; what is being removed; what made room for its successor; a receipt (`receipts`), and its name until
 # it is complete.
 TEMP, OLD, WAS, RECEIPT, DRAFT = ".tmp", ".old", ".was", ".receipt", ".draft"
-# Version 0.1 had inventories of folders, notes of packs that were being replaced, and records under the target's name.
+# Earlier versions had inventories of folders, records under the target's name, and notes of packs that were being
+# replaced, which are of no use any more.
 EARLIER_INVENTORY, EARLIER_EXCHANGE = ".deed", ".exchange"
 RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
 # Evidence about a file beside it. It is removed with that file, not by its age.
-_EVIDENCE = (RECEIPT, EARLIER_INVENTORY, EARLIER_EXCHANGE)
-_OWNED = (TEMP, OLD, WAS, DRAFT, *_EVIDENCE)
+_EVIDENCE = (RECEIPT, EARLIER_INVENTORY)
+_OWNED = (TEMP, OLD, WAS, DRAFT, EARLIER_EXCHANGE, *_EVIDENCE)
 # If the owner is of another boot or container, it cannot be checked. Its work counts as abandoned after this long
 # without a change; a name that only made room for a moment, much sooner.
 FOREIGN_AGE_S, _FOREIGN_RENAME_S = 3600.0, 60.0
@@ -365,18 +366,6 @@ def _set_length(path: Path, size: int, *, most_names: int | None = None) -> None
         os.close(handle)
 
 
-def link_own(path: Path, to: Path) -> bool:
-    """Give a file with a single name a second one, in one of our temporaries, so that work on it continues while others
-    still find it; return whether that succeeded. One that has several names already is somebody's copy."""
-    check_own(to)
-    with contextlib.suppress(OSError):
-        found = path.lstat()
-        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
-            to.hardlink_to(path)
-            return True
-    return False
-
-
 def rename_own(path: Path, to: Path) -> Path:
     """Rename one of our temporaries, or something in one, to a name in one or a free name; return that name."""
     check_own(path)
@@ -496,7 +485,11 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
     """Put a finished file, which is one of our temporaries or inside one, in its place in one step; `replaces` tells
     whether a file at `target` may be replaced."""
     check_own(made)
+    _check_free(target, replaces)
+    made.replace(target)
 
+
+def _check_free(target: Path, replaces: Callable[[Path], bool]) -> None:
     def check() -> None:
         if _facts_of(target) and (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)):
             was = "is there already, and colabstage did not make it as it is now"
@@ -504,7 +497,6 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
             raise TargetExistsError(msg)
 
     among_others(check, target)
-    made.replace(target)
 
 
 def whatever_is_there(_: Path) -> bool:
@@ -527,6 +519,24 @@ def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_th
     # The entry is in its folder now; only a crash of the machine could still undo that.
     with contextlib.suppress(OSError):
         sync_file(path.parent)
+
+
+@contextlib.contextmanager
+def making_room(path: Path, *, replaces: Callable[[Path], bool]) -> Iterator[None]:
+    """Give a file at `path` another name, so that its successor finds this one free. It is removed when the block
+    succeeds; after an error it has its name again, unless something else took that. `replaces`: as for `put_file`."""
+    _check_free(path, replaces)
+    aside = owned_name(path, OLD)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if not _facts_of(path):
+                aside.rename(path)
+        raise
+    remove_own(aside)
 
 
 def sync_file(path: Path) -> None:

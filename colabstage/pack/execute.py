@@ -14,10 +14,8 @@ import numpy as np
 from colabstage.errors import TargetExistsError, printable
 from colabstage.h5.manifest import (
     is_replaceable_pack,
-    is_whole,
     manifest_of_pack,
     place_pack,
-    read_manifest,
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
@@ -27,7 +25,7 @@ from colabstage.io.packages import installed_version
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.report import Report
 from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import disk_use, find_orphans, link_own, open_workspace, remove_own, whatever_is_there
+from colabstage.io.workspace import disk_use, find_orphans, open_workspace, remove_own, whatever_is_there
 from colabstage.layouts.formats.masks import compare_with_all
 from colabstage.layouts.table import Boxes, Images, Masks, SampleTable, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
@@ -142,8 +140,6 @@ _COLD_READ_S = 0.0002
 # are stored unchanged, 1.2 times if they are decoded (measured on two cores, by turns).
 _TINY_KEPT_BYTES = 16 * 1024
 _TINY_DECODED_BYTES = 1024
-# The file that holds a copy of the manifest of the file that was moved into place last.
-_PUBLISHED = "published"
 _ROWS = "rows.npz"
 
 
@@ -306,7 +302,6 @@ class PackRun:
             typed_write_errors(self.out),  # also inside, because the type of the error decides whether work is kept
         ):
             folder = workspace.path
-            _take_back(self.out, folder)
             # An incomplete copy of the final file, or the manifest of one that was never moved into place.
             for leftover in (folder / "final.h5", folder / _ROWS, *folder.glob("*.json")):
                 remove_own(leftover)
@@ -504,8 +499,6 @@ class PackRun:
             shard="" if self.shard is None else str(self.shard),
         )
         write_manifest(file, manifest)
-        # A copy stays in the workspace, by which the next call recognises the file after a kill between two renames.
-        write_manifest(file.with_name(_PUBLISHED), manifest)
         may_replace = is_replaceable_pack if self.key else whatever_is_there if self.overwrite else None
         if (rows := file.with_name(_ROWS)).exists():
             put_rows(rows, self.out, manifest)
@@ -522,14 +515,6 @@ def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:
     if isinstance(targets, Boxes):
         return (targets.offsets, targets.boxes, *(values for _, values in sorted(targets.columns.items())))
     return ()
-
-
-def _take_back(out: Path, workspace: Path) -> None:
-    """Continue with the file at `out` if a run put it there and died before it was done."""
-    data = workspace / "data.h5"
-    manifest = read_manifest(workspace / _PUBLISHED)
-    if manifest is not None and not data.exists() and out.is_file() and is_whole(out, manifest):
-        link_own(out, data)  # if that fails, it is packed again
 
 
 def space_for(out: Path) -> int:

@@ -33,7 +33,7 @@ from colabstage.images.decode import (
 )
 from colabstage.images.geometry import ImageOptions
 from colabstage.io.files import read_with_retry
-from colabstage.io.progress import Cancellation, Progress
+from colabstage.io.progress import Progress
 from colabstage.io.units import counted
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import LayoutFunction, TableFile, detect_layout, is_table_file
@@ -152,7 +152,7 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
     # The path as given, not absolute, because the pack records it and must not depend on the current folder. And
     # without a folder for copies, because each of many workers would make its own copy of the archive.
     named = LocalSource(str(place), place.name, str(place), place)
-    opening = Opening(None, Progress(), Cancellation(), only=options.parts, zip_encoding=options.zip_encoding)
+    opening = Opening(None, Progress(), only=options.parts, zip_encoding=options.zip_encoding)
     # For the unpacked form of a compressed tar; created only if there is one.
     with (
         open_spool(beside.with_name(f"{beside.name}-spool")) as spool,

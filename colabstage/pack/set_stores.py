@@ -276,7 +276,7 @@ class RemoteStore:
         self._open.put(file, self._part(name))
         self._open.put(manifest_path(file), f"{self._part(name)}.json")
         if self._is_placed(name):
-            self._discard(name)
+            self._discard(self._part(name))
 
     def _is_placed(self, name: ShardName) -> bool:
         return not self.is_wanted() and self._result(self._final(name), name) is not None
@@ -314,34 +314,28 @@ class RemoteStore:
         for name in names:
             if self._result(self._part(name), name) is not None:
                 self._place(self._part(name), self._final(name))
-        # The manifest first: a pack without one does not count, so a half-removed one cannot be read.
         for other in self._others:
-            self._open.remove(f"{other}.json")
-            self._open.remove(other)
+            self._discard(other)
         self._clear(names)
         return sum(self._open.size(self._final(name)) or 0 for name in names)
 
     def _place(self, part: str, final: str) -> None:
-        # As for local files: a new shard appears complete, and a replaced one briefly has no manifest.
-        replaces = self._open.exists(final)
-        if replaces:
-            self._open.remove(f"{final}.json")
-        else:
-            self._open.move(f"{part}.json", f"{final}.json")
-        self._open.move(part, final)
-        if replaces:
-            self._open.move(f"{part}.json", f"{final}.json")
+        # As for local files: an earlier shard makes room first, so what has the name has its own manifest.
+        self._discard(final)
+        for end in (".json", ""):
+            self._open.move(part + end, final + end)
 
     def _clear(self, names: Sequence[ShardName]) -> None:
         """Remove everything in the folder of unfinished shards."""
         self.stop()
         for name in names:
-            self._discard(name)
+            self._discard(self._part(name))
         self._open.remove_folder(self._parts)
 
-    def _discard(self, name: ShardName) -> None:
-        self._open.remove(f"{self._part(name)}.json")
-        self._open.remove(self._part(name))
+    def _discard(self, path: str) -> None:
+        # The manifest first: a pack without one does not count, so a half-removed one cannot be read.
+        self._open.remove(f"{path}.json")
+        self._open.remove(path)
 
     def shown(self, file: str) -> str:
         return f"{show_address(self.url).rpartition('/')[0]}/{file}"

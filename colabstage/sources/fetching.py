@@ -282,8 +282,7 @@ class _FetchCall:
     def _open(
         self, checksum: Checksum | None = None, only: tuple[str, ...] = (), *, reads_next: bool = False
     ) -> OpenedSource:
-        cancellation = self.progress.cancellation
-        opening = Opening(self.target.parent, self.progress, cancellation, checksum, only, reads_next=reads_next)
+        opening = Opening(self.target.parent, self.progress, checksum, only, reads_next=reads_next)
         return open_source(self.source, opening, unpack=False)
 
     def run(self) -> FetchReport:
@@ -534,14 +533,7 @@ def extract_archive(
     archive, place, parts = absolute_path(path), absolute_path(target, "target"), read_only(only)
     check_zip_encoding(zip_encoding)
     shown = resolve_progress(progress)
-    opening = Opening(
-        place.parent,
-        shown,
-        shown.cancellation,
-        only=parts,
-        zip_encoding=zip_encoding,
-        single_files=False,
-    )
+    opening = Opening(place.parent, shown, only=parts, zip_encoding=zip_encoding, single_files=False)
 
     def extract() -> ExtractReport:
         # On a mount that hangs, any access would never return.
@@ -599,7 +591,7 @@ def _extracted(archive: Path, target: Path, opening: Opening, *, overwrite: bool
                 fingerprint=identity.fingerprint,
                 limits=PipelineLimits(readers=1, max_readers=2, workers=usable_cores()),
                 step=step,
-                cancellation=opening.cancellation,
+                cancellation=opening.progress.cancellation,
                 overwrite=overwrite,
                 consumes=True,
                 check=opened.check_unchanged,

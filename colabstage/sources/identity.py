@@ -531,20 +531,12 @@ def _ask_files(paths: Sequence[Path], found: Sequence[os.stat_result], recorded:
     size, mtime_ns = sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
     # Another length is proof enough, whatever else agrees, so the client need not be asked.
     md5s, why = ask_md5s([str(path) for path in paths]) if recorded.md5 and size == recorded.nbytes else ([], "")
+    now = SourceIdentity(recorded.kind, 1, size, recorded.address, mtime_ns, md5=" ".join(md5s))
     # The version of one file of a list is its time.
-    known = replace(recorded, version="")
-    look = _judge(known, size=size, mtime_ns=mtime_ns, md5=" ".join(md5s))
+    look = _compare(replace(recorded, version=""), now)
     if why and look.state == "same":
         return Look("same", f"{look.detail}; {_untold(why)}")
     return look
-
-
-def _judge(
-    recorded: SourceIdentity, *, size: int | None = None, version: str = "", mtime_ns: int = 0, md5: str = ""
-) -> Look:
-    nbytes = recorded.nbytes if size is None else size
-    now = SourceIdentity(recorded.kind, 1, nbytes, recorded.address, mtime_ns, version=version, md5=md5)
-    return _compare(recorded, now)
 
 
 def _compare(recorded: SourceIdentity, now: SourceIdentity) -> Look:
@@ -568,11 +560,10 @@ def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: Sourc
         seen = "the same files are shared; one that was replaced in place would not be noticed"
         return Look("same", seen) if found.version == recorded.version else Look("changed")
     found.close()
-    return Look("changed") if isinstance(found, RemoteFileTree) else _judge_facts(found.facts, recorded)
-
-
-def _judge_facts(facts: RemoteFacts, recorded: SourceIdentity) -> Look:
-    look = _judge(recorded, size=facts.size, version=facts.version, mtime_ns=facts.mtime_ns)
+    if isinstance(found, RemoteFileTree):
+        return Look("changed")
+    facts, size = found.facts, recorded.nbytes if found.facts.size is None else found.facts.size
+    look = _compare(recorded, replace(identify_remote(facts, size, address=recorded.address), kind=recorded.kind))
     # Opening a file could tell more by its ends; a server that gives no parts would be asked for everything again.
     can_tell = facts.ranges and recorded.kind != "file" and not recorded.is_downloaded
     if look.state != "unproved" or can_tell:

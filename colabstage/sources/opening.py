@@ -144,7 +144,6 @@ class Opening:
     folder: Path | None
     """An existing folder on the local disk for copies; `None` to read files in place."""
     progress: Progress
-    cancellation: Cancellation
     checksum: Checksum | None = None
     """The checksum of a single file, as the caller gave it; compared by whatever fetches the file."""
     only: tuple[str, ...] = ()
@@ -324,7 +323,7 @@ class Part(Closing):
         self.kept_bytes = min(facts.size, sum(map(disk_use, find_orphans(self._copy_path))))
         step = self._stack.enter_context(LateStep(self.opening.progress, f"copy {facts.name}", facts.size))
         self.copy = StreamingCopy(
-            self.file, self._copy_path, step=step, policy=PATIENT, cancellation=self.opening.cancellation
+            self.file, self._copy_path, step=step, policy=PATIENT, cancellation=self.opening.progress.cancellation
         )
         return self.copy
 
@@ -351,7 +350,7 @@ class Part(Closing):
         folder.mkdir()
         try:
             with self.opening.progress.step(f"copy {facts.name}", total=facts.size, unit="B") as step:
-                cancellation = self.opening.cancellation
+                cancellation = self.opening.progress.cancellation
                 fetch_file(self.file, folder / _DATA, step=step, cancellation=cancellation, policy=PATIENT)
             write_json(folder / _STATE, {"state": state})
         except BaseException:
@@ -373,7 +372,7 @@ class Part(Closing):
         elif self.copy is not None:
             # Otherwise each part would be a separate request, and all of it is copied anyway.
             read = self.copy.read_here
-        digest = checksum.digest_of(pieces_of(read, content.size, self.opening.cancellation))
+        digest = checksum.digest_of(pieces_of(read, content.size, self.opening.progress.cancellation))
         if walk is not None:
             walk.end()
         if digest != checksum.digest:
@@ -406,7 +405,7 @@ class Part(Closing):
                 single_files=(ALONE if alone else BESIDE) if self.opening.single_files else (),
                 name=self.file.facts.name,
                 zip_encoding=self.opening.zip_encoding,
-                cancellation=self.opening.cancellation,
+                cancellation=self.opening.progress.cancellation,
             )
         except CorruptArchiveError:
             # Without a length nothing tells whether all of it arrived, so the next call fetches it again.
@@ -507,7 +506,7 @@ class OpenedSource(Closing):
             return
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
             # Many at once, because opening an archive on a server or a mount is two round trips of waiting.
-            self.parts += pool.run(self._open_one, sources, cancellation=self._opening.cancellation)
+            self.parts += pool.run(self._open_one, sources, cancellation=self._opening.progress.cancellation)
 
     def _open_one(self, source: SingleSource) -> Part:
         part = _open_part(source, self._opening)
@@ -573,7 +572,7 @@ class OpenedSource(Closing):
         """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
         asking = Cancellation()
-        self._stack.callback(self._opening.cancellation.follow(asking.cancel))
+        self._stack.callback(self._opening.progress.cancellation.follow(asking.cancel))
         open_one = partial(remote_opener, along=along, cancellation=asking)
         openers = [again.get(one.address) or open_one(one) for _, one in loose]
         files = list(zip(names, openers, strict=True))
@@ -649,7 +648,7 @@ class OpenedSource(Closing):
         opened = [part for part in self.parts if not part.loose]
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
             # A part's state may take a request, and lists have thousands of parts.
-            states = pool.run(Part.identify, opened, cancellation=self._opening.cancellation)
+            states = pool.run(Part.identify, opened, cancellation=self._opening.progress.cancellation)
         found.update(zip((part.source.address for part in opened), states, strict=True))
         for part in self.parts:
             if part.loose and self.files is not None:
@@ -680,7 +679,7 @@ class OpenedSource(Closing):
             trees = pool.run(
                 lambda part: part.open_tree(spool, alone=False),
                 self.parts,
-                cancellation=self._opening.cancellation,
+                cancellation=self._opening.progress.cancellation,
                 stall_timeout_s=float("inf"),
             )
         names = [name_in_list(part.source) for part in self.parts]
@@ -776,7 +775,7 @@ def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, ope
         checksum=opening.checksum,
         along=(along, along),
         reads_next=opening.reads_next,
-        cancellation=opening.cancellation,
+        cancellation=opening.progress.cancellation,
     )
     if isinstance(found, KaggleFolder):
         part = _open_path(source, found.path, opening)

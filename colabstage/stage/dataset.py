@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from colabstage.errors import CancelledError, NotStagedError, OptionError, ended
 from colabstage.h5.arrival import Readiness
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.streaming import BackgroundPack
 
+
+R = TypeVar("R")
 
 _log = logger_of(__name__)
 
@@ -277,20 +279,16 @@ class StagedDataset:
         if not isinstance(asked, str):
             msg = f"data[{split!r}] names no split. {self._by_split()}"
             raise OptionError(msg)
-        info = self._pack()
+        self._pack()
         if self.arriving is not None:
             self.arriving.arrival.check()
-        if split in self._opened:
-            return self._opened[split]
-        # Checked first: its file may still have a name that changes when the last row arrives.
-        if self.arriving is not None:
-            return self._opened.setdefault(split, self.arriving.open(split))
-        # Imported late, because this imports torch, which staging does not need.
-        with whole_imports():
-            from colabstage.load.dataset import dataset_h5
+        if split not in self._opened:
+            # Imported late, because this imports torch, which staging does not need.
+            with whole_imports():
+                from colabstage.load.dataset import dataset_h5
 
-        place = info.path if self.part is None else self.part.paths
-        return self._opened.setdefault(split, dataset_h5(place, split=split, arrival=self.part))
+            self._opened.setdefault(split, self._open(dataset_h5, split))
+        return self._opened[split]
 
     def __contains__(self, split: object) -> bool:
         """Return whether there is a split of that name."""
@@ -424,14 +422,18 @@ class StagedDataset:
             write_description(described, target, overwrite=overwrite)
         return described
 
-    def _reader(self, split: str) -> dataset_h5 | SplitReader:
-        """Return what reads a split; without torch if all rows are planned."""
-        info = self._pack()
-        if self.arriving is not None:
-            return self.arriving.open(split)
+    def _reader(self, split: str) -> SplitReader:
+        """Return what reads a split without torch."""
         from colabstage.load.reading.reader import SplitReader
 
-        return SplitReader(info.path if self.part is None else self.part.paths, split, arrival=self.part)
+        return self._open(SplitReader, split)
+
+    def _open(self, reader: Callable[..., R], split: str) -> R:
+        info = self._pack()
+        # Its file may still have a name that changes when the last row arrives.
+        if self.arriving is not None:
+            return self.arriving.open(reader, split)
+        return reader(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
 
     @property
     def ready(self) -> Readiness:

@@ -16,7 +16,6 @@ import numpy as np
 
 from colabstage.errors import ArchiveError, DecodeError, NotEnoughSpaceError, SourceChangedError, SourceReadError
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest import sweep_exchanges
 from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder, tag_cache_folder
@@ -540,7 +539,6 @@ def _finish(
     # Everything is local, so a dead run's leftovers are no longer needed.
     sweep_orphans(request.folder)
     sweep_receipts(request.files_path)
-    sweep_exchanges(request.pack_path)
     sweep_rows(request.pack_path)
     # Not a folder of the user's, which may hold unique files.
     if request.folder.parent == absolute_path(detect_platform().fast_dir) / "colabstage":

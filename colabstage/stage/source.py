@@ -65,7 +65,6 @@ class SourceOnce(Closing):
         opening = Opening(
             request.folder.parent,
             self._call.progress,
-            self._call.cancellation,
             only=request.options.parts,
             zip_encoding=request.options.zip_encoding,
             reads_next=reads_next and not request.options.parts,

@@ -13,12 +13,11 @@ import os
 import threading
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from colabstage.errors import CancelledError, NotStagedError, WorkersLostError, said_by
 from colabstage.h5.info import PackInfo, read_info
 from colabstage.io.display import resolve_progress
-from colabstage.io.packages import whole_imports
 from colabstage.io.progress import SYSTEM_CLOCK, Progress, ProgressStep
 from colabstage.io.units import format_duration, format_rate
 from colabstage.load.partial import PartialPack, UnitOrder, even_window, open_whole
@@ -32,11 +31,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.arrival import Readiness
-    from colabstage.load.dataset import dataset_h5
     from colabstage.stage.publish import PublishReport
 
     # A whole dataset that is arriving: a pack that is being written, or is copied from the cache.
     Arriving = PackArrival | PartialPack
+
+R = TypeVar("R")
 
 # Waits are cut into pieces of this length, because Ctrl-C does not interrupt waiting for a future.
 _LOOK_S = 0.1
@@ -151,18 +151,15 @@ class BackgroundPack:
         self.wait(timeout_s, progress=False)
         return self._done.result().wait_published(max(0.0, deadline - SYSTEM_CLOCK.now()))
 
-    def open(self, split: str) -> dataset_h5:
-        """Return a split that waits for rows when they are read."""
-        with whole_imports():
-            from colabstage.load.dataset import dataset_h5
-
+    def open(self, reader: Callable[..., R], split: str) -> R:
+        """Return a `reader` of a split, such as `dataset_h5`, that waits for rows when they are read."""
         # The file may get its final name between the two lines; and after a failure a file may remain, but only for the
         # next call to continue.
         for is_last in (False, True):
             self.arrival.check()
             try:
                 path = self.arrival.path if self.arrival.path.exists() else self.arrival.place
-                return dataset_h5(path, split=split, arrival=self.arrival)
+                return reader(path, split=split, arrival=self.arrival)
             except OSError:
                 # If work that failed meanwhile removed it, that failure is the reason.
                 self.arrival.check()

@@ -7,7 +7,6 @@ import re
 import time
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -217,32 +216,26 @@ def test_the_advice_on_a_damaged_pack_is_what_works(pack: Path) -> None:
     assert "refresh" not in shown
 
 
-@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("failing", ["photos.h5", "photos.h5.json"])
 def test_a_pack_that_cannot_take_the_place_of_another_leaves_it_whole(
-    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+    pack: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    """The old one has its manifest again; if it was removed meanwhile, nothing is recorded about it."""
-    old = manifest_of(pack)
+    """The old one and its manifest have their names again."""
+    old, before = manifest_of(pack), pack.read_bytes()
     write_manifest(pack, old)
-    new = tmp_path / "new" / "photos.h5"
+    new = workspace.temp_beside(pack) / "photos.h5"
     new.parent.mkdir()
     new.write_bytes(b"another pack")
     write_manifest(new, manifest_of(new))
+    replace = Path.replace
 
-    put = workspace.put_file
-
-    def fails(file: Path, out: Path, **options: Any) -> None:
-        if file == new and gone:
-            out.unlink()
-        if file == new:
+    def fails(file: Path, out: Path) -> Path:
+        if file == new.with_name(failing):
             raise OSError(errno.EIO, "the disk fails")
-        put(file, out, **options)
+        return replace(file, out)
 
-    monkeypatch.setattr("colabstage.io.workspace.put_file", fails)
+    monkeypatch.setattr(Path, "replace", fails)
     with pytest.raises(OSError, match="the disk fails"):
         place_pack(new, pack, replaces=is_as_written)
-    assert read_manifest(pack) == (None if gone else old)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "new",
-        *([] if gone else ["photos.h5", "photos.h5.json"]),
-    ]
+    assert (read_manifest(pack), pack.read_bytes()) == (old, before)
+    assert sorted(path.name for path in pack.parent.iterdir()) == [new.parent.name, "photos.h5", "photos.h5.json"]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from colabstage import stage_dataset
-from colabstage.h5.manifest import exchanging, manifest_of_bytes, manifest_path
+from colabstage.h5.manifest import manifest_of_bytes, write_manifest
+from colabstage.io.workspace import temp_beside
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.images import in_classes, make_tree
@@ -77,16 +78,16 @@ def test_the_work_is_done_once_or_at_least_nothing_breaks(
         assert [name for name in left_behind(folder) if not name.endswith(".lock")] == []
 
 
-def test_a_pack_that_somebody_is_placing_is_left_to_it(tmp_path: Path) -> None:
+def test_a_pack_that_somebody_is_placing_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Another process has moved the earlier pack aside, and put the manifest of its own."""
     source, cache = make_tree(tmp_path / "photos", in_classes(12)), tmp_path / "cache"
     staged = stage_dataset(source, local_dir=tmp_path / "fast", cache_dir=cache, progress=False).path
-    truth = staged.read_bytes()
-    # Another pack of the same source, which that process is about to record.
-    theirs = truth[:-1] + bytes([truth[-1] ^ 1])
-    staged.write_bytes(theirs)
-    manifest_path(staged).unlink()
-    with staged.open("rb") as placed, exchanging(staged, manifest_of_bytes(staged)):
-        again = stage_dataset(source, local_dir=tmp_path / "fast", cache_dir=cache, progress=False)
-        assert again.report.origin == "cache"
-        assert placed.read() == theirs
-        assert staged.read_bytes() == truth
+    truth, placing = staged.read_bytes(), temp_beside(staged)
+    staged.rename(placing)
+    placing.write_bytes(truth[:-1] + bytes([truth[-1] ^ 1]))
+    write_manifest(staged, manifest_of_bytes(placing))
+    again = stage_dataset(source, local_dir=tmp_path / "fast", cache_dir=cache, progress=False)
+    assert again.report.origin == "cache"
+    assert staged.read_bytes() == truth
+    assert placing.exists()
+    placing.unlink()

@@ -191,6 +191,21 @@ def test_batches_come_as_soon_as_their_rows_do_in_an_order_that_knows_nothing_of
     other.wait(progress=False)
 
 
+def test_arrays_are_the_same_whether_or_not_rows_still_arrive(tmp_path: Path) -> None:
+    """They need no torch, whose filter differs from Pillow's by more than a grey level in patterns."""
+    pixels = np.random.default_rng(0).integers(0, 256, (69, 60, 3), np.uint8)
+    for number in range(2):
+        place = tmp_path / "data" / f"c{number}" / "a.jpg"
+        place.parent.mkdir(parents=True)
+        Image.fromarray(pixels).save(place)
+    options: dict[str, Any] = {"encoding": "encoded", "image_size": (32, 32)}
+    streamed = stage(tmp_path / "data", tmp_path / "a", streaming=True, **options)
+    whole = stage(tmp_path / "data", tmp_path / "b", **options)
+    for (x, _), (expected, _) in zip(streamed.to_numpy("train", 2), whole.to_numpy("train", 2), strict=True):
+        np.testing.assert_array_equal(x, expected)
+    streamed.wait(progress=False)
+
+
 def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, tmp_path: Path) -> None:
     """In the call's cell, also after the call: how much is local, how fast training is, how long it has waited."""
     board = Board()
