@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from colabstage.errors import LayoutError
+from colabstage.errors import LayoutError, said_by
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
@@ -42,7 +42,7 @@ _PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", "."})
 # 64-bit integers have fewer digits, and Python refuses to parse thousands of them.
 MOST_DIGITS = 40
 # A cell may be a page of text.
-_CELL_SHOWN = 60
+_CELL_SHOWN, _REASON_SHOWN = 60, 240
 _FILE = re.compile(rf".*(?:{'|'.join(map(re.escape, (*words.IMAGES, *words.SOUNDS)))})", re.IGNORECASE | re.DOTALL)
 _NO_LABELS = (*words.IDS, *words.CAPTIONS, *words.ABOUT_FILES, *words.PATHS)
 Kind = Literal["empty", "number", "comma", "flag", "date", "word"]
@@ -50,9 +50,13 @@ Targets = tuple[Values, tuple[str, ...]]
 
 
 def show(value: object) -> str:
-    """Return the beginning of a cell, or of a value in its place, for messages."""
-    text = str(value) if isinstance(value, str | Exception) else show_content(value, _CELL_SHOWN)
-    return text if len(text) <= _CELL_SHOWN else f"{text[:_CELL_SHOWN]}…"
+    """Return the beginning of a cell, of a value in its place, or of what an error says, for messages."""
+    if isinstance(value, Exception):
+        # Its end says what was expected.
+        text, most = " ".join(said_by(value).split()), _REASON_SHOWN
+    else:
+        text, most = value if isinstance(value, str) else show_content(value, _CELL_SHOWN), _CELL_SHOWN
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 class NumberedCells(Sequence[str]):

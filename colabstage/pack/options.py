@@ -34,10 +34,10 @@ _NEWER_RULES = {
     **dict.fromkeys(("arrow", "webdataset", "images", "coco_classes", "croissant"), 7),
     **dict.fromkeys(("tokens", "file_names", "arrays", "audio"), 8),
     "tfrecord": 9,
-    "detection": 13,
+    "detection": 14,
     "pairs": 15,
     "table": 17,
-    "auto": 21,
+    "auto": 22,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
