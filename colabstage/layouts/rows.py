@@ -97,6 +97,11 @@ class LeadingTable:
         return any(one.may_be_label and one.plain not in words.SPLIT_FIELDS for one in self.columns.values())
 
     @property
+    def has_endings(self) -> bool:
+        """Tell whether most paths end as files do, so that they are no numbers."""
+        return 2 * sum(map(words.is_sample, self.leads)) > len(self.leads)
+
+    @property
     def columns(self) -> dict[str, Column]:
         """Return the columns by name, except the path."""
         return {column.name: column for column in self.table.columns if column is not self.path}
@@ -393,11 +398,14 @@ class TableSearch:
             may_leave = all(one is most or FEW * len(one.files) <= len(most.files) for one in found)
         if len(found) > 1 and not may_leave:
             stating = [one for one in found if one.has_labels] or found
+            # The numbers of classes are the stems of files by chance.
+            stating = [one for one in stating if one.has_endings] or stating
             if len(stating) == 1:
                 return stating
+            shown = max(stating, key=lambda one: len(one.files)).name
             msg = (
                 f"Several tables do ({listed([one.name for one in found])}), and not as splits. Say which: "
-                f"layout=table_rows(table={stating[0].name!r}), from colabstage.options."
+                f"layout=table_rows(table={shown!r}), from colabstage.options."
             )
             raise LayoutError(msg)
         beside = f"beside those of {listed([one.name for one in kept])},"

@@ -141,6 +141,11 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGES)
 
 
+def is_sample(name: str) -> bool:
+    """Tell whether a name ends as those of images and clips of sound do."""
+    return name.lower().endswith((*IMAGES, *SOUNDS))
+
+
 def is_table(name: str) -> bool:
     return name.lower().endswith(TABLES)
 

@@ -31,12 +31,12 @@ RULES_VERSION = 5
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
     **dict.fromkeys(("lmdb", "pixel_table"), 6),
-    **dict.fromkeys(("arrow", "webdataset", "images", "coco_classes", "croissant"), 7),
-    **dict.fromkeys(("tokens", "file_names", "arrays", "audio"), 8),
-    "tfrecord": 9,
+    **dict.fromkeys(("arrow", "webdataset"), 7),
+    **dict.fromkeys(("tokens", "arrays", "images", "coco_classes", "croissant"), 8),
+    **dict.fromkeys(("tfrecord", "file_names", "audio"), 9),
     "detection": 14,
-    "pairs": 15,
-    "table": 17,
+    "pairs": 16,
+    "table": 18,
     "auto": 22,
 }
 

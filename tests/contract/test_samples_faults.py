@@ -364,6 +364,9 @@ TABLES = [
           ("masks", pairs("images/{0}.jpg", "masks/{0}.png"), ["0", "1", "2", "3"], "image,split", ["{name}.jpg,train"] * 3 + ["{name}.jpg,test"], found("train: 3 masks .*; test: 1 masks .*")),
           ("other words", yolo("0 1 2 3", {"data.yaml": "names: [cat]"}), ["0", "1", "2", "3"], "image,split", ["{name}.jpg,train"] * 3 + ["{name}.jpg,huge"], refused(r"split\.csv.*'huge'")),
       ]),
+    row("a table of classes whose numbers are names of images", files("{0..3}.jpg", {"train.csv": "file,label\n0.jpg,1\n1.jpg,0\n2.jpg,1\n3.jpg,0\n", "classes.csv": "id,name\n0,cat\n1,dog\n"}),
+        right=[found("train: 0 2, 1 2", note=r"left out \('classes\.csv'\)")]),
+    row("the best of several tables is shown", files("{0..3}.jpg", {"a.csv": "file,label\n0.jpg,1\n1.jpg,0\n", "b.csv": "file,kind\n0.jpg,x\n1.jpg,y\n2.jpg,x\n3.jpg,y\n"}), right=[refused(r"table_rows\(table='b\.csv'\)")]),
     row("a table of splits beside the table that is named", table("file,label", "{i}.jpg,{c}") | {"other.csv": b"file,label\n0.jpg,a\n1.jpg,b\n", "split.csv": b"file,split\n0.jpg,train\n1.jpg,train\n2.jpg,train\n3.jpg,val\n"},
         right=[found("train: cat 2, dog 1; val: dog 1")], layout=table_rows(table="labels.csv")),
     *(row(f"a number and its word: {name}", files("images/{0..3}.jpg", {"labels.csv": "\n".join([header, *(line.format(i=i, n=numbers[i % 2], c=("cat", "dog")[i % 2]) for i in range(4))])}), right=[found(right, note=said)])
