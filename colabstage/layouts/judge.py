@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.io.units import format_count, listed
+from colabstage.io.units import counted, format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.boxes import other_form
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 # More folders than this are classes.
 _MOST_PARTS = 16
 _STEMS_COMPARED = 64
+# An odd number of 64 bits whose multiples spread evenly.
+_MIXING = np.uint64(0x9E3779B97F4A7C15)
 # How many images with boxes are opened for their size.
 _SIZES_COMPARED = 8
 # How many files without an extension are opened for their first bytes.
@@ -129,8 +131,7 @@ def _spelled_twice(table: SampleTable) -> str:
 
 def _unnamed(table: SampleTable) -> str:
     """Find labels beyond the classes: the names are another dataset's, or are numbered differently."""
-    targets, classes = table.targets, table.classes
-    labels = targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
+    classes, labels = table.classes, _labels(table)
     if classes and labels.ndim == 2 and labels.shape[1] != len(classes):
         return (
             f"There are {labels.shape[1]} numbers for each of the {table.unit}, and {len(classes)} classes are named "
@@ -309,8 +310,9 @@ def _entries(table: SampleTable) -> FileEntries:
 
 
 def _labels(table: SampleTable) -> NDArray[Any]:
-    assert isinstance(table.targets, Values)
-    return table.targets.values
+    """Return the labels of samples, or of their boxes; nothing for other targets."""
+    targets = table.targets
+    return targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
 
 
 def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -> str:
@@ -482,11 +484,28 @@ def _is_series(found: Sequence[int]) -> bool:
 
 
 def _notes_on_labels(table: SampleTable) -> Iterator[str]:
-    """Say how many labels are those of no class."""
-    labels = table.targets.values if isinstance(table.targets, Values) and table.classes else np.zeros(0)
-    count = int(np.sum(labels < 0)) if labels.dtype.kind == "i" else 0
+    """Say how many labels are those of no class, and which classes have none; and which boxes a loss may not expect."""
+    boxes, labels, classes = table.targets, _labels(table), table.classes
+    count = int(np.sum(labels < 0)) if classes and labels.dtype.kind == "i" else 0
     if count:
         yield f"{count:,} of {len(labels):,} labels are below 0, the number of no class, as missing ones are written."
+    known = {*(np.flatnonzero(labels.any(axis=0)) if labels.ndim == 2 else np.unique(labels)).tolist()}
+    if bare := [name for number, name in enumerate(classes) if number not in known] if known else []:
+        what = "which counts as a class" if len(bare) == 1 else "which count as classes"
+        yield f"Nothing is labelled {listed(bare)}, {what}."
+    if not isinstance(boxes, Boxes):
+        return
+    own, corners = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets)), boxes.boxes
+    # One number for each box and its label, because rows take ten times as long to sort.
+    codes = own.astype(np.uint64)
+    for column in (*corners.T, labels):
+        codes = codes * _MIXING + np.ascontiguousarray(column).view(np.uint64)
+    again = np.delete(np.arange(len(own)), np.unique(codes, return_index=True)[1])
+    flat = np.flatnonzero((corners[:, 2:] == corners[:, :2]).any(axis=1))
+    for found, what in ((flat, "without an area"), (again, "with the place and the class of another")):
+        if len(found):
+            where = f"{what} (first in '{table.keys[own[found[0]]]}')"
+            yield f"{counted(len(found), 'boxes', 'are', which=where)} kept as written."
 
 
 def _notes_on_folders(table: SampleTable) -> Iterator[str]:
@@ -495,6 +514,11 @@ def _notes_on_folders(table: SampleTable) -> Iterator[str]:
     if are_counted:
         way = f"layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from colabstage.options"
         yield f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …); for parts {way}."
+    odd = list(filter(words.is_aside, table.classes))
+    if odd and isinstance(table.inputs.source, TreeFiles):
+        rest = (whole_path(name, _entries(table).folders[0]) for name in table.classes if name not in odd)
+        without = only_line(table.inputs.source.tree, *rest)
+        yield f"{listed(odd)} {'counts as a class' if len(odd) == 1 else 'count as classes'}; for the others {without}."
 
 
 # --- files that are left over -----------------------------------------------------------------------------------------

@@ -55,6 +55,10 @@ _PARTS = frozenset({
     "fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target", "actor", "speaker",
     "subject", "participant", "patient", "x", "y",
 })  # fmt: skip
+_ASIDE = frozenset({
+    "thumbnail", "thumbnails", "thumb", "thumbs", "preview", "previews", "cropped", "augmented", "backup", "original",
+    "originals", "raw", "unsorted", "output", "outputs", "results", "tmp", "temp",
+})  # fmt: skip
 _UNLABELLED = frozenset({"unlabeled", "unlabelled", "unsup", "unsupervised"})
 # Other names for parts of one sample; they count only if the folders share stems.
 _OF_SAMPLES = _ROLES | _PARTS | {
@@ -245,6 +249,12 @@ def is_role(name: str) -> bool:
     words = set(letters_of(name))
     is_named = not words.isdisjoint(_ROLES) and words <= _ROLES | SPLITS.keys()
     return is_named or name.lower() in _ROLES or _ROLE_ENDS.search(name) is not None
+
+
+def is_aside(name: str) -> bool:
+    """Tell whether a folder's name is a part of every sample, or says that its files are others once more, or are still
+    to be sorted: masks, thumbnails."""
+    return is_role(name) or set(letters_of(name)) & _ASIDE == {*words_of(name)}
 
 
 def holds_targets(name: str) -> bool:

@@ -335,6 +335,8 @@ FORMS = [
     row("one of COCO's boxes reaches outside", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60 - 30 * (i > 0), 4]} for i in range(3)]}}),
         right=[noted("outside")]),
     row("one label file for two images", turned(1, OF_YOLO) | {"images/0.png": image(9)}, right=[noted("1 image has the label file of another")]),
+    row("a class of which there is no box", turned(1, {**OF_YOLO, "data.yaml": "names: [cat, dog]\n"}), right=[noted("Nothing is labelled 'dog', which counts as a class")]),
+    row("a box twice", turned(1, {**OF_YOLO, "labels/1.txt": first_of(0, 0)}), right=[noted(r"1 box with the place and the class of another \(first in 'images/1\.jpeg'\)")]),
     row("a box in two classes", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 1), "data.yaml": "names: [cat, dog]\n"}), right=[lambda packed: packed.found == "train: boxes cat 3, dog 3" and not packed.notes]),
     *(row(f"YOLO's boxes in {labels}", files(f"{images}/{{0..2}}.jpg", {labels.format("{0..2}"): first_of(0)}), right=[found("train: boxes .* 3")])
       for images, labels in [("images", "labels/{}.TXT"), ("Images", "Labels/{}.txt"), ("images", "annotations/{}.txt"), ("imgs", "label/{}.txt"), (".", "labels/{}.txt"), ("data/images/all", "data/labels/all/{}.txt")]),
@@ -620,6 +622,8 @@ WRITTEN = {  # labels beside class folders
 }
 PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
+    *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
+    row("a folder of a word beside those of classes", files("{cat,dog,raw_fish}/{0..2}.jpg"), right=[lambda packed: not noted("counts as a class")(packed)]),
     row("a label in each folder", files(PATIENTS, {f"p{i}/label.txt": str(i % 2) for i in (1, 2, 3)}), right=[refused("label"), found("train: 0 2, 1 4")]),
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
@@ -678,7 +682,7 @@ MASKS = [
     row("arrays in x and y", {f"{one}/{i}.npy": npy(np.zeros((4, 4))) for one in "xy" for i in range(6)}, right=[refused("numpy.stack")]),
     row("a second mask by number", masks("images/scan{}.png", "masks/scan{}.png", "masks/scan{}_2.png"), layout="pairs", right=SECOND),
     row("masks without 0", {f"images/{i}.png": image(i, size=(16, 16)) for i in range(4)} | {f"masks/{i}.png": grey(1 + np.eye(16, dtype=np.uint8)) for i in range(4)},
-        right=[noted("1 to 2"), refused("1 to 2")]),
+        right=[noted("2 of the 3 classes from 0 to 2; the first that no pixel has is 0")]),
     *(row(f"image_masks({name!r})", pairs(images, labels), layout=image_masks(name), right=[found("train: 6 masks with 96 pixels")])
       for images, labels, name in [
           ("original_images/00{}.jpg", "label_images_semantic/00{}.png", "label_images_semantic"), ("images/{}.png", "vessels/{}.png", "vessels"),
@@ -722,7 +726,8 @@ VALUES = [
     row("palettes: one for all", in_palettes("kr"), right=[lambda packed: packed.found == OF_64 and not packed.notes]),
     row("palettes: of some masks alone", in_palettes("kr") | {"masks/0.png": grey(EYE)}, right=[lambda packed: packed.found == OF_64 and not packed.notes]),
     row("a class, and a foreground of 255", as_masks(EYE * 2, EYE * 255), right=[noted(r"255.*masks/1\.png")]),
-    row("classes, and no class of 255", as_masks(EYE * 2 + np.diag([np.uint8(255)] * 8, 8), np.pad(EYE[:2, :2] * 255, (0, 14))), right=[lambda packed: not packed.refusal and not packed.notes]),
+    row("classes, and no class of 255", as_masks(EYE * 2 + np.diag([np.uint8(255)] * 8, 8), np.pad(EYE[:2, :2] * 255, (0, 14))), right=[lambda packed: not packed.refusal and not noted("255")(packed)]),
+    row("classes with a gap", as_masks(EYE * 15), right=[noted("2 of the 16 classes from 0 to 15; the first that no pixel has is 1")]),
     row("masks of two pages", as_masks(EYE, write=lambda pixels: tiff(pixels, pages=2)), right=[refused(r"masks/.*pages")]),
     row("masks of whole floats", as_masks(EYE.astype(np.float32), write=tiff), right=[found(OF_64)]),
     row("masks of probabilities", as_masks(EYE * np.float32(0.7), write=tiff), right=[refused(r"masks/.\.tif.*float32")]),

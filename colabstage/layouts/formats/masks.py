@@ -167,8 +167,10 @@ def compare_with_all(
         notes.append(f"The masks have values up to {classes[-1]}, and {counted(len(names), 'classes', 'are')} named.")
     if len(values) == 1:
         notes.append(f"All pixels of all masks have the value {values[0]}: there is one class.")
-    elif len(classes) and classes[0] > 0:
-        notes.append(f"The masks have the values {classes[0]} to {classes[-1]}, and no 0, where classes begin.")
+    elif len(classes) <= (highest := int(classes.max(initial=0))):
+        first = np.setdiff1d(np.arange(highest), classes)[0]
+        which = f"{len(classes)} of the {highest + 1} classes from 0 to {highest}"
+        notes.append(f"The masks have {which}; the first that no pixel has is {first}.")
     has_classes, voids = of_masks[:, 1] | of_masks[:, 2], of_masks[:, 0] & of_masks[:, 3]
     # Pixels without a class border on those with one, so some mask would have both.
     if has_classes.any() and voids.any() and not (has_classes & voids).any():
