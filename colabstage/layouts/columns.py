@@ -316,13 +316,13 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
     named = by_kind.get("word", [])
     named = [name for name in named if len(candidates[name].distinct) > 1] or named
     # Words beside numbers: the numbers are usually measurements, and the word in each row its class; unless the numbers
-    # are a few integers, which may be classes too.
+    # are a few integers, which may be classes too, with -1 for none.
     grades = [
         name
         for name in by_kind.get("number", ())
-        if candidates[name].are_all(WHOLE)
-        and 2 * len(candidates[name].distinct) <= len(candidates[name])
-        and {int(cell) for cell in candidates[name].filled} == set(range(len(candidates[name].filled)))
+        if 2 * len(candidates[name].distinct) <= len(candidates[name])
+        and (values := {_number(cell) for cell in candidates[name].filled if cell.lower() != "nan"})
+        and values in ({*range(len(values))}, {*range(-1, len(values) - 1)})
     ]
     if len(named) == 1 and not grades:
         return (named[0],)

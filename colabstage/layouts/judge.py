@@ -462,13 +462,13 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
         return "", False
     first = posixpath.basename(names[rows[0][0]])
     # All names of one folder, because the first ones in order are 0, 1, 10, 100, …, with gaps in between. There may be
-    # several series, each with its own word: img_0, photo_0.
+    # several series, each with its own words: img_0, photo_0, img_0_flip.
     series: dict[str, list[int]] = defaultdict(list)
     for row in rows[0].tolist():
         found = words.NUMBERED.fullmatch(bare_stem(names[row], every))
         if found is None:
             return first, False
-        series[found[1]].append(int(found[2]))
+        series[f"{found[1]} {found[3]}"].append(int(found[2]))
     # Each split may count from the beginning: train/cat/0.jpg, test/cat/0.jpg.
     counts = {word: sorted({*found} if table.splits else found) for word, found in series.items()}
     are_counted = all(

@@ -91,8 +91,8 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 # What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
 _COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
-# A stem with its last number.
-NUMBERED = re.compile(r"(.*?)(\d{1,18})\D*")
+# A stem with its last number, and what follows that.
+NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)")
 # A last word of a name that is not just a number.
 _LAST_WORD = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 

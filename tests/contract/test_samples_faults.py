@@ -396,6 +396,8 @@ TABLES = [
       for name, cells, right in [("label", "NA None cat", noted("'NA', 'None' in 'label' are classes")), ("tags", "a|b none a", noted("'none' in 'tags' is a class")), ("class", "nan dog cat", refused("'nan'"))]),
     row("a number for all but one", files("images/{0..5}.jpg", {"labels.csv": "image,age\n" + "".join(f"{i}.jpg,{i * 3.5 if i else 'NA'}\n" for i in range(6))}), layout=table_rows(labels=["age"]),
         right=[refused("'NA'", but_not="separator=','")]),
+    *(row(f"words beside numbers like {numbers}", files("images/{0..5}.jpg", {"labels.csv": "image,sex,score\n" + "".join(f"{i}.jpg,{'mf'[i % 2]},{numbers.split()[i % 3]}\n" for i in range(6))}), right=[right])
+      for numbers, right in [("0.0 1.0 1.0", refused("Which of the columns 'score', 'sex'")), ("0 -1 1", refused("Which of the columns 'score', 'sex'")), ("nan 0.0 1.0", refused("Which of the columns 'score', 'sex'")), ("2.5 1 0", found("train: f 3, m 3")), ("7 8 9", found("train: f 3, m 3"))]),
     row("no column that looks like the label", files("images/{0..5}.jpg", {"labels.csv": "image,pid\n" + "".join(f"{i}.jpg,p{i}\n" for i in range(6))}), right=[refused("None of the columns 'pid'")]),
     *(row(f"pixels: {name}", files("", {"train.csv": "label," + ",".join(columns) + "\n" + ("1," + ",".join("3" * 16) + "\n") * 4}), right=[refused("follows")])
       for name, columns in {
@@ -662,6 +664,11 @@ BESIDE_FOLDERS = [
 
 SECOND = [found("train: 6 masks with 368 pixels"), refused("_1|mask2|_2")]
 MASKS = [
+    *(row(f"one picture in two formats: {names}", files(f"{names}.jpg {names}.png"), right=[refused(r"one picture in two formats; take one: only='\*\*/\*\.jpg' or only='\*\*/\*\.png'")]) for names in ("{0..3}", "{cat,dog}/{0..3}")),
+    row("an image and its mask in two formats", files("{0..3}.jpg", {"{0..3}.png": grey(np.eye(48, 64, dtype=np.uint8))}), right=[found("train: 4 masks .*")]),
+    *(row(f"names of all classes: {more}", files(f"{{cat,dog}}/{{0..3}}.jpg {{cat,dog}}/{more}{{0..3}}.jpg"), right=[right])
+      for more, right in [("flip_", found("train: cat 8, dog 8", note="same names")), ("thumbs/", refused("parts of"))]),
+    row("names of all classes, with a word behind some", files("{cat,dog}/{0..3}.jpg {cat,dog}/{0..3}_flip.jpg"), right=[found("train: cat 8, dog 8", note="same names")]),
     row("an image and the mask of another one", {"images/foo.png": image(1, size=(16, 16)), "masks/bar.png": DIAGONAL}, layout=parts(x="images", y="masks"), right=[refused("foo.png")]),
     *(row(f"VOC's masks, layout {name}", VOC2012, layout=layout, right=[found("train: 4 masks .*; val: 2 masks .*"), noted(r"val\.txt")])
       for name, layout in [("pairs", "pairs"), ("image_masks", image_masks("SegmentationClass"))]),

@@ -303,7 +303,15 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
     objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
     used, named = _classes(source)
     files = TreeFiles(source.tree, [mask for _, mask in pairs])
-    targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
+    try:
+        targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
+    except BrokenDatasetError as error:
+        image, mask = (one.name for one in pairs[0])
+        if posixpath.splitext(image)[0] != posixpath.splitext(mask)[0]:
+            raise
+        kept = " or ".join([source.only([image], [mask]), source.only([mask], [image])])
+        msg = f"'{image}' and '{mask}' may be one picture in two formats; take one: {kept}. As masks: {error}"
+        raise BrokenDatasetError(msg) from error
     table = SampleTable(
         layout=NAME,
         keys=tuple(image.name for image, _ in pairs),
