@@ -320,8 +320,10 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     parts."""
     source = table.inputs.source
     assert isinstance(source, TreeFiles)
-    # Masks in 'gt' belong to images in 'img', those of one split to each other.
-    first, *others = sorted(parts, key=lambda one: (words.holds_targets(one), not words.holds_images(one))) or [""]
+    # Masks in 'gt' belong to images in 'img', those of one split to each other; and masks are no JPEGs.
+    lossy = {one for name in source.entries.ending_in(words.JPEGS).folders[0] for one in name.split("/")}
+    ranks = {one: (words.holds_targets(one), not words.holds_images(one), one not in lossy) for one in parts}
+    first, *others = sorted(parts, key=ranks.__getitem__) or [""]
     same = [one for one in others if words.split_name(one).split == words.split_name(first).split]
     targets = [one for one in same if words.holds_targets(one) or len(parts) == 2]
     # masks, not masks_aug, which belong to images_aug.
@@ -452,21 +454,24 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= NAMED
     if not are_same:
         return "", False
+    first = posixpath.basename(names[rows[0][0]])
+    # Masks of images in JPEG are in another format.
+    formats = [{extension_of(names[row]) for row in own} for own in rows]
+    are_apart = len(set.union(*formats)) == sum(map(len, formats))
     # cat/cat_0_flip.jpg and dog/dog_0_flip.jpg are called after their classes.
     in_all = set.intersection(*({*words.letters_of(name)} for name in classes))
     called = [{*words.letters_of(name)} - in_all for name in classes]
-    if all(
+    if not are_apart and all(
         not own.isdisjoint(words.letters_of(words.stem_of(names[row[0]])))
         for own, row in zip(called, rows, strict=True)
     ):
         return "", False
-    first = posixpath.basename(names[rows[0][0]])
     # All names of one folder, because the first ones in order are 0, 1, 10, 100, …, with gaps in between. There may be
     # several series, each with its own words: img_0, photo_0, img_0_flip.
     series: dict[str, list[int]] = defaultdict(list)
     for row in rows[0].tolist():
         found = words.NUMBERED.fullmatch(bare_stem(names[row], every))
-        if found is None:
+        if found is None or are_apart:
             return first, False
         series[f"{found[1]} {found[3]}"].append(int(found[2]))
     # Each split may count from the beginning: train/cat/0.jpg, test/cat/0.jpg.

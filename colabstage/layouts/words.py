@@ -41,7 +41,7 @@ SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLITS.v
 # A folder may be called val and the list beside it validation; none of these means test.
 _HELD_OUT = frozenset({"val", "valid", "validation", "dev"})
 # Words that people combine with the split: training_set, seg_train, train_images, test1.
-_BESIDE_SPLITS = frozenset({"set", "seg", "image", "images", "img", "imgs", "data", "dataset", "folder", "photos"})
+_BESIDE_SPLITS = frozenset({"set", "seg", "image", "images", "img", "imgs", "data", "dataset", "photos"})
 # Names of folders that hold a part of every sample, not a class.
 _OF_IMAGES = frozenset({"image", "images", "img", "imgs", "photos", "pictures"})
 _ROLES = _OF_IMAGES | {
@@ -62,7 +62,7 @@ _ASIDE = frozenset({
 _UNLABELLED = frozenset({"unlabeled", "unlabelled", "unsup", "unsupervised"})
 # Other names for parts of one sample; they count only if the folders share stems.
 _OF_SAMPLES = _ROLES | _PARTS | {
-    "anno", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain", "rainy",
+    "ann", "anno", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain", "rainy",
     "before", "after", "pre", "post", "change", "red", "green", "blue", "nir", "swir", "ir", "thermal", "vis",
     "visible", "infrared", "color", "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source",
     "src", "left", "right", "ortho", "dsm", "all", "original", "normal", "normals", "out", "output", "vessel",
@@ -73,8 +73,10 @@ _OF_LABELS = frozenset({
     "label", "labels", "class", "classes", "category", "categories", "target", "targets", "annotation", "annotations",
     "annot", "annots", "gt", "truth", "groundtruth", "y",
 })  # fmt: skip
+# In a folder's name they say nothing of its content.
+OF_FOLDERS = frozenset({"dir", "folder"})
 OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
-_NEVER_CLASSES = _ROLES | {"anno", "seg", "rgb"}
+_NEVER_CLASSES = _ROLES | {"ann", "anno", "seg", "rgb"}
 _OF_TARGETS = (
     (_NEVER_CLASSES | {"change", "target", "out", "semantic", "instance"})
     - _OF_IMAGES
@@ -186,8 +188,8 @@ def words_of(name: str) -> tuple[str, ...]:
 
 
 def letters_of(name: str) -> list[str]:
-    """Return the words of a name without its numbers."""
-    return [word for word in words_of(name) if not word[0].isdecimal()]
+    """Return the words of a name without its numbers, and those for a folder: img_dir means img."""
+    return [word for word in words_of(name) if not word[0].isdecimal() and word not in OF_FOLDERS]
 
 
 class SplitName(NamedTuple):

@@ -666,6 +666,10 @@ SECOND = [found("train: 6 masks with 368 pixels"), refused("_1|mask2|_2")]
 MASKS = [
     *(row(f"one picture in two formats: {names}", files(f"{names}.jpg {names}.png"), right=[refused(r"one picture in two formats; take one: only='\*\*/\*\.jpg' or only='\*\*/\*\.png'")]) for names in ("{0..3}", "{cat,dog}/{0..3}")),
     row("an image and its mask in two formats", files("{0..3}.jpg", {"{0..3}.png": grey(np.eye(48, 64, dtype=np.uint8))}), right=[found("train: 4 masks .*")]),
+    *(row(f"masks in folders {there}", pairs(images, there), right=[right])
+      for images, there, right in [
+          ("img_dir/train/{}.jpg", "ann_dir/train/{}.png", found("train: 6 masks .*")), ("d/img/{}.jpg", "d/ann/{}.png", found("train: 6 masks .*")),
+          ("train/sat/{}_sat.jpg", "train/map/{}_map.png", refused(r"layout=parts\(x='sat', y='map'\)")), ("img_{}.png", "mask_{}.png", refused("folders images and masks"))]),
     *(row(f"names of all classes: {more}", files(f"{{cat,dog}}/{{0..3}}.jpg {{cat,dog}}/{more}{{0..3}}.jpg"), right=[right])
       for more, right in [("flip_", found("train: cat 8, dog 8", note="same names")), ("thumbs/", refused("parts of"))]),
     row("names of all classes, with a word behind some", files("{cat,dog}/{0..3}.jpg {cat,dog}/{0..3}_flip.jpg"), right=[found("train: cat 8, dog 8", note="same names")]),

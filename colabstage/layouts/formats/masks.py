@@ -241,8 +241,8 @@ def check_lossless(content: Content) -> None:
 NAME = "pairs"
 # Folders of masks and of the images that they belong to, by the words in their names, after any others.
 _MASK_FOLDER = re.compile(
-    "(?:(.+?)_)??(?:masks?|labels?|annotations?|gt(?:_fine)?|ground_?truth|segmentations?|segmentation_?(?:class|object)"
-    "|targets|trimaps|stuffthingmaps|instances|panoptic)|(.*?)_?annot"
+    "(?:(.+?)_)??(?:masks?|labels?|anns?|annotations?|gt(?:_fine)?|ground_?truth|segmentations?"
+    "|segmentation_?(?:class|object)|targets|trimaps|stuffthingmaps|instances|panoptic)|(.*?)_?annot"
 )
 _IMAGE_FOLDER = re.compile(
     "(?:(.+?)_)??(?:images?|imgs?|jpeg_?images|photos|pictures|inputs?|left_?img_8_bit|original)"
@@ -376,7 +376,7 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     depth = len(words.shared_folders(f"{folder}/" for folder in folders))
     # One decision for each of the few folders: whether all files in it are masks, or none by its extension.
     below = [folder.split("/")[depth:] for folder in folders]
-    spelled = [["_".join(words.words_of(part)) for part in parts] for parts in below]
+    spelled = [[*map(_spelled, parts)] for parts in below]
     of_masks = np.array([any(map(_MASK_FOLDER.fullmatch, parts)) for parts in spelled], np.bool_)
     of_images = np.array([any(map(words.holds_images, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
@@ -432,10 +432,14 @@ def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str |
     return {file: key(file.name) for file in files}
 
 
+def _spelled(folder: str) -> str:
+    return "_".join(word for word in words.words_of(folder) if word not in words.OF_FOLDERS)
+
+
 @functools.lru_cache(maxsize=4096)
 def _without_role(folder: str) -> str:
     """Return a folder's name without the words for images or masks: train for train_labels."""
-    spelled = "_".join(words.words_of(folder))
+    spelled = _spelled(folder)
     found = _MASK_FOLDER.fullmatch(spelled) or _IMAGE_FOLDER.fullmatch(spelled)
     return folder.lower() if found is None else "".join(filter(None, found.groups()))
 
