@@ -76,7 +76,8 @@ class Lookup:
         self.names = normal_names(names)
         folders = folders_of(self.names)[0] if folders is None else map(normal, folders)
         self._folders = {part for folder in folders for part in folder.split("/") if part}
-        self._splits = {split_name(folder).split for folder in self._folders if is_split(folder)}
+        self.splits = {split_name(folder).split for folder in self._folders if is_split(folder)}
+        """Those after which folders are called."""
 
     @classmethod
     def of(cls, files: FileEntries) -> Lookup:
@@ -103,14 +104,9 @@ class Lookup:
     def __len__(self) -> int:
         return len(self.names)
 
-    @property
-    def has_splits(self) -> bool:
-        """Tell whether a folder is called after a split."""
-        return bool(self._splits)
-
     def held_out(self, splits: Collection[str]) -> set[str]:
         """Return the splits that have no folder, if another has one: their samples are in the folder of another."""
-        bare = {split for split in splits if split and not any(same_split(split, one) for one in self._splits)}
+        bare = {split for split in splits if split and not any(same_split(split, one) for one in self.splits)}
         return bare if bare != {*splits} - {""} else set()
 
     def may_find(self, written: str) -> bool:
@@ -519,7 +515,8 @@ def _lines_of(source: Source, names: Mapping[str, str], lookup: Lookup) -> dict[
     """Return what lists state, by name; those without a split in `names` have it in each row, or for each list."""
     entries = source.ending_in((*LIST_ENDS, *TABLES, *NESTED, "")).where(names.__contains__)
     texts = entries.ending_in((*LIST_ENDS, "")).where(lambda name: names[name] != "")
-    lines = {name: _lines_in(text, names[name]) for name, text in source.texts(texts).items()}
+    found = {name: [*map(_plain, normal_names(lines_of(text)))] for name, text in source.texts(texts).items()}
+    lines = {name: _Lines([names[name]] * len(paths), paths) for name, paths in found.items()}
     tables = source.parse_once(entries.without(texts.names), parse_table)
     return lines | {name: _rows_in(table, names[name], lookup) for name, table in tables.items()}
 
@@ -544,10 +541,6 @@ def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
     # Without a header, the first row is one.
     cells = [path.name, *path.cells] if split and lookup.search(path.name) else path.cells
     return _Lines(splits or [split] * len(cells), normal_names(cells))
-
-
-def _lines_in(text: str, split: str) -> _Lines:
-    return _Lines([split] * len(lines := lines_of(text)), [*map(_plain, normal_names(lines))])
 
 
 def _in_folders(lines: _Lines, names: Sequence[str], folder: str) -> _Lines:

@@ -532,7 +532,7 @@ class TableSearch:
             leads = np.fromiter(map(table.leads.get, cells, itertools.repeat(NONE)), np.int64, len(cells))
             # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
             # counts wherever its file lies: fast.ai holds rows of one folder out, others by tables.
-            for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_splits else ():
+            for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.splits else ():
                 if stated := own[row] or table.split:
                     of_split = only(self.lookup.search(cells[row], folder, split=stated))
                     stays = of_split == NONE and (split is not None or table.name in held_out)

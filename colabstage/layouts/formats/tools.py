@@ -192,7 +192,6 @@ def _list_of(content: bytes, key: str) -> list[dict[str, Any]]:
 
 
 def _labelme(name: str, content: bytes) -> list[Record]:
-    """Read LabelMe's file of one image."""
     found = _mapping(content, "shapes", list)
     drawn = [(shape["label"], _labelme_points(shape)) for shape in found.get("shapes", ())]
     # The image of the same name beside the file, because the path in the file is from the annotator's machine.
@@ -201,12 +200,11 @@ def _labelme(name: str, content: bytes) -> list[Record]:
 
 def _labelme_points(shape: dict[str, Any]) -> Points:
     points = [(float(x), float(y)) for x, y in shape["points"]]
-    if shape.get("shape_type") != "circle":
-        return points
     # A circle is stored as its centre and a point on its edge.
-    (x, y), edge = points
-    radius = math.hypot(edge[0] - x, edge[1] - y)
-    return _ellipse(x, y, radius, radius)
+    if shape.get("shape_type") == "circle":
+        radius = math.dist(*points)
+        return _ellipse(*points[0], radius, radius)
+    return points
 
 
 def _createml(_: str, content: bytes) -> list[Record]:
@@ -231,18 +229,16 @@ def _via(_: str, content: bytes) -> list[Record]:
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "regions" in one for one in found.values()):
         return []
 
-    # Version 1 of the tool wrote objects with numbers as keys, version 2 writes a list.
-    regions = [
-        [*map(_via_drawing, one["regions"].values() if isinstance(one["regions"], dict) else one["regions"])]
-        for one in found.values()
-    ]
-    labels = {label for drawn in regions for label, _ in drawn}
-    pairs = [(str(one["filename"]), drawn) for one, drawn in zip(found.values(), regions, strict=True)]
-    if len(labels) > 1 and "" in labels:
-        image = next(image for image, drawn in pairs if any(not label for label, _ in drawn))
-        msg = f"a region of '{show(image)}' has no class, and others have; give it one, or take it out"
+    every = []
+    for one in found.values():
+        # Version 1 of the tool wrote objects with numbers as keys, version 2 writes a list.
+        regions = one["regions"].values() if isinstance(one["regions"], dict) else one["regions"]
+        every.append((str(one["filename"]), [*map(_via_drawing, regions)]))
+    bare = [image for image, drawn in every for label, _ in drawn if not label]
+    if bare and any(label for _, drawn in every for label, _ in drawn):
+        msg = f"a region of '{show(bare[0])}' has no class, and others have; give it one, or take it out"
         raise ValueError(msg)
-    return [_record(image, [(label or "object", points) for label, points in drawn]) for image, drawn in pairs]
+    return [_record(image, [(label or "object", points) for label, points in drawn]) for image, drawn in every]
 
 
 def _via_drawing(region: dict[str, Any]) -> Drawing:
@@ -284,7 +280,6 @@ def _supervisely_points(one: dict[str, Any]) -> Points:
 
 
 def _bdd(_: str, content: bytes) -> list[Record]:
-    """Read BDD100K's file."""
     every = []
     for one in _list_of(content, "name"):
         # Lanes and drivable areas are labels without a box.
@@ -351,7 +346,6 @@ def _keras_yolo(_: str, content: bytes) -> list[Record]:
 
 
 def _cvat(name: str, content: bytes) -> list[Record]:
-    """Read CVAT's XML for images."""
     every: list[Record] = []
 
     def take(image: Element) -> None:
@@ -490,14 +484,15 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
         source, images, lookup, {file.name: _records(file, numbers[file.name]) for file in found}
     )
     here = {one.file.name for one in placed}
-    for file in files:
-        if file in found or not (names := _names_of(file, images, lookup)) or not here.isdisjoint(names):
+    for file in (one for one in files if one not in found):
+        folder, split = posixpath.dirname(file.name), split_name(stem_of(file.name)).split
+        named = {lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name} - {None}
+        if not named or not here.isdisjoint(images.names[number] for number in named if number is not None):
             continue
         if file.annotations is not None:
-            what = f"no annotation of its {len(names):,} images has {'a category alone' if classes else 'a bbox'}"
-            raise broken(
-                file.name, what, f"annotations like those of '{found[0].name}', or its images moved away with it"
-            )
+            what = f"no annotation of its {len(named):,} images has {'a category alone' if classes else 'a bbox'}"
+            expected = f"annotations like those of '{found[0].name}', or its images moved away with it"
+            raise broken(file.name, what, expected)
         notes.append(f"The images of '{file.name}' have no annotations there.")
     used = frozenset(file.name for file in files).union(beside.names)
     who = "COCO's annotations"
@@ -543,18 +538,13 @@ def _slim(pairs: list[tuple[str, Any]]) -> Any:
     found = dict(pairs)
     # Some tools write a number as a text, in one list or in all.
     found |= {key: int(word) for key in _IDS if isinstance(word := found.get(key), str) and _IS_NUMBER.fullmatch(word)}
-    is_of_class = "category_id" in found and _OTHER_KINDS.isdisjoint(found)
-    has_outline = "category_id" in found and bool(found.get("segmentation"))
-    if "image_id" not in found or "file_name" in found or not ("bbox" in found or is_of_class or has_outline):
+    is_label = "category_id" in found and (bool(found.get("segmentation")) or _OTHER_KINDS.isdisjoint(found))
+    if "image_id" not in found or "file_name" in found or not ("bbox" in found or is_label):
         return found
     found["keypoints"] = bool(found.get("keypoints"))
     found["segmentation"] = bool(found.get("segmentation")) if found.get("bbox") else found.get("segmentation")
     found.setdefault("bbox", _NO_BOX)
     return _Annotation(*map(found.get, _Annotation._fields))
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int | str)
 
 
 def _categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[Any, int]]]:
@@ -565,7 +555,7 @@ def _categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[Any, i
     for file in found:
         pairs = list[tuple[Any, str]]()
         for one in file.categories:
-            if not isinstance(one, dict) or not _is_id(one.get("id")) or "name" not in one:
+            if not isinstance(one, dict) or not isinstance(one.get("id"), int | str) or "name" not in one:
                 raise broken(file.name, f"it has a category {show(one)}", "an id, a number or a word, and a name")
             pairs.append((one["id"], str(one["name"])))
         own = called[file.name] = dict(pairs)
@@ -581,13 +571,6 @@ def _categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[Any, i
     return names, {file: {key: number_of[name] for key, name in (own or alike).items()} for file, own in called.items()}
 
 
-def _names_of(file: CocoFile, images: FileEntries, lookup: Lookup) -> set[str]:
-    """Return the images that a file names."""
-    folder, split = posixpath.dirname(file.name), split_name(stem_of(file.name)).split
-    found = (lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name)
-    return {images.names[number] for number in found if number is not None}
-
-
 def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
     """Return what a file states about each image: its boxes, or its one category."""
     shapes: dict[Any, list[Any]] = {}
@@ -595,7 +578,7 @@ def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
     for image in file.images:
         name, key = _name_of(image), image.get("id") if isinstance(image, dict) else None
         # Annotations refer to their image by this id.
-        if not name or not _is_id(key) or key in shapes:
+        if not name or not isinstance(key, int | str) or key in shapes:
             raise broken(file.name, f"it has an image {show(image)}", "a file_name, and an id that no other one has")
         size = _size(image)
         found.append(Record(name, shapes.setdefault(key, []), size if all(size) else (0, 0)))
