@@ -201,10 +201,9 @@ class Lookup:
 def _spelled(name: str) -> str:
     """Return the name of an image or a clip without what other systems write otherwise: case, the ending of a format,
     blanks in addresses; "" for another name."""
-    if not is_sample(name):
-        return ""
-    stem, ending = posixpath.splitext(unquote(name).casefold())
-    return f"{stem}{'.jpg' if ending in JPEGS else ending.replace('ff', 'f')}"
+    # In an address a query may follow.
+    stem, ending = posixpath.splitext(unquote(name.partition("?")[0]).casefold())
+    return f"{stem}{'.jpg' if ending in JPEGS else ending.replace('ff', 'f')}" if is_sample(ending) else ""
 
 
 class _Index:

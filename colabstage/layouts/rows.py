@@ -505,7 +505,9 @@ class TableSearch:
         """Return the tables that have all columns in use: a competition's test.csv has no labels, and rows with and
         without them could not be in one array of targets."""
         needed = {found[0].path.name, *roles.labels, *filter(None, (roles.group, roles.split))}
-        lacks = {one.name: listed(sorted(needed - set(one.table.header))) for one in found}
+        # A test whose labels are secret may have a column for them.
+        filled = {one.name: {own.name for own in one.table.columns if any(own.distinct)} for one in found}
+        lacks = {one.name: listed(sorted(needed - filled[one.name])) for one in found}
         kept = [one for one in found if not lacks[one.name]]
         which = {name: f"of '{name}', which has no {lack}," for name, lack in lacks.items()}
         notes += self._left_out(found, kept, which)

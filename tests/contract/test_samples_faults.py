@@ -337,6 +337,9 @@ FORMS = [
     row("one label file for two images", turned(1, OF_YOLO) | {"images/0.png": image(9)}, right=[noted("1 image has the label file of another")]),
     row("a class of which there is no box", turned(1, {**OF_YOLO, "data.yaml": "names: [cat, dog]\n"}), right=[noted("Nothing is labelled 'dog', which counts as a class")]),
     row("a box twice", turned(1, {**OF_YOLO, "labels/1.txt": first_of(0, 0)}), right=[noted(r"1 box with the place and the class of another \(first in 'images/1\.jpeg'\)")]),
+    row("a split without label files", yolo("a b c", {"data.yaml": "names: [cat]\ntest: images/test\n", "images/test/d.jpg": image(9)}, "train train val"), right=[found("train: boxes cat 2; val: boxes cat 1", note="1 image of splits without a label file was left out")]),
+    *(row(f"data.yaml names a folder {path}", yolo("a b", {"data.yaml": f"names: [cat]\ntrain: /home/ann/d/images/train\nval: {path}\n"}, "train"), right=[right])
+      for path, right in [("/home/ann/d/images/val", noted("'/home/ann/d/images/val', which data.yaml calls 'val', is not there")), ("../valid/images", noted("is not there")), ("/home/ann/d/images/train", lambda packed: not packed.notes)]),
     row("a box in two classes", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 1), "data.yaml": "names: [cat, dog]\n"}), right=[lambda packed: packed.found == "train: boxes cat 3, dog 3" and not packed.notes]),
     *(row(f"YOLO's boxes in {labels}", files(f"{images}/{{0..2}}.jpg", {labels.format("{0..2}"): first_of(0)}), right=[found("train: boxes .* 3")])
       for images, labels in [("images", "labels/{}.TXT"), ("Images", "Labels/{}.txt"), ("images", "annotations/{}.txt"), ("imgs", "label/{}.txt"), (".", "labels/{}.txt"), ("data/images/all", "data/labels/all/{}.txt")]),
@@ -368,6 +371,7 @@ TABLES = [
       ]),
     row("a table of classes whose numbers are names of images", files("{0..3}.jpg", {"train.csv": "file,label\n0.jpg,1\n1.jpg,0\n2.jpg,1\n3.jpg,0\n", "classes.csv": "id,name\n0,cat\n1,dog\n"}),
         right=[found("train: 0 2, 1 2", note=r"left out \('classes\.csv'\)")]),
+    row("a test whose labels are empty", files("{0..3}.jpg", {"train.csv": "file,label\n0.jpg,a\n1.jpg,b\n2.jpg,a\n", "test.csv": "file,label\n3.jpg,\n"}), right=[found("train: a 2, b 1", note="1 image of 'test.csv', which has no 'label'")]),
     row("the best of several tables is shown", files("{0..3}.jpg", {"a.csv": "file,label\n0.jpg,1\n1.jpg,0\n", "b.csv": "file,kind\n0.jpg,x\n1.jpg,y\n2.jpg,x\n3.jpg,y\n"}), right=[refused(r"table_rows\(table='b\.csv'\)")]),
     row("a table of splits beside the table that is named", table("file,label", "{i}.jpg,{c}") | {"other.csv": b"file,label\n0.jpg,a\n1.jpg,b\n", "split.csv": b"file,split\n0.jpg,train\n1.jpg,train\n2.jpg,train\n3.jpg,val\n"},
         right=[found("train: cat 2, dog 1; val: dog 1")], layout=table_rows(table="labels.csv")),

@@ -33,7 +33,7 @@ def find(files: list[str], written: str, table: str = "l.csv") -> str | None:
         (["1.jpg"], "1.png", "l.csv", None),
         (["a.jpg", "A.jpg"], "A.JPG", "l.csv", None),
         (["a.jpg", "A.jpg"], "A.jpg", "l.csv", "A.jpg"),
-        (["images/a b.jpg"], "https://example.org/images/a%20b.jpg", "l.csv", "images/a b.jpg"),
+        (["images/a b.jpg"], "https://example.org/images/a%20b.jpg?w=100", "l.csv", "images/a b.jpg"),
         (["train/IMG_1.jpg", "test/2.jpg"], "img_1.jpg", "test.csv", None),
     ],
 )
