@@ -43,7 +43,6 @@ _PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", "."})
 MOST_DIGITS = 40
 # A cell may be a page of text.
 _CELL_SHOWN, _REASON_SHOWN = 60, 240
-_FILE = re.compile(rf".*(?:{'|'.join(map(re.escape, (*words.IMAGES, *words.SOUNDS)))})", re.IGNORECASE | re.DOTALL)
 _NO_LABELS = (*words.IDS, *words.CAPTIONS, *words.ABOUT_FILES, *words.PATHS)
 Kind = Literal["empty", "number", "comma", "flag", "date", "word"]
 Targets = tuple[Values, tuple[str, ...]]
@@ -136,7 +135,7 @@ class Column:
     @cached_property
     def are_files(self) -> bool:
         """Tell whether all cells are names of images or clips, or empty."""
-        return self.are_all(_FILE)
+        return bool(self.filled) and all(map(words.is_sample, self.filled))
 
     @property
     def may_be_label(self) -> bool:

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 # More folders than this are classes.
 _MOST_PARTS = 16
 _STEMS_COMPARED = 64
-# An odd number of 64 bits whose multiples spread evenly.
-_MIXING = np.uint64(0x9E3779B97F4A7C15)
 # How many images with boxes are opened for their size.
 _SIZES_COMPARED = 8
 # How many files without an extension are opened for their first bytes.
@@ -498,19 +496,10 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
     if bare := [name for number, name in enumerate(classes) if number not in known] if known else []:
         what = "which counts as a class" if len(bare) == 1 else "which count as classes"
         yield f"Nothing is labelled {listed(bare)}, {what}."
-    if not isinstance(boxes, Boxes):
-        return
-    own, corners = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets)), boxes.boxes
-    # One number for each box and its label, because rows take ten times as long to sort.
-    codes = own.astype(np.uint64)
-    for column in (*corners.T, labels):
-        codes = codes * _MIXING + np.ascontiguousarray(column).view(np.uint64)
-    again = np.delete(np.arange(len(own)), np.unique(codes, return_index=True)[1])
-    flat = np.flatnonzero((corners[:, 2:] == corners[:, :2]).any(axis=1))
-    for found, what in ((flat, "without an area"), (again, "with the place and the class of another")):
-        if len(found):
-            where = f"{what} (first in '{table.keys[own[found[0]]]}')"
-            yield f"{counted(len(found), 'boxes', 'are', which=where)} kept as written."
+    if isinstance(boxes, Boxes) and (flat := (boxes.boxes[:, 2:] == boxes.boxes[:, :2]).any(axis=1)).any():
+        first = table.keys[int(np.searchsorted(boxes.offsets, np.argmax(flat), side="right")) - 1]
+        where = f"without an area (first in '{first}')"
+        yield f"{counted(int(flat.sum()), 'boxes', 'are', which=where)} kept as written."
 
 
 def _notes_on_folders(table: SampleTable) -> Iterator[str]:

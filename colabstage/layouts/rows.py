@@ -97,11 +97,6 @@ class LeadingTable:
         return any(one.may_be_label and one.plain not in words.SPLIT_FIELDS for one in self.columns.values())
 
     @property
-    def has_endings(self) -> bool:
-        """Tell whether most paths end as files do, so that they are no numbers."""
-        return 2 * sum(map(words.is_sample, self.leads)) > len(self.leads)
-
-    @property
     def columns(self) -> dict[str, Column]:
         """Return the columns by name, except the path."""
         return {column.name: column for column in self.table.columns if column is not self.path}
@@ -398,8 +393,8 @@ class TableSearch:
             may_leave = all(one is most or FEW * len(one.files) <= len(most.files) for one in found)
         if len(found) > 1 and not may_leave:
             stating = [one for one in found if one.has_labels] or found
-            # The numbers of classes are the stems of files by chance.
-            stating = [one for one in stating if one.has_endings] or stating
+            # Without endings, numbers of classes are the names of files by chance.
+            stating = [one for one in stating if 2 * sum(map(words.is_sample, one.leads)) > len(one.leads)] or stating
             if len(stating) == 1:
                 return stating
             shown = max(stating, key=lambda one: len(one.files)).name

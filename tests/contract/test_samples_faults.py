@@ -336,7 +336,6 @@ FORMS = [
         right=[noted("outside")]),
     row("one label file for two images", turned(1, OF_YOLO) | {"images/0.png": image(9)}, right=[noted("1 image has the label file of another")]),
     row("a class of which there is no box", turned(1, {**OF_YOLO, "data.yaml": "names: [cat, dog]\n"}), right=[noted("Nothing is labelled 'dog', which counts as a class")]),
-    row("a box twice", turned(1, {**OF_YOLO, "labels/1.txt": first_of(0, 0)}), right=[noted(r"1 box with the place and the class of another \(first in 'images/1\.jpeg'\)")]),
     row("a split without label files", yolo("a b c", {"data.yaml": "names: [cat]\ntest: images/test\n", "images/test/d.jpg": image(9)}, "train train val"), right=[found("train: boxes cat 2; val: boxes cat 1", note="1 image of splits without a label file was left out")]),
     *(row(f"data.yaml names a folder {path}", yolo("a b", {"data.yaml": f"names: [cat]\ntrain: /home/ann/d/images/train\nval: {path}\n"}, "train"), right=[right])
       for path, right in [("/home/ann/d/images/val", noted("'/home/ann/d/images/val', which data.yaml calls 'val', is not there")), ("../valid/images", noted("is not there")), ("/home/ann/d/images/train", lambda packed: not packed.notes)]),

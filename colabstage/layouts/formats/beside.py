@@ -12,22 +12,14 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, listed
+from colabstage.layouts import words
 from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, edges, records_beside, side_of, turned
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
 from colabstage.layouts.lists import LIST_ENDS, MOST_CLASSES, ClassList, Lookup, names_of_numbers, read_class_list
 from colabstage.layouts.reading import Source, broken, decode_text, parse_xml
 from colabstage.layouts.table import BrokenDatasetError
-from colabstage.layouts.words import (
-    IMAGES,
-    SPLIT_ORDER,
-    folder_of,
-    is_role,
-    normal,
-    normal_names,
-    split_of_path,
-    stems_of,
-)
+from colabstage.layouts.words import IMAGES, SPLIT_ORDER, folder_of, normal, normal_names, split_of_path, stems_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,9 +83,9 @@ def parse_kitti(name: str, content: bytes) -> Record:
     """Return the type of each object, its box and the further columns."""
     shapes = []
     for number, line in _lines(decode_text(content)):
-        kind, *words = line.split()
+        kind, *cells = line.split()
         try:
-            values = [float(word) for word in words]
+            values = list(map(float, cells))
         except ValueError:
             values = []
         # A sixteenth value is the score, which only results have. The occlusion is a small integer.
@@ -369,7 +361,7 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
         if not parts or path.lower().endswith(LIST_ENDS):
             continue
         places.append((split, f"/{'/'.join(parts)}/"))
-        called = [part for part in parts if not is_role(part)]
+        called = [part for part in parts if not words.is_role(part)]
         # People who hold nothing out name the images to train on again.
         if called and called[-1] not in there and path not in classes.splits.get("train", ()):
             notes.append(f"'{path}', which data.yaml calls '{split}', is not there.")
@@ -431,9 +423,9 @@ def _has_numbers(text: str) -> bool:
 def _numbers(line: str) -> list[float]:
     """Return the words of a line as numbers; empty if one is not a number."""
     # One or the other separates them: in a line with both, commas may be decimal commas.
-    words = [word.strip() for word in (line.split(",") if "," in line else line.split())]
+    cells = line.split(",") if "," in line else line.split()
     try:
-        return list(map(float, words))
+        return list(map(float, cells))
     except ValueError:
         return []
 

@@ -101,8 +101,7 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
     labels, lists = called, list[str]()
     if form.numbered:
         lists, named = read_class_list(source)
-        shapes = {name: [shape for one in each for shape in one.shapes] for name, each in found.items()}
-        numbers = {name: [int(label) for label, _ in each] for name, each in shapes.items()}
+        numbers = {name: [int(label) for one in each for label, _ in one.shapes] for name, each in found.items()}
         called = names_of_numbers(named.names, numbers)
         labels = list(map(str, range(len(called))))
     placed, notes = join_records(source, images, lookup, found, per_image=form.per_image)
