@@ -36,10 +36,6 @@ Form = Literal["xyxy", "xywh", "cxcywh"]
 Points = list[tuple[float, float]]
 
 
-# Label Studio puts digits before the name of an uploaded image.
-_UPLOADED = re.compile(r"(^|/)[0-9a-f]{8}-(?=[^/]+$)")
-
-
 class BoxColumn(NamedTuple):
     """A further fact about each box: its name in the pack, and how many numbers each box has for it."""
 
@@ -213,9 +209,7 @@ def join_records(
         folder, before, own = posixpath.dirname(file), len(missing), splits[file]
         for record in records:
             split = record.split or ("" if file in held_out else own)
-            names = (record.image, _UPLOADED.sub(r"\1", record.image))
-            found_by = (lookup.find(name, folder, split=split) for name in names)
-            number = next((one for one in found_by if one is not None), None)
+            number = lookup.find(record.image, folder, split=split)
             if number is None:
                 missing.append((file, record.image))
                 continue

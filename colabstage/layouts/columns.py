@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from colabstage.errors import LayoutError
+from colabstage.errors import LayoutError, said_by
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
@@ -42,17 +42,20 @@ _PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", "."})
 # 64-bit integers have fewer digits, and Python refuses to parse thousands of them.
 MOST_DIGITS = 40
 # A cell may be a page of text.
-_CELL_SHOWN = 60
-_FILE = re.compile(rf".*(?:{'|'.join(map(re.escape, (*words.IMAGES, *words.SOUNDS)))})", re.IGNORECASE | re.DOTALL)
+_CELL_SHOWN, _REASON_SHOWN = 60, 240
 _NO_LABELS = (*words.IDS, *words.CAPTIONS, *words.ABOUT_FILES, *words.PATHS)
 Kind = Literal["empty", "number", "comma", "flag", "date", "word"]
 Targets = tuple[Values, tuple[str, ...]]
 
 
 def show(value: object) -> str:
-    """Return the beginning of a cell, or of a value in its place, for messages."""
-    text = str(value) if isinstance(value, str | Exception) else show_content(value, _CELL_SHOWN)
-    return text if len(text) <= _CELL_SHOWN else f"{text[:_CELL_SHOWN]}…"
+    """Return the beginning of a cell, of a value in its place, or of what an error says, for messages."""
+    if isinstance(value, Exception):
+        # Its end says what was expected.
+        text, most = " ".join(said_by(value).split()), _REASON_SHOWN
+    else:
+        text, most = value if isinstance(value, str) else show_content(value, _CELL_SHOWN), _CELL_SHOWN
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 class NumberedCells(Sequence[str]):
@@ -132,7 +135,7 @@ class Column:
     @cached_property
     def are_files(self) -> bool:
         """Tell whether all cells are names of images or clips, or empty."""
-        return self.are_all(_FILE)
+        return bool(self.filled) and all(map(words.is_sample, self.filled))
 
     @property
     def may_be_label(self) -> bool:
@@ -312,13 +315,13 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
     named = by_kind.get("word", [])
     named = [name for name in named if len(candidates[name].distinct) > 1] or named
     # Words beside numbers: the numbers are usually measurements, and the word in each row its class; unless the numbers
-    # are a few integers, which may be classes too.
+    # are a few integers, which may be classes too, with -1 for none.
     grades = [
         name
         for name in by_kind.get("number", ())
-        if candidates[name].are_all(WHOLE)
-        and 2 * len(candidates[name].distinct) <= len(candidates[name])
-        and {int(cell) for cell in candidates[name].filled} == set(range(len(candidates[name].filled)))
+        if 2 * len(candidates[name].distinct) <= len(candidates[name])
+        and (values := {_number(cell) for cell in candidates[name].filled if cell.lower() != "nan"})
+        and values in ({*range(len(values))}, {*range(-1, len(values) - 1)})
     ]
     if len(named) == 1 and not grades:
         return (named[0],)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.io.units import format_count, listed
+from colabstage.io.units import counted, format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.boxes import other_form
@@ -130,8 +130,7 @@ def _spelled_twice(table: SampleTable) -> str:
 
 def _unnamed(table: SampleTable) -> str:
     """Find labels beyond the classes: the names are another dataset's, or are numbered differently."""
-    targets, classes = table.targets, table.classes
-    labels = targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
+    classes, labels = table.classes, _labels(table)
     if classes and labels.ndim == 2 and labels.shape[1] != len(classes):
         return (
             f"There are {labels.shape[1]} numbers for each of the {table.unit}, and {len(classes)} classes are named "
@@ -310,8 +309,9 @@ def _entries(table: SampleTable) -> FileEntries:
 
 
 def _labels(table: SampleTable) -> NDArray[Any]:
-    assert isinstance(table.targets, Values)
-    return table.targets.values
+    """Return the labels of samples, or of their boxes; nothing for other targets."""
+    targets = table.targets
+    return targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
 
 
 def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -> str:
@@ -319,8 +319,10 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     parts."""
     source = table.inputs.source
     assert isinstance(source, TreeFiles)
-    # Masks in 'gt' belong to images in 'img', those of one split to each other.
-    first, *others = sorted(parts, key=lambda one: (words.holds_targets(one), not words.holds_images(one))) or [""]
+    # Masks in 'gt' belong to images in 'img', those of one split to each other; and masks are no JPEGs.
+    lossy = {one for name in source.entries.ending_in(words.JPEGS).folders[0] for one in name.split("/")}
+    ranks = {one: (words.holds_targets(one), not words.holds_images(one), one not in lossy) for one in parts}
+    first, *others = sorted(parts, key=ranks.__getitem__) or [""]
     same = [one for one in others if words.split_name(one).split == words.split_name(first).split]
     targets = [one for one in same if words.holds_targets(one) or len(parts) == 2]
     # masks, not masks_aug, which belong to images_aug.
@@ -451,23 +453,26 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= NAMED
     if not are_same:
         return "", False
+    first = posixpath.basename(names[rows[0][0]])
+    # Masks of images in JPEG are in another format.
+    formats = [{extension_of(names[row]) for row in own} for own in rows]
+    are_apart = len(set.union(*formats)) == sum(map(len, formats))
     # cat/cat_0_flip.jpg and dog/dog_0_flip.jpg are called after their classes.
     in_all = set.intersection(*({*words.letters_of(name)} for name in classes))
     called = [{*words.letters_of(name)} - in_all for name in classes]
-    if all(
+    if not are_apart and all(
         not own.isdisjoint(words.letters_of(words.stem_of(names[row[0]])))
         for own, row in zip(called, rows, strict=True)
     ):
         return "", False
-    first = posixpath.basename(names[rows[0][0]])
     # All names of one folder, because the first ones in order are 0, 1, 10, 100, …, with gaps in between. There may be
-    # several series, each with its own word: img_0, photo_0.
+    # several series, each with its own words: img_0, photo_0, img_0_flip.
     series: dict[str, list[int]] = defaultdict(list)
     for row in rows[0].tolist():
         found = words.NUMBERED.fullmatch(bare_stem(names[row], every))
-        if found is None:
+        if found is None or are_apart:
             return first, False
-        series[found[1]].append(int(found[2]))
+        series[f"{found[1]} {found[3]}"].append(int(found[2]))
     # Each split may count from the beginning: train/cat/0.jpg, test/cat/0.jpg.
     counts = {word: sorted({*found} if table.splits else found) for word, found in series.items()}
     are_counted = all(
@@ -483,11 +488,19 @@ def _is_series(found: Sequence[int]) -> bool:
 
 
 def _notes_on_labels(table: SampleTable) -> Iterator[str]:
-    """Say how many labels are those of no class."""
-    labels = table.targets.values if isinstance(table.targets, Values) and table.classes else np.zeros(0)
-    count = int(np.sum(labels < 0)) if labels.dtype.kind == "i" else 0
+    """Say how many labels are those of no class, and which classes have none; and which boxes a loss may not expect."""
+    boxes, labels, classes = table.targets, _labels(table), table.classes
+    count = int(np.sum(labels < 0)) if classes and labels.dtype.kind == "i" else 0
     if count:
         yield f"{count:,} of {len(labels):,} labels are below 0, the number of no class, as missing ones are written."
+    known = {*(np.flatnonzero(labels.any(axis=0)) if labels.ndim == 2 else np.unique(labels)).tolist()}
+    if bare := [name for number, name in enumerate(classes) if number not in known] if known else []:
+        what = "which counts as a class" if len(bare) == 1 else "which count as classes"
+        yield f"Nothing is labelled {listed(bare)}, {what}."
+    if isinstance(boxes, Boxes) and (flat := (boxes.boxes[:, 2:] == boxes.boxes[:, :2]).any(axis=1)).any():
+        first = table.keys[int(np.searchsorted(boxes.offsets, np.argmax(flat), side="right")) - 1]
+        where = f"without an area (first in '{first}')"
+        yield f"{counted(int(flat.sum()), 'boxes', 'are', which=where)} kept as written."
 
 
 def _notes_on_folders(table: SampleTable) -> Iterator[str]:
@@ -496,6 +509,11 @@ def _notes_on_folders(table: SampleTable) -> Iterator[str]:
     if are_counted:
         way = f"layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from colabstage.options"
         yield f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …); for parts {way}."
+    odd = list(filter(words.is_aside, table.classes))
+    if odd and isinstance(table.inputs.source, TreeFiles):
+        rest = (whole_path(name, _entries(table).folders[0]) for name in table.classes if name not in odd)
+        without = only_line(table.inputs.source.tree, *rest)
+        yield f"{listed(odd)} {'counts as a class' if len(odd) == 1 else 'count as classes'}; for the others {without}."
 
 
 # --- files that are left over -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -22,10 +23,12 @@ from colabstage.layouts.formats.tables import NESTED, Table, parse_table
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, broken, decode_text, lines_of, load_yaml
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
 from colabstage.layouts.words import (
+    JPEGS,
     OF_SPLITS,
     SPLIT_FIELDS,
     SPLITS,
     TABLES,
+    is_sample,
     is_split,
     is_table,
     normal,
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
 
 # --- files by the names that people write for them: in tables, lists and annotations ----------------------------------
 
+# Label Studio puts digits before the name of an uploaded image.
+_UPLOADED = re.compile(r"^[0-9a-f]{8}-")
 # Returned instead of a file's number if a name matches no file, or several.
 NONE, SEVERAL = -1, -2
 
@@ -63,15 +68,16 @@ class Lookup:
 
     A name is looked up, in this order: as a path, from the folder of the naming file or from the root; the same without
     leading folders, as needed for an absolute path of another machine; as the end of a path. Each with the extension,
-    then without. If a folder is written and exists, the file must be in it, and a file of one split is never found for
-    another: what is missing stays missing.
+    then without, then as other systems write it. If a folder is written and exists, the file must be in it, and a file
+    of one split is never found for another: what is missing stays missing.
     """
 
     def __init__(self, names: Iterable[str], folders: Iterable[str] | None = None) -> None:
         self.names = normal_names(names)
         folders = folders_of(self.names)[0] if folders is None else map(normal, folders)
         self._folders = {part for folder in folders for part in folder.split("/") if part}
-        self._splits = {split_name(folder).split for folder in self._folders if is_split(folder)}
+        self.splits = {split_name(folder).split for folder in self._folders if is_split(folder)}
+        """Those after which folders are called."""
 
     @classmethod
     def of(cls, files: FileEntries) -> Lookup:
@@ -91,23 +97,22 @@ class Lookup:
     def _by_stem(self) -> _Index:
         return _Index(stems_of(self.names))
 
+    @cached_property
+    def _by_spelling(self) -> _Index:
+        return _Index([_spelled(name[name.rfind("/") + 1 :]) for name in self.names])
+
     def __len__(self) -> int:
         return len(self.names)
 
-    @property
-    def has_splits(self) -> bool:
-        """Tell whether a folder is called after a split."""
-        return bool(self._splits)
-
     def held_out(self, splits: Collection[str]) -> set[str]:
         """Return the splits that have no folder, if another has one: their samples are in the folder of another."""
-        bare = {split for split in splits if split and not any(same_split(split, one) for one in self._splits)}
+        bare = {split for split in splits if split and not any(same_split(split, one) for one in self.splits)}
         return bare if bare != {*splits} - {""} else set()
 
     def may_find(self, written: str) -> bool:
         """Tell whether there is a file with this bare name, somewhere: a quick check before `search`."""
         base = normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
-        return bool(self._by_base.get(base) or self._by_stem.get(base))
+        return bool(self._by_base.get(base) or self._by_stem.get(base) or self._spelled_otherwise(base))
 
     def unknown(self, written: Iterable[str]) -> set[str]:
         """Return what is not the bare name of a file, with its extension."""
@@ -126,7 +131,7 @@ class Lookup:
             if name not in found and (numbers := self.search(name, folder)):
                 found[name] = only(numbers)
                 path = self.names[numbers[0]]
-                whole += normal(name).endswith(path[path.rfind("/") + 1 :])
+                whole += normal(name).endswith(path[path.rfind("/") + 1 :]) or _spelled(name) != ""
         return found, whole
 
     def find(self, written: str, folder: str = "", *, split: str = "") -> int | None:
@@ -140,7 +145,7 @@ class Lookup:
         written = normal(written)
         if "/" not in written and "\\" not in written and not split:
             # The common case in nearly all tables: a base name of exactly one file.
-            numbers = self._by_base.get(written) or self._by_stem.get(written)
+            numbers = self._by_base.get(written) or self._by_stem.get(written) or self._spelled_otherwise(written)
             if len(numbers) < 2:
                 return numbers
         folder = normal(folder)
@@ -155,9 +160,16 @@ class Lookup:
                 return [self.numbers[whole]]
         # A written folder is stronger evidence than the row's split.
         split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split(part)), split)
-        return self._nearest(parts, folder, self._by_base.get(parts[-1]), split) or self._nearest(
-            parts, folder, self._by_stem.get(parts[-1]), split
-        )
+        for index in (self._by_base, self._by_stem):
+            if there := self._nearest(parts, folder, index.get(parts[-1]), split):
+                return there
+        return self._nearest(parts, folder, self._spelled_otherwise(parts[-1]), split)
+
+    def _spelled_otherwise(self, base: str) -> Sequence[int]:
+        """Return the numbers of the files that another system would call so."""
+        spelled = _spelled(base)
+        names = (spelled, _UPLOADED.sub("", spelled)) if spelled else ()
+        return next(filter(None, map(self._by_spelling.get, names)), ())
 
     def _nearest(self, parts: list[str], folder: str, numbers: Sequence[int], split: str) -> Sequence[int]:
         """Return the files with the right base name whose folders agree best with the written path."""
@@ -184,6 +196,14 @@ class Lookup:
         beside = [number for number in ends if folder and self.names[number].startswith(f"{folder}/")]
         of_split = [number for number in ends if split and split_of_path(self.names[number])]
         return next((found for found in (beside, of_split) if len(found) == 1), list(ends))
+
+
+def _spelled(name: str) -> str:
+    """Return the name of an image or a clip without what other systems write otherwise: case, the ending of a format,
+    blanks in addresses; "" for another name."""
+    # In an address a query may follow.
+    stem, ending = posixpath.splitext(unquote(name.partition("?")[0]).casefold())
+    return f"{stem}{'.jpg' if ending in JPEGS else ending.replace('ff', 'f')}" if is_sample(ending) else ""
 
 
 class _Index:
@@ -494,7 +514,8 @@ def _lines_of(source: Source, names: Mapping[str, str], lookup: Lookup) -> dict[
     """Return what lists state, by name; those without a split in `names` have it in each row, or for each list."""
     entries = source.ending_in((*LIST_ENDS, *TABLES, *NESTED, "")).where(names.__contains__)
     texts = entries.ending_in((*LIST_ENDS, "")).where(lambda name: names[name] != "")
-    lines = {name: _lines_in(text, names[name]) for name, text in source.texts(texts).items()}
+    found = {name: [*map(_plain, normal_names(lines_of(text)))] for name, text in source.texts(texts).items()}
+    lines = {name: _Lines([names[name]] * len(paths), paths) for name, paths in found.items()}
     tables = source.parse_once(entries.without(texts.names), parse_table)
     return lines | {name: _rows_in(table, names[name], lookup) for name, table in tables.items()}
 
@@ -519,10 +540,6 @@ def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
     # Without a header, the first row is one.
     cells = [path.name, *path.cells] if split and lookup.search(path.name) else path.cells
     return _Lines(splits or [split] * len(cells), normal_names(cells))
-
-
-def _lines_in(text: str, split: str) -> _Lines:
-    return _Lines([split] * len(lines := lines_of(text)), [*map(_plain, normal_names(lines))])
 
 
 def _in_folders(lines: _Lines, names: Sequence[str], folder: str) -> _Lines:

@@ -119,11 +119,12 @@ def names_may_say(source: Source) -> str:
             f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options. If each is a sample: {without}"
         )
     for pattern, place in ((_BEFORE_NUMBER, "before the last number"), (_BEHIND_NUMBER, "behind the number")):
-        if words := _parts_of_names(names, pattern):
-            return (
-                f"The names of the images of '{source.label}' may say their class: {listed(words)}. If so: "
-                f"layout=file_names(r'{pattern}'), from colabstage.options, for what comes {place}. {without}"
-            )
+        if found := _parts_of_names(names, pattern):
+            how = f"layout=file_names(r'{pattern}'), from colabstage.options, for what comes {place}."
+            what = f"their class: {listed(found)}. If so: {how}"
+            if any(map(words.is_role, found)):
+                what = f"what each is of a sample: {listed(found)}. If so, move them into folders images and masks."
+            return f"The names of the images of '{source.label}' may say {what} {without}"
     return ""
 
 

@@ -393,11 +393,14 @@ class TableSearch:
             may_leave = all(one is most or FEW * len(one.files) <= len(most.files) for one in found)
         if len(found) > 1 and not may_leave:
             stating = [one for one in found if one.has_labels] or found
+            # Without endings, numbers of classes are the names of files by chance.
+            stating = [one for one in stating if 2 * sum(map(words.is_sample, one.leads)) > len(one.leads)] or stating
             if len(stating) == 1:
                 return stating
+            shown = max(stating, key=lambda one: len(one.files)).name
             msg = (
                 f"Several tables do ({listed([one.name for one in found])}), and not as splits. Say which: "
-                f"layout=table_rows(table={stating[0].name!r}), from colabstage.options."
+                f"layout=table_rows(table={shown!r}), from colabstage.options."
             )
             raise LayoutError(msg)
         beside = f"beside those of {listed([one.name for one in kept])},"
@@ -497,7 +500,9 @@ class TableSearch:
         """Return the tables that have all columns in use: a competition's test.csv has no labels, and rows with and
         without them could not be in one array of targets."""
         needed = {found[0].path.name, *roles.labels, *filter(None, (roles.group, roles.split))}
-        lacks = {one.name: listed(sorted(needed - set(one.table.header))) for one in found}
+        # A test whose labels are secret may have a column for them.
+        filled = {one.name: {own.name for own in one.table.columns if any(own.distinct)} for one in found}
+        lacks = {one.name: listed(sorted(needed - filled[one.name])) for one in found}
         kept = [one for one in found if not lacks[one.name]]
         which = {name: f"of '{name}', which has no {lack}," for name, lack in lacks.items()}
         notes += self._left_out(found, kept, which)
@@ -524,7 +529,7 @@ class TableSearch:
             leads = np.fromiter(map(table.leads.get, cells, itertools.repeat(NONE)), np.int64, len(cells))
             # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant, and
             # counts wherever its file lies: fast.ai holds rows of one folder out, others by tables.
-            for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.has_splits else ():
+            for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.splits else ():
                 if stated := own[row] or table.split:
                     of_split = only(self.lookup.search(cells[row], folder, split=stated))
                     stays = of_split == NONE and (split is not None or table.name in held_out)

@@ -41,7 +41,7 @@ SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLITS.v
 # A folder may be called val and the list beside it validation; none of these means test.
 _HELD_OUT = frozenset({"val", "valid", "validation", "dev"})
 # Words that people combine with the split: training_set, seg_train, train_images, test1.
-_BESIDE_SPLITS = frozenset({"set", "seg", "image", "images", "img", "imgs", "data", "dataset", "folder", "photos"})
+_BESIDE_SPLITS = frozenset({"set", "seg", "image", "images", "img", "imgs", "data", "dataset", "photos"})
 # Names of folders that hold a part of every sample, not a class.
 _OF_IMAGES = frozenset({"image", "images", "img", "imgs", "photos", "pictures"})
 _ROLES = _OF_IMAGES | {
@@ -55,10 +55,14 @@ _PARTS = frozenset({
     "fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target", "actor", "speaker",
     "subject", "participant", "patient", "x", "y",
 })  # fmt: skip
+_ASIDE = frozenset({
+    "thumbnail", "thumbnails", "thumb", "thumbs", "preview", "previews", "cropped", "augmented", "backup", "original",
+    "originals", "raw", "unsorted", "output", "outputs", "results", "tmp", "temp",
+})  # fmt: skip
 _UNLABELLED = frozenset({"unlabeled", "unlabelled", "unsup", "unsupervised"})
 # Other names for parts of one sample; they count only if the folders share stems.
 _OF_SAMPLES = _ROLES | _PARTS | {
-    "anno", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain", "rainy",
+    "ann", "anno", "seg", "low", "high", "blur", "blurred", "sharp", "noisy", "clean", "hazy", "clear", "rain", "rainy",
     "before", "after", "pre", "post", "change", "red", "green", "blue", "nir", "swir", "ir", "thermal", "vis",
     "visible", "infrared", "color", "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source",
     "src", "left", "right", "ortho", "dsm", "all", "original", "normal", "normals", "out", "output", "vessel",
@@ -69,8 +73,10 @@ _OF_LABELS = frozenset({
     "label", "labels", "class", "classes", "category", "categories", "target", "targets", "annotation", "annotations",
     "annot", "annots", "gt", "truth", "groundtruth", "y",
 })  # fmt: skip
+# In a folder's name they say nothing of its content.
+OF_FOLDERS = frozenset({"dir", "folder"})
 OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
-_NEVER_CLASSES = _ROLES | {"anno", "seg", "rgb"}
+_NEVER_CLASSES = _ROLES | {"ann", "anno", "seg", "rgb"}
 _OF_TARGETS = (
     (_NEVER_CLASSES | {"change", "target", "out", "semantic", "instance"})
     - _OF_IMAGES
@@ -87,8 +93,8 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 # What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
 _COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
-# A stem with its last number.
-NUMBERED = re.compile(r"(.*?)(\d{1,18})\D*")
+# A stem with its last number, and what follows that.
+NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)")
 # A last word of a name that is not just a number.
 _LAST_WORD = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 
@@ -141,6 +147,11 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGES)
 
 
+def is_sample(name: str) -> bool:
+    """Tell whether a name ends as those of images and clips of sound do."""
+    return name.lower().endswith((*IMAGES, *SOUNDS))
+
+
 def is_table(name: str) -> bool:
     return name.lower().endswith(TABLES)
 
@@ -177,8 +188,8 @@ def words_of(name: str) -> tuple[str, ...]:
 
 
 def letters_of(name: str) -> list[str]:
-    """Return the words of a name without its numbers."""
-    return [word for word in words_of(name) if not word[0].isdecimal()]
+    """Return the words of a name without its numbers, and those for a folder: img_dir means img."""
+    return [word for word in words_of(name) if not word[0].isdecimal() and word not in OF_FOLDERS]
 
 
 class SplitName(NamedTuple):
@@ -240,6 +251,12 @@ def is_role(name: str) -> bool:
     words = set(letters_of(name))
     is_named = not words.isdisjoint(_ROLES) and words <= _ROLES | SPLITS.keys()
     return is_named or name.lower() in _ROLES or _ROLE_ENDS.search(name) is not None
+
+
+def is_aside(name: str) -> bool:
+    """Tell whether a folder's name is a part of every sample, or says that its files are others once more, or are still
+    to be sorted: masks, thumbnails."""
+    return is_role(name) or set(letters_of(name)) & _ASIDE == {*words_of(name)}
 
 
 def holds_targets(name: str) -> bool:

@@ -30,13 +30,13 @@ RULES_VERSION = 5
 # Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
-    **dict.fromkeys(("lmdb", "pixel_table"), 6),
-    **dict.fromkeys(("arrow", "webdataset", "images", "coco_classes", "croissant"), 7),
-    **dict.fromkeys(("tokens", "file_names", "arrays", "audio"), 8),
-    "tfrecord": 9,
-    "detection": 13,
-    "pairs": 15,
-    "table": 17,
+    **dict.fromkeys(("lmdb", "pixel_table"), 7),
+    **dict.fromkeys(("arrow", "webdataset", "images", "coco_classes", "croissant"), 8),
+    **dict.fromkeys(("tokens", "arrays", "file_names", "audio"), 9),
+    "tfrecord": 10,
+    "detection": 14,
+    "pairs": 16,
+    "table": 18,
     "auto": 22,
 }
 

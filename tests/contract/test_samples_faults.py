@@ -4,11 +4,13 @@
 `files` for the smallest set that shows it.
 """
 
+import base64
 import io
 import json
 import pickle
 import re
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,6 +290,29 @@ TOOLS = [
     row("Label Studio's choices beside boxes", files("images/{0..3}.jpg", {"project.json": label_studio(RECTANGLE, {"choices": {"choices": ["day"]}})}), right=[noted("4 annotations without a box")]),
     row("two labels of one region", files("images/{0..3}.jpg", {"project.json": label_studio({"rectanglelabels": {**RECTANGLE["rectanglelabels"], "rectanglelabels": ["cat", "dog"]}})}), right=[refused("2 labels")]),
     row("CVAT's tags beside boxes", files("images/{0..3}.jpg", {"annotations.xml": CVAT}), right=[noted("4 annotations without a box")]),
+    *(row(f"what Label Studio's users draw: {name}", files("images/{0..3}.jpg", {"project.json": label_studio(*drawn)}), right=[right])
+      for name, drawn, right in [
+          ("ellipses", [{"ellipselabels": {"x": 50, "y": 50, "radiusX": 10, "radiusY": 20, "ellipselabels": ["cat"]}}], found("train: boxes cat 4")),
+          ("points", [RECTANGLE, {"keypointlabels": {"x": 9, "y": 9, "width": 1, "keypointlabels": ["eye"]}}], noted("4 annotations without a box")),
+          ("masks", [{"brushlabels": {"format": "rle", "rle": [1, 2], "brushlabels": ["cat"]}}], refused("'brushlabels', whose box is not stated; expected rectangles and polygons"))]),
+    row("tasks of Label Studio that nobody has done", files("images/{0..3}.jpg", {"project.json": [{**one, "annotations": one["annotations"][i:]} for i, one in enumerate(label_studio(RECTANGLE))]}), right=[found("train: boxes cat 1", note="3 images without annotations were left out")]),
+    *(row(f"what VIA's users draw: {name}", files("{0..3}.jpg", {"via.json": {str(i): {"filename": f"{i}.jpg", "regions": [{"shape_attributes": {"name": "circle", "cx": 20, "cy": 20, "r": 9, **at}, "region_attributes": given(i)}]} for i in range(4)}}), right=[right])
+      for name, at, given, right in [
+          ("circles", {}, lambda i: {"kind": "ab"[i % 2]}, found("train: boxes a 2, b 2")), ("nothing is named", {}, lambda i: {}, found("train: boxes object 4")),
+          ("ticked boxes", {}, lambda i: {"kind": {"cat": True, "dog": False}}, found("train: boxes cat 4")), ("the class twice", {}, lambda i: {"name": "cat", "kind": "cat"}, found("train: boxes cat 4")),
+          ("two words", {}, lambda i: {"name": "cat", "colour": "red"}, refused("expected one word, its class")), ("points", {"r": None}, lambda i: {"kind": "cat"}, refused("have no boxes")),
+          ("one without a class", {}, lambda i: {"kind": "cat"} if i else {}, refused("a region of '0.jpg' has no class")), ("one with an empty class", {}, lambda i: {"kind": "cat" if i else ""}, refused("a region of '0.jpg' has no class"))]),
+    *(row(f"what Supervisely's users draw: {name}", files("d/img/{0..3}.jpg", {"d/ann/{0..3}.jpg.json": {"size": {"height": 48, "width": 64}, "objects": [{"classTitle": "cat", **drawn} for drawn in each]}}), right=[right])
+      for name, each, right in [
+          ("masks", [{"bitmap": {"origin": [1, 2], "data": base64.b64encode(zlib.compress(image(1, size=(7, 5)))).decode()}}], found("train: boxes cat 4")),
+          ("an empty mask", [{"bitmap": {"origin": [1, 2], "data": ""}}], refused(r"d/ann/0\.jpg\.json")),
+          ("points", [{"points": {"exterior": [[5, 5]]}}, {"points": {"exterior": [[1, 2], [9, 9]]}}], found("train: boxes cat 4", note="4 annotations without a box"))]),
+    *(row(f"COCO's annotations: {name}", files("{0..3}.jpg", {"a.json": {**coco("{0..3}.jpg"), "annotations": [{"id": i, "image_id": key(i), "category_id": 1 + i % 2, **given} for i in range(4)]}}), right=[right])
+      for name, key, given, right in [
+          ("outlines alone", int, {"segmentation": [[1, 2, 9, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")), ("an empty box beside an outline", int, {"bbox": [], "segmentation": [[1, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")),
+          ("run lengths alone", int, {"segmentation": {"size": [48, 64], "counts": "abc"}}, refused("its bbox is missing; give it one")), ("numbers as texts", str, {"bbox": [1, 2, 9, 9]}, found("train: boxes cat 2, dog 2"))]),
+    row("COCO's categories with numbers as texts", files("{0..11}.jpg", {"a.json": {**coco("{0..11}.jpg"), "annotations": [{"id": i, "image_id": i, "category_id": str(i), "bbox": [1, 2, 9, 9]} for i in range(12)], "categories": [{"id": str(i), "name": f"c{i}"} for i in range(12)]}}),
+        right=[found("train: boxes c0 1, c1 1, c2 1, .*, c10 1, c11 1")]),
 ]
 
 # Rows of four numbers, relative to the image: two corners, or the first corner and the sides.
@@ -310,6 +335,10 @@ FORMS = [
     row("one of COCO's boxes reaches outside", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60 - 30 * (i > 0), 4]} for i in range(3)]}}),
         right=[noted("outside")]),
     row("one label file for two images", turned(1, OF_YOLO) | {"images/0.png": image(9)}, right=[noted("1 image has the label file of another")]),
+    row("a class of which there is no box", turned(1, {**OF_YOLO, "data.yaml": "names: [cat, dog]\n"}), right=[noted("Nothing is labelled 'dog', which counts as a class")]),
+    row("a split without label files", yolo("a b c", {"data.yaml": "names: [cat]\ntest: images/test\n", "images/test/d.jpg": image(9)}, "train train val"), right=[found("train: boxes cat 2; val: boxes cat 1", note="1 image of splits without a label file was left out")]),
+    *(row(f"data.yaml names a folder {path}", yolo("a b", {"data.yaml": f"names: [cat]\ntrain: /home/ann/d/images/train\nval: {path}\n"}, "train"), right=[right])
+      for path, right in [("/home/ann/d/images/val", noted("'/home/ann/d/images/val', which data.yaml calls 'val', is not there")), ("../valid/images", noted("is not there")), ("/home/ann/d/images/train", lambda packed: not packed.notes)]),
     row("a box in two classes", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 1), "data.yaml": "names: [cat, dog]\n"}), right=[lambda packed: packed.found == "train: boxes cat 3, dog 3" and not packed.notes]),
     *(row(f"YOLO's boxes in {labels}", files(f"{images}/{{0..2}}.jpg", {labels.format("{0..2}"): first_of(0)}), right=[found("train: boxes .* 3")])
       for images, labels in [("images", "labels/{}.TXT"), ("Images", "Labels/{}.txt"), ("images", "annotations/{}.txt"), ("imgs", "label/{}.txt"), (".", "labels/{}.txt"), ("data/images/all", "data/labels/all/{}.txt")]),
@@ -339,6 +368,10 @@ TABLES = [
           ("masks", pairs("images/{0}.jpg", "masks/{0}.png"), ["0", "1", "2", "3"], "image,split", ["{name}.jpg,train"] * 3 + ["{name}.jpg,test"], found("train: 3 masks .*; test: 1 masks .*")),
           ("other words", yolo("0 1 2 3", {"data.yaml": "names: [cat]"}), ["0", "1", "2", "3"], "image,split", ["{name}.jpg,train"] * 3 + ["{name}.jpg,huge"], refused(r"split\.csv.*'huge'")),
       ]),
+    row("a table of classes whose numbers are names of images", files("{0..3}.jpg", {"train.csv": "file,label\n0.jpg,1\n1.jpg,0\n2.jpg,1\n3.jpg,0\n", "classes.csv": "id,name\n0,cat\n1,dog\n"}),
+        right=[found("train: 0 2, 1 2", note=r"left out \('classes\.csv'\)")]),
+    row("a test whose labels are empty", files("{0..3}.jpg", {"train.csv": "file,label\n0.jpg,a\n1.jpg,b\n2.jpg,a\n", "test.csv": "file,label\n3.jpg,\n"}), right=[found("train: a 2, b 1", note="1 image of 'test.csv', which has no 'label'")]),
+    row("the best of several tables is shown", files("{0..3}.jpg", {"a.csv": "file,label\n0.jpg,1\n1.jpg,0\n", "b.csv": "file,kind\n0.jpg,x\n1.jpg,y\n2.jpg,x\n3.jpg,y\n"}), right=[refused(r"table_rows\(table='b\.csv'\)")]),
     row("a table of splits beside the table that is named", table("file,label", "{i}.jpg,{c}") | {"other.csv": b"file,label\n0.jpg,a\n1.jpg,b\n", "split.csv": b"file,split\n0.jpg,train\n1.jpg,train\n2.jpg,train\n3.jpg,val\n"},
         right=[found("train: cat 2, dog 1; val: dog 1")], layout=table_rows(table="labels.csv")),
     *(row(f"a number and its word: {name}", files("images/{0..3}.jpg", {"labels.csv": "\n".join([header, *(line.format(i=i, n=numbers[i % 2], c=("cat", "dog")[i % 2]) for i in range(4))])}), right=[found(right, note=said)])
@@ -366,6 +399,8 @@ TABLES = [
       for name, cells, right in [("label", "NA None cat", noted("'NA', 'None' in 'label' are classes")), ("tags", "a|b none a", noted("'none' in 'tags' is a class")), ("class", "nan dog cat", refused("'nan'"))]),
     row("a number for all but one", files("images/{0..5}.jpg", {"labels.csv": "image,age\n" + "".join(f"{i}.jpg,{i * 3.5 if i else 'NA'}\n" for i in range(6))}), layout=table_rows(labels=["age"]),
         right=[refused("'NA'", but_not="separator=','")]),
+    *(row(f"words beside numbers like {numbers}", files("images/{0..5}.jpg", {"labels.csv": "image,sex,score\n" + "".join(f"{i}.jpg,{'mf'[i % 2]},{numbers.split()[i % 3]}\n" for i in range(6))}), right=[right])
+      for numbers, right in [("0.0 1.0 1.0", refused("Which of the columns 'score', 'sex'")), ("0 -1 1", refused("Which of the columns 'score', 'sex'")), ("nan 0.0 1.0", refused("Which of the columns 'score', 'sex'")), ("2.5 1 0", found("train: f 3, m 3")), ("7 8 9", found("train: f 3, m 3"))]),
     row("no column that looks like the label", files("images/{0..5}.jpg", {"labels.csv": "image,pid\n" + "".join(f"{i}.jpg,p{i}\n" for i in range(6))}), right=[refused("None of the columns 'pid'")]),
     *(row(f"pixels: {name}", files("", {"train.csv": "label," + ",".join(columns) + "\n" + ("1," + ",".join("3" * 16) + "\n") * 4}), right=[refused("follows")])
       for name, columns in {
@@ -469,7 +504,7 @@ SPLITS_BESIDE = [
           ("one name for two ids", coco("{4,5}.jpg", categories="cat,cat"), refused(r"val\.json.*one id or one name")),
           ("no list of categories", {key: part for key, part in coco("{4,5}.jpg").items() if key != "categories"}, found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")),
           ("images alone", {"images": coco("{4,5}.jpg")["images"]}, found("train: boxes cat 2, dog 2", note=r"images of 'val\.json' have no annotations")),
-          ("outlines alone", coco("{4,5}.jpg", segmentation=[[1, 2, 9, 2, 9, 8]]), refused(r"val\.json.*no annotation of its 2 images has a bbox")),
+          ("outlines alone", coco("{4,5}.jpg", segmentation=[[1, 2, 9, 2, 9, 8]]), found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")),
           ("classes alone", coco("{4,5}.jpg", score=1), refused(r"val\.json.*no annotation of its 2 images has a bbox")),
       ]),
     row("boxes in a table with two classes of each", files("{0..3}.jpg", {"boxes.csv": "file,xmin,ymin,xmax,ymax,class,label\n" + "".join(f"{i // 2}.jpg,5,6,40,30,{'ab'[i % 2]},{'xyz'[i % 3]}\n" for i in range(8))}), right=[refused("Which of the columns 'class', 'label' is the class of its boxes")]),
@@ -592,6 +627,8 @@ WRITTEN = {  # labels beside class folders
 }
 PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
+    *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
+    row("a folder of a word beside those of classes", files("{cat,dog,raw_fish}/{0..2}.jpg"), right=[lambda packed: not noted("counts as a class")(packed)]),
     row("a label in each folder", files(PATIENTS, {f"p{i}/label.txt": str(i % 2) for i in (1, 2, 3)}), right=[refused("label"), found("train: 0 2, 1 4")]),
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
@@ -630,6 +667,15 @@ BESIDE_FOLDERS = [
 
 SECOND = [found("train: 6 masks with 368 pixels"), refused("_1|mask2|_2")]
 MASKS = [
+    *(row(f"one picture in two formats: {names}", files(f"{names}.jpg {names}.png"), right=[refused(r"one picture in two formats; take one: only='\*\*/\*\.jpg' or only='\*\*/\*\.png'")]) for names in ("{0..3}", "{cat,dog}/{0..3}")),
+    row("an image and its mask in two formats", files("{0..3}.jpg", {"{0..3}.png": grey(np.eye(48, 64, dtype=np.uint8))}), right=[found("train: 4 masks .*")]),
+    *(row(f"masks in folders {there}", pairs(images, there), right=[right])
+      for images, there, right in [
+          ("img_dir/train/{}.jpg", "ann_dir/train/{}.png", found("train: 6 masks .*")), ("d/img/{}.jpg", "d/ann/{}.png", found("train: 6 masks .*")),
+          ("train/sat/{}_sat.jpg", "train/map/{}_map.png", refused(r"layout=parts\(x='sat', y='map'\)")), ("img_{}.png", "mask_{}.png", refused("folders images and masks"))]),
+    *(row(f"names of all classes: {more}", files(f"{{cat,dog}}/{{0..3}}.jpg {{cat,dog}}/{more}{{0..3}}.jpg"), right=[right])
+      for more, right in [("flip_", found("train: cat 8, dog 8", note="same names")), ("thumbs/", refused("parts of"))]),
+    row("names of all classes, with a word behind some", files("{cat,dog}/{0..3}.jpg {cat,dog}/{0..3}_flip.jpg"), right=[found("train: cat 8, dog 8", note="same names")]),
     row("an image and the mask of another one", {"images/foo.png": image(1, size=(16, 16)), "masks/bar.png": DIAGONAL}, layout=parts(x="images", y="masks"), right=[refused("foo.png")]),
     *(row(f"VOC's masks, layout {name}", VOC2012, layout=layout, right=[found("train: 4 masks .*; val: 2 masks .*"), noted(r"val\.txt")])
       for name, layout in [("pairs", "pairs"), ("image_masks", image_masks("SegmentationClass"))]),
@@ -650,7 +696,7 @@ MASKS = [
     row("arrays in x and y", {f"{one}/{i}.npy": npy(np.zeros((4, 4))) for one in "xy" for i in range(6)}, right=[refused("numpy.stack")]),
     row("a second mask by number", masks("images/scan{}.png", "masks/scan{}.png", "masks/scan{}_2.png"), layout="pairs", right=SECOND),
     row("masks without 0", {f"images/{i}.png": image(i, size=(16, 16)) for i in range(4)} | {f"masks/{i}.png": grey(1 + np.eye(16, dtype=np.uint8)) for i in range(4)},
-        right=[noted("1 to 2"), refused("1 to 2")]),
+        right=[noted("2 of the 3 classes from 0 to 2; the first that no pixel has is 0")]),
     *(row(f"image_masks({name!r})", pairs(images, labels), layout=image_masks(name), right=[found("train: 6 masks with 96 pixels")])
       for images, labels, name in [
           ("original_images/00{}.jpg", "label_images_semantic/00{}.png", "label_images_semantic"), ("images/{}.png", "vessels/{}.png", "vessels"),
@@ -694,7 +740,8 @@ VALUES = [
     row("palettes: one for all", in_palettes("kr"), right=[lambda packed: packed.found == OF_64 and not packed.notes]),
     row("palettes: of some masks alone", in_palettes("kr") | {"masks/0.png": grey(EYE)}, right=[lambda packed: packed.found == OF_64 and not packed.notes]),
     row("a class, and a foreground of 255", as_masks(EYE * 2, EYE * 255), right=[noted(r"255.*masks/1\.png")]),
-    row("classes, and no class of 255", as_masks(EYE * 2 + np.diag([np.uint8(255)] * 8, 8), np.pad(EYE[:2, :2] * 255, (0, 14))), right=[lambda packed: not packed.refusal and not packed.notes]),
+    row("classes, and no class of 255", as_masks(EYE * 2 + np.diag([np.uint8(255)] * 8, 8), np.pad(EYE[:2, :2] * 255, (0, 14))), right=[lambda packed: not packed.refusal and not noted("255")(packed)]),
+    row("classes with a gap", as_masks(EYE * 15), right=[noted("2 of the 16 classes from 0 to 15; the first that no pixel has is 1")]),
     row("masks of two pages", as_masks(EYE, write=lambda pixels: tiff(pixels, pages=2)), right=[refused(r"masks/.*pages")]),
     row("masks of whole floats", as_masks(EYE.astype(np.float32), write=tiff), right=[found(OF_64)]),
     row("masks of probabilities", as_masks(EYE * np.float32(0.7), write=tiff), right=[refused(r"masks/.\.tif.*float32")]),

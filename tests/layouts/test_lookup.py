@@ -30,6 +30,11 @@ def find(files: list[str], written: str, table: str = "l.csv") -> str | None:
         (["valid/1.jpg"], "1.jpg", "val.csv", "valid/1.jpg"),
         (["test_tube/1.jpg", "cup/2.jpg"], "1.jpg", "train.csv", "test_tube/1.jpg"),
         (["1.jpg"], "..", "l.csv", None),
+        (["1.jpg"], "1.png", "l.csv", None),
+        (["a.jpg", "A.jpg"], "A.JPG", "l.csv", None),
+        (["a.jpg", "A.jpg"], "A.jpg", "l.csv", "A.jpg"),
+        (["images/a b.jpg"], "https://example.org/images/a%20b.jpg?w=100", "l.csv", "images/a b.jpg"),
+        (["train/IMG_1.jpg", "test/2.jpg"], "img_1.jpg", "test.csv", None),
     ],
 )
 def test_a_missing_file_stays_missing(files: list[str], written: str, table: str, expected: str | None) -> None:
@@ -43,10 +48,12 @@ def test_a_missing_file_stays_missing(files: list[str], written: str, table: str
     [
         "images/{}.jpg", "./images/{}.jpg", "{}.jpg", "{}", "images/{}", "C:\\old\\images\\{}.jpg",
         "/content/drive/MyDrive/data/images/{}.jpg", "data/images/{}.jpg", "../data/images/{}.jpg",
+        "Images/{}.JPG", "{}.jpeg", "/data/upload/1/ab12cd34-{}.jpg",
     ],
 )  # fmt: skip
 def test_paths_lead_to_images_however_they_are_written(written: str, place: str) -> None:
-    """Relative to the table, to the source or to another machine; with and without the extension."""
+    """Relative to the table, to the source or to another machine; with and without the extension, or as other systems
+    spell it."""
     rows = "".join(f"{written.format(n)},c{n % 2}\n" for n in range(4))
     found = read({f"{place}labels.csv": f"file,label\n{rows}", **{f"images/{n}.jpg": b"" for n in range(4)}}, "table")
     assert found.keys == tuple(f"images/{n}.jpg" for n in range(4))

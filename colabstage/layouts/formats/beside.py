@@ -12,6 +12,7 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, listed
+from colabstage.layouts import words
 from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, edges, records_beside, side_of, turned
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
@@ -82,9 +83,9 @@ def parse_kitti(name: str, content: bytes) -> Record:
     """Return the type of each object, its box and the further columns."""
     shapes = []
     for number, line in _lines(decode_text(content)):
-        kind, *words = line.split()
+        kind, *cells = line.split()
         try:
-            values = [float(word) for word in words]
+            values = list(map(float, cells))
         except ValueError:
             values = []
         # A sixteenth value is the score, which only results have. The occlusion is a small integer.
@@ -307,12 +308,18 @@ def yolo_state(source: Source) -> Evidence:
         return Record("", [(int(row[0]), _corners(row[1:])) for row in rows[name]])
 
     labels = {entry.name for entry in texts.values()}.difference(lists)
-    placed, notes = records_beside(source, images, files, parse, "label file", labels=labels)
-    every = [row for found in rows.values() for row in found]
-    splits, more = _stated_splits(images, classes)
-    if splits:
-        placed = [one._replace(split=split) for one, split in zip(placed, splits, strict=True)]
+    stated, notes = _stated_splits(images, classes)
+    splits = stated or [*map(split_of_path, images.names)]
+    # A split without any label file is not one without objects.
+    labelled = {split for split, file in zip(splits, files, strict=True) if file is not None}
+    kept = [number for number, split in enumerate(splits) if split in labelled]
+    notes += left_out_notes((len(images) - len(kept), "images", "of splits without a label file"))
+    images, files = images.take(np.array(kept)), [files[number] for number in kept]
+    placed, more = records_beside(source, images, files, parse, "label file", labels=labels)
     notes += more
+    if stated:
+        placed = [one._replace(split=splits[number]) for one, number in zip(placed, kept, strict=True)]
+    every = [row for found in rows.values() for row in found]
     if pose:
         notes.append(f"Of each box {counted(classes.keypoints[0], 'keypoints', 'were')} left out.")
     elif why := _may_be_poses(every):
@@ -346,11 +353,18 @@ def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
 def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], list[str]]:
     """Return the split of each image from the folders that data.yaml names, empty if it names none; and notes."""
     folders, of_files = images.folders
-    places: list[tuple[str, str]] = []
+    places, notes = list[tuple[str, str]](), list[str]()
+    there = {part for folder in folders for part in normal(folder).split("/")}
     for split, path in ((split, path) for split, paths in classes.splits.items() for path in paths):
         # By parts from the end: `../train/images` is relative to where the file was written.
         parts = [part for part in normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        places += [(split, f"/{'/'.join(parts)}/")] if parts and not path.lower().endswith(LIST_ENDS) else []
+        if not parts or path.lower().endswith(LIST_ENDS):
+            continue
+        places.append((split, f"/{'/'.join(parts)}/"))
+        called = [part for part in parts if not words.is_role(part)]
+        # People who hold nothing out name the images to train on again.
+        if called and called[-1] not in there and path not in classes.splits.get("train", ()):
+            notes.append(f"'{path}', which data.yaml calls '{split}', is not there.")
     found = [{split for split, place in places if place in f"/{normal(folder)}/"} for folder in folders]
     own = [split_of_path(f"{folder}/") for folder in folders]
     for folder, split, splits in zip(folders, own, found, strict=True):
@@ -363,9 +377,9 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
     named = sorted({*stated})
     # Folders that are named after splits keep these names.
     if all(own) or not all(stated) or len(named) < 2:
-        return [], []
-    note = f"Splits are those that data.yaml names: {listed(named)}."
-    return [stated[number] for number in of_files.tolist()], [note]
+        return [], notes
+    notes.append(f"Splits are those that data.yaml names: {listed(named)}.")
+    return [stated[number] for number in of_files.tolist()], notes
 
 
 def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:
@@ -409,9 +423,9 @@ def _has_numbers(text: str) -> bool:
 def _numbers(line: str) -> list[float]:
     """Return the words of a line as numbers; empty if one is not a number."""
     # One or the other separates them: in a line with both, commas may be decimal commas.
-    words = [word.strip() for word in (line.split(",") if "," in line else line.split())]
+    cells = line.split(",") if "," in line else line.split()
     try:
-        return list(map(float, words))
+        return list(map(float, cells))
     except ValueError:
         return []
 

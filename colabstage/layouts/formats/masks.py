@@ -167,8 +167,10 @@ def compare_with_all(
         notes.append(f"The masks have values up to {classes[-1]}, and {counted(len(names), 'classes', 'are')} named.")
     if len(values) == 1:
         notes.append(f"All pixels of all masks have the value {values[0]}: there is one class.")
-    elif len(classes) and classes[0] > 0:
-        notes.append(f"The masks have the values {classes[0]} to {classes[-1]}, and no 0, where classes begin.")
+    elif len(classes) <= (highest := int(classes.max(initial=0))):
+        first = np.setdiff1d(np.arange(highest), classes)[0]
+        which = f"{len(classes)} of the {highest + 1} classes from 0 to {highest}"
+        notes.append(f"The masks have {which}; the first that no pixel has is {first}.")
     has_classes, voids = of_masks[:, 1] | of_masks[:, 2], of_masks[:, 0] & of_masks[:, 3]
     # Pixels without a class border on those with one, so some mask would have both.
     if has_classes.any() and voids.any() and not (has_classes & voids).any():
@@ -239,8 +241,8 @@ def check_lossless(content: Content) -> None:
 NAME = "pairs"
 # Folders of masks and of the images that they belong to, by the words in their names, after any others.
 _MASK_FOLDER = re.compile(
-    "(?:(.+?)_)??(?:masks?|labels?|annotations?|gt(?:_fine)?|ground_?truth|segmentations?|segmentation_?(?:class|object)"
-    "|targets|trimaps|stuffthingmaps|instances|panoptic)|(.*?)_?annot"
+    "(?:(.+?)_)??(?:masks?|labels?|anns?|annotations?|gt(?:_fine)?|ground_?truth|segmentations?"
+    "|segmentation_?(?:class|object)|targets|trimaps|stuffthingmaps|instances|panoptic)|(.*?)_?annot"
 )
 _IMAGE_FOLDER = re.compile(
     "(?:(.+?)_)??(?:images?|imgs?|jpeg_?images|photos|pictures|inputs?|left_?img_8_bit|original)"
@@ -301,7 +303,15 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
     objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
     used, named = _classes(source)
     files = TreeFiles(source.tree, [mask for _, mask in pairs])
-    targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
+    try:
+        targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
+    except BrokenDatasetError as error:
+        image, mask = (one.name for one in pairs[0])
+        if posixpath.splitext(image)[0] != posixpath.splitext(mask)[0]:
+            raise
+        kept = " or ".join([source.only([image], [mask]), source.only([mask], [image])])
+        msg = f"'{image}' and '{mask}' may be one picture in two formats; take one: {kept}. As masks: {error}"
+        raise BrokenDatasetError(msg) from error
     table = SampleTable(
         layout=NAME,
         keys=tuple(image.name for image, _ in pairs),
@@ -366,7 +376,7 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     depth = len(words.shared_folders(f"{folder}/" for folder in folders))
     # One decision for each of the few folders: whether all files in it are masks, or none by its extension.
     below = [folder.split("/")[depth:] for folder in folders]
-    spelled = [["_".join(words.words_of(part)) for part in parts] for parts in below]
+    spelled = [[*map(_spelled, parts)] for parts in below]
     of_masks = np.array([any(map(_MASK_FOLDER.fullmatch, parts)) for parts in spelled], np.bool_)
     of_images = np.array([any(map(words.holds_images, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
@@ -422,10 +432,14 @@ def _keys(files: FileEntries, depth: int, suffix: re.Pattern[str], called: str |
     return {file: key(file.name) for file in files}
 
 
+def _spelled(folder: str) -> str:
+    return "_".join(word for word in words.words_of(folder) if word not in words.OF_FOLDERS)
+
+
 @functools.lru_cache(maxsize=4096)
 def _without_role(folder: str) -> str:
     """Return a folder's name without the words for images or masks: train for train_labels."""
-    spelled = "_".join(words.words_of(folder))
+    spelled = _spelled(folder)
     found = _MASK_FOLDER.fullmatch(spelled) or _IMAGE_FOLDER.fullmatch(spelled)
     return folder.lower() if found is None else "".join(filter(None, found.groups()))
 

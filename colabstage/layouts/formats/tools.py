@@ -6,18 +6,22 @@ is the same for all. Polygons and rotated boxes become the boxes around them.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import math
 import posixpath
 import re
+import struct
+import zlib
 from collections import namedtuple
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
 
-from colabstage.errors import LayoutError, said_by
+from colabstage.errors import LayoutError
 from colabstage.layouts.boxes import BoxColumn, Points, Record, boxes_state, edges, join_records, side_of, turned
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
@@ -27,17 +31,23 @@ from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values, kno
 from colabstage.layouts.words import SPLITS, is_image, split_name, stem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
     from xml.etree.ElementTree import Element
 
     from colabstage.trees.listing import FileEntries, FileEntry
 
 
 Shape = tuple[str, tuple[float, float, float, float]]
+# A class, and the points of what is drawn.
+Drawing = tuple[Any, Iterable[Sequence[Any]]]
 _SNIFFED = 8
 _KERAS_LINE = re.compile(r"(\S.*?\.\w+)((?: \d+,\d+,\d+,\d+,\d+)*)")
 # What reading a broken file raises.
-_OF_PYTHON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+_OF_PYTHON = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error, zlib.error,
+)  # fmt: skip
+# Where a PNG's header ends that states its sides.
+_PNG_HEAD_BYTES = 24
 
 
 class Format(NamedTuple):
@@ -91,8 +101,7 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
     labels, lists = called, list[str]()
     if form.numbered:
         lists, named = read_class_list(source)
-        shapes = {name: [shape for one in each for shape in one.shapes] for name, each in found.items()}
-        numbers = {name: [int(label) for label, _ in each] for name, each in shapes.items()}
+        numbers = {name: [int(label) for one in each for label, _ in one.shapes] for name, each in found.items()}
         called = names_of_numbers(named.names, numbers)
         labels = list(map(str, range(len(called))))
     placed, notes = join_records(source, images, lookup, found, per_image=form.per_image)
@@ -130,19 +139,35 @@ def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Rec
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
-def _shape(label: Any, points: Iterable[Sequence[Any]]) -> Shape:
-    """Return a class and the box around some points."""
-    places = [(float(x), float(y)) for x, y in points]
-    xs, ys = zip(*places, strict=True) if places else ((), ())
-    if not str(label) or len(places) < 2 or not all(map(math.isfinite, (*xs, *ys))):
-        msg = f"a shape '{show(label)}' has the points {show(places)}; expected a label and numbers"
-        raise ValueError(msg)
-    return str(label), (min(xs), min(ys), max(xs), max(ys))
+def _record(
+    image: str, drawn: Iterable[Drawing], size: tuple[int, int] = (0, 0), split: str = "", left_out: int = 0
+) -> Record:
+    """Return what is drawn on an image: the class of each drawing, and the box around its points; a single point has no
+    box, and is left out."""
+    shapes = list[Shape]()
+    for label, points in drawn:
+        places = [(float(x), float(y)) for x, y in points]
+        xs, ys = zip(*places, strict=True) if places else ((), ())
+        if not str(label) or not places or not all(map(math.isfinite, (*xs, *ys))):
+            msg = f"a shape '{show(label)}' has the points {show(places)}; expected a label and numbers"
+            raise ValueError(msg)
+        if len(places) > 1:
+            shapes.append((str(label), (min(xs), min(ys), max(xs), max(ys))))
+        left_out += len(places) == 1
+    return Record(image, shapes, size, split, left_out)
 
 
 def _box(x: Any, y: Any, width: Any, height: Any) -> Points:
     left, top = float(x), float(y)
     return edges(left, top, left + float(width), top + float(height))
+
+
+def _ellipse(x: Any, y: Any, across: Any, down: Any, degrees: Any = 0) -> Points:
+    """Return the edges of the box around an ellipse, given its centre and half axes."""
+    x, y, across, down, angle = *map(float, (x, y, across, down)), math.radians(float(degrees or 0))
+    width = math.hypot(across * math.cos(angle), down * math.sin(angle))
+    height = math.hypot(across * math.sin(angle), down * math.cos(angle))
+    return edges(x - width, y - height, x + width, y + height)
 
 
 def _size(given: Any, height: str = "height", width: str = "width") -> tuple[int, int]:
@@ -166,88 +191,101 @@ def _list_of(content: bytes, key: str) -> list[dict[str, Any]]:
 
 
 def _labelme(name: str, content: bytes) -> list[Record]:
-    """Read LabelMe's file of one image."""
     found = _mapping(content, "shapes", list)
-    shapes = []
-    for shape in found.get("shapes", ()):
-        # Boxes have two points, outlines many; both become the box around their points.
-        points = [(float(x), float(y)) for x, y in shape["points"]]
-        # A circle is stored as its centre and a point on its edge.
-        if shape.get("shape_type") == "circle":
-            (x, y), edge = points
-            radius = math.hypot(edge[0] - x, edge[1] - y)
-            points = edges(x - radius, y - radius, x + radius, y + radius)
-        # A single point is not a box; a line is one, however thin.
-        if len(points) > 1:
-            shapes.append(_shape(shape["label"], points))
+    drawn = [(shape["label"], _labelme_points(shape)) for shape in found.get("shapes", ())]
     # The image of the same name beside the file, because the path in the file is from the annotator's machine.
-    image, size = stem_of(name), _size(found, "imageHeight", "imageWidth")
-    return [Record(image, shapes, size, left_out=len(found["shapes"]) - len(shapes))] if found else []
+    return [_record(stem_of(name), drawn, _size(found, "imageHeight", "imageWidth"))] if found else []
+
+
+def _labelme_points(shape: dict[str, Any]) -> Points:
+    points = [(float(x), float(y)) for x, y in shape["points"]]
+    # A circle is stored as its centre and a point on its edge.
+    if shape.get("shape_type") == "circle":
+        radius = math.dist(*points)
+        return _ellipse(*points[0], radius, radius)
+    return points
 
 
 def _createml(_: str, content: bytes) -> list[Record]:
     """Read CreateML's file: boxes by centre and size."""
 
-    def shape(one: dict[str, Any]) -> Shape:
+    def draw(one: dict[str, Any]) -> Drawing:
         x, y, width, height = (one["coordinates"][key] for key in ("x", "y", "width", "height"))
-        return _shape(one["label"], _box(x - width / 2, y - height / 2, width, height))
+        return one["label"], _box(x - width / 2, y - height / 2, width, height)
 
     return [
-        Record(str(one.get("image") or one["imagefilename"]), list(map(shape, one["annotations"])))
+        _record(str(one.get("image") or one["imagefilename"]), map(draw, one["annotations"]))
         for one in _list_of(content, "annotations")
     ]
 
 
 def _via(_: str, content: bytes) -> list[Record]:
-    """Read the VGG Image Annotator's file; a region's only attribute is its class; without one the class is
-    "object"."""
+    """Read the VGG Image Annotator's file; a region's only attribute is its class; where no region has one, the class
+    is "object"."""
     found = json.loads(content)
     # A saved project wraps the contents of an export.
     found = found.get("_via_img_metadata", found) if isinstance(found, dict) else found
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "regions" in one for one in found.values()):
         return []
 
-    # Version 1 of the tool wrote objects with numbers as keys, version 2 writes a list.
-    regions = [
-        one["regions"].values() if isinstance(one["regions"], dict) else one["regions"] for one in found.values()
-    ]
-    pairs = zip(found.values(), regions, strict=True)
-    return [Record(str(one["filename"]), list(map(_via_shape, each))) for one, each in pairs]
+    every = []
+    for one in found.values():
+        # Version 1 of the tool wrote objects with numbers as keys, version 2 writes a list.
+        regions = one["regions"].values() if isinstance(one["regions"], dict) else one["regions"]
+        every.append((str(one["filename"]), [*map(_via_drawing, regions)]))
+    bare = [image for image, drawn in every for label, _ in drawn if not label]
+    if bare and any(label for _, drawn in every for label, _ in drawn):
+        msg = f"a region of '{show(bare[0])}' has no class, and others have; give it one, or take it out"
+        raise ValueError(msg)
+    return [_record(image, [(label or "object", points) for label, points in drawn]) for image, drawn in every]
 
 
-def _via_shape(region: dict[str, Any]) -> Shape:
-    at, words = region["shape_attributes"], list((region.get("region_attributes") or {}).values())
+def _via_drawing(region: dict[str, Any]) -> Drawing:
+    at, values = region["shape_attributes"], (region.get("region_attributes") or {}).values()
+    # Checkboxes are written as {"cat": true}.
+    ticked = [[word for word, on in one.items() if on] if isinstance(one, dict) else [one] for one in values]
+    words = {word for one in ticked for word in one if word != ""}
     # With several attributes it is unclear which one is the class.
     if len(words) > 1 or not all(isinstance(word, str) for word in words):
-        msg = f"a region has {show(words)} as attributes; expected one word, its class"
+        msg = f"a region has {show(sorted(map(str, words)))} as attributes; expected one word, its class"
         raise ValueError(msg)
+    label = next(iter(words), "")
     if "all_points_x" in at:
-        points = list(zip(at["all_points_x"], at["all_points_y"], strict=True))
-    elif "width" in at:
-        points = _box(at["x"], at["y"], at["width"], at["height"])
-    else:
-        msg = f"a region is a {show(at.get('name'))!r}; expected polygons and rectangles"
-        raise ValueError(msg)
-    return _shape(words[0] if words else "object", points)
+        return label, list(zip(at["all_points_x"], at["all_points_y"], strict=True))
+    if "width" in at:
+        return label, _box(at["x"], at["y"], at["width"], at["height"])
+    across, down = at.get("rx", at.get("r")), at.get("ry", at.get("r"))
+    if across is None:
+        return label, [(at["cx"], at["cy"])]
+    return label, _ellipse(at["cx"], at["cy"], across, down, math.degrees(at.get("theta") or 0))
 
 
 def _supervisely(name: str, content: bytes) -> list[Record]:
     """Read Supervisely's file for one image, which has the image's name followed by .json."""
     found = _mapping(content, "objects", list)
-    shapes = [_shape(one["classTitle"], one["points"]["exterior"]) for one in found.get("objects", ())]
+    drawn = [(one["classTitle"], _supervisely_points(one)) for one in found.get("objects", ())]
     image = posixpath.basename(name).removesuffix(".json")
-    return [Record(image, shapes, _size(found.get("size") or {}))] if found else []
+    return [_record(image, drawn, _size(found.get("size") or {}))] if found else []
+
+
+def _supervisely_points(one: dict[str, Any]) -> Points:
+    if "bitmap" not in one:
+        exterior: Points = one["points"]["exterior"]
+        return exterior
+    # A mask is cut to its own box, and stored as a compressed PNG, whose header states width and height.
+    packed, (x, y) = base64.b64decode(one["bitmap"]["data"]), one["bitmap"]["origin"]
+    width, height = struct.unpack_from(">II", zlib.decompressobj().decompress(packed, _PNG_HEAD_BYTES), 16)
+    return _box(x, y, width, height)
 
 
 def _bdd(_: str, content: bytes) -> list[Record]:
-    """Read BDD100K's file."""
     every = []
     for one in _list_of(content, "name"):
         # Lanes and drivable areas are labels without a box.
         labels = one.get("labels") or []
         boxes = [(each["category"], each["box2d"]) for each in labels if each.get("box2d") is not None]
-        shapes = [_shape(label, [(at["x1"], at["y1"]), (at["x2"], at["y2"])]) for label, at in boxes]
-        every.append(Record(str(one["name"]), shapes, left_out=len(labels) - len(shapes)))
+        drawn = [(label, [(at["x1"], at["y1"]), (at["x2"], at["y2"])]) for label, at in boxes]
+        every.append(_record(str(one["name"]), drawn, left_out=len(labels) - len(boxes)))
     return every
 
 
@@ -260,6 +298,9 @@ def _label_studio(_: str, content: bytes) -> list[Record]:
         if len(kept) > 1:
             msg = f"task {show(one.get('id'))} has {len(kept)} annotations, by several people; export one for each"
             raise ValueError(msg)
+        # Nobody has looked at it yet, so it is not an image without objects.
+        if not kept:
+            continue
         results = [region for each in kept for region in each["result"]]
         regions = [region for region in results if str(region.get("type")).endswith("labels")]
         sizes = [_size(region, "original_height", "original_width") for region in regions]
@@ -267,27 +308,29 @@ def _label_studio(_: str, content: bytes) -> list[Record]:
         # Local files are given by a query: /data/local-files/?d=photos/a.jpg.
         image = unquote(path.rpartition("?d=")[2])
         size, lost = sizes[-1] if sizes else (0, 0), len(results) - len(regions)
-        every.append(Record(image, list(map(_label_studio_shape, regions, sizes)), size, left_out=lost))
+        every.append(_record(image, map(_label_studio_drawing, regions, sizes), size, left_out=lost))
     return every if any(one.shapes for one in every) else []
 
 
-def _label_studio_shape(region: dict[str, Any], size: tuple[int, int]) -> Shape:
+def _label_studio_drawing(region: dict[str, Any], size: tuple[int, int]) -> Drawing:
     value, kind = region.get("value") or {}, region["type"]
     # In pixels, because a percent of the height and of the width have different lengths.
     down, across = size[0] / 100, size[1] / 100
-    if kind == "polygonlabels":
-        points = [(x * across, y * down) for x, y in value["points"]]
-    elif kind == "rectanglelabels":
-        x, y = value["x"] * across, value["y"] * down
-        corners = _box(x, y, value["width"] * across, value["height"] * down)
-        points = turned(corners, (x, y), value.get("rotation"))
-    else:
-        msg = f"a region is of the type {show(kind)!r}; expected rectanglelabels and polygonlabels"
+    if kind not in ("polygonlabels", "rectanglelabels", "ellipselabels", "keypointlabels"):
+        msg = f"a region is of the type {show(kind)!r}, whose box is not stated; expected rectangles and polygons"
         raise ValueError(msg)
     if len(value[kind]) != 1:
         msg = f"a region has {len(value[kind])} labels; expected one"
         raise ValueError(msg)
-    return _shape(value[kind][0], points)
+    if kind == "polygonlabels":
+        return value[kind][0], [(x * across, y * down) for x, y in value["points"]]
+    x, y = value["x"] * across, value["y"] * down
+    points: Points = [(x, y)]
+    if kind == "rectanglelabels":
+        points = turned(_box(x, y, value["width"] * across, value["height"] * down), (x, y), value.get("rotation"))
+    elif kind == "ellipselabels":
+        points = _ellipse(x, y, value["radiusX"] * across, value["radiusY"] * down, value.get("rotation"))
+    return value[kind][0], points
 
 
 def _keras_yolo(_: str, content: bytes) -> list[Record]:
@@ -297,21 +340,20 @@ def _keras_yolo(_: str, content: bytes) -> list[Record]:
     every = []
     for match in found if len(found) == len(lines) else ():
         boxes = [box.split(",") for box in match[2].split()]
-        every.append(Record(match[1], [_shape(int(box[4]), [box[:2], box[2:4]]) for box in boxes]))
+        every.append(_record(match[1], [(int(box[4]), [box[:2], box[2:4]]) for box in boxes]))
     return every if any(one.shapes for one in every) else []
 
 
 def _cvat(name: str, content: bytes) -> list[Record]:
-    """Read CVAT's XML for images."""
     every: list[Record] = []
 
     def take(image: Element) -> None:
         if image.tag == "image":
             given = image.attrib
             found = [one for one in image if one.tag in _CVAT_SHAPES]
-            shapes = [_shape(one.attrib["label"], _CVAT_SHAPES[one.tag](one.attrib)) for one in found]
+            drawn = [(one.attrib["label"], _CVAT_SHAPES[one.tag](one.attrib)) for one in found]
             split = SPLITS.get(given.get("subset", "").lower(), "")
-            every.append(Record(given["name"], shapes, _size(given), split, len(image) - len(found)))
+            every.append(_record(given["name"], drawn, _size(given), split, len(image) - len(found)))
 
     parse_xml(name, content, "annotations", take)
     return every
@@ -322,21 +364,13 @@ def _cvat_box(given: dict[str, str]) -> Points:
     return turned(edges(x0, y0, x1, y1), ((x0 + x1) / 2, (y0 + y1) / 2), given.get("rotation"))
 
 
-def _cvat_ellipse(given: dict[str, str]) -> Points:
-    x, y, across, down = (float(given[name]) for name in ("cx", "cy", "rx", "ry"))
-    angle = math.radians(float(given.get("rotation") or 0))
-    width = math.hypot(across * math.cos(angle), down * math.sin(angle))
-    height = math.hypot(across * math.sin(angle), down * math.cos(angle))
-    return edges(x - width, y - height, x + width, y + height)
-
-
 def _cvat_outline(given: dict[str, str]) -> Points:
     return [(float(x), float(y)) for x, y in (point.split(",") for point in given["points"].split(";"))]
 
 
 _CVAT_SHAPES: dict[str, Callable[[dict[str, str]], Points]] = {
     "box": _cvat_box,
-    "ellipse": _cvat_ellipse,
+    "ellipse": lambda given: _ellipse(*(given.get(name) for name in ("cx", "cy", "rx", "ry", "rotation"))),
     "mask": lambda given: _box(*(given[name] for name in ("left", "top", "width", "height"))),
     "polygon": _cvat_outline,
     "polyline": _cvat_outline,
@@ -352,7 +386,7 @@ def _dota(name: str, content: bytes) -> list[Record]:
     rows = [words for words in lines if words]
     if any(len(words) not in (9, 10) for words in rows):
         return []
-    return [Record(stem_of(name), [_shape(one[8], zip(one[:8:2], one[1:8:2], strict=True)) for one in rows])]
+    return [_record(stem_of(name), [(one[8], zip(one[:8:2], one[1:8:2], strict=True)) for one in rows])]
 
 
 def _wider(_: str, content: bytes) -> list[Record]:
@@ -366,7 +400,7 @@ def _wider(_: str, content: bytes) -> list[Record]:
         if len(rows) < count:
             msg = f"'{show(path)}' has {len(rows)} lines of numbers and says {count}"
             raise ValueError(msg)
-        every.append(Record(path, [_shape("face", _box(*row[:4])) for row in rows[:count]]))
+        every.append(_record(path, [("face", _box(*row[:4])) for row in rows[:count]]))
     return every
 
 
@@ -397,10 +431,11 @@ _TASKS = ("captions_", "person_keypoints_", "panoptic_", "stuff_", "image_info_"
 _COLUMNS = (BoxColumn("iscrowd", np.uint8), BoxColumn("area", np.float32))
 _LISTS = ("images", "annotations", "categories")
 _NO_BOX = ()
+_IDS, _IS_NUMBER = ("id", "image_id", "category_id"), re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
 
 
-# The fields of an annotation that are kept while reading; of outlines, most of the file, and of keypoints only whether
-# there are any.
+# The fields of an annotation that are kept while reading; of keypoints, and of outlines beside boxes, most of the file,
+# only whether there are any.
 _Annotation = namedtuple("_Annotation", "image_id category_id bbox iscrowd area id segmentation keypoints")
 
 
@@ -415,11 +450,11 @@ class CocoFile(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Return what its annotations have: "boxes", "classes" alone, or "" for neither."""
+        """Return what its annotations have: "boxes", or outlines that have one, "classes" alone, or "" for neither."""
         own = [one for one in self.annotations or () if isinstance(one, _Annotation)]
         if self.annotations is None or (self.annotations and not own):
             return ""
-        return "boxes" if not own or any(one.bbox != _NO_BOX for one in own) else "classes"
+        return "boxes" if not own or any(one.bbox != _NO_BOX or one.segmentation for one in own) else "classes"
 
 
 def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: bool) -> Evidence:
@@ -448,14 +483,15 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
         source, images, lookup, {file.name: _records(file, numbers[file.name]) for file in found}
     )
     here = {one.file.name for one in placed}
-    for file in files:
-        if file in found or not (names := _names_of(file, images, lookup)) or not here.isdisjoint(names):
+    for file in (one for one in files if one not in found):
+        folder, split = posixpath.dirname(file.name), split_name(stem_of(file.name)).split
+        named = {lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name} - {None}
+        if not named or not here.isdisjoint(images.names[number] for number in named if number is not None):
             continue
         if file.annotations is not None:
-            what = f"no annotation of its {len(names):,} images has {'a category alone' if classes else 'a bbox'}"
-            raise broken(
-                file.name, what, f"annotations like those of '{found[0].name}', or its images moved away with it"
-            )
+            what = f"no annotation of its {len(named):,} images has {'a category alone' if classes else 'a bbox'}"
+            expected = f"annotations like those of '{found[0].name}', or its images moved away with it"
+            raise broken(file.name, what, expected)
         notes.append(f"The images of '{file.name}' have no annotations there.")
     used = frozenset(file.name for file in files).union(beside.names)
     who = "COCO's annotations"
@@ -463,7 +499,7 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
         boxes = [one for file in found for one in file.annotations or ()]
         parts = [("outlines", "segmentation"), ("sets", "keypoints")]
         notes += left_out_notes(
-            *((sum(getattr(one, field) for one in boxes), what, f"of {field}") for what, field in parts)
+            *((sum(bool(getattr(one, field)) for one in boxes), what, f"of {field}") for what, field in parts)
         )
         kinds = range(len(called))
         return boxes_state(source, who, placed, kinds, names=called, columns=_COLUMNS, notes=notes, used=used)
@@ -496,18 +532,18 @@ def parse_coco(name: str, content: bytes) -> CocoFile | None:
 
 
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
-    """Return a JSON object; for an annotation only the necessary fields, which saves the memory of polygons."""
+    """Return a JSON object; for an annotation only the necessary fields, which saves the memory of polygons beside
+    boxes."""
     found = dict(pairs)
-    is_of_class = "category_id" in found and _OTHER_KINDS.isdisjoint(found)
-    if "image_id" not in found or "file_name" in found or not ("bbox" in found or is_of_class):
+    # Some tools write a number as a text, in one list or in all.
+    found |= {key: int(word) for key in _IDS if isinstance(word := found.get(key), str) and _IS_NUMBER.fullmatch(word)}
+    is_label = "category_id" in found and (bool(found.get("segmentation")) or _OTHER_KINDS.isdisjoint(found))
+    if "image_id" not in found or "file_name" in found or not ("bbox" in found or is_label):
         return found
-    found |= {name: bool(found.get(name)) for name in ("segmentation", "keypoints")}
+    found["keypoints"] = bool(found.get("keypoints"))
+    found["segmentation"] = bool(found.get("segmentation")) if found.get("bbox") else found.get("segmentation")
     found.setdefault("bbox", _NO_BOX)
     return _Annotation(*map(found.get, _Annotation._fields))
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int | str)
 
 
 def _categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[Any, int]]]:
@@ -518,7 +554,7 @@ def _categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[Any, i
     for file in found:
         pairs = list[tuple[Any, str]]()
         for one in file.categories:
-            if not isinstance(one, dict) or not _is_id(one.get("id")) or "name" not in one:
+            if not isinstance(one, dict) or not isinstance(one.get("id"), int | str) or "name" not in one:
                 raise broken(file.name, f"it has a category {show(one)}", "an id, a number or a word, and a name")
             pairs.append((one["id"], str(one["name"])))
         own = called[file.name] = dict(pairs)
@@ -534,13 +570,6 @@ def _categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[Any, i
     return names, {file: {key: number_of[name] for key, name in (own or alike).items()} for file, own in called.items()}
 
 
-def _names_of(file: CocoFile, images: FileEntries, lookup: Lookup) -> set[str]:
-    """Return the images that a file names."""
-    folder, split = posixpath.dirname(file.name), split_name(stem_of(file.name)).split
-    found = (lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name)
-    return {images.names[number] for number in found if number is not None}
-
-
 def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
     """Return what a file states about each image: its boxes, or its one category."""
     shapes: dict[Any, list[Any]] = {}
@@ -548,7 +577,7 @@ def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
     for image in file.images:
         name, key = _name_of(image), image.get("id") if isinstance(image, dict) else None
         # Annotations refer to their image by this id.
-        if not name or not _is_id(key) or key in shapes:
+        if not name or not isinstance(key, int | str) or key in shapes:
             raise broken(file.name, f"it has an image {show(image)}", "a file_name, and an id that no other one has")
         size = _size(image)
         found.append(Record(name, shapes.setdefault(key, []), size if all(size) else (0, 0)))
@@ -575,17 +604,22 @@ def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
         except _OF_PYTHON as error:
             kind = "no bbox" if is_class else "bbox [x, y, width, height] in pixels"
             expected = f"image_id, category_id and {kind}, like the others, of images and categories that are listed"
-            what = f"annotation {place} (id {show(getattr(one, 'id', None))}) cannot be read: {show(said_by(error))}"
+            what = f"annotation {place} (id {show(getattr(one, 'id', None))}) cannot be read: {show(error)}"
             raise broken(file.name, what, expected) from error
     return found
 
 
 def _corners_of(one: _Annotation) -> tuple[float, ...]:
-    # Some tools write an empty one beside an outline.
-    if not isinstance(one.bbox, list) or len(one.bbox) != 4:
-        msg = f"its bbox is {show(one.bbox)}; give it one, or leave it out"
+    bbox = one.bbox
+    # Some tools write none, or an empty one, beside an outline.
+    if not bbox and isinstance(one.segmentation, list):
+        points = [at for line in one.segmentation for at in zip(line[::2], line[1::2], strict=True)]
+        ((_, (x0, y0, x1, y1)),) = _record("", [("outline", points)]).shapes
+        bbox = [x0, y0, x1 - x0, y1 - y0]
+    if not isinstance(bbox, list) or len(bbox) != 4:
+        msg = f"its bbox is {show(bbox) if bbox != _NO_BOX else 'missing'}; give it one, or leave it out"
         raise ValueError(msg)
-    x, y, width, height = map(float, one.bbox)
+    x, y, width, height = map(float, bbox)
     # Most exports omit the area; in COCO itself it is the outline's, which is smaller than the box.
     area = float(width * height if one.area is None else one.area)
     # Some tools write numbers as texts, and a text that is not empty would count as true.
