@@ -451,7 +451,7 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
     cells, known, mark = column.cells, column.distinct, ","
     numbers = {cell for cell in known if NUMBER.fullmatch(cell) and not _CODE.fullmatch(cell)}
     others = [cell for cell in cells if cell not in numbers and cell not in missing]
-    lists = sorted(filter(_is_list, known))
+    lists = sorted(filter(is_list, known))
     by_comma = {cell: [part.strip() for part in cell.split(",")] for cell in known if "," in cell}
     parts = [part for found in by_comma.values() for part in found]
     spaced = {cell for cell in known if len(cell.split()) > 1}
@@ -480,7 +480,7 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
     raise LayoutError(msg)
 
 
-def _is_list(cell: str) -> bool:
+def is_list(cell: str) -> bool:
     """Tell whether a cell is a list written as text: each distinct one would become a class."""
     parts = cell.strip("[](){}").replace(",", " ").split()
     return _WRITTEN_LIST.fullmatch(cell) is not None or (len(parts) > 1 and all(map(NUMBER.fullmatch, parts)))

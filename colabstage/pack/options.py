@@ -30,14 +30,14 @@ RULES_VERSION = 5
 # Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
-    **dict.fromkeys(("lmdb", "pixel_table"), 6),
-    **dict.fromkeys(("arrow", "webdataset", "images", "coco_classes", "croissant"), 7),
-    **dict.fromkeys(("tokens", "file_names", "arrays", "audio"), 8),
-    "tfrecord": 9,
+    **dict.fromkeys(("lmdb", "pixel_table", "images", "coco_classes", "croissant"), 7),
+    **dict.fromkeys(("arrow", "webdataset", "file_names", "audio"), 8),
+    **dict.fromkeys(("tokens", "arrays"), 9),
+    "tfrecord": 10,
     "detection": 13,
     "pairs": 15,
     "table": 17,
-    "auto": 21,
+    "auto": 22,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
