@@ -536,7 +536,8 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
 def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequence[str]) -> list[str]:
     """Return notes on targets that a loss, or the author of the table, may not expect."""
     values, first = targets.values, columns[0]
-    if len(columns) == 1 and (odd := [one for one in classes if one.lower() in _PERHAPS_MISSING]):
+    odd = [one for one in classes if one.lower() in _PERHAPS_MISSING or words.is_unlabelled(one)]
+    if len(columns) == 1 and odd:
         which = f"{listed(odd)} in '{first.name}' {'is a class' if len(odd) == 1 else 'are classes'} like other words."
         return [f"{which} If that says that a label is missing, take these rows out."]
     if values.ndim == 1:

@@ -360,8 +360,11 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
         "" if parts else "the inner folders: layout=folders(level=-1)",
         f"the class in the {_IN_NAMES if {*map(posixpath.basename, folders)} <= {*parts} else _IN_PATHS}",
     ]
-    # The others read images.
-    ways = list(filter(None, ways if table.layout == "image_folder" else ways[:1]))
+    # The others read images; and a folder of clips alone may be a class.
+    if table.layout != "image_folder":
+        has_inner = any(folder.startswith(f"{own}/") for folder in folders)
+        ways = [ways[0] * has_inner, "the class in the paths: layout=audio_clips(pattern=PATTERN)"]
+    ways = list(filter(None, ways if table.layout != "array_folder" else ways[:1]))
     return f"Say which is meant, from colabstage.options: {'; '.join(ways)}." if ways else ""
 
 
@@ -430,7 +433,7 @@ def _parts_of_samples(table: SampleTable) -> str:
         return ""
     return (
         f"the {table.unit} in {listed(sorted(table.classes))} have the same names ('{stem}', …): they may be parts of "
-        f"each sample, such as an image and its mask. {_choice(table, parts=sorted(table.classes))}".rstrip()
+        f"each sample. {_choice(table, parts=sorted(table.classes))}".rstrip()
     )
 
 
@@ -511,7 +514,7 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
 def _notes_on_folders(table: SampleTable) -> Iterator[str]:
     """Say what else folders of classes may mean."""
     stem, are_counted = _shared_stem(table)
-    if are_counted:
+    if are_counted and table.layout == "image_folder":
         way = f"layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from colabstage.options"
         yield f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …); for parts {way}."
 

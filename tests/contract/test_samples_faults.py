@@ -367,6 +367,9 @@ TABLES = [
       for name, cells, right in [("label", "NA None cat", noted("'NA', 'None' in 'label' are classes")), ("tags", "a|b none a", noted("'none' in 'tags' is a class")), ("class", "nan dog cat", refused("'nan'"))]),
     row("a number for all but one", files("images/{0..5}.jpg", {"labels.csv": "image,age\n" + "".join(f"{i}.jpg,{i * 3.5 if i else 'NA'}\n" for i in range(6))}), layout=table_rows(labels=["age"]),
         right=[refused("'NA'", but_not="separator=','")]),
+    row("a word for no label", files("images/{0..5}.jpg", {"labels.csv": "image,label\n" + "".join(f"{i}.jpg,{('cat', 'unlabeled', 'dog')[i % 3]}\n" for i in range(6))}), right=[noted("'unlabeled' in 'label' is a class")]),
+    *(row(f"parts of a table: {name}", files("images/{0..5}.jpg", {f"{table}.csv": "image,label\n" + "".join(f"{i}.jpg,{'ab'[i % 2]}\n" for i in own) for table, own in tables.items()}), right=[right])
+      for name, tables, right in [("all", {"part1": range(3), "part2": range(3, 6)}, found("train: a 3, b 3")), ("one image in two", {"part1": range(4), "part2": range(3, 6)}, refused("Several tables")), ("other words", {"one": range(3), "two": range(3, 6)}, refused("Several tables"))]),
     row("no column that looks like the label", files("images/{0..5}.jpg", {"labels.csv": "image,pid\n" + "".join(f"{i}.jpg,p{i}\n" for i in range(6))}), right=[refused("None of the columns 'pid'")]),
     *(row(f"pixels: {name}", files("", {"train.csv": "label," + ",".join(columns) + "\n" + ("1," + ",".join("3" * 16) + "\n") * 4}), right=[refused("follows")])
       for name, columns in {
@@ -761,13 +764,15 @@ EACH_IN_A_FOLDER = [
     for name, images, mask in [("an image and its mask in each folder", ["image.png"], "mask.png"), ("LabelMe's folders", ["img.png", "label_viz.png"], "label.png")]
 ]
 CLIPS = [
-    row(f"classes in the names of clips: {name}", files("", dict.fromkeys(names.split(), wav())), right=[right], layout=layout)
+    row("clips of each actor", {f"Actor_0{a}/03-0{i}.wav": wav() for a in (1, 2) for i in (1, 2)}, right=[refused(r"audio_clips\(pattern=PATTERN\)", but_not="only=")]),
+    row("clips of one name in each class", {f"{one}/{name}.wav": wav() for one in "ab" for name in ("x", "y", "z")}, right=[refused(r"audio_clips\(pattern=", but_not="mask")]),
+    *(row(f"classes in the names of clips: {name}", files("", dict.fromkeys(names.split(), wav())), right=[right], layout=layout)
     for name, names, right, layout in [
         ("FSDD", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", refused(r"audio_clips\(pattern=PATTERN\)"), "auto"),
         ("FSDD, followed", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", found("train: 0 4, 1 4, 2 4 .*"), audio_clips(pattern=r"(?:^|/)(?:[^/ _.-]+[ _.-]+){0}([^/ _.-]+)[^/]*$")),
         ("CREMA-D, followed", "AudioWAV/100{1..3}_{DFA,IEO}_{ANG,SAD}_XX.wav", found("train: ANG 6, SAD 6 .*"), audio_clips(pattern="_([A-Z]{3})_XX")),
         ("AudioMNIST", "data/01/{0..2}_01_{0,1}.wav data/02/{0..2}_02_{0,1}.wav", noted("folders have numbers as names"), "auto"),
-    ]
+    ]),
 ]
 PATHS_BESIDE = [
     row(f"a table of images and masks: {header}", files("img/x{0..5}.png msk/q{0..5}.png", {"pairs.csv": "\n".join([header, *(f"img/x{i}.png,msk/q{i}.png" for i in range(6))])}),
