@@ -454,7 +454,7 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
     cells, known, mark = column.cells, column.distinct, ","
     numbers = {cell for cell in known if NUMBER.fullmatch(cell) and not _CODE.fullmatch(cell)}
     others = [cell for cell in cells if cell not in numbers and cell not in missing]
-    lists = sorted(filter(_is_list, known))
+    lists = sorted(filter(is_list, known))
     by_comma = {cell: [part.strip() for part in cell.split(",")] for cell in known if "," in cell}
     parts = [part for found in by_comma.values() for part in found]
     spaced = {cell for cell in known if len(cell.split()) > 1}
@@ -483,7 +483,7 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
     raise LayoutError(msg)
 
 
-def _is_list(cell: str) -> bool:
+def is_list(cell: str) -> bool:
     """Tell whether a cell is a list written as text: each distinct one would become a class."""
     parts = cell.strip("[](){}").replace(",", " ").split()
     return _WRITTEN_LIST.fullmatch(cell) is not None or (len(parts) > 1 and all(map(NUMBER.fullmatch, parts)))
@@ -539,7 +539,8 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
 def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequence[str]) -> list[str]:
     """Return notes on targets that a loss, or the author of the table, may not expect."""
     values, first = targets.values, columns[0]
-    if len(columns) == 1 and (odd := [one for one in classes if one.lower() in _PERHAPS_MISSING]):
+    odd = [one for one in classes if one.lower() in _PERHAPS_MISSING or words.is_unlabelled(one)]
+    if len(columns) == 1 and odd:
         which = f"{listed(odd)} in '{first.name}' {'is a class' if len(odd) == 1 else 'are classes'} like other words."
         return [f"{which} If that says that a label is missing, take these rows out."]
     if values.ndim == 1:

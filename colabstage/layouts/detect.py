@@ -557,7 +557,7 @@ def _weigh_folders(case: Case) -> Found:
 def _weigh_text(case: Case) -> Found:
     why, others = tokens.why_no_text(case.source), tokens.data_beside(case.source)
     if why or not others:
-        return near(why) if why else tokens.tokens_state(case.source)
+        return near(why) if why else tokens.tokens_state(case.source, card=case.card)
     return Miss(LayoutError(f"'{case.source.label}' holds more than text and tokens: {count_kinds(others)}."))
 
 

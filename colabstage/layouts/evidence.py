@@ -55,6 +55,8 @@ class Evidence:
     """Whether the classes are only the names or folders of the samples, which may have another reason."""
     unused: tuple[str, ...] = ()
     """Fields of the samples' own records, or arrays beside theirs, that state nothing about them."""
+    files: Sequence[str] = ()
+    """The file of each sample that is a record; nothing for samples that are files, or parts of several."""
 
     @property
     def claims(self) -> bool:
@@ -84,17 +86,9 @@ class Evidence:
         """Return the same with the splits of the samples' files that a description states. Raises
         `BrokenDatasetError`: it states others than this evidence, or only those of some files."""
         table, data = self.table, self.table.inputs.source
-        names = data.entries.names if isinstance(data, TreeFiles) else [*map(_shard_of, table.keys)]
-        stated = [splits.get(name, "") for name in names]
-        if not any(stated):
-            return self
-        own = table.splits or stated
-        odd = next((row for row, split in enumerate(stated) if not split or not same_split(split, own[row])), None)
-        if odd is not None:
-            other = f", and of '{own[odd]}' by {self.who}" if table.splits else ""
-            what = f"it is of the split '{stated[odd] or 'none'}' by '{file}'{other}"
-            raise broken(names[odd], what, f'one split for each; layout="{table.layout}" does without it')
-        if table.splits is not None:
+        names = data.entries.names if isinstance(data, TreeFiles) else self.files
+        stated = described_splits((file, splits), names, table.splits, who=self.who, layout=table.layout)
+        if not stated or table.splits is not None:
             return self
         found = replace(self, table=replace(table, splits=tuple(stated)))
         return found.noting(f"Splits are those of '{file}'.")
@@ -126,10 +120,20 @@ class Evidence:
         return replace(self, table=replace(self.table, notes=all_notes)) if notes else self
 
 
-def _shard_of(key: str) -> str:
-    """Return the file of a record, which is named after it: train.parquet[7], train.tar/cat_7."""
-    shard, tar, _ = key.partition(".tar/")
-    return f"{shard}.tar" if tar else key.rpartition("[")[0]
+def described_splits(
+    card: tuple[str, Mapping[str, str]], names: Sequence[str], splits: Sequence[str] | None, *, who: str, layout: str
+) -> Sequence[str]:
+    """Return the splits of some files that a description states; nothing if it states none. Raises
+    `BrokenDatasetError`: `who` states others in `splits`, or it states those of some of the files alone."""
+    file, known = card
+    stated = [known.get(name, "") for name in names]
+    own = splits or stated
+    odd = next((row for row, split in enumerate(stated) if not split or not same_split(split, own[row])), None)
+    if odd is not None and any(stated):
+        other = f", and of '{own[odd]}' by {who}" if splits and own[odd] else ""
+        what = f"it is of the split '{stated[odd] or 'none'}' by '{file}'{other}"
+        raise broken(names[odd], what, f'one split for each; layout="{layout}" does without it')
+    return stated if any(stated) else ()
 
 
 @dataclass(frozen=True, slots=True)

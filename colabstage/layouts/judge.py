@@ -38,9 +38,11 @@ from colabstage.layouts.evidence import (
 )
 from colabstage.layouts.formats.masks import NAME as PAIRS
 from colabstage.layouts.formats.masks import pair_names
-from colabstage.layouts.lists import lists_state
+from colabstage.layouts.formats.tokens import NAME as TOKENS
+from colabstage.layouts.lists import lists_state, may_be_list
 from colabstage.layouts.names import bare_stem, whole_path
 from colabstage.layouts.reading import Source, Statement, joins_classes
+from colabstage.layouts.records import split_of_shard
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
 from colabstage.layouts.texts import NAMED, Naming, Says, may_list_a_split, statements_in
 from colabstage.trees.bytes import HEAD_BYTES, image_ending
@@ -61,6 +63,8 @@ _SIZES_COMPARED = 8
 # How many files without an extension are opened for their first bytes.
 _ENDLESS = 2
 _TARS = (".tar", ".tgz", ".tar.gz")
+# Between numbers and hashes, which tell the files of one set apart.
+_WORD = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2,}(?![A-Za-z0-9])")
 _PACKING = re.compile(r"(.*?)((?:\.(?:gz|bz2|xz|zst))?)$", re.DOTALL)
 TO_EXTRACT = "extract_archive(source, 'FOLDER') (a remote source is first copied: fetch_files(source, 'PATH'))"
 # Layouts whose samples are rows that name files, and those whose samples are records of shards.
@@ -104,7 +108,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
         )
     checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _trained_in_held_out, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
-    why = why or _sets_in_folders(source, found) or _shards_twice(source, found) or _documents(source, table)
+    why = why or _several_sets(source, found) or _shards_twice(source, found) or _documents(source, table)
     others, are_few = _of_other_kinds(source, found)
     why = why or others or next(filter(None, _left_over(source, found)), "")
     if why:
@@ -256,20 +260,35 @@ def _documents(source: Source, table: SampleTable) -> str:
     return note and f"Nothing labels the {table.unit}, and a document may: {note} Download it as CSV beside them."
 
 
-def _sets_in_folders(source: Source, found: Evidence) -> str:
-    """Find shards in folders of different words that are not splits: languages, categories, separate datasets."""
+def _several_sets(source: Source, found: Evidence) -> str:
+    """Find shards, or texts, of several sets: languages, sizes, versions. They are in folders of different words; or
+    those of one split are called after different ones (full-train, small-train); or a series that counts its files is
+    in several folders (1.0.0, 2.0.0)."""
+    layout = found.table.layout
     # Everything in a list of sources is meant to be used.
-    if found.table.layout not in _OF_SHARDS or len(source.tree.parts()) > 1:
+    if layout not in (*_OF_SHARDS, TOKENS) or len(source.tree.parts()) > 1:
         return ""
-    folders: dict[tuple[str, ...], str] = {}
-    for folder in sorted(map(posixpath.dirname, found.used)):
+    folders, series = dict[tuple[str, ...], str](), defaultdict[tuple[str | None, str], list[str]](list)
+    called = defaultdict[tuple[str, ...], dict[str | None, list[str]]](lambda: defaultdict(list))
+    for name in sorted(found.used):
+        (folder, base), split = posixpath.split(name), split_of_shard(name)
         folders.setdefault(tuple(word for part in folder.split("/") for word in words.split_name(part).rest), folder)
-    names = sorted(filter(None, folders.values()))
-    if len(folders) < 2:
+        series[split, base].append(folder)
+        rest = (rest for word in _WORD.findall(words.stem_of(base)) for rest in words.split_name(word).rest)
+        called[tuple(rest)][split].append(name)
+    again = next((own for (_, base), own in series.items() if "-of-" in base and len(own) > 1), [])
+    sets = sorted(filter(None, folders.values() if len(folders) > 1 and layout != TOKENS else again))
+    only = only_line(source.tree, *sets[:1]) if sets else ""
+    counts = Counter(split for own in called.values() for split in own if split)
+    if not sets and max(counts.values(), default=0) > 1:
+        sets = [own[split][0] for split, _ in counts.most_common(1) for own in called.values() if split in own]
+        own = {name for names in called[min(called)].values() for name in names}
+        only = source.only(own, found.used - own)
+    if not sets:
         return ""
     return (
-        f"The {found.table.unit} of '{source.label}' are in shards in the folders {listed(names)}, which may be "
-        f"datasets of their own. Take one: {only_line(source.tree, names[0])}."
+        f"The {found.table.unit} of '{source.label}' are in {listed(sets)}, which may be datasets of their own, or "
+        f"parts of each sample. Take one{only and f': {only}'}."
     )
 
 
@@ -344,8 +363,11 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
         "" if parts else "the inner folders: layout=folders(level=-1)",
         f"the class in the {_IN_NAMES if {*map(posixpath.basename, folders)} <= {*parts} else _IN_PATHS}",
     ]
-    # The others read images.
-    ways = list(filter(None, ways if table.layout == "image_folder" else ways[:1]))
+    # The others read images; and a folder of clips alone may be a class.
+    if table.layout != "image_folder":
+        has_inner = any(folder.startswith(f"{own}/") for folder in folders)
+        ways = [ways[0] * has_inner, "the class in the paths: layout=audio_clips(pattern=PATTERN)"]
+    ways = list(filter(None, ways if table.layout != "array_folder" else ways[:1]))
     return f"Say which is meant, from colabstage.options: {'; '.join(ways)}." if ways else ""
 
 
@@ -414,7 +436,7 @@ def _parts_of_samples(table: SampleTable) -> str:
         return ""
     return (
         f"the {table.unit} in {listed(sorted(table.classes))} have the same names ('{stem}', …): they may be parts of "
-        f"each sample, such as an image and its mask. {_choice(table, parts=sorted(table.classes))}".rstrip()
+        f"each sample. {_choice(table, parts=sorted(table.classes))}".rstrip()
     )
 
 
@@ -506,7 +528,7 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
 def _notes_on_folders(table: SampleTable) -> Iterator[str]:
     """Say what else folders of classes may mean."""
     stem, are_counted = _shared_stem(table)
-    if are_counted:
+    if are_counted and table.layout == "image_folder":
         way = f"layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from colabstage.options"
         yield f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …); for parts {way}."
     odd = list(filter(words.is_aside, table.classes))
@@ -556,14 +578,16 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     of_files = isinstance(table.inputs.source, TreeFiles)
     of_arrays, is_bare = table.layout == "arrays", table.targets is None
     beside = f"the {'arrays' if of_arrays else table.unit} of '{source.label}'"
-    if of_arrays and table.splits is None:
+    if not of_files and table.splits is None:
         # Folds are made for an experiment, and do not say which rows are held out.
-        asked = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
+        fields = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
+        lists = source.ending_in(words.TEXTS).without(used).where(may_be_list).names
         how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
-        names = list(filter(may_list_a_split, asked))
-        yield _left_over_message(names, beside, "may say which rows are held out", how, "arrays")
+        how = how if of_arrays else "Call each file after its split, or name it in the configs of a README."
+        names = [*filter(may_list_a_split, fields * of_arrays), *lists]
+        yield _left_over_message(names, beside, "may say which of them are held out", how)
     # Such images have texts instead of labels, and the further fields are about both.
-    elif is_bare and not of_arrays and not any(map(words.is_caption, found.unused)):
+    if is_bare and not of_arrays and not any(map(words.is_caption, found.unused)):
         how = "Call what does 'label', or give a function as layout=."
         names = list(filter(words.may_be_label, found.unused))
         yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")

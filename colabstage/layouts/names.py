@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
 BY_NAME = IMAGE_FOLDER._replace(layout="file_names")
 # The part before the last number of a name, 25_0_2 in 25_0_2_20170116; and that behind the first, cat in 12_cat.
-_BEFORE_NUMBER = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
+BEFORE_NUMBER = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
 _BEHIND_NUMBER = r"(?:^|/)\d+[ _.()-]*([A-Za-z][^/]*)\.\w+$"
 
 
@@ -118,8 +118,8 @@ def names_may_say(source: Source) -> str:
             f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}': "
             f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options. If each is a sample: {without}"
         )
-    for pattern, place in ((_BEFORE_NUMBER, "before the last number"), (_BEHIND_NUMBER, "behind the number")):
-        if found := _parts_of_names(names, pattern):
+    for pattern, place in ((BEFORE_NUMBER, "before the last number"), (_BEHIND_NUMBER, "behind the number")):
+        if found := parts_of_names(names, pattern):
             how = f"layout=file_names(r'{pattern}'), from colabstage.options, for what comes {place}."
             what = f"their class: {listed(found)}. If so: {how}"
             if any(map(words.is_role, found)):
@@ -138,7 +138,7 @@ def _pairs_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
     return max(pairs.values(), key=len, default=[])
 
 
-def _parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
+def parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
     """Return what a pattern finds in the names, if that makes classes; otherwise nothing."""
     # Images to be classified are often only numbered.
     names = [name for name in names if split_of_path(name) != "test"] or names

@@ -36,11 +36,12 @@ from colabstage.layouts.columns import (
     Column,
     check_kept_apart,
     class_numbers,
+    is_list,
     note_on_numbers,
     show,
     splits_of_column,
 )
-from colabstage.layouts.evidence import Evidence
+from colabstage.layouts.evidence import Evidence, left_out_notes
 from colabstage.layouts.lists import MOST_CLASSES
 from colabstage.layouts.reading import broken, open_unpacked
 from colabstage.layouts.table import (
@@ -110,9 +111,11 @@ def records_state(
     """
     split, stated = splits_of_fields(shards[0], fields)
     splits = [split_of_shard(name) or "" for name in shards]
-    odd = next((name for name, split in zip(shards, splits, strict=True) if not split), None)
-    if odd is not None and any(splits):
-        other = next(name for name, split in zip(shards, splits, strict=True) if split)
+    # A misspelt one, or eval, is meant as a split beside files that are not called so.
+    meant = splits if any(splits) else [*map(_may_be_split, shards)]
+    odd = next((name for name, split in zip(shards, meant, strict=True) if not split), None)
+    if odd is not None and any(meant):
+        other = next(name for name, split in zip(shards, meant, strict=True) if split)
         what = f"'{other}' is called after a split and it is not, so nothing says which its samples are of"
         raise broken(odd, what, f"a split in the name of each, or some of them alone, only={other!r}")
     of_records = tuple([splits[number] for number in shard_of.tolist()]) if all(splits) else ()
@@ -140,7 +143,8 @@ def records_state(
     # A field without any value states nothing; an unread one has no values here.
     empty = {name for name in left if len(fields[name]) and all(value is None for value in _as_labels(fields[name]))}
     unused = tuple(name for name in left if name not in empty)
-    return Evidence(table, who, frozenset(shards), unused=unused)
+    files = [shards[number] for number in shard_of.tolist()]
+    return Evidence(table, who, frozenset(shards), unused=unused, files=files)
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------
@@ -335,6 +339,9 @@ def make_labels(
     if not all_have(labels, samples, "label"):
         return Labels(None, ())
     words = [label for label in labels if isinstance(label, str)]
+    if (several := next(filter(is_list, dict.fromkeys(words)), None)) is not None:
+        what = f"its label is '{show(several)}', a list written as text"
+        raise broken(samples[labels.index(several)], what, "one number or word")
     whole = [label for label in labels if isinstance(label, int)]
     if len(words) == len(labels):
         return Labels(*class_indices(words))
@@ -388,10 +395,14 @@ def make_boxes(
 def decode_label(content: bytes, name: str) -> str:
     try:
         # Editors on Windows begin a text with a byte order mark, which would become part of the label.
-        return content.decode("utf-8-sig").strip()
-    except UnicodeDecodeError as error:
-        msg = f"The label of '{name}' is not text: {content[:20]!r}."
-        raise BrokenDatasetError(msg) from error
+        text = content.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        text = "\0"
+    # Bytes of a number are not text either.
+    if "\0" in text:
+        msg = f"The label of '{name}' is not text: {content[:20]!r}. Write numbers as digits."
+        raise BrokenDatasetError(msg)
+    return text
 
 
 def parse_label(text: str) -> Label:
@@ -517,6 +528,20 @@ def _open_listed(tree: Tree, entry: FileEntry) -> ByteSource:
     return open_unpacked(tree, entry, from_start=True)
 
 
+def labelled_shards(
+    shards: Sequence[str], fields: Sequence[Mapping[str, FieldValues]], counts: Sequence[int]
+) -> tuple[list[int], list[str]]:
+    """Return the numbers of the shards to read, and a note on the others: those of held-out splits without any label,
+    as competitions publish them, beside others that have some. `fields`: of each; `counts`: how many records it has."""
+    splits = [split_of_shard(name) or "train" for name in shards]
+    columns = ([_as_labels(own[name]) for name in label_fields(own)] for own in fields)
+    are_labelled = [any(value is not None for column in own for value in column) for own in columns]
+    bare = {*splits} - {"train", *itertools.compress(splits, are_labelled)} if any(are_labelled) else set()
+    lost = sum(count for count, split in zip(counts, splits, strict=True) if split in bare)
+    notes = left_out_notes((lost, "records", f"of {listed(sorted(bare))}, which have no labels,"))
+    return [number for number, split in enumerate(splits) if split not in bare], notes
+
+
 def split_of_shard(name: str) -> str | None:
     """Return the split in the name of a shard or of its folder.
 
@@ -528,6 +553,11 @@ def split_of_shard(name: str) -> str | None:
     *folders, base = name.lower().split("/")
     # A name with two splits (train_val) belongs to neither.
     return next((split for part in (base, *reversed(folders)) if (split := split_name(part).split)), None)
+
+
+def _may_be_split(name: str) -> bool:
+    """Tell whether a shard's name has a word that is almost a split's: eval, vaild."""
+    return any(map(words.misspelt_split, words.letters_of(name)))
 
 
 def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:

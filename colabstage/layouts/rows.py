@@ -383,6 +383,11 @@ class TableSearch:
         names = [one.split for one in splits]
         most = max(found, key=lambda one: len(one.files))
         kept, may_leave = [most], len(found) == 1
+        # Parts of a table are beside each other, called alike up to numbers, and name other files each.
+        parts = {(posixpath.dirname(one.name), *words.letters_of(one.name), *sorted(one.table.header)) for one in found}
+        files = [number for one in found for number in one.files]
+        if len(parts) == 1 and len({*files}) == len(files):
+            return found
         # One table for each split, one of them for training: the usual form of competitions. Another table about the
         # same files may have better labels; only tables about other files can be left out.
         if "train" in names and len(set(names)) == len(names):

@@ -5,6 +5,7 @@
 """
 
 import base64
+import gzip
 import io
 import json
 import pickle
@@ -401,6 +402,9 @@ TABLES = [
         right=[refused("'NA'", but_not="separator=','")]),
     *(row(f"words beside numbers like {numbers}", files("images/{0..5}.jpg", {"labels.csv": "image,sex,score\n" + "".join(f"{i}.jpg,{'mf'[i % 2]},{numbers.split()[i % 3]}\n" for i in range(6))}), right=[right])
       for numbers, right in [("0.0 1.0 1.0", refused("Which of the columns 'score', 'sex'")), ("0 -1 1", refused("Which of the columns 'score', 'sex'")), ("nan 0.0 1.0", refused("Which of the columns 'score', 'sex'")), ("2.5 1 0", found("train: f 3, m 3")), ("7 8 9", found("train: f 3, m 3"))]),
+    row("a word for no label", files("images/{0..5}.jpg", {"labels.csv": "image,label\n" + "".join(f"{i}.jpg,{('cat', 'unlabeled', 'dog')[i % 3]}\n" for i in range(6))}), right=[noted("'unlabeled' in 'label' is a class")]),
+    *(row(f"parts of a table: {name}", files("images/{0..5}.jpg", {f"{table}.csv": "image,label\n" + "".join(f"{i}.jpg,{'ab'[i % 2]}\n" for i in own) for table, own in tables.items()}), right=[right])
+      for name, tables, right in [("all", {"part1": range(3), "part2": range(3, 6)}, found("train: a 3, b 3")), ("one image in two", {"part1": range(4), "part2": range(3, 6)}, refused("Several tables")), ("other words", {"one": range(3), "two": range(3, 6)}, refused("Several tables"))]),
     row("no column that looks like the label", files("images/{0..5}.jpg", {"labels.csv": "image,pid\n" + "".join(f"{i}.jpg,p{i}\n" for i in range(6))}), right=[refused("None of the columns 'pid'")]),
     *(row(f"pixels: {name}", files("", {"train.csv": "label," + ",".join(columns) + "\n" + ("1," + ",".join("3" * 16) + "\n") * 4}), right=[refused("follows")])
       for name, columns in {
@@ -807,13 +811,15 @@ EACH_IN_A_FOLDER = [
     for name, images, mask in [("an image and its mask in each folder", ["image.png"], "mask.png"), ("LabelMe's folders", ["img.png", "label_viz.png"], "label.png")]
 ]
 CLIPS = [
-    row(f"classes in the names of clips: {name}", files("", dict.fromkeys(names.split(), wav())), right=[right], layout=layout)
+    row("clips of each actor", {f"Actor_0{a}/03-0{i}.wav": wav() for a in (1, 2) for i in (1, 2)}, right=[refused(r"audio_clips\(pattern=PATTERN\)", but_not="only=")]),
+    row("clips of one name in each class", {f"{one}/{name}.wav": wav() for one in "ab" for name in ("x", "y", "z")}, right=[refused(r"audio_clips\(pattern=", but_not="mask")]),
+    *(row(f"classes in the names of clips: {name}", files("", dict.fromkeys(names.split(), wav())), right=[right], layout=layout)
     for name, names, right, layout in [
         ("FSDD", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", refused(r"audio_clips\(pattern=PATTERN\)"), "auto"),
         ("FSDD, followed", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", found("train: 0 4, 1 4, 2 4 .*"), audio_clips(pattern=r"(?:^|/)(?:[^/ _.-]+[ _.-]+){0}([^/ _.-]+)[^/]*$")),
         ("CREMA-D, followed", "AudioWAV/100{1..3}_{DFA,IEO}_{ANG,SAD}_XX.wav", found("train: ANG 6, SAD 6 .*"), audio_clips(pattern="_([A-Z]{3})_XX")),
         ("AudioMNIST", "data/01/{0..2}_01_{0,1}.wav data/02/{0..2}_02_{0,1}.wav", noted("folders have numbers as names"), "auto"),
-    ]
+    ]),
 ]
 PATHS_BESIDE = [
     row(f"a table of images and masks: {header}", files("img/x{0..5}.png msk/q{0..5}.png", {"pairs.csv": "\n".join([header, *(f"img/x{i}.png,msk/q{i}.png" for i in range(6))])}),
@@ -946,6 +952,46 @@ ARRAYS = [
         right=ONE_EACH),
 ]
 
+
+
+def shard(*fields: str, first: int = 0, key: str = "{}") -> bytes:
+    """A WebDataset shard of four samples with these files: images that differ in number and field, and labels."""
+    ends = [(n, end, end.endswith(("jpg", "png"))) for n, end in enumerate(fields)]
+    return tar({f"{key.format(i)}.{end}": image(9 * i + n, form="JPEG") if of_image else b"%d" % (i % 2) for i in range(first, first + 4) for n, end, of_image in ends})
+
+
+def of_json(**fields: Any) -> bytes:
+    """A shard of captioned images, or of others with further fields."""
+    return tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i, form="JPEG")), ("json", json.dumps(fields).encode()))})
+
+
+SHARDS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed], bool]]] = [
+    ("of two sizes", {f"{size}-{split}.tar": shard("jpg", "cls", first=first) for first, (size, split) in enumerate((size, split) for size in ("full", "small") for split in ("train", "test"))}, {}, refused(r"only=\['full-test.tar', 'full-train.tar'\]")),
+    ("of two versions", {f"{one}/x-train-00000-of-00001.tar": shard("jpg", "cls", first=first) for first, one in enumerate(("1.0.0", "2.0.0"))}, {}, refused("only='1.0.0'")),
+    ("of two versions, in splits", {f"{one}/x-00000-of-00001.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("train", "test"))}, {}, found("train: 0 2, 1 2; test: 0 2, 1 2")),
+    ("with hashes", {f"train-0000{n}-of-00002-{one}.tar": shard("jpg", "cls", first=4 * n) for n, one in enumerate(("b42a775f", "1e1ed845"))}, {}, found("train: 0 4, 1 4")),
+    ("beside eval", {f"{one}_00.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("shard", "eval"))}, {}, refused("'eval_00.tar' is called after a split")),
+    ("beside splits", {f"{one}.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate("ab")}, {"splits.json": {"train": ["a.tar"], "val": ["b.tar"]}}, refused("'splits.json'.*README")),
+    ("packed, in a README", {f"{one}.tar.gz": gzip.compress(shard("jpg", "cls", first=4 * first)) for first, one in enumerate("ab")}, {"README.md": card("train a.tar.gz", "test b.tar.gz")}, found("train: 0 2, 1 2; test: 0 2, 1 2")),
+    ("of a test without labels", {"train.tar": shard("jpg", "cls"), "test.tar": tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("json", b'{"id": 1}'))})}, {}, noted("4 records of 'test'")),
+]
+IN_SHARDS = [
+    *(row(f"files of a sample: {name}", files("", {"train-0.tar": made}), right=[right])
+      for name, made, right in [
+          ("fields with names", shard("image.jpg", "label.cls"), found("train: 0 2, 1 2")), ("one in a key", shard("jpg", "cls", key="{}.5"), found("train: 0 2, 1 2")), ("beside a further image", shard("jpg", "depth.png", "cls"), noted("depth.png")),
+          ("two images with names", shard("left.jpg", "right.jpg", "cls"), refused(r"0\.left\.jpg.*none of them is called")), ("some keys with dots", tar({f"{key}.{end}": image(n, form="JPEG") if end == "jpg" else b"1" for n, key in enumerate(("a", "2.1", "2.2")) for end in ("jpg", "cls")}), refused(r"2\.2\.1\.jpg|2\.1\.jpg")),
+          ("a list as its label", tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("cls", b"0 1"))}), refused("'0 1', a list")),
+          ("bytes as its label", tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("cls", bytes([i, 0, 0, 0])))}), refused("not text.*digits")),
+          ("fields that may label it", of_json(boxes=[1], width=9), refused("'boxes'")), ("fields beside a caption", of_json(caption="a cat", score=1), noted("'caption', 'score'"))]),
+    *(row(f"shards {name}", {**made, **files("", texts)}, right=[right]) for name, made, texts, right in SHARDS),
+    *(row(f"a table of pixels with {name}", files("", {"train.csv": f"{header},pixels\n" + "".join(f"{i},1,{' '.join('3' * 16)}\n" for i in range(4))}), right=[right])
+      for name, header, right in [("columns of its own", "age,gender", refused("'age' and 1 more field")), ("a label among others", "id,label", noted("'id'"))]),
+    *(row(f"arrays: {name}", files("", made), right=[right])
+      for name, made, right in [
+          ("labels alone", {"labels.npy": npy(np.array(Y))}, refused(r"no inputs.*array_rows\(x='labels.npy'\)")), ("a pickled dict", {"data.npy": npy(np.array({"x": 1}, object))}, refused("'data.npy' cannot be used")),
+          ("names of features", {"data.npy": X, "target.npy": npy(np.array(Y)), "feature_names.npy": npy(np.array(["a", "b"]))}, found("train: 0 4, 1 4", note="'feature_names.npy'"))]),
+]
+
 NO_LANGUAGE: dict[str, dict[str, Any]] = {
     "C-MAPSS": {"{train,test}_FD001.txt": NUMBERS * 60, "RUL_FD001.txt": "112\n98\n"},
     "UCI HAR": {"{train,test}/X_{train,test}.txt": ("  2.8858451e-001 -2.0294171e-002" * 8 + "\n") * 30, "{train,test}/y_{train,test}.txt": "5\n" * 30},
@@ -958,6 +1004,18 @@ TEXTS = [
     *(row(f"no language: {name}", files("", made), right=[refused("txt|jsonl")]) for name, made in NO_LANGUAGE.items()),
     row("tokens of uint32, as advised", {"train.bin": (np.arange(3000, dtype=np.uint32) * 50).tobytes()}, right=[found(r"train: 2 rows .*uint32.*")],
         layout=token_blocks(1024, dtype="uint32")),
+    *(row(f"rows of a table instead of language: {name}", files("", {"train.txt": "".join(line.format(i=i, c=("pos", "neg")[i % 2]) for i in range(300))}), right=[refused(r"train\.txt.*items are \(tokens, label\)")])
+      for name, line in [("a tab", "{c}\ta fine film {i}\n"), ("a semicolon", "a fine film {i};{c}\n"), ("words and their tags", "word{i} {c}\nis O\n\n"), ("fastText", "__label__{c} film {i}\n"), ("with a comment", "# 2 columns\nword{i} {c}\n")]),
+    *(row(f"language: {name}", files("", {"train.txt": "".join(line.format(i=i) for i in range(300))}), right=[found("train: .*")])
+      for name, line in [("a dialogue", "Ann: so {i}?\nBob: yes, {i} it is, by all means\n"), ("pairs of words", "chien{i} dog{i}\n"), ("verse", "to be or not to be {i}\n")]),
+    *(row(f"texts called after {name}", files("", dict.fromkeys(names.split(), "to be or not to be\n" * 90)), right=[right])
+      for name, names, right in [
+          ("classes", "pos_{1..3}.txt neg_{1..3}.txt", refused("called after 'neg', 'pos'")), ("parts of a text", "volume1_{1..3}.txt volume2_{1..3}.txt", found("train: .*")), ("splits", "train_{1..3}.txt val_{1..3}.txt", found("train: .*; val: .*")),
+          ("two languages", "train.en.txt train.de.txt val.en.txt val.de.txt", refused(r"parts of each sample.*only=\['train.de.txt', 'val.de.txt'\]"))]),
+    *(row(f"lines of JSON without a text: {name}", files("", {"train.jsonl": (json.dumps(line) + "\n") * 300}), right=[right])
+      for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)", but_not="layout=.tokens")), ("none", {"messages": [{"role": "user"}]}, refused("'messages'.*Write each document"))]),
+    row("configs of a README that name texts", files("", {**{f"{one}.txt": "to be or not to be\n" * 90 for one in "ab"}, "README.md": card("train a.txt", "test b.txt")}), right=[found("train: 1 rows .*; test: 1 rows .*")]),
+    row("configs of a README that name one of several texts", files("", {**{f"{one}.txt": "to be or not to be\n" * 90 for one in "abc"}, "README.md": card("train a.txt", "test b.txt")}), right=[refused("c.txt.*'none' by 'README.md'")]),
     row("tokens of four letters", {"train.bin": (np.arange(6000) % 4).astype(np.uint16).tobytes()}, right=[found(r"train: 5 rows .*uint16.*")]),
 ]
 # fmt: on
@@ -987,6 +1045,7 @@ TEXTS = [
         *FOLLOWED,
         *PIXELS,
         *ARRAYS,
+        *IN_SHARDS,
         *TEXTS,
     ],
 )
@@ -1111,15 +1170,17 @@ def test_the_line_for_labels_in_excel_keeps_zeros(tmp_path: Path) -> None:
         ((12, 4, 4), FROM_1[None], found("train: 1 4, 2 4, 3 4.*")),
         ((64, 12), FROM_1[None], found("train: 1 4, 2 4, 3 4.*")),
         ((12, 4, 12), FROM_1[:, None], refused("first and the last axis")),
+        (None, FROM_1[:, None], refused("'x.mat/X'.*cell")),
     ],
 )
 def test_samples_of_matlab_lie_along_the_axis_of_its_vectors(
-    tmp_path: Path, shape: tuple[int, ...], y: Any, right: Callable[[Packed], bool]
+    tmp_path: Path, shape: tuple[int, ...] | None, y: Any, right: Callable[[Packed], bool]
 ) -> None:
-    """Those are rows or columns, because MATLAB has no arrays with one axis."""
+    """Those are rows or columns, because MATLAB has no arrays with one axis; a cell array has none."""
     matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
     (tmp_path / "set").mkdir()
-    matlab.savemat(tmp_path / "set/x.mat", {"X": np.zeros(shape, np.uint8), "y": y})
+    x = np.array([np.zeros(2), np.zeros(3)], object) if shape is None else np.zeros(shape, np.uint8)
+    matlab.savemat(tmp_path / "set/x.mat", {"X": x, "y": y})
     packed = pack(tmp_path / "set", tmp_path / "out.h5")
     assert right(packed), str(packed)
 

@@ -27,7 +27,7 @@ from colabstage.io.units import listed
 from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers, show
 from colabstage.layouts.evidence import Evidence, FileKind, Found, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
-from colabstage.layouts.lists import check_one_list, may_be_list
+from colabstage.layouts.lists import check_one_list
 from colabstage.layouts.names import folders_state
 from colabstage.layouts.reading import Source, broken, decode_text, open_member, open_unpacked, refuse_stand_in
 from colabstage.layouts.records import ShardFile, ShardParts, splits_of_fields
@@ -55,7 +55,6 @@ from colabstage.layouts.words import (
     SCENES,
     SPLIT_FIELDS,
     SPLITS,
-    TEXTS,
     folder_of,
     plain_name,
     split_name,
@@ -149,13 +148,16 @@ def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = N
         if found and len({one.split for one in named}) == len(named):
             # Training rows are first, whatever the order of the files.
             return sorted(named, key=lambda one: _ORDER.index(one.split) if one.split else 0)
-    # A single array is the inputs, whatever its name.
-    if len(every) == 1:
+    # A single array is the inputs, unless it is called as targets are.
+    if len(every) == 1 and not any(roles["y"] for roles in by_split.values()):
         return [SplitArrays("", every[0], None)]
     raise LayoutError(_unclear(every))
 
 
 def _unclear(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        how = f"If it holds them: layout=array_rows(x={names[0]!r})."
+        return f"'{names[0]}' is called as targets are, and there are no inputs. {how}"
     return (
         f"Which of the arrays {listed(names)} are inputs and which targets? Expected one of each, such as X and y, or "
         "of each split, such as x_train and y_train. Or say so: layout=array_rows(x='NAME', y='NAME'), "
@@ -179,6 +181,16 @@ def is_class_names(name: str) -> bool:
     """Tell whether an array has the name of a list of class names."""
     last = _bare(name.rpartition("/")[2]).lower()
     return last.removeprefix("train_").removeprefix("test_") in _CLASSES
+
+
+def _candidates(stored: Mapping[str, StoredArray]) -> list[str]:
+    """Return the arrays that may be inputs or targets. Words are inputs only where there are no others: names of
+    features, or of files. One without axes is mostly a pickled dict."""
+    held = {name: one for name, one in stored.items() if one.shape or one.trouble}
+    names = [name for name in held if not is_class_names(name) and not _is_split_field(name)]
+    inputs = [name for name in names if _split_and_role(name)[1] == "x"]
+    texts = {name for name in inputs if held[name].is_text and not held[name].trouble}
+    return [name for name in names if name not in texts] if len(texts) < len(inputs) else names
 
 
 def _is_split_field(name: str) -> bool:
@@ -261,11 +273,8 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         allow_open_files(3 * len(files))
     found, joined = _join_series(_find_arrays(source, files, takes_packs=x is not None), x, y)
     stored = {array.name: array for array in [*found, *published]}
-    named = [
-        name for name, array in stored.items() if array.shape and not is_class_names(name) and not _is_split_field(name)
-    ]
     try:
-        chosen = (_find_numbered(stored) if x is None else []) or find_splits(named, x=x, y=y)
+        chosen = (_find_numbered(stored) if x is None else []) or find_splits(_candidates(stored), x=x, y=y)
     except LayoutError as error:
         patterns = {_DIGITS.sub("#", name) for name in files.names}
         are_numbered = x is None and len(files) >= max(_FEW_FILES, 2 * len(patterns))
@@ -314,8 +323,9 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         classes=classes,
         notes=tuple(notes),
     )
-    lists = source.ending_in(TEXTS).where(may_be_list).names
-    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=(*rest, *lists))
+    parts = [part for array in xs for part in array.parts or (array,)]
+    of_rows = [file for part in parts for file in [_file_and_key(part.name)[0]] * part.shape[0]]
+    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(rest), files=of_rows)
 
 
 def _class_names(stored: Mapping[str, StoredArray], least: int) -> list[StoredArray]:
@@ -449,10 +459,11 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     except Exception as error:  # scipy may raise anything for damaged bytes
         msg = f"'{entry.name}' is a damaged MATLAB file: {error}. Copy it again, or save it again with '-v7.3'."
         raise LayoutError(msg) from error
+    arrays = {key: values for key, values in held.items() if isinstance(values, np.ndarray) and values.size}
     numeric = {
         key: values.astype(values.dtype.newbyteorder("="), copy=False)
-        for key, values in held.items()
-        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.size
+        for key, values in arrays.items()
+        if values.dtype.kind in "biuf"
     }
     # MATLAB has no arrays of one axis, so labels may be a row as well as a column.
     counts = {values.size for values in numeric.values() if values.size == max(values.shape) > 1}
@@ -469,7 +480,9 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
         rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
         name = f"{entry.name}/{key}"
         found.append(StoredArray.in_memory(name, rows, stamp_of(entry), trouble if is_square else ""))
-    return found
+    cells = [f"{entry.name}/{key}" for key, values in arrays.items() if values.dtype.kind in "OV"]
+    why = "it is a cell array or a struct of MATLAB; save numbers of one shape"
+    return [*found, *(StoredArray.in_memory(name, np.zeros(0), "", why) for name in cells)]
 
 
 def _each_a_sample(source: Source, files: FileEntries) -> str:
@@ -825,6 +838,8 @@ class _PixelColumns(NamedTuple):
     shape: tuple[int, ...]
     label: int | None
     usage: int | None
+    others: tuple[str, ...]
+    """The names of the other columns."""
 
 
 class _Table(NamedTuple):
@@ -837,6 +852,8 @@ class _Table(NamedTuple):
     labels: list[int]
     """Empty if it has none."""
     splits: list[str]
+    others: tuple[str, ...]
+    """The names of further columns."""
 
 
 def pixels_state(source: Source) -> Found:
@@ -889,6 +906,8 @@ def pixels_state(source: Source) -> Found:
         raise broken(source.label, what)
     values = np.array([label for one in labelled for label in one.labels], np.int64)
     left = [one.name for one in found if one not in labelled]
+    others = [*dict.fromkeys(name for one in labelled for name in one.others)]
+    notes = (f"Tables without classes were left out: {', '.join(left)}.", f"Not used: {listed(others)}.")
     table = SampleTable(
         layout=PIXELS,
         keys=tuple(one.images.name(row) for one in labelled for row in range(len(one.images))),
@@ -896,9 +915,11 @@ def pixels_state(source: Source) -> Found:
         targets=Values(values) if len(values) else None,
         splits=known_splits(splits),
         classes=class_numbers(values),
-        notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
+        notes=tuple(itertools.compress(notes, (left, others))),
     )
-    return Evidence(table, "a table of pixels", frozenset(one.name for one in of_pixels))
+    of_rows = [one.name for one in labelled for _ in range(len(one.images))]
+    used = frozenset(one.name for one in of_pixels)
+    return Evidence(table, "a table of pixels", used, unused=tuple(others), files=of_rows)
 
 
 def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:
@@ -930,7 +951,8 @@ def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
             raise broken(table, what, "the columns of all pixels, in their order")
     label = next((names.index(name) for name in _LABELS if name in names), None)
     usage = names.index("usage") if "usage" in names else None
-    return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, label, usage)
+    others = (name for number, name in enumerate(names) if number not in (*numbers, label, usage))
+    return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, label, usage, tuple(others))
 
 
 def _shape(count: int) -> tuple[int, ...] | None:
@@ -981,7 +1003,8 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), lambda: source)
     lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
-    return _Table(entry.name, columns.shape, map_samples(lines, partial(_pixels_of, columns)), labels, splits)
+    images = map_samples(lines, partial(_pixels_of, columns))
+    return _Table(entry.name, columns.shape, images, labels, splits, columns.others)
 
 
 def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:

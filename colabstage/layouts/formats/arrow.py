@@ -33,6 +33,7 @@ from colabstage.layouts.records import (
     ScanWindow,
     ShardFile,
     label_fields,
+    labelled_shards,
     labels_of_fields,
     make_boxes,
     names_of_feature,
@@ -120,6 +121,8 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         what = f"it and others have different columns or classes ({', '.join(header)})"
         raise broken(name, what, f"files of one dataset{only and f', or some of them alone, {only}'}")
     parts = scan_each(files, lambda _, file: file.scan(image, columns))
+    numbers, lost = labelled_shards(entries.names, parts, [*map(len, files)])
+    files, parts = [files[number] for number in numbers], [parts[number] for number in numbers]
     fields = {name: _joined([part[name] for part in parts]) for name in columns}
     contents = _contents(files)
     classes = {name: names_of_feature(features.get(name)) for name in columns}
@@ -138,9 +141,9 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         inputs,
         labels,
         shards=entries.names,
-        shard_of=np.repeat(np.arange(len(files)), [len(file) for file in files]),
+        shard_of=np.repeat(numbers, [len(file) for file in files]),
         fields=fields | {name: () for name in names if name not in (image, *columns)},
-        notes=notes,
+        notes=[*notes, *lost],
     )
     complete = partial(_measured, files) if any(file.is_parquet for file in files) else None
     return replace(made, table=replace(made.table, complete=complete))

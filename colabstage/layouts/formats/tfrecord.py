@@ -37,6 +37,7 @@ from colabstage.layouts.records import (
     fields_of,
     is_known_field,
     join_fields,
+    labelled_shards,
     labels_of_fields,
     make_boxes,
     open_shard,
@@ -381,12 +382,15 @@ def tfrecord_state(source: Source) -> Evidence:
         )
         raise LayoutError(msg)
     scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, lengths))
+    names, who = [shard.name for shard in shards], "fields of the records"
+    kept, lost = labelled_shards(names, [stated for _, stated, _ in scanned], [len(found) for found, *_ in scanned])
+    scanned = [scanned[number] for number in kept]
     records = [record for found, _, _ in scanned for record in found]
     fields = join_fields([(stated, len(found)) for found, stated, _ in scanned])
     odd = next((record for record in records if any(record.shape) is not any(records[0].shape)), None)
     if odd is not None:
         raise broken(odd.name, f"only one of it and '{records[0].name}' holds an image file")
-    notes = left_out_notes((sum(count for *_, count in scanned), "records", f"without '{image}'"))
+    notes = [*lost, *left_out_notes((sum(count for *_, count in scanned), "records", f"without '{image}'"))]
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
     stored = ShardParts(shards, parts, [record.name for record in records])
     lists = source.ending_in((".txt",)).where(lambda name: name.endswith(_CLASSES))
@@ -398,7 +402,6 @@ def tfrecord_state(source: Source) -> Evidence:
     # What may be a label by another name, and is not read.
     others = (name for name in first.features if not _field_of(name) and name not in (image, *_NO_LABELS))
     fields |= {_short(name): [] for name in others}
-    names, who = [shard.name for shard in shards], "fields of the records"
     made = records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], fields=fields, notes=notes)
     return replace(made, used=made.used.union(name for name, field in named.items() if field in labels.used))
 

@@ -8,6 +8,7 @@ import json
 import posixpath
 import re
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,9 @@ from colabstage.io.units import format_count, listed
 from colabstage.io.workspace import short_digest
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, show
-from colabstage.layouts.evidence import Evidence, Found, near, require_files
-from colabstage.layouts.reading import Source, broken, decode_text, items_of, open_member, spool_folder
+from colabstage.layouts.evidence import Evidence, Found, described_splits, near, require_files
+from colabstage.layouts.names import BEFORE_NUMBER, parts_of_names
+from colabstage.layouts.reading import Source, broken, decode_text, is_comment, open_member, spool_folder
 from colabstage.layouts.records import ShardFile, scan_each
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
 from colabstage.trees.bytes import HEAD_BYTES, ByteSource, JoinedBytes, LocalBytes, RequestedBytes
@@ -54,6 +56,9 @@ _BOM = codecs.BOM_UTF8
 _MOST_UPPER, _FEW, _LOOKED_AT_BYTES = 3, 32, 4096
 
 
+_FIELD = "text"
+
+
 @dataclass(frozen=True, slots=True)
 class TokenOptions:
     """How text becomes rows: the options of `token_blocks`, which documents them."""
@@ -64,7 +69,7 @@ class TokenOptions:
     tokenizer: Callable[[str], Sequence[int]] | None = None
     """Receives at least a megabyte of a file at a time, cut at a line end, or one document of a .jsonl."""
     separator: int | None = None
-    field: str = "text"
+    field: str = _FIELD
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -79,12 +84,14 @@ class TokenOptions:
             raise OptionError(msg)
 
 
-def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> Found:  # frozen
+def tokens_state(
+    source: Source, *, options: TokenOptions = TokenOptions(), card: tuple[str, Mapping[str, str]] = ("", {})
+) -> Found:  # frozen
     """Read tokens or text.
 
     Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are used unchanged; otherwise .txt and
     .jsonl files are text. Each split is one stream, its files sorted by name, cut into rows of one length; the
-    remainder at its end is left out.
+    remainder at its end is left out. `card`: a README, and the split of each file that it names.
     """
     tree = source.tree
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
@@ -99,14 +106,14 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
         )
     if named:
         streams = {split: [_tokens_of_file(source, entry, options) for entry in entries]
-                   for split, entries in _by_split(named).items()}  # fmt: skip
+                   for split, entries in _by_split(named, card).items()}  # fmt: skip
         return Evidence(_token_table(tree, streams, options), "text", frozenset(named.names))
     # A stand-in is as short, and refused.
     heads = scan_each(texts, lambda _, entry: read_with_retry(lambda: source.head(entry, HEAD_BYTES), entry.name))
     for name, head in zip(texts.names, heads, strict=True):
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise broken(name, "it is text in UTF-16", "UTF-8")
-    by_split = _by_split(texts)
+    by_split = _by_split(texts, card)
     streams = {split: [_bytes_of_texts(tree, entries)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
     is_marked = any(head.startswith(_BOM) for head in heads)
@@ -135,15 +142,19 @@ def _named_split(name: str) -> str:
     return words.split_name(words.stem_of(name)).split or words.split_of_path(name)
 
 
-def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
+def _by_split(entries: FileEntries, card: tuple[str, Mapping[str, str]]) -> dict[str, list[FileEntry]]:
     """Return the files by split, in the usual order; files without a split in their name are for training."""
     found: dict[str, list[FileEntry]] = {}
-    for entry in entries:
-        found.setdefault(_named_split(entry.name), []).append(entry)
+    names = [*map(_named_split, entries.names)]
+    own = names if all(names) else None
+    stated = described_splits(card, entries.names, own, who="the files' names", layout=NAME)
+    # All in train is what a source without splits has too.
+    for entry, split in zip(entries, stated if {*stated} - {"train"} else names, strict=True):
+        found.setdefault(split, []).append(entry)
     if len(found) > 1 and "" in found:
         # Beside a val.txt, files without a split are for training.
         found["train"] = sorted(found.pop("") + found.get("train", []), key=lambda entry: entry.name)
-    return dict(sorted(found.items(), key=lambda item: words.SPLIT_ORDER[item[0]] if item[0] else 0))
+    return dict(sorted(found.items(), key=lambda item: words.SPLIT_ORDER.get(item[0], len(words.SPLIT_ORDER))))
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -350,6 +361,8 @@ def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: Tok
 _LOOKED_AT = 4
 _HEAD_BYTES = 16 * 1024
 _LINES = 50
+# Fewer lines may be of one form by chance.
+_FEWEST_ROWS = 8
 # A text with a larger share of numbers is a table.
 _MOSTLY = 0.8
 _CELL = re.compile(r"[\s\"',;|]+")
@@ -361,18 +374,60 @@ def why_no_text(source: Source) -> str:
     if they may be text to learn from."""
     texts = _with(source, () if _with(source, _TOKENS) else _TEXTS)
     for entry in texts[:_LOOKED_AT]:
-        if what := _what_else(entry.name, source.head(entry, _HEAD_BYTES)):
+        head = source.head(entry, _HEAD_BYTES)
+        if what := _other_fields(entry.name, head):
+            return f"'{entry.name}' {what}."
+        if what := _what_else(entry.name, head):
             return f"'{entry.name}' {what}; layout=\"tokens\" takes it as text to learn from."
     folders = sorted(one for one in {*map(words.folder_of, texts.names)} if one and not words.is_split(one))
-    if 1 < len(folders) < len(texts):
+    # Parts of one text are numbered too, and dates.
+    named = {" ".join(words.letters_of(one)) for one in parts_of_names(texts.names, BEFORE_NUMBER)}
+    named = {one for one in named if not words.split_name(one).split}
+    if 1 < len(folders) < len(texts) or len(named) > 1:
+        where = f"in folders ({listed(folders)})" if len(folders) > 1 else f"called after {listed(sorted(named))}"
         return (
-            f"'{source.label}' holds {len(texts):,} texts in folders ({listed(folders)}). {_AS_CLASSES}; "
+            f"'{source.label}' holds {len(texts):,} texts {where}. {_AS_CLASSES}; "
             "layout=token_blocks() reads all text as one stream, to predict the next token."
         )
     return ""
 
 
 _AS_CLASSES = "To classify text give pack_dataset an object whose items are (tokens, label)"
+_AS_DOCUMENTS = 'Write each document as {"text": "…"}'
+
+
+def _columns_in(lines: Sequence[str]) -> str:
+    """Return what lines hold if they are the rows of a table instead of language; "" if they are not."""
+    rows = [line for line in dict.fromkeys(lines) if not is_comment(line)]
+    if rows and all(line.startswith("__label__") for line in rows):
+        return "has a label before each text, as fastText writes them"
+    cells = [line.split() for line in rows]
+    # Words with their tags repeat some of these; pairs of words, and verses of one length, do not.
+    columns = [*zip(*cells, strict=True)] if len({*map(len, cells)}) == 1 else []
+    are_tagged = len(columns) > 1 and any(2 <= len({*column}) <= len(rows) / 2 for column in columns)
+    marks = [mark for mark in "\t;|" if len({line.count(mark) for line in rows}) == 1 and mark in rows[0]]
+    if len(rows) < _FEWEST_ROWS or not (marks or are_tagged):
+        return ""
+    return f"has {rows[0].count(marks[0]) + 1 if marks else len(columns)} cells in each line, as a table has"
+
+
+def _fields(name: str, head: bytes) -> dict[str, Any]:
+    """Return the first line of a .jsonl, if it is a mapping."""
+    found = None
+    if name.lower().endswith(".jsonl"):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(decode_text(head).partition("\n")[0])
+    return found if isinstance(found, dict) else {}
+
+
+def _other_fields(name: str, head: bytes) -> str:
+    """Return which fields a .jsonl has instead of its text, and what to write; "" if it has one."""
+    fields = _fields(name, head)
+    if not fields or isinstance(fields.get(_FIELD), str):
+        return ""
+    texts = [field for field, value in fields.items() if isinstance(value, str)]
+    how = f"To read one: layout=token_blocks(field={texts[0]!r}), from colabstage.options" if texts else _AS_DOCUMENTS
+    return f"has no {_FIELD!r} in its lines, but {listed([*fields])}. {how}"
 
 
 def _what_else(name: str, head: bytes) -> str:
@@ -391,9 +446,10 @@ def _what_else(name: str, head: bytes) -> str:
             f"names images in its lines ('{lines[0][:60]}'). Give the folder that holds both, and save a list as a "
             "table in it, with path,label as its first line"
         )
-    found = items_of(lines[0]) if lines and name.lower().endswith(".jsonl") else None
-    if labels := words.label_names(one[0] for one in found or () if isinstance(one, tuple)):
+    if labels := words.label_names(_fields(name, head)):
         return f"has {listed(labels)} beside the text of each line. {_AS_CLASSES}"
+    if what := _columns_in(lines):
+        return f"{what} ('{lines[0][:60]}'). {_AS_CLASSES}"
     cells = [word for line in lines for word in _CELL.split(line) if word]
     if _MOSTLY * len(cells) < sum(NUMBER.fullmatch(word) is not None for word in cells):
         return f"holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as x and y of a .npz"

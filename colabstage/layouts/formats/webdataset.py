@@ -5,16 +5,18 @@ One tar may be the tree itself, several may be joined into it, or it may contain
 
 from __future__ import annotations
 
+import itertools
 import json
 import posixpath
 import re
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, SourceChangedError
-from colabstage.layouts.evidence import Found, left_out_notes, require_files
+from colabstage.layouts.evidence import Found, Miss, left_out_notes, near, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.records import (
@@ -29,6 +31,7 @@ from colabstage.layouts.records import (
     fields_of,
     is_known_field,
     join_fields,
+    labelled_shards,
     labels_of_fields,
     open_shard,
     parse_label,
@@ -36,7 +39,7 @@ from colabstage.layouts.records import (
     scan_each,
 )
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows, decode_npy
-from colabstage.layouts.table import Arrays, Images, SampleSource
+from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleSource
 from colabstage.layouts.words import IMAGES, SOUNDS
 from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
@@ -60,6 +63,7 @@ _KINDS = (
 )
 _NUMBERS, _DOCUMENT, _TEXT = ("cls", "class", "label"), "json", "txt"
 _LABELS = (*_NUMBERS, _DOCUMENT, _TEXT)
+_ROLES = dict.fromkeys(_KINDS, "content") | {end: end for end in _LABELS}
 _MASKS = ("seg.png", "mask.png", "segmentation.png", "labels.png")
 _LABEL_ENDS = tuple(f".{rest}" for rest in (*_LABELS, *_MASKS))
 # Longer files are not labels.
@@ -89,6 +93,10 @@ class ShardSamples(NamedTuple):
     """How many have no image, array or clip."""
     left: frozenset[str]
     """The endings of samples' files that nothing reads."""
+    unread: frozenset[str]
+    """The fields of their json that state neither labels nor splits."""
+    odd: str
+    """A key with several images, arrays or clips, none of which is called as one is; "" for none."""
 
 
 # For content or a mask, its place and name; for a possible label, its bytes; `None` for other files.
@@ -111,31 +119,47 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
         if rest in files:
             raise broken(shard.name, f"it holds '{name}' twice", "one file of each kind for each sample")
         files[rest] = None
-        if rest in _KINDS or rest in _MASKS:
+        last = rest.rpartition(".")[2]
+        if last in _KINDS:
             files[rest] = (Part(number, member.offset, member.size), name)
         # A label is read while the tar is scanned; a larger file is not a label.
-        elif rest in _LABELS and member.size <= _MAX_LABEL_BYTES:
+        elif last in _LABELS and member.size <= _MAX_LABEL_BYTES:
             files[rest] = window.pread(member.size, member.offset)
     # Hundreds of shards may follow, and a process may open only so many files.
     window.close()
     samples: list[PackedSample] = []
     stated: list[dict[str, Any]] = []
-    left: set[str] = set()
-    are_labelled, count = False, len(groups)
+    left, unread = set[str](), set[str]()
+    are_labelled, count, odd = False, len(groups), ""
     for key in list(groups):
         # Each entry is dropped once its sample has been made.
-        files = groups.pop(key)
+        files = _bare(groups.pop(key))
         places = {end: one for end, one in files.items() if isinstance(one, tuple)}
         contents = [end for end in _KINDS if end in places]
         if contents:
             kind, (content, name) = _KINDS[contents[0]], places[contents[0]]
             mask = next((places[end][0] for end in _MASKS if end in places), None)
             samples.append(PackedSample(name, content, kind, mask))
-            stated.append(_stated(f"{shard.name}/{key}", files))
+            stated.append(_stated(f"{shard.name}/{key}", files, unread))
             are_labelled |= _is_labelled(kind, [end for end, one in files.items() if one is not None])
+        elif len(places.keys() - {*_MASKS}) > 1:
+            odd = odd or f"{shard.name}/{key}.{min(places)}"
         if any(one is not None for one in files.values()):
-            left |= {end for end, one in files.items() if one is None} | {*contents[1:]}
-    return ShardSamples(samples, fields_of(stated), are_labelled, count - len(samples), frozenset(left))
+            used = {*contents[:1], *[end for end in _MASKS if end in places][:1]}
+            left |= {end for end, one in files.items() if not isinstance(one, bytes)} - used
+    without = count - len(samples)
+    return ShardSamples(samples, fields_of(stated), are_labelled, without, frozenset(left), frozenset(unread), odd)
+
+
+def _bare(files: _Files) -> _Files:
+    """Return the files of a sample by their last ending, where only one has it: image.jpg is its jpg, and label.cls its
+    cls."""
+    if not any("." in end for end in files):
+        return files
+    roles = {end: _ROLES.get(end.rpartition(".")[2], "") for end in files if end not in _MASKS}
+    counts = Counter(filter(None, roles.values()))
+    alone = {end: end.rpartition(".")[2] for end, role in roles.items() if counts[role] == 1}
+    return {alone.get(end, end): file for end, file in files.items()}
 
 
 def _is_labelled(kind: str, ends: Iterable[str]) -> bool:
@@ -144,8 +168,8 @@ def _is_labelled(kind: str, ends: Iterable[str]) -> bool:
     return any(end in _MASKS or (end in _LABELS and (end, kind) != (_TEXT, "sound")) for end in ends)
 
 
-def _stated(address: str, files: _Files) -> dict[str, Any]:
-    """Return what the files of a sample state, by field."""
+def _stated(address: str, files: _Files, unread: set[str]) -> dict[str, Any]:
+    """Return what the files of a sample state, by field; further fields of the json are added to `unread`."""
     texts = {end: decode_label(one, address) for end in _LABELS if isinstance(one := files.get(end), bytes)}
     found: dict[str, Any] = {}
     if _DOCUMENT in texts:
@@ -155,6 +179,7 @@ def _stated(address: str, files: _Files) -> dict[str, Any]:
             raise broken(address + ".json", f"it is not JSON ({error})") from error
         fields = document if isinstance(document, dict) else {"label": document}
         found = {name: value for name, value in fields.items() if is_known_field(name)}
+        unread |= fields.keys() - found.keys()
     written = [end for end in _NUMBERS if end in texts]
     own: dict[str, Any] = {end: parse_label(texts[end]) for end in written[1:]}
     own |= {_NUMBERS[0]: parse_label(texts[written[0]])} if written else {}
@@ -173,11 +198,12 @@ def has_samples(names: Sequence[str]) -> bool:
     """Tell whether, among files of these names, an image, array or clip and a possible label share a name up to the
     first dot."""
     # Labels first, because most tars of a million files have none.
-    labels: dict[str, set[str]] = {}
-    for key, rest in map(_split_name, filter(lambda name: name.lower().endswith(_LABEL_ENDS), names)):
-        labels.setdefault(key, set()).add(rest)
-    pairs = map(_split_name, names if labels else ())
-    return any(rest in _KINDS and _is_labelled(_KINDS[rest], labels.get(key, ())) for key, rest in pairs)
+    may_have = any(name.lower().endswith(_LABEL_ENDS) for name in names)
+    for key, own in itertools.groupby(map(_split_name, names if may_have else ()), lambda one: one[0]):
+        ends = _bare(dict.fromkeys(rest for _, rest in own))
+        if key and any(end in _KINDS and _is_labelled(_KINDS[end], ends) for end in ends):
+            return True
+    return False
 
 
 def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Found:
@@ -192,8 +218,13 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
     first = scan_shard(shards[0], 0)
     # The first shard decides, before hundreds of others are scanned.
     if not first.are_labelled:
-        raise _misfit(source)
+        return near(_several(first.odd)) if first.odd else Miss(_misfit(source))
     scanned = [first, *scan_each(shards[1:], lambda number, shard: scan_shard(shard, number + 1))]
+    for odd in filter(None, (found.odd for found in scanned)):
+        raise BrokenDatasetError(_several(odd))
+    called, who = [shard.name for shard in shards], "fields of the samples"
+    kept, lost = labelled_shards(called, [one.fields for one in scanned], [len(one.samples) for one in scanned])
+    scanned = [scanned[number] for number in kept]
     samples = [sample for found in scanned for sample in found.samples]
     names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
     fields = join_fields([(found.fields, len(found.samples)) for found in scanned])
@@ -204,7 +235,7 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
     else:
         labels = labels_of_fields(fields, names, first=(_NUMBERS[0], *(f"json_{name}" for name in _NUMBERS)))
     without = sum(found.without for found in scanned)
-    notes = left_out_notes((without, "samples", "of the shards without an image, array or clip"))
+    notes = [*lost, *left_out_notes((without, "samples", "of the shards without an image, array or clip"))]
     left = sorted(frozenset().union(*(found.left for found in scanned)))
     if left:
         notes.append(f"Other files of the samples were left out: {', '.join(left)}.")
@@ -212,7 +243,8 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
     parts = np.array([sample.content for sample in samples], np.int64)
     inputs = _make_inputs(ShardParts(shards, parts, names), [one.kind for one in samples], sound, notes)
-    called, who = [shard.name for shard in shards], "fields of the samples"
+    unread = sorted(frozenset().union(*(found.unread for found in scanned)))
+    fields |= {name: list[Any]() for name in unread}
     return records_state(NAME, who, inputs, labels, shards=called, shard_of=parts[:, 0], fields=fields, notes=notes)
 
 
@@ -262,6 +294,13 @@ def _own_tar(tree: Tree, number: int, size: int) -> ByteSource:
         msg = f"'{tree.label}' is made of other tars than those that were scanned. Start again."
         raise SourceChangedError(msg)
     return found
+
+
+def _several(file: str) -> str:
+    return (
+        f"'{file}' is one of several images, arrays or clips of a sample, whose name ends at its first dot, and none "
+        "of them is called .jpg, .png or .npy alone. Call one so, or write names without dots."
+    )
 
 
 def _misfit(source: Source) -> LayoutError:
