@@ -23,12 +23,14 @@ from colabstage.layouts.reading import Source, T, broken
 from colabstage.layouts.table import (
     Boxes,
     BrokenDatasetError,
+    Images,
     Masks,
     SampleSource,
     SampleTable,
     Targets,
     TreeFiles,
     Values,
+    known_splits,
     offsets_of,
 )
 from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, same_split, splits_of_folders
@@ -36,9 +38,11 @@ from colabstage.trees.listing import FileEntries, count_by, take_strings
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from colabstage.trees.listing import FileEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,26 @@ class Evidence:
     """Whether the classes are only the names or folders of the samples, which may have another reason."""
     unused: tuple[str, ...] = ()
     """Fields of the samples' own records, or arrays beside theirs, that state nothing about them."""
+
+    @classmethod
+    def of_images(
+        cls,
+        source: Source,
+        layout: str,
+        files: Sequence[FileEntry],
+        targets: Targets | None,
+        who: str,
+        *,
+        splits: Sequence[str] = (),
+        classes: Iterable[str] = (),
+        notes: Iterable[str] = (),
+        used: Iterable[str] = (),
+    ) -> Evidence:
+        """Return what states the targets of images, a file each, and their splits, "" for none."""
+        read = TreeFiles(source.tree, files)
+        table = SampleTable(layout, _numbered_apart(read.entries.names), Images(read), targets)
+        table = replace(table, splits=known_splits(splits), classes=tuple(classes), notes=tuple(notes))
+        return cls(table, who, frozenset(used))
 
     @property
     def claims(self) -> bool:
@@ -130,6 +154,18 @@ def _shard_of(key: str) -> str:
     """Return the file of a record, which is named after it: train.parquet[7], train.tar/cat_7."""
     shard, tar, _ = key.partition(".tar/")
     return f"{shard}.tar" if tar else key.rpartition("[")[0]
+
+
+def _numbered_apart(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names, with a number after those that occurred before: an image may have several rows."""
+    seen: Counter[str] = Counter()
+    if len(set(names)) == len(names):
+        return tuple(names)
+    keys = []
+    for name in names:
+        seen[name] += 1
+        keys.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,9 @@ from colabstage.layouts.reading import Source, broken, read_each
 from colabstage.layouts.table import (
     BrokenDatasetError,
     Content,
-    Images,
     Masks,
     SampleSource,
-    SampleTable,
     TreeFiles,
-    known_splits,
 )
 
 if TYPE_CHECKING:
@@ -302,25 +299,22 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
     used, named = _classes(source)
     files = TreeFiles(source.tree, [mask for _, mask in pairs])
     targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
-    table = SampleTable(
-        layout=NAME,
-        keys=tuple(image.name for image, _ in pairs),
-        inputs=Images(TreeFiles(source.tree, [image for image, _ in pairs])),
-        targets=targets,
-        # Some images are in no split's folder, so the folders are something else.
-        splits=known_splits([words.split_of_path(image.name) for image, _ in pairs]),
-        classes=targets.classes or named.names,
-        notes=(
-            *_notes_on_colors(named),
-            *left_out_notes(
-                (len(sides.images) - len(pairs), "images", "without a mask"),
-                (objects, "masks", "that number single objects"),
-                (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
-            ),
+    images = [image for image, _ in pairs]
+    notes = [
+        *_notes_on_colors(named),
+        *left_out_notes(
+            (len(sides.images) - len(pairs), "images", "without a mask"),
+            (objects, "masks", "that number single objects"),
+            (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
         ),
+    ]
+    # If some images are in no split's folder, the folders are something else.
+    splits, classes = [words.split_of_path(image.name) for image in images], targets.classes or named.names
+    used += [mask.name for mask in sides.masks]
+    made = Evidence.of_images(
+        source, NAME, images, targets, "the masks", splits=splits, classes=classes, notes=notes, used=used
     )
-    made = Evidence(table, "the masks", frozenset({*(mask.name for mask in sides.masks), *used}))
-    return lists_state(source, made, within="ImageSets/Segmentation") if table.splits is None else made
+    return lists_state(source, made, within="ImageSets/Segmentation") if made.table.splits is None else made
 
 
 def pair_names(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _Pairs] | Miss:
