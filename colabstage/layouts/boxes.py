@@ -196,10 +196,8 @@ def join_records(
     notes: list[str] = []
     missing: list[tuple[str, str]] = []
     # A file about one image has the image's name, which may be test_01.
-    splits = {
-        file: ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
-        for file in found
-    }
+    split_of = words.split_of_path if per_image else words.split_of_file
+    splits = {file: split_of(file) for file in found}
     images_of = {file: [record.image for record in records] for file, records in found.items()}
     held_out = set() if per_image else held_out_of_others(lookup, splits, images_of)
     for file, records in found.items():

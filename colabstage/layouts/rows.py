@@ -89,7 +89,7 @@ class LeadingTable:
     @property
     def split(self) -> str:
         """Return the split in the table's name or path: train.csv, labels_train.csv, valid/_classes.csv."""
-        return words.split_name(words.stem_of(self.name)).split or words.split_of_path(self.name)
+        return words.split_of_file(self.name)
 
     @property
     def has_labels(self) -> bool:

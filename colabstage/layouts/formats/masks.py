@@ -19,7 +19,7 @@ from colabstage.layouts import words
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, Found, Miss, left_out_notes, near, require_files
 from colabstage.layouts.formats.tables import Table, parse_table
-from colabstage.layouts.lists import lists_state
+from colabstage.layouts.lists import check_one_list, lists_state
 from colabstage.layouts.names import bare_stem
 from colabstage.layouts.reading import Source, broken, read_each
 from colabstage.layouts.table import (
@@ -520,13 +520,8 @@ def _classes(source: Source) -> tuple[list[str], MaskClasses]:
     for base, read in _LISTS.items():
         named = texts.where(lambda name: posixpath.basename(name).lower() == base)  # noqa: B023
         found = found or {name: made for name, text in source.texts(named).items() if (made := read(text)).names}
-    first = next(iter(found), "")
-    other = next((name for name, made in found.items() if made != found[first]), None)
-    if other is not None:
-        names = " and ".join(listed(list(found[name].names), 3) for name in (first, other))
-        what = f"it and '{other}' name the classes of masks differently ({names})"
-        raise broken(first, what, "one file for all, or their folders one by one")
-    return list(found), found.get(first, MaskClasses())
+    check_one_list({(*made.names, *map(str, made.colors or ())): name for name, made in reversed(found.items())})
+    return list(found), next(iter(found.values()), MaskClasses())
 
 
 def _of_labelmap(text: str) -> MaskClasses:

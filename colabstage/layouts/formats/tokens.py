@@ -90,7 +90,7 @@ def tokens_state(source: Source, *, options: TokenOptions = TokenOptions()) -> F
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
     require_files(tokens or texts, source, f"tokens (.bin) and no text ({', '.join(_TEXTS)})")
     # .bin says nothing about the content, so a name such as train.bin is required; STL10's files are train_X.bin.
-    named = tokens.where(lambda name: bool(_named_split(name)))
+    named = tokens.where(lambda name: bool(words.split_of_file(name)))
     odd = tokens.where(lambda name: not _ARRAY_WORDS.isdisjoint(words.words_of(words.stem_of(name))))
     odd = odd or tokens.without(set(named.names) if named or not texts else set(tokens.names))
     if odd:
@@ -131,15 +131,11 @@ def _with(source: Source, extensions: tuple[str, ...]) -> FileEntries:
     return source.ending_in(extensions).where(lambda name: not words.is_note(name))
 
 
-def _named_split(name: str) -> str:
-    return words.split_name(words.stem_of(name)).split or words.split_of_path(name)
-
-
 def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
     """Return the files by split, in the usual order; files without a split in their name are for training."""
     found: dict[str, list[FileEntry]] = {}
     for entry in entries:
-        found.setdefault(_named_split(entry.name), []).append(entry)
+        found.setdefault(words.split_of_file(entry.name), []).append(entry)
     if len(found) > 1 and "" in found:
         # Beside a val.txt, files without a split are for training.
         found["train"] = sorted(found.pop("") + found.get("train", []), key=lambda entry: entry.name)
