@@ -156,11 +156,11 @@ def _shard_of(key: str) -> str:
     return f"{shard}.tar" if tar else key.rpartition("[")[0]
 
 
-def _numbered_apart(names: Sequence[str]) -> tuple[str, ...]:
+def _numbered_apart(names: Sequence[str]) -> Sequence[str]:
     """Return the names, with a number after those that occurred before: an image may have several rows."""
     seen: Counter[str] = Counter()
     if len(set(names)) == len(names):
-        return tuple(names)
+        return names
     keys = []
     for name in names:
         seen[name] += 1
@@ -264,15 +264,6 @@ def folder_of_no_split(table: SampleTable) -> tuple[str, list[str]]:
     splits = splits_of_folders(folders)
     stated = sorted({*splits} - {""})
     return (folders[splits.index("")], stated) if "" in splits and len(stated) > 1 else ("", [])
-
-
-def in_two_splits(names: Sequence[str], splits: Sequence[str]) -> tuple[str, str, str] | None:
-    """Return the first name that stands in two splits, and these; `None` if none does."""
-    split_of: dict[str, str] = {}
-    pairs = zip(names, splits, strict=True) if len({*splits}) > 1 else ()
-    return next(
-        ((name, split_of[name], split) for name, split in pairs if split_of.setdefault(name, split) != split), None
-    )
 
 
 # Files of another kind are few if the samples are ten times as many.

@@ -30,7 +30,6 @@ from colabstage.layouts.evidence import (
     folder_of_no_split,
     gather,
     in_bytes,
-    in_two_splits,
     near,
     refuse,
     size_in_file,
@@ -147,14 +146,11 @@ def _unnamed(table: SampleTable) -> str:
 
 
 def _split_twice(table: SampleTable) -> str:
-    """Find a split with two names, and a file of a table that is in two splits."""
+    """Find a split with two names."""
     # dev beside one of them may be intended, because some corpora have both.
     several = sorted({"val", "valid", "validation"} & set(table.splits or ()))
-    if len(several) > 1:
-        return f"The {table.unit} are in the splits {listed(several)}, which look like one. Use one name."
-    is_of_rows = table.layout in _OF_ROWS and table.keys and table.splits is not None
-    twice = in_two_splits(_entries(table).names, table.splits or ()) if is_of_rows else None
-    return "'{}' is in the splits '{}' and '{}'. Take it out of one.".format(*twice) if twice else ""
+    what = f"The {table.unit} are in the splits {listed(several)}, which look like one. Use one name."
+    return what if len(several) > 1 else ""
 
 
 def _trained_in_held_out(table: SampleTable) -> str:

@@ -38,7 +38,6 @@ from colabstage.layouts.evidence import (
     Evidence,
     FileKind,
     Found,
-    in_two_splits,
     left_out_notes,
     near,
     renumbered,
@@ -425,8 +424,9 @@ class TableSearch:
         self._check_shift(rows)
         targets: Targets
         if boxes is not None:
-            if (found_twice := in_two_splits(take_strings(self.files.names, rows.files), rows.splits)) is not None:
-                msg = "Rows of '{}' are in the splits '{}' and '{}'. Take it out of one.".format(*found_twice)
+            in_splits = dict.fromkeys(zip(rows.files.tolist(), rows.splits, strict=True))
+            if (twice := first_repeated([self.files.names[number] for number, _ in in_splits])) is not None:
+                msg = f"Rows of '{twice}' are in several splits. Take it out of all but one."
                 raise LayoutError(msg)
             sides = find_image_sides(found[0].columns)
             sides = sides if all(one.columns.keys() >= {*sides} for one in complete) else []
