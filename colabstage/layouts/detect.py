@@ -43,7 +43,6 @@ from colabstage.layouts.evidence import (
     gather,
     images_of,
     in_bytes,
-    join_tables,
     labels_of_samples,
     near,
     refuse,
@@ -78,7 +77,7 @@ from colabstage.layouts.names import (
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
-from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, known_splits
+from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values, files_of, known_splits
 from colabstage.layouts.texts import Naming, Says
 
 if TYPE_CHECKING:
@@ -395,8 +394,7 @@ def _bare(name: str) -> str:
 def _classes_of_others(case: Case, found: Evidence) -> Evidence | None:
     """Return folders that look like classes, of images that no row of a table names, or that have no box: most images
     are in them, or they are called as the table's classes, and none of the others is in them."""
-    files = found.table.inputs.source
-    names = files.entries.names if isinstance(files, TreeFiles) else ()
+    names = files_of(found.table).names
     labels = zip(names, labels_of_samples(found.table), strict=False)
     named = {*names}.difference(name for name, own in labels if not own)
     rest = Case(case.source.without(named | found.used))
@@ -508,13 +506,18 @@ def _with_other_splits(case: Case, rows: Evidence) -> Evidence:
     splits_of_rows = own.table.splits or [words.split_of_path(key) or called for key in own.table.keys]
     tables = [folders.table, replace(own.table, splits=known_splits(splits_of_rows))]
     classes = max((one.classes for one in tables), key=len)
-    splits = [{*(one.splits or ())} for one in tables]
-    is_complete = classes and all(splits) and set.isdisjoint(*splits)
+    names = [{*(one.splits or ())} for one in tables]
+    is_complete = classes and all(names) and set.isdisjoint(*names)
     if not is_complete or any(not {*classes}.issuperset(class_of_samples(one)) for one in tables):
         return rows
-    table = join_tables(case.images, tables, classes)
     who, used = f"{folders.who} and {own.who}", own.used | folders.used
-    return Evidence(table, who, used)
+    files = [entry for one in tables for entry in files_of(one)]
+    labels = [classes.index(name) for one in tables for name in class_of_samples(one)]
+    splits, notes = ([part for one in tables for part in getattr(one, of)] for of in ("splits", "notes"))
+    targets, layout = Values(np.array(labels, np.int64)), own.table.layout
+    return Evidence.of_images(
+        case.source, layout, files, targets, who, splits=splits, classes=classes, notes=notes, used=used
+    )
 
 
 def _weigh_nothing(case: Case) -> Found:

@@ -30,6 +30,7 @@ from colabstage.layouts.table import (
     Targets,
     TreeFiles,
     Values,
+    files_of,
     known_splits,
     offsets_of,
 )
@@ -94,11 +95,10 @@ class Evidence:
     def in_split_folders(self) -> Evidence:
         """Return the same with the splits of the folders that all samples are in, where nothing else states splits and
         the folders are no classes."""
-        source, splits = self.table.inputs.source, list[str]()
-        if isinstance(source, TreeFiles) and self.table.splits is None and self.table.layout != IMAGE_FOLDER.layout:
-            folders, of_files = source.entries.folders
-            splits = splits_of_folders(folders)
-        if not all(splits) or len({*splits}) < 2:
+        folders, of_files = files_of(self.table).folders
+        splits = splits_of_folders(folders)
+        is_stated = self.table.splits is not None or self.table.layout == IMAGE_FOLDER.layout
+        if is_stated or not all(splits) or len({*splits}) < 2:
             return self
         stated = tuple([splits[number] for number in of_files.tolist()])
         found = replace(self, table=replace(self.table, splits=stated))
@@ -107,8 +107,8 @@ class Evidence:
     def in_splits_of(self, file: str, splits: Mapping[str, str]) -> Evidence:
         """Return the same with the splits of the samples' files that a description states. Raises
         `BrokenDatasetError`: it states others than this evidence, or only those of some files."""
-        table, data = self.table, self.table.inputs.source
-        names = data.entries.names if isinstance(data, TreeFiles) else [*map(_shard_of, table.keys)]
+        table = self.table
+        names = files_of(table).names or [*map(_shard_of, table.keys)]
         stated = [splits.get(name, "") for name in names]
         if not any(stated):
             return self
@@ -132,7 +132,7 @@ class Evidence:
             found = found.noting(
                 f"All are in 'train', those in the folders {listed(stated)} too, because '{other}' is of no split."
             )
-        table, of_files = found.table, isinstance(found.table.inputs.source, TreeFiles)
+        table, of_files = found.table, bool(files_of(found.table))
         of_images = of_files and extension_of(table.keys[0] if table.keys else "") in IMAGES
         silent = HARMLESS if of_images else HARMLESS.difference(IMAGES)
         others = source.files.not_ending_in(silent).without(self.used)
@@ -259,8 +259,7 @@ def class_of_samples(table: SampleTable) -> list[str]:
 def folder_of_no_split(table: SampleTable) -> tuple[str, list[str]]:
     """Return a folder of no split beside those of several splits, with these, where nothing states splits, so that all
     would be trained on; "" if there is none."""
-    source = table.inputs.source
-    folders = source.entries.folders[0] if isinstance(source, TreeFiles) and table.splits is None else []
+    folders = files_of(table).folders[0] if table.splits is None else []
     splits = splits_of_folders(folders)
     stated = sorted({*splits} - {""})
     return (folders[splits.index("")], stated) if "" in splits and len(stated) > 1 else ("", [])
@@ -295,27 +294,6 @@ def take_rows(table: SampleTable, chosen: NDArray[np.intp]) -> SampleTable:
         splits=None if table.splits is None else take_strings(table.splits, chosen),
         groups=None if table.groups is None else take_strings(table.groups, chosen),
         complete=None,
-    )
-
-
-def join_tables(files: FileEntries, tables: Sequence[SampleTable], classes: tuple[str, ...]) -> SampleTable:
-    """Return the samples of several tables, each with one class and split, in the last one's layout. `files`: all
-    theirs."""
-    sources = [one.inputs.source for one in tables]
-    numbers = {name: number for number, name in enumerate(files.names)}
-    chosen = [numbers[source.name(row)] for source in sources for row in range(len(source))]
-    label_of = {name: label for label, name in enumerate(classes)}
-    last = tables[-1]
-    assert isinstance(sources[-1], TreeFiles)
-    return replace(
-        last,
-        keys=[key for one in tables for key in one.keys],
-        inputs=replace(last.inputs, source=TreeFiles(sources[-1].tree, files.take(np.array(chosen)))),
-        targets=Values(np.array([label_of[name] for one in tables for name in class_of_samples(one)], np.int64)),
-        splits=[split for one in tables for split in one.splits or ()],
-        groups=None,
-        classes=classes,
-        notes=tuple(note for one in tables for note in one.notes),
     )
 
 

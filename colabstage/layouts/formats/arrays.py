@@ -41,8 +41,8 @@ from colabstage.layouts.table import (
     SampleSource,
     SampleTable,
     Targets,
-    TreeFiles,
     Values,
+    files_of,
     join_samples,
     known_splits,
     map_samples,
@@ -589,13 +589,11 @@ def array_folder_state(source: Source) -> Evidence:
     except LayoutError as error:
         # Files outside class folders are arrays of many samples, for which `arrays_state` has a better message.
         raise EmptySourceError(str(error)) from error
-    contents = found.table.inputs.source
-    assert isinstance(contents, TreeFiles)
-    first = _usable(read_npy(source.tree, contents.entries[0], found.table.keys[0]))
+    first = _usable(read_npy(source.tree, files_of(found.table)[0], found.table.keys[0]))
     if first.is_text:
         msg = f"'{first.name}' cannot be used: it holds words."
         raise LayoutError(msg)
-    inputs = Arrays(contents, first.shape, first.dtype, decode=decode_npy)
+    inputs = Arrays(found.table.inputs.source, first.shape, first.dtype, decode=decode_npy)
     return replace(found, table=replace(found.table, inputs=inputs))
 
 
