@@ -511,10 +511,6 @@ def _check_lengths(chosen: Sequence[SplitArrays], stored: Mapping[str, StoredArr
 
 
 def _as_inputs(xs: Sequence[StoredArray]) -> Inputs:
-    words = next((array.name for array in xs if array.is_text), None)
-    if words is not None:
-        msg = f"'{words}' holds words; expected numbers as inputs."
-        raise LayoutError(msg)
     shapes = [array.shape for array in xs if array.dtype == np.uint8]
     # Rows with three axes are images only if the last may count channels.
     if len(shapes) == len(xs) and all(len(one) == 3 or (len(one) == 4 and one[3] in (1, 3, 4)) for one in shapes):
@@ -590,9 +586,6 @@ def array_folder_state(source: Source) -> Evidence:
         # Files outside class folders are arrays of many samples, for which `arrays_state` has a better message.
         raise EmptySourceError(str(error)) from error
     first = _usable(read_npy(source.tree, files_of(found.table)[0], found.table.keys[0]))
-    if first.is_text:
-        msg = f"'{first.name}' cannot be used: it holds words."
-        raise LayoutError(msg)
     inputs = Arrays(found.table.inputs.source, first.shape, first.dtype, decode=decode_npy)
     return replace(found, table=replace(found.table, inputs=inputs))
 
