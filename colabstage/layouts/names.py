@@ -52,15 +52,11 @@ def names_state(source: Source, *, pattern: str | None = None, kind: FileKind = 
     # A group that matches nothing names no class.
     words = [match[1 if wanted.groups else 0] or "" if match is not None else "" for match in found]
     values, classes = class_indices([word for word in words if word])
-    if not classes:
-        expected = f"{pattern!r} in it" if pattern is not None else "a name such as cat.0.jpg"
-        msg = (
-            f"The name of '{first or images.names[0]}' in '{source.label}' does not say its class; expected {expected}."
-        )
-        raise LayoutError(msg)
     # The same class in all names is a common prefix, such as IMG, not a class.
     if len(classes) < 2:
-        msg = f"The names of the {kind.noun} in '{source.label}' do not tell classes apart: all say {list(classes)}."
+        said = f"all say '{classes[0]}'" if classes else f"'{first or images.names[0]}' says none"
+        how = f"{pattern!r} in each" if pattern is not None else "names such as cat.0.jpg"
+        msg = f"The names of the {kind.noun} in '{source.label}' do not tell classes apart: {said}; expected {how}."
         raise LayoutError(msg)
     files = images.take(np.flatnonzero([bool(word) for word in words]))
     notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]

@@ -219,7 +219,7 @@ BOXES = [
         right=[found("train: boxes cat 4"), refused("via_export_csv", but_not=r"labels=\['file_attributes'\]")]),
     row("nc is not the number of names", yolo("0 1 2", {"data.yaml": "nc: 3\nnames: [cat, dog]\n"}), right=[refused("nc: 3")]),
     row("LabelMe's flags", files("{0..5}.jpg", {f"{i}.json": {**LABELME, "flags": {"good": i % 2 == 0, "bad": i % 2 == 1}, "imagePath": f"{i}.jpg"} for i in range(6)}),
-        right=[found("train: bad 3, good 3"), refused("have no boxes.*of whole images, a table")]),
+        right=[found("train: bad 3, good 3"), refused("have no box.*of whole images, write a table")]),
 ]
 
 

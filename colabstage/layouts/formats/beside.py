@@ -213,7 +213,8 @@ def _object(element: Element) -> tuple[str, Sequence[float]]:
     name, pose = _text(element, "name"), _text(element, "pose").capitalize()
     try:
         x0, y0, x1, y1 = _sides(element)
-        flags = [_flag(_text(element, flag).lower()) for flag in ("difficult", "truncated")]
+        words = [_text(element, flag).lower() for flag in ("difficult", "truncated")]
+        flags = [_FLAGS[word] if word in _FLAGS else int(word[:20]) for word in words]
     except ValueError as error:
         msg = f"an object '{show(name)}' has no readable bndbox or flags ({error})"
         raise ValueError(msg) from error
@@ -233,14 +234,6 @@ def _sides(element: Element) -> list[float]:
     corners = edges(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
     xs, ys = zip(*turned(corners, (x, y), math.degrees(angle)), strict=True)
     return [min(xs) + 1, min(ys) + 1, max(xs), max(ys)]
-
-
-def _flag(text: str) -> int:
-    number = _FLAGS[text] if text in _FLAGS else int(text[:20])
-    if not 0 <= number <= 255:
-        msg = f"a flag of {show(text)}"
-        raise ValueError(msg)
-    return number
 
 
 # --- YOLO: images/a.jpg with labels/a.txt, or a.txt beside it, a class and a box in each line -------------------------

@@ -84,10 +84,6 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
     records = [one for each in found.values() for one in each]
     # Classes are those that occur: not every tool lists its classes in an export.
     called: Sequence[str] = sorted({label for one in records for label, _ in one.shapes})
-    if not called:
-        what = f"it and others of {form.name}'s files have no boxes"
-        expected = "boxes; of whole images, a table with a path and a label in each row"
-        raise broken(next(iter(found)), what, expected)
     labels, lists = called, list[str]()
     if form.numbered:
         lists, named = read_class_list(source)
