@@ -225,8 +225,8 @@ def _boxes_lost(table: SampleTable) -> str:
         return ""
     if not len(boxes.boxes) and len(table) and table.layout == DETECTION:
         return (
-            f"The annotations of {len(table):,} images have no box (first '{table.keys[0]}'). Export them with boxes; or, "
-            "for classes of whole images, write a table with a path and a label in each row."
+            f"The annotations of {len(table):,} images have no box (first '{table.keys[0]}'). Export them with boxes; "
+            "or, for classes of whole images, write a table with a path and a label in each row."
         )
     if boxes.relative or boxes.sizes is not None:
         form, first_one = other_form(boxes)
