@@ -17,7 +17,7 @@ from colabstage.layouts.columns import Column, same_partition, show
 from colabstage.layouts.evidence import Evidence, left_out_notes
 from colabstage.layouts.lists import Lookup, held_out_of_others, lists_state
 from colabstage.layouts.reading import Source, broken
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, TreeFiles, known_splits, offsets_of
+from colabstage.layouts.table import Boxes, BrokenDatasetError, offsets_of
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
@@ -102,17 +102,10 @@ def boxes_state(
     twice = first_repeated(names)
     if twice is not None:
         raise broken(source.label, f"two classes are called '{show(twice)}'", "one name and one number for each")
-    table = SampleTable(
-        layout=NAME,
-        keys=tuple(one.file.name for one in placed),
-        inputs=Images(TreeFiles(source.tree, [one.file for one in placed])),
-        targets=_as_boxes(placed, classes, columns, relative=relative),
-        splits=known_splits([one.split for one in placed]),
-        classes=tuple(names),
-        notes=tuple(notes),
-    )
-    made = Evidence(table, who, frozenset(used))
-    return made if table.splits is not None else lists_state(source, made, stated=stated, within=within)
+    targets = _as_boxes(placed, classes, columns, relative=relative)
+    files, splits = [one.file for one in placed], [one.split for one in placed]
+    made = Evidence.of_images(source, NAME, files, targets, who, splits=splits, classes=names, notes=notes, used=used)
+    return made if made.table.splits is not None else lists_state(source, made, stated=stated, within=within)
 
 
 def _as_boxes(
@@ -199,10 +192,8 @@ def join_records(
     notes: list[str] = []
     missing: list[tuple[str, str]] = []
     # A file about one image has the image's name, which may be test_01.
-    splits = {
-        file: ("" if per_image else words.split_name(words.stem_of(file)).split) or words.split_of_path(file)
-        for file in found
-    }
+    split_of = words.split_of_path if per_image else words.split_of_file
+    splits = {file: split_of(file) for file in found}
     images_of = {file: [record.image for record in records] for file, records in found.items()}
     held_out = set() if per_image else held_out_of_others(lookup, splits, images_of)
     for file, records in found.items():

@@ -391,7 +391,7 @@ def make_targets(
         return _as_sets(first, lambda cell: [word[1:-1] for word in re.findall(_QUOTED, cell)])
     if mark:
         return _as_sets(first, lambda cell: cell.split(mark))
-    return _as_numbers(first) if separator is None and first.is_numeric else _as_classes(first)
+    return _as_numbers(first) if separator is None and first.is_numeric else class_indices(first.cells)
 
 
 def separator_of(column: Column) -> str:
@@ -426,18 +426,6 @@ def _as_numbers(column: Column) -> Targets:
     else:
         whole = values.astype(np.int64)
     return Values(whole), class_numbers(whole)
-
-
-def _as_classes(column: Column) -> Targets:
-    values, classes = class_indices(column.cells)
-    # Some programs take 01 and 1 as two classes, others as one.
-    seen: dict[str, str] = {}
-    for word in (word for word in classes if word.isascii() and word.isdecimal()):
-        other = seen.setdefault(word.lstrip("0"), word)
-        if other != word:
-            msg = f"'{column.name}' has the labels '{other}' and '{word}', which are the same number; write it one way."
-            raise LayoutError(msg)
-    return values, classes
 
 
 def _as_sets(column: Column, words_of_cell: Callable[[str], list[str]]) -> Targets:

@@ -43,7 +43,6 @@ from colabstage.layouts.evidence import (
     gather,
     images_of,
     in_bytes,
-    join_tables,
     labels_of_samples,
     near,
     refuse,
@@ -78,7 +77,7 @@ from colabstage.layouts.names import (
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
-from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, TreeFiles, Values, known_splits
+from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values, files_of, known_splits
 from colabstage.layouts.texts import Naming, Says
 
 if TYPE_CHECKING:
@@ -395,8 +394,7 @@ def _bare(name: str) -> str:
 def _classes_of_others(case: Case, found: Evidence) -> Evidence | None:
     """Return folders that look like classes, of images that no row of a table names, or that have no box: most images
     are in them, or they are called as the table's classes, and none of the others is in them."""
-    files = found.table.inputs.source
-    names = files.entries.names if isinstance(files, TreeFiles) else ()
+    names = files_of(found.table).names
     labels = zip(names, labels_of_samples(found.table), strict=False)
     named = {*names}.difference(name for name, own in labels if not own)
     rest = Case(case.source.without(named | found.used))
@@ -508,13 +506,18 @@ def _with_other_splits(case: Case, rows: Evidence) -> Evidence:
     splits_of_rows = own.table.splits or [words.split_of_path(key) or called for key in own.table.keys]
     tables = [folders.table, replace(own.table, splits=known_splits(splits_of_rows))]
     classes = max((one.classes for one in tables), key=len)
-    splits = [{*(one.splits or ())} for one in tables]
-    is_complete = classes and all(splits) and set.isdisjoint(*splits)
+    names = [{*(one.splits or ())} for one in tables]
+    is_complete = classes and all(names) and set.isdisjoint(*names)
     if not is_complete or any(not {*classes}.issuperset(class_of_samples(one)) for one in tables):
         return rows
-    table = join_tables(case.images, tables, classes)
     who, used = f"{folders.who} and {own.who}", own.used | folders.used
-    return Evidence(table, who, used)
+    files = [entry for one in tables for entry in files_of(one)]
+    labels = [classes.index(name) for one in tables for name in class_of_samples(one)]
+    splits, notes = ([part for one in tables for part in getattr(one, of)] for of in ("splits", "notes"))
+    targets, layout = Values(np.array(labels, np.int64)), own.table.layout
+    return Evidence.of_images(
+        case.source, layout, files, targets, who, splits=splits, classes=classes, notes=notes, used=used
+    )
 
 
 def _weigh_nothing(case: Case) -> Found:
@@ -684,22 +687,23 @@ def check_layout_name(layout: str) -> None:
 def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more: bool = False) -> SampleTable:
     """Make the table of samples of a tree, by a layout's name, "auto" for what the evidence states, or a function.
     `is_more`: whether they are added to an existing dataset, so that a single class is fine."""
-    if not isinstance(layout, str | TableFile):
+    if not isinstance(layout, str):
         return layout(tree)
-    if isinstance(layout, str):
-        check_layout_name(layout)
+    check_layout_name(layout)
+    if layout == "auto":
+        return read_layout(tree, _weigh_all, is_more=is_more)
+    named = next(one for one in catalogue() if one.name == layout)
+    return read_layout(tree, lambda case: named.find(case, by_name=True))
+
+
+def read_layout(tree: Tree, state: Callable[[Case], Found], *, is_more: bool = False) -> SampleTable:
+    """Make the table of what is stated about a tree, however that was chosen."""
     case = Case(Source(tree), is_more=is_more)
     try:
-        if isinstance(layout, TableFile):
-            return layout(tree)
-        if layout == "auto":
-            return _weigh_all(case)
-        found = next(one for one in catalogue() if one.name == layout).find(case, by_name=True)
-        return required(found).as_table(case.source)
+        return required(state(case)).as_table(case.source)
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
-        hint = "" if layout == "auto" else _how_to_give(case.source)
-        if not hint:
+        if not (hint := _how_to_give(case.source)):
             raise
         msg = f"{error} {hint}"
         raise EmptySourceError(msg) from error
@@ -711,7 +715,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         raise BrokenDatasetError(msg) from error
 
 
-def _weigh_all(case: Case) -> SampleTable:
+def _weigh_all(case: Case) -> Evidence:
     declined: list[Miss] = []
     # A layout that was not looked for cannot explain a failure: the tree has no files of it.
     for layout in (one for one in catalogue() if one.may_fit(case.source)):
@@ -724,7 +728,7 @@ def _weigh_all(case: Case) -> SampleTable:
             raise MissingDependencyError(msg)
         found = case.judge(found)
         if found.claims:
-            return required(found).as_table(case.source)
+            return required(found)
         assert isinstance(found, Miss)
         declined.append(found)
     raise _nothing_fits(case.source, declined)
@@ -739,8 +743,11 @@ class TableFile:
 
     def __call__(self, tree: Tree) -> SampleTable:
         """Return the samples that the table names: images, or otherwise audio clips."""
+        return read_layout(tree, self._state)
+
+    def _state(self, case: Case) -> Found:
         try:
-            return required(Case(source := Source(tree)).state_rows(table=self.name)).as_table(source)
+            return required(case.state_rows(table=self.name))
         except EmptySourceError as error:
             how = f"give one that holds both, with layout=table_rows(table='{self.name}')"
             msg = f"{error} '{self.name}' is read with the files in its folder and below: move it there, or {how}."
@@ -790,7 +797,7 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     faults = [miss.error for miss in declined if not isinstance(miss.error, EmptySourceError)]
     if is_packed or not faults:
         msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}; expected {_KINDS}."
-        return EmptySourceError(" ".join(filter(None, (msg, _how_to_give(source), *source.tree.notes))))
+        return EmptySourceError(" ".join([msg, *source.tree.notes]))
     return LayoutError(
         f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {faults[-1]} {on_request}"
     )

@@ -23,12 +23,15 @@ from colabstage.layouts.reading import Source, T, broken
 from colabstage.layouts.table import (
     Boxes,
     BrokenDatasetError,
+    Images,
     Masks,
     SampleSource,
     SampleTable,
     Targets,
     TreeFiles,
     Values,
+    files_of,
+    known_splits,
     offsets_of,
 )
 from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, same_split, splits_of_folders
@@ -36,9 +39,11 @@ from colabstage.trees.listing import FileEntries, count_by, take_strings
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from colabstage.trees.listing import FileEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,26 @@ class Evidence:
     files: Sequence[str] = ()
     """The file of each sample that is a record; nothing for samples that are files, or parts of several."""
 
+    @classmethod
+    def of_images(
+        cls,
+        source: Source,
+        layout: str,
+        files: Sequence[FileEntry],
+        targets: Targets | None,
+        who: str,
+        *,
+        splits: Sequence[str] = (),
+        classes: Iterable[str] = (),
+        notes: Iterable[str] = (),
+        used: Iterable[str] = (),
+    ) -> Evidence:
+        """Return what states the targets of images, a file each, and their splits, "" for none."""
+        read = TreeFiles(source.tree, files)
+        table = SampleTable(layout, _numbered_apart(read.entries.names), Images(read), targets)
+        table = replace(table, splits=known_splits(splits), classes=tuple(classes), notes=tuple(notes))
+        return cls(table, who, frozenset(used))
+
     @property
     def claims(self) -> bool:
         """Tell whether it is about the samples, so that nothing weaker may be used instead."""
@@ -72,11 +97,10 @@ class Evidence:
     def in_split_folders(self) -> Evidence:
         """Return the same with the splits of the folders that all samples are in, where nothing else states splits and
         the folders are no classes."""
-        source, splits = self.table.inputs.source, list[str]()
-        if isinstance(source, TreeFiles) and self.table.splits is None and self.table.layout != IMAGE_FOLDER.layout:
-            folders, of_files = source.entries.folders
-            splits = splits_of_folders(folders)
-        if not all(splits) or len({*splits}) < 2:
+        folders, of_files = files_of(self.table).folders
+        splits = splits_of_folders(folders)
+        is_stated = self.table.splits is not None or self.table.layout == IMAGE_FOLDER.layout
+        if is_stated or not all(splits) or len({*splits}) < 2:
             return self
         stated = tuple([splits[number] for number in of_files.tolist()])
         found = replace(self, table=replace(self.table, splits=stated))
@@ -85,8 +109,8 @@ class Evidence:
     def in_splits_of(self, file: str, splits: Mapping[str, str]) -> Evidence:
         """Return the same with the splits of the samples' files that a description states. Raises
         `BrokenDatasetError`: it states others than this evidence, or only those of some files."""
-        table, data = self.table, self.table.inputs.source
-        names = data.entries.names if isinstance(data, TreeFiles) else self.files
+        table = self.table
+        names = files_of(table).names or self.files
         stated = described_splits((file, splits), names, table.splits, who=self.who, layout=table.layout)
         if not stated or table.splits is not None:
             return self
@@ -102,7 +126,7 @@ class Evidence:
             found = found.noting(
                 f"All are in 'train', those in the folders {listed(stated)} too, because '{other}' is of no split."
             )
-        table, of_files = found.table, isinstance(found.table.inputs.source, TreeFiles)
+        table, of_files = found.table, bool(files_of(found.table))
         of_images = of_files and extension_of(table.keys[0] if table.keys else "") in IMAGES
         silent = HARMLESS if of_images else HARMLESS.difference(IMAGES)
         others = source.files.not_ending_in(silent).without(self.used)
@@ -134,6 +158,18 @@ def described_splits(
         what = f"it is of the split '{stated[odd] or 'none'}' by '{file}'{other}"
         raise broken(names[odd], what, f'one split for each; layout="{layout}" does without it')
     return stated if any(stated) else ()
+
+
+def _numbered_apart(names: Sequence[str]) -> Sequence[str]:
+    """Return the names, with a number after those that occurred before: an image may have several rows."""
+    seen: Counter[str] = Counter()
+    if len(set(names)) == len(names):
+        return names
+    keys = []
+    for name in names:
+        seen[name] += 1
+        keys.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,20 +263,10 @@ def class_of_samples(table: SampleTable) -> list[str]:
 def folder_of_no_split(table: SampleTable) -> tuple[str, list[str]]:
     """Return a folder of no split beside those of several splits, with these, where nothing states splits, so that all
     would be trained on; "" if there is none."""
-    source = table.inputs.source
-    folders = source.entries.folders[0] if isinstance(source, TreeFiles) and table.splits is None else []
+    folders = files_of(table).folders[0] if table.splits is None else []
     splits = splits_of_folders(folders)
     stated = sorted({*splits} - {""})
     return (folders[splits.index("")], stated) if "" in splits and len(stated) > 1 else ("", [])
-
-
-def in_two_splits(names: Sequence[str], splits: Sequence[str]) -> tuple[str, str, str] | None:
-    """Return the first name that stands in two splits, and these; `None` if none does."""
-    split_of: dict[str, str] = {}
-    pairs = zip(names, splits, strict=True) if len({*splits}) > 1 else ()
-    return next(
-        ((name, split_of[name], split) for name, split in pairs if split_of.setdefault(name, split) != split), None
-    )
 
 
 # Files of another kind are few if the samples are ten times as many.
@@ -272,27 +298,6 @@ def take_rows(table: SampleTable, chosen: NDArray[np.intp]) -> SampleTable:
         splits=None if table.splits is None else take_strings(table.splits, chosen),
         groups=None if table.groups is None else take_strings(table.groups, chosen),
         complete=None,
-    )
-
-
-def join_tables(files: FileEntries, tables: Sequence[SampleTable], classes: tuple[str, ...]) -> SampleTable:
-    """Return the samples of several tables, each with one class and split, in the last one's layout. `files`: all
-    theirs."""
-    sources = [one.inputs.source for one in tables]
-    numbers = {name: number for number, name in enumerate(files.names)}
-    chosen = [numbers[source.name(row)] for source in sources for row in range(len(source))]
-    label_of = {name: label for label, name in enumerate(classes)}
-    last = tables[-1]
-    assert isinstance(sources[-1], TreeFiles)
-    return replace(
-        last,
-        keys=[key for one in tables for key in one.keys],
-        inputs=replace(last.inputs, source=TreeFiles(sources[-1].tree, files.take(np.array(chosen)))),
-        targets=Values(np.array([label_of[name] for one in tables for name in class_of_samples(one)], np.int64)),
-        splits=[split for one in tables for split in one.splits or ()],
-        groups=None,
-        classes=classes,
-        notes=tuple(note for one in tables for note in one.notes),
     )
 
 

@@ -31,7 +31,6 @@ from colabstage.layouts.evidence import (
     folder_of_no_split,
     gather,
     in_bytes,
-    in_two_splits,
     near,
     refuse,
     size_in_file,
@@ -43,7 +42,7 @@ from colabstage.layouts.lists import lists_state, may_be_list
 from colabstage.layouts.names import bare_stem, whole_path
 from colabstage.layouts.reading import Source, Statement, joins_classes
 from colabstage.layouts.records import split_of_shard
-from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values
+from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values, files_of
 from colabstage.layouts.texts import NAMED, Naming, Says, may_list_a_split, statements_in
 from colabstage.trees.bytes import HEAD_BYTES, image_ending
 from colabstage.trees.listing import FileEntries, FileEntry, only_line
@@ -106,9 +105,15 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
             f"The {table.unit} of '{source.label}' may have the classes {listed(table.classes)}, by {found.who}, but "
             f'{why} layout="{table.layout}" takes them anyway.'
         )
-    checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _trained_in_held_out, _untrained, _boxes_lost)
+    checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _untrained, _boxes_lost)
     why = next((why for check in checks if (why := check(table))), "")
-    why = why or _several_sets(source, found) or _shards_twice(source, found) or _documents(source, table)
+    why = (
+        why
+        or _trained_in_held_out(source, table)
+        or _several_sets(source, found)
+        or _shards_twice(source, found)
+        or _documents(source, table)
+    )
     others, are_few = _of_other_kinds(source, found)
     why = why or others or next(filter(None, _left_over(source, found)), "")
     if why:
@@ -151,24 +156,18 @@ def _unnamed(table: SampleTable) -> str:
 
 
 def _split_twice(table: SampleTable) -> str:
-    """Find a split with two names, and a file of a table that is in two splits."""
+    """Find a split with two names."""
     # dev beside one of them may be intended, because some corpora have both.
     several = sorted({"val", "valid", "validation"} & set(table.splits or ()))
-    if len(several) > 1:
-        return f"The {table.unit} are in the splits {listed(several)}, which look like one. Use one name."
-    is_of_rows = table.layout in _OF_ROWS and table.keys and table.splits is not None
-    twice = in_two_splits(_entries(table).names, table.splits or ()) if is_of_rows else None
-    return "'{}' is in the splits '{}' and '{}'. Take it out of one.".format(*twice) if twice else ""
+    what = f"The {table.unit} are in the splits {listed(several)}, which look like one. Use one name."
+    return what if len(several) > 1 else ""
 
 
-def _trained_in_held_out(table: SampleTable) -> str:
+def _trained_in_held_out(source: Source, table: SampleTable) -> str:
     """Find a sample to train on in a folder of held-out ones, beside folders of other splits."""
-    source, (other, _) = table.inputs.source, folder_of_no_split(table)
-    if not isinstance(source, TreeFiles) or not (other or "train" in (table.splits or ())):
-        return ""
-    folders, folder_of = source.entries.folders
-    splits = words.splits_of_folders(folders)
-    if len({*splits} - {""}) < 2:
+    folders, folder_of = files_of(table).folders
+    splits, (other, _) = words.splits_of_folders(folders), folder_of_no_split(table)
+    if len({*splits} - {""}) < 2 or not (other or "train" in (table.splits or ())):
         return ""
     held_out = np.array([split not in ("", "train") for split in splits])[folder_of]
     wrong = np.flatnonzero(held_out & (np.array(table.splits or ["train"]) == "train"))
@@ -184,10 +183,7 @@ def _trained_in_held_out(table: SampleTable) -> str:
 
 def _split_misspelt(table: SampleTable) -> str:
     """Find a folder whose name is almost a split's, beside a real split: its samples would be trained on."""
-    source = table.inputs.source
-    if not isinstance(source, TreeFiles):
-        return ""
-    folders, folder_of = source.entries.folders
+    folders, folder_of = files_of(table).folders
     inside: dict[str, set[str]] = defaultdict(set)
     for folder in folders:
         for path in itertools.accumulate(folder.split("/"), posixpath.join):
@@ -229,11 +225,12 @@ def _untrained(table: SampleTable) -> str:
 def _boxes_lost(table: SampleTable) -> str:
     """Find annotations without any box; and boxes outside their images, which were shrunk, or are others."""
     boxes, source = table.targets, table.inputs.source
-    if not isinstance(boxes, Boxes) or not isinstance(source, TreeFiles):
+    if not isinstance(boxes, Boxes) or not files_of(table):
         return ""
     if not len(boxes.boxes) and len(table) and table.layout == DETECTION:
         return (
-            f"The annotations of {len(table):,} images have no box (first '{table.keys[0]}'). Export them with boxes."
+            f"The annotations of {len(table):,} images have no box (first '{table.keys[0]}'). Export them with boxes; "
+            "or, for classes of whole images, write a table with a path and a label in each row."
         )
     if boxes.relative or boxes.sizes is not None:
         form, first_one = other_form(boxes)
@@ -322,11 +319,6 @@ def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
     return _called_parts(table) or _deeper(table) or _parts_of_samples(table) or _untrained(table)
 
 
-def _entries(table: SampleTable) -> FileEntries:
-    assert isinstance(table.inputs.source, TreeFiles)
-    return table.inputs.source.entries
-
-
 def _labels(table: SampleTable) -> NDArray[Any]:
     """Return the labels of samples, or of their boxes; nothing for other targets."""
     targets = table.targets
@@ -392,7 +384,7 @@ def _called_parts(table: SampleTable) -> str:
         what = f"{'is a name' if len(odd) == 1 else 'are names'} of parts of a dataset"
         outer = min({*classes} - odd or classes)
         return f"{listed(sorted(odd))} {what}. {_choice(table, outer=outer, parts=sorted(classes))}"
-    folders = {name for folder in _entries(table).folders[0] for name in folder.split("/")} - {*classes}
+    folders = {name for folder in files_of(table).folders[0] for name in folder.split("/")} - {*classes}
     # train_images and val_images above the classes are splits, despite the word images.
     if table.splits is not None:
         folders = {name for name in folders if not words.is_split(name)}
@@ -402,7 +394,7 @@ def _called_parts(table: SampleTable) -> str:
 
 def _deeper(table: SampleTable) -> str:
     """Find a class that holds several folders and no file of its own: those may be the classes."""
-    folders, folder_of = _entries(table).folders
+    folders, folder_of = files_of(table).folders
     # As single numbers, because sorting a million pairs takes ten times as long and twice the memory.
     pairs = np.unique(folder_of.astype(np.int64) * len(table.classes) + _labels(table)).tolist()
     places = [(folders[number // len(table.classes)].split("/"), number % len(table.classes)) for number in pairs]
@@ -443,7 +435,7 @@ def _parts_of_samples(table: SampleTable) -> str:
 def _kinds_in_each(table: SampleTable) -> list[str]:
     """Return a file of each kind in the first folder, if all folders have the same kinds, by the words in the names, of
     which some are targets: GT_1.png and NOISY_1.png. Otherwise nothing."""
-    names, labels, kinds = _entries(table).names, _labels(table), dict[tuple[str, ...], str]()
+    names, labels, kinds = files_of(table).names, _labels(table), dict[tuple[str, ...], str]()
     for number, folder in enumerate(table.classes):
         own = np.flatnonzero(labels == number)[:_STEMS_COMPARED].tolist()
         stems = [words.stem_of(names[row]) for row in own]
@@ -460,7 +452,7 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     """Return a stem or name that occurs in each of the folders, if these have the same names, or are named like parts
     and share half of them; "" otherwise. And whether the names are counted, as in classes of one size: cat/0.jpg,
     cat/1.jpg, dog/0.jpg."""
-    classes, labels, names = table.classes, _labels(table), _entries(table).names
+    classes, labels, names = table.classes, _labels(table), files_of(table).names
     if not 2 <= len(classes) <= _MOST_PARTS:
         return "", False
     rows = [np.flatnonzero(labels == number) for number in range(len(classes))]
@@ -533,7 +525,7 @@ def _notes_on_folders(table: SampleTable) -> Iterator[str]:
         yield f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …); for parts {way}."
     odd = list(filter(words.is_aside, table.classes))
     if odd and isinstance(table.inputs.source, TreeFiles):
-        rest = (whole_path(name, _entries(table).folders[0]) for name in table.classes if name not in odd)
+        rest = (whole_path(name, files_of(table).folders[0]) for name in table.classes if name not in odd)
         without = only_line(table.inputs.source.tree, *rest)
         yield f"{listed(odd)} {'counts as a class' if len(odd) == 1 else 'count as classes'}; for the others {without}."
 
@@ -575,7 +567,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     """Yield why files may hold more samples, their targets or their splits, whatever states these: fields of their own
     records, files without an extension, masks, archives; and if nothing labels them, images and any annotations."""
     table, used = found.table, found.used
-    of_files = isinstance(table.inputs.source, TreeFiles)
+    of_files = bool(files_of(table))
     of_arrays, is_bare = table.layout == "arrays", table.targets is None
     beside = f"the {'arrays' if of_arrays else table.unit} of '{source.label}'"
     if not of_files and table.splits is None:
@@ -591,14 +583,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         how = "Call what does 'label', or give a function as layout=."
         names = list(filter(words.may_be_label, found.unused))
         yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")
-    how = "Finish the download, or remove all its files."
-    yield _left_over_message(
-        files_called(source, UNFINISHED).names, beside, "may belong to an unfinished download", how
-    )
-    how = "Unpack the archive with tar or unzip, and give that folder."
-    if source.tree.kind == "folder":
-        how = f"Fetch what they lead to (git annex get), or remove them: find {quote(source.label)} -xtype l -delete."
-    yield _left_over_message(_lost(source), beside, "may have led to more of them, which are not here", how, "links")
+    yield from _not_here(source, beside)
     if of_files and table.splits is None:
         names = source.ending_in(_BINARY).without(used).where(may_list_a_split).names
         only = source.only(source.without({*names}).files.names, names)
@@ -637,14 +622,25 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     yield _left_over_message(archives.names, beside, "may hold more of them, or their labels", how)
 
 
+def _not_here(source: Source, beside: str) -> Iterator[str]:
+    """Yield why more of the samples may be elsewhere: unfinished downloads, and links that lead nowhere."""
+    how = "Finish the download, or remove all its files."
+    names = files_called(source, UNFINISHED).names
+    yield _left_over_message(names, beside, "may belong to an unfinished download", how)
+    how = "Unpack the archive with tar or unzip, and give that folder."
+    if source.tree.kind == "folder":
+        how = f"Fetch what they lead to (git annex get), or remove them: find {quote(source.label)} -xtype l -delete."
+    yield _left_over_message(_lost(source), beside, "may have led to more of them, which are not here", how, "links")
+
+
 def _of_other_kinds(source: Source, found: Evidence) -> tuple[str, bool]:
     """Return why files of another kind may be the samples, "" if they are few or something states what the samples are;
     and whether the samples are few beside them."""
-    table, of_files = found.table, isinstance(found.table.inputs.source, TreeFiles)
-    is_stated = not found.is_guess if of_files else table.targets is not None and table.layout not in _OF_SHARDS
+    table, own = found.table, files_of(found.table)
+    is_stated = not found.is_guess if own else table.targets is not None and table.layout not in _OF_SHARDS
     if is_stated:
         return "", False
-    own = _entries(table) if of_files else source.files.where(found.used.__contains__)
+    of_files, own = bool(own), own or source.files.where(found.used.__contains__)
     size = len if of_files else in_bytes
     for kind in (words.IMAGES, words.SOUNDS, _ARRAYS):
         others = source.ending_in(kind).without(found.used)
@@ -659,8 +655,7 @@ def _of_other_kinds(source: Source, found: Evidence) -> tuple[str, bool]:
 
 def _one_kind(source: Source, found: Evidence, others: FileEntries) -> str:
     """Write what takes either the samples, with what labels them, or files of another kind alone."""
-    sources = found.table.inputs.source, getattr(found.table.targets, "source", None)
-    own = found.used.union(*(one.entries.names for one in sources if isinstance(one, TreeFiles)))
+    own = found.used.union(files_of(found.table).names)
     only = [source.only(one, two) for one, two in ((own, others.names), (others.names, own))]
     return f"Take one kind: {' or '.join(filter(None, only))}." if any(only) else "Move those of one kind away."
 

@@ -21,7 +21,7 @@ from colabstage.layouts.columns import Column, in_order_of, same_partition, show
 from colabstage.layouts.evidence import Evidence, class_of_samples, renumbered, take_rows
 from colabstage.layouts.formats.tables import NESTED, Table, parse_table
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, broken, decode_text, lines_of, load_yaml
-from colabstage.layouts.table import BrokenDatasetError, SampleTable, TreeFiles
+from colabstage.layouts.table import BrokenDatasetError, SampleTable, files_of
 from colabstage.layouts.words import (
     JPEGS,
     OF_SPLITS,
@@ -303,15 +303,15 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
     `stated`: the lists with their splits, where something says which they are. `within`: the end of the folders whose
     lists go before all others, as Pascal VOC has them: also of several datasets, and if they name other files as well.
     """
-    files_of_samples, table = found.table.inputs.source, found.table
-    if not isinstance(files_of_samples, TreeFiles):
+    table, files = found.table, files_of(found.table)
+    if not files:
         return found
     own = _lists_within(source, found, within) if within and stated is None else {}
     called, others = (stated or own, {}) if stated or own else _lists_beside(source, found)
     names, within = others | called, within if own else ""
     if not names or len(called) > MOST_LISTS:
         return found
-    rows = _Rows.of(source, files_of_samples.entries)
+    rows = _Rows.of(source, files)
     ids, by_id = paths_by_id(source, rows.lookup)
     lists, held_out = _Reader(source, table, rows, names, {*called}, within, by_id).read()
     if within and not lists:

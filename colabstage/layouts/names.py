@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,12 +16,8 @@ from colabstage.layouts import words
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, FileKind, images_of, left_out_notes, require_files
 from colabstage.layouts.table import (
     BrokenDatasetError,
-    Images,
-    SampleTable,
-    TreeFiles,
     Values,
     class_indices,
-    known_splits,
 )
 from colabstage.layouts.words import before_last_word, split_name, split_of_path, stem_of
 from colabstage.trees.listing import only_line
@@ -55,15 +52,11 @@ def names_state(source: Source, *, pattern: str | None = None, kind: FileKind = 
     # A group that matches nothing names no class.
     words = [match[1 if wanted.groups else 0] or "" if match is not None else "" for match in found]
     values, classes = class_indices([word for word in words if word])
-    if not classes:
-        expected = f"{pattern!r} in it" if pattern is not None else "a name such as cat.0.jpg"
-        msg = (
-            f"The name of '{first or images.names[0]}' in '{source.label}' does not say its class; expected {expected}."
-        )
-        raise LayoutError(msg)
     # The same class in all names is a common prefix, such as IMG, not a class.
     if len(classes) < 2:
-        msg = f"The names of the {kind.noun} in '{source.label}' do not tell classes apart: all say {list(classes)}."
+        said = f"all say '{classes[0]}'" if classes else f"'{first or images.names[0]}' says none"
+        how = f"{pattern!r} in each" if pattern is not None else "names such as cat.0.jpg"
+        msg = f"The names of the {kind.noun} in '{source.label}' do not tell classes apart: {said}; expected {how}."
         raise LayoutError(msg)
     files = images.take(np.flatnonzero([bool(word) for word in words]))
     notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
@@ -71,16 +64,9 @@ def names_state(source: Source, *, pattern: str | None = None, kind: FileKind = 
         which = "of a test folder whose names give no class" if pattern is None else f"whose paths have no {pattern!r}"
         lost = next(name for name, word in zip(images.names, words, strict=True) if not word)
         notes.append(f"{left_out(len(images) - len(files), kind.noun, which)} (first '{lost}').")
-    table = SampleTable(
-        layout=kind.layout,
-        keys=files.names,
-        inputs=Images(TreeFiles(source.tree, files)),
-        targets=values,
-        splits=known_splits([split_of_path(name) for name in files.names]),
-        classes=classes,
-        notes=tuple(notes),
-    )
-    return Evidence(table, "the files' names", is_guess=True)
+    who, splits = "the files' names", [split_of_path(name) for name in files.names]
+    made = Evidence.of_images(source, kind.layout, files, values, who, splits=splits, classes=classes, notes=notes)
+    return replace(made, is_guess=True)
 
 
 def nothing_states(source: Source) -> Evidence:
@@ -94,15 +80,8 @@ def nothing_states(source: Source) -> Evidence:
         notes.append(f"All are in the folder '{folders[0]}'; layout='image_folder' makes it their class.")
     if not any(splits_of):
         notes.append("Rows of 'train' are in random order; with splits={'test': 1.0} they keep that of their names.")
-    table = SampleTable(
-        layout="images",
-        keys=images.names,
-        inputs=Images(TreeFiles(source.tree, images)),
-        targets=None,
-        splits=known_splits([splits_of[number] for number in of_files.tolist()]),
-        notes=tuple(notes),
-    )
-    return Evidence(table, "nothing")
+    splits = [splits_of[number] for number in of_files.tolist()]
+    return Evidence.of_images(source, "images", images, None, "nothing", splits=splits, notes=notes)
 
 
 def names_may_say(source: Source) -> str:
@@ -226,21 +205,17 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     train = [top for top, split in splits.items() if split == "train" and not split_name(top).split]
     # If the person says which folder is the class, those of splits may be anywhere.
     split_of_folder = [one.split or (split_of_path(f"{one.path}/") if level is not None else "") for one in read]
-    table = SampleTable(
-        layout=kind.layout,
-        keys=chosen.names,
-        inputs=Images(TreeFiles(source.tree, chosen)),
-        targets=Values(labels),
-        classes=tuple(classes),
-        splits=known_splits([split_of_folder[rank] for rank in ranks.tolist()]),
-        notes=(
-            *left_out_notes((len(files) - len(order), kind.noun, "in no class folder")),
-            *_notes(found, classes, kind.noun),
-            *(f"The split 'train' is the folder '{top}', by the names of the others." for top in train),
-            *(f"Classes of '{one}' are read." for one in lists),
-        ),
+    own, who = [split_of_folder[rank] for rank in ranks.tolist()], "the folders"
+    notes = (
+        *left_out_notes((len(files) - len(order), kind.noun, "in no class folder")),
+        *_notes(found, classes, kind.noun),
+        *(f"The split 'train' is the folder '{top}', by the names of the others." for top in train),
+        *(f"Classes of '{one}' are read." for one in lists),
     )
-    return Evidence(table, "the folders", frozenset(lists), is_guess=True)
+    made = Evidence.of_images(
+        source, kind.layout, chosen, Values(labels), who, splits=own, classes=classes, notes=notes
+    )
+    return replace(made, used=frozenset(lists), is_guess=True)
 
 
 def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:

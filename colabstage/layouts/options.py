@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError
-from colabstage.layouts.detect import Case, LayoutFunction
-from colabstage.layouts.evidence import IMAGE_FOLDER, Found, gather, required
+from colabstage.layouts.detect import Case, LayoutFunction, read_layout
+from colabstage.layouts.evidence import IMAGE_FOLDER, Found, gather
 from colabstage.layouts.formats.arrays import arrays_state
 from colabstage.layouts.formats.arrow import arrow_state
 from colabstage.layouts.formats.masks import masks_state
@@ -16,12 +16,12 @@ from colabstage.layouts.formats.tokens import TokenDtype, TokenOptions, tokens_s
 from colabstage.layouts.formats.webdataset import webdataset_state
 from colabstage.layouts.lists import lists_state
 from colabstage.layouts.names import folders_state, names_state
-from colabstage.layouts.reading import Source
 from colabstage.layouts.stored import ClipOptions, SoundDtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from colabstage.layouts.reading import Source
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.listing import Tree
 
@@ -219,8 +219,7 @@ def _layout(name: str, state: Callable[..., Found], **options: Any) -> LayoutFun
 
 
 def _read(state: Callable[..., Found], tree: Tree, **options: Any) -> SampleTable:
-    source = Source(tree)
-    return required(state(source, **options)).as_table(source)
+    return read_layout(tree, lambda case: state(case.source, **options))
 
 
 def _checked(pattern: str | None) -> str | None:

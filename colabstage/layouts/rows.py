@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import posixpath
 import re
-from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +38,6 @@ from colabstage.layouts.evidence import (
     Evidence,
     FileKind,
     Found,
-    in_two_splits,
     left_out_notes,
     near,
     renumbered,
@@ -47,7 +46,7 @@ from colabstage.layouts.evidence import (
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state, only
 from colabstage.layouts.reading import BEGINNING_BYTES, Source
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Targets, TreeFiles, Values, known_splits
+from colabstage.layouts.table import BrokenDatasetError, Targets, Values
 from colabstage.trees.listing import FileEntries, take_strings
 from colabstage.trees.names import first_repeated
 
@@ -89,7 +88,7 @@ class LeadingTable:
     @property
     def split(self) -> str:
         """Return the split in the table's name or path: train.csv, labels_train.csv, valid/_classes.csv."""
-        return words.split_name(words.stem_of(self.name)).split or words.split_of_path(self.name)
+        return words.split_of_file(self.name)
 
     @property
     def has_labels(self) -> bool:
@@ -433,8 +432,9 @@ class TableSearch:
         self._check_shift(rows)
         targets: Targets
         if boxes is not None:
-            if (found_twice := in_two_splits(take_strings(self.files.names, rows.files), rows.splits)) is not None:
-                msg = "Rows of '{}' are in the splits '{}' and '{}'. Take it out of one.".format(*found_twice)
+            in_splits = dict.fromkeys(zip(rows.files.tolist(), rows.splits, strict=True))
+            if (twice := first_repeated([self.files.names[number] for number, _ in in_splits])) is not None:
+                msg = f"Rows of '{twice}' are in several splits. Take it out of all but one."
                 raise LayoutError(msg)
             sides = find_image_sides(found[0].columns)
             sides = sides if all(one.columns.keys() >= {*sides} for one in complete) else []
@@ -454,22 +454,18 @@ class TableSearch:
             numbered, note = in_order_of(every.column(roles.number), every.column(roles.labels[0]), classes)
             targets, classes = renumbered(targets, classes, numbered), tuple(numbered)
             notes.append(note)
-        groups = None if roles.group is None else rows.column(roles.group).cells
-        chosen = self.files.take(rows.files[np.array(firsts, np.int64)])
-        table = SampleTable(
-            layout=self.kind.layout,
-            keys=_numbered_apart(chosen.names),
-            inputs=Images(TreeFiles(self.source.tree, chosen)),
-            targets=targets,
-            splits=known_splits([rows.splits[row] for row in firsts]),
-            groups=None if groups is None else tuple(groups[row] for row in firsts),
-            classes=classes,
-            notes=tuple(notes),
-        )
         # Other tables of the same files may say which are held out.
         stated = set[int]().union(*(one.files for one in complete))
-        used = (one.name for one in self.claiming if one in complete or stated.isdisjoint(one.files))
-        return Evidence(table, listed([one.name for one in found]), frozenset(used))
+        used = [one.name for one in self.claiming if one in complete or stated.isdisjoint(one.files)]
+        chosen = self.files.take(rows.files[np.array(firsts, np.int64)])
+        who, splits = listed([one.name for one in found]), [rows.splits[row] for row in firsts]
+        made = Evidence.of_images(
+            self.source, self.kind.layout, chosen, targets, who, splits=splits, classes=classes, notes=notes, used=used
+        )
+        if roles.group is None:
+            return made
+        groups = rows.column(roles.group).cells
+        return replace(made, table=replace(made.table, groups=tuple(groups[row] for row in firsts)))
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
@@ -655,15 +651,3 @@ def columns_of_classes(classes: Sequence[Any], columns: Sequence[Column], *, has
     if has_header and len(columns) > 1:
         return [column for column in agree if not words.LABEL_WORDS.isdisjoint(words.words_of(column.name))]
     return agree if all(column.is_numeric for column in columns if column not in agree) else []
-
-
-def _numbered_apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, with a number after those that occurred before: an image may have several rows."""
-    seen: Counter[str] = Counter()
-    if len(set(names)) == len(names):
-        return tuple(names)
-    keys = []
-    for name in names:
-        seen[name] += 1
-        keys.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return tuple(keys)

@@ -497,3 +497,12 @@ class SampleTable:
     def unit(self) -> str:
         """Return the plural noun for its samples."""
         return "images" if isinstance(self.inputs, Images) else _UNITS.get(self.layout, "samples")
+
+
+_NONE = FileEntries.of(())
+
+
+def files_of(table: SampleTable) -> FileEntries:
+    """Return the files that samples are, one each; nothing if samples are something else."""
+    source = table.inputs.source
+    return source.entries if isinstance(source, TreeFiles) else _NONE

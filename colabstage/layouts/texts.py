@@ -19,7 +19,7 @@ from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import Lookup, paths_by_id
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, Statement, decode_text, statements_of
 from colabstage.layouts.rows import LeadingTable, TableSearch, columns_of_classes, rows_in_classes
-from colabstage.layouts.table import SampleTable, TreeFiles
+from colabstage.layouts.table import SampleTable, files_of
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ class Naming:
     def compare(self) -> dict[str, Says]:
         """Return what each states about the samples, beside what labels them; and of a list that names them by ids, and
         of the one that has their ids, that they state the same, if they do."""
-        labels, source = labels_of_samples(self.table), self.table.inputs.source
-        if not labels or not isinstance(source, TreeFiles):
+        labels, files = labels_of_samples(self.table), files_of(self.table)
+        if not labels or not files:
             return dict.fromkeys(self.lines, Says.MORE)
         kind = FileKind(self.table.layout, self.table.unit, (extension_of(self.table.keys[0]),))
-        search = TableSearch(self.source, kind, source.entries, self._lookup)
-        class_of = dict(zip(source.entries.names, labels, strict=True))
+        search = TableSearch(self.source, kind, files, self._lookup)
+        class_of = dict(zip(files.names, labels, strict=True))
         ids, by_id = paths_by_id(self.source, self._lookup)
         others = self.texts.ending_in(LISTS).without(self.lines) if ids else ()
         of_ids = {one.name for one in others if self._is_of_pairs(one)}
@@ -88,9 +88,9 @@ class Naming:
                 alike.setdefault(tuple(table.header) if words.is_table(name) else name, []).append(found)
         says = {name: self._in_lines(lines, labels) for name, lines in self.lines.items()}
         for group in alike.values():
-            classes, columns = rows_in_classes(group, source.entries.names, class_of, self._lookup)
+            classes, columns = rows_in_classes(group, files.names, class_of, self._lookup)
             verdict = _in_columns(group[0], classes, columns)
-            is_whole = len(set[int]().union(*(one.files for one in group))) == len(source)
+            is_whole = len(set[int]().union(*(one.files for one in group))) == len(files)
             if verdict is Says.CLASSES and is_whole and len(columns) == 1:
                 says |= dict.fromkeys((one.name for one in group), Says.SAME)
                 says |= dict.fromkeys({ids} if group[0].name in of_ids else (), Says.SAME)

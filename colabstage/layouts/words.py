@@ -232,6 +232,11 @@ def split_of_path(name: str) -> str:
     return next((split_name(folder).split for folder in name.split("/")[:-1] if is_split(folder)), "")
 
 
+def split_of_file(name: str) -> str:
+    """Return the split in a file's name, or otherwise in those of its folders; "" for none."""
+    return split_name(stem_of(name)).split or split_of_path(name)
+
+
 def same_split(one: str, other: str) -> bool:
     """Tell whether two names of splits mean the same part of a dataset: val, valid, validation and dev do."""
     return one == other or {one, other} <= _HELD_OUT

@@ -33,7 +33,7 @@ from colabstage.h5.schema import (
 )
 from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.units import format_bytes
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Targets, TreeFiles, UnreadBoxes, Values
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Targets, UnreadBoxes, Values, files_of
 from colabstage.layouts.words import same_split
 from colabstage.trees.listing import take_strings
 
@@ -203,11 +203,10 @@ def groups_of_keys(keys: Sequence[str], pattern: str) -> tuple[str, ...]:
 
 def _files(table: SampleTable) -> NDArray[np.int64] | None:
     """Return the number of the file that each sample comes from, int64 `(N,)`; `None` if no two come from one file."""
-    source = table.inputs.source
+    names = files_of(table).names
     # Most layouts use file names as keys, which are unique.
-    if not isinstance(source, TreeFiles) or source.entries.names is table.keys:
+    if names is table.keys:
         return None
-    names = source.entries.names
     numbers = dict(zip(dict.fromkeys(names), itertools.count(), strict=False))
     return np.fromiter(map(numbers.__getitem__, names), np.int64, len(names)) if len(numbers) < len(names) else None
 

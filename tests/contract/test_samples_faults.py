@@ -222,7 +222,7 @@ BOXES = [
         right=[found("train: boxes cat 4"), refused("via_export_csv", but_not=r"labels=\['file_attributes'\]")]),
     row("nc is not the number of names", yolo("0 1 2", {"data.yaml": "nc: 3\nnames: [cat, dog]\n"}), right=[refused("nc: 3")]),
     row("LabelMe's flags", files("{0..5}.jpg", {f"{i}.json": {**LABELME, "flags": {"good": i % 2 == 0, "bad": i % 2 == 1}, "imagePath": f"{i}.jpg"} for i in range(6)}),
-        right=[found("train: bad 3, good 3"), refused("have no boxes.*of whole images, a table")]),
+        right=[found("train: bad 3, good 3"), refused("have no box.*of whole images, write a table")]),
 ]
 
 
@@ -512,7 +512,8 @@ SPLITS_BESIDE = [
           ("classes alone", coco("{4,5}.jpg", score=1), refused(r"val\.json.*no annotation of its 2 images has a bbox")),
       ]),
     row("boxes in a table with two classes of each", files("{0..3}.jpg", {"boxes.csv": "file,xmin,ymin,xmax,ymax,class,label\n" + "".join(f"{i // 2}.jpg,5,6,40,30,{'ab'[i % 2]},{'xyz'[i % 3]}\n" for i in range(8))}), right=[refused("Which of the columns 'class', 'label' is the class of its boxes")]),
-    row("the boxes of one image in two splits", files("{0..3}.jpg", {"boxes.csv": "file,xmin,ymin,xmax,ymax,class,split\n" + "".join(f"{i // 2}.jpg,5,6,40,30,cat,{('train', 'val')[i % 2]}\n" for i in range(8))}), right=[refused("'0.jpg' are in the splits 'train' and 'val'")]),
+    row("the boxes of one image in two splits", files("{0..3}.jpg", {"boxes.csv": "file,xmin,ymin,xmax,ymax,class,split\n" + "".join(f"{i // 2}.jpg,5,6,40,30,cat,{('train', 'val')[i % 2]}\n" for i in range(8))}), right=[refused("'0.jpg' are in several splits")]),
+    *(row(f"an image in two splits of a table, {layout}", files("{0..3}.jpg", {"{train,test}.csv": "file,label\n" + "".join(f"{i}.jpg,{'ab'[i % 2]}\n" for i in range(4))}), layout=layout, right=[refused("'0.jpg' has samples in the splits 'train' and 'test'")]) for layout in ("auto", "table")),
     *(row(f"clips whose rows are parts of them, {name}", {f"{i}.wav": wav() for i in range(4)} | files("", {"labels.csv": f"file,{header},label\n" + "".join(f"{i % 4}.wav,{i // 4},{i // 4 + 1},{'ab'[i % 2]}\n" for i in range(count))}), right=[right], **options)
       for name, header, count, options, right in [
           ("several of each", "start,end", 8, {}, refused("'start', 'end' are parts of the clips")), ("in seconds", "onset_s,offset_s", 8, {}, refused("'onset_s', 'offset_s' are parts of the clips")),

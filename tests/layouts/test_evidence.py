@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "captions beside classes": ("red/a{0..3}.jpg blue/b{0..3}.jpg", {"captions.jsonl": "".join(f'{{"file_name": "a{n}.jpg", "text": "a dog"}}\n' for n in range(4))}, r"'captions.jsonl' leads to.*Texts are not read"),
     "a cell too many": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{a,b,a,x;,b}").replace(";", ",y")}, r"3 cells in row 5 and 2 in the first.*quotes"),
     "an empty label in words": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{a,b,,b,a,b}")}, r"^'l.csv' leads.*1 of 6 rows has no label in 'label' \(the first is that of 'images/2\.jpg'\).*Fill"),
-    "01 and 1": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{01,1}")}, r"'01' and '1', which are the same number"),
+    "01 and 1": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{01,1}")}, r"'01' and '1' look like one"),
     "a split that is none": (SIX, {"l.csv": rows("path,label,split", "{0..5}.jpg,{a,b},{train,holdout}")}, r"'split' names splits and other values: 'holdout'"),
     "a split that is none in test.csv": (SIX, {"train.csv": rows("file,label,part", "{0..3}.jpg,{a,b},train"), "test.csv": rows("file,label,part", "{4,5}.jpg,{a,b},holdout")}, r"'part' says which split.*'holdout'"),
     "most rows held out": (SIX, {"l.csv": rows("file,label,is_valid", "{0..5}.jpg,{cat,dog},{True,True,False}")}, r"would put 4 of 6 rows into the split 'valid'"),

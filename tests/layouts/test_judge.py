@@ -276,7 +276,6 @@ def test_harmless_files_change_nothing(truth: Truth, names: set[str]) -> None:
 # --- faults, as kinds -------------------------------------------------------------------------------------------------
 
 _FLAT = "{a,b,c,d,e,f}.jpg"
-_OF_TWO = rows("file,label", "{a,b,c,d,e,f}.jpg,{x,y}")
 _SAME_BOX = "0 0.34375 0.2734375 0.5625 0.390625"
 _TAR = tar({f"{n}.{end}": text for n in range(4) for end, text in (("png", "x"), ("cls", str(n % 2)))})
 # What the data of people showed, as packs of them are made, is in tests/contract/test_samples_faults.py.
@@ -304,7 +303,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         "'split'",
     ),
     # Two things that label the same images, or a split that is none.
-    "one image in two splits": (files(_FLAT, {"{train,test}.csv": _OF_TWO}), "'test'"),
     "a split of mostly other classes": (
         files("train/{cat,dog,eel}/{0..3}.png test/{cat,hund,aal}/{4,5}.png"),
         "'aal', 'cat', 'hund'",

@@ -56,7 +56,7 @@ def test_paths_lead_to_images_however_they_are_written(written: str, place: str)
     spell it."""
     rows = "".join(f"{written.format(n)},c{n % 2}\n" for n in range(4))
     found = read({f"{place}labels.csv": f"file,label\n{rows}", **{f"images/{n}.jpg": b"" for n in range(4)}}, "table")
-    assert found.keys == tuple(f"images/{n}.jpg" for n in range(4))
+    assert list(found.keys) == [f"images/{n}.jpg" for n in range(4)]
 
 
 _NAMES = st.builds(

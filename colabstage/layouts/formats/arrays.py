@@ -41,8 +41,8 @@ from colabstage.layouts.table import (
     SampleSource,
     SampleTable,
     Targets,
-    TreeFiles,
     Values,
+    files_of,
     join_samples,
     known_splits,
     map_samples,
@@ -524,10 +524,6 @@ def _check_lengths(chosen: Sequence[SplitArrays], stored: Mapping[str, StoredArr
 
 
 def _as_inputs(xs: Sequence[StoredArray]) -> Inputs:
-    words = next((array.name for array in xs if array.is_text), None)
-    if words is not None:
-        msg = f"'{words}' holds words; expected numbers as inputs."
-        raise LayoutError(msg)
     shapes = [array.shape for array in xs if array.dtype == np.uint8]
     # Rows with three axes are images only if the last may count channels.
     if len(shapes) == len(xs) and all(len(one) == 3 or (len(one) == 4 and one[3] in (1, 3, 4)) for one in shapes):
@@ -602,13 +598,8 @@ def array_folder_state(source: Source) -> Evidence:
     except LayoutError as error:
         # Files outside class folders are arrays of many samples, for which `arrays_state` has a better message.
         raise EmptySourceError(str(error)) from error
-    contents = found.table.inputs.source
-    assert isinstance(contents, TreeFiles)
-    first = _usable(read_npy(source.tree, contents.entries[0], found.table.keys[0]))
-    if first.is_text:
-        msg = f"'{first.name}' cannot be used: it holds words."
-        raise LayoutError(msg)
-    inputs = Arrays(contents, first.shape, first.dtype, decode=decode_npy)
+    first = _usable(read_npy(source.tree, files_of(found.table)[0], found.table.keys[0]))
+    inputs = Arrays(found.table.inputs.source, first.shape, first.dtype, decode=decode_npy)
     return replace(found, table=replace(found.table, inputs=inputs))
 
 

@@ -123,15 +123,13 @@ def voc_state(source: Source) -> Evidence:
     images = source.ending_in(IMAGES if annotations else ())
     # Masks are in SegmentationClass and SegmentationObject by the same stems.
     images = images.where(lambda name: not folder_of(name).startswith("Segmentation"))
-    labels, twice = _nearest_of(images, annotations)
+    labels = _nearest_of(images, annotations)
     some = list(labels.values())[:_SNIFFED]
     if not any(map(_IS_VOC.search, source.texts(some).values())):
         msg = (
             f"'{source.label}' has no XML file of Pascal VOC's form with the name of an image, beside it or elsewhere."
         )
         raise LayoutError(msg)
-    if twice is not None:
-        raise twice
     # Images without a file count only in folders where others have one.
     folders = set(map(posixpath.dirname, labels))
     chosen = images.where(lambda name: posixpath.dirname(name) in folders)
@@ -163,28 +161,20 @@ def _place(name: str) -> tuple[str, ...]:
     return (*(folder for folder in folders if folder.lower() not in _ROLES), stem)
 
 
-def _nearest_of(
-    images: FileEntries, annotations: FileEntries
-) -> tuple[dict[str, FileEntry], BrokenDatasetError | None]:
+def _nearest_of(images: FileEntries, annotations: FileEntries) -> dict[str, FileEntry]:
     """Return the file of each image: in the same folders, apart from those that only describe their content; otherwise
-    the nearest above that belongs to one image alone (crazing/1.jpg, annotations/1.xml). And the refusal of two files
-    that may belong to one image."""
-    by_place: dict[tuple[str, ...], list[FileEntry]] = defaultdict(list)
-    for file in annotations:
-        by_place[_place(file.name)].append(file)
+    the nearest above that belongs to one image alone (crazing/1.jpg, annotations/1.xml)."""
+    # Of two that may belong to one image, the other is compared with the first, as any other boxes are.
+    by_place = {_place(file.name): file for file in reversed([*annotations])}
     found: dict[str, FileEntry] = {}
     above: dict[str, list[tuple[str, FileEntry]]] = defaultdict(list)
-    twice: BrokenDatasetError | None = None
     for image in images.names:
         *folders, stem = _place(image)
         depths = range(len(folders), -1, -1)
         depth = next((depth for depth in depths if (*folders[:depth], stem) in by_place), None)
         if depth is None:
             continue
-        file, *more = by_place[*folders[:depth], stem]
-        if more and twice is None:
-            what = f"it may be of the image '{image}', as '{more[0].name}' may"
-            twice = broken(file.name, what, "one file for each image")
+        file = by_place[*folders[:depth], stem]
         if depth == len(folders):
             found[image] = file
         else:
@@ -192,7 +182,7 @@ def _nearest_of(
     taken = {file.name for file in found.values()}
     # If two folders have images with one name, nothing says which of them the file belongs to.
     alone = dict(pairs[0] for name, pairs in above.items() if len(pairs) == 1 and name not in taken)
-    return found | alone, twice
+    return found | alone
 
 
 def parse_voc(name: str, content: bytes) -> Record:
@@ -224,7 +214,8 @@ def _object(element: Element) -> tuple[str, Sequence[float]]:
     name, pose = _text(element, "name"), _text(element, "pose").capitalize()
     try:
         x0, y0, x1, y1 = _sides(element)
-        flags = [_flag(_text(element, flag).lower()) for flag in ("difficult", "truncated")]
+        words = [_text(element, flag).lower() for flag in ("difficult", "truncated")]
+        flags = [_FLAGS[word] if word in _FLAGS else int(word[:20]) for word in words]
     except ValueError as error:
         msg = f"an object '{show(name)}' has no readable bndbox or flags ({error})"
         raise ValueError(msg) from error
@@ -244,14 +235,6 @@ def _sides(element: Element) -> list[float]:
     corners = edges(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
     xs, ys = zip(*turned(corners, (x, y), math.degrees(angle)), strict=True)
     return [min(xs) + 1, min(ys) + 1, max(xs), max(ys)]
-
-
-def _flag(text: str) -> int:
-    number = _FLAGS[text] if text in _FLAGS else int(text[:20])
-    if not 0 <= number <= 255:
-        msg = f"a flag of {show(text)}"
-        raise ValueError(msg)
-    return number
 
 
 # --- YOLO: images/a.jpg with labels/a.txt, or a.txt beside it, a class and a box in each line -------------------------
@@ -278,12 +261,10 @@ def yolo_state(source: Source) -> Evidence:
     texts = {_stem(entry.name): entry for entry in entries}
     files = [_label_file_of(name, texts) for name in images.names]
     if not any(files):
-        nearest, twice = _nearest_of(images, entries)
+        nearest = _nearest_of(images, entries)
         read = source.texts(list(nearest.values())[:_SNIFFED])
         # VisDrone's files are in the same places, but have another form.
         if all(_is_box(_numbers(line)) for text in read.values() for _, line in _lines(text)):
-            if twice is not None:
-                raise twice
             files = [nearest.get(name) for name in images.names]
     there = [file for file in files if file is not None]
     lists, classes = read_class_list(source) if there else ([], ClassList(()))

@@ -184,8 +184,7 @@ class _Pairs:
                 self._kept[index] = self._taken(index, self.name(index))
             x, y = self._kept[index]
         if self.bare and y is not None:
-            msg = f"{self.name(index)} has a target, and {self.bare} has none; expected one for each item, or for none."
-            raise LayoutError(msg)
+            raise _odd(self.name(index), f"a target, and {self.bare} has none", "one for each item, or for none")
         return x, y
 
     def _taken(self, index: int, name: str) -> tuple[Any, Any]:
@@ -207,16 +206,14 @@ class _Pairs:
         # Only two: with three parts it is unclear which is the target.
         if len(item) == 2:
             return item[0], item[1]
-        msg = f"{name} has {len(item)} parts; expected (x, y). Leave out the others, for example in a wrapper's items."
-        raise LayoutError(msg)
+        raise _odd(name, f"{len(item)} parts", "(x, y). Leave out the others, for example in a wrapper's items")
 
     def _sides_of(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
         self.keys = self.keys or _find_keys(item, name)
         x, y, _ = self.keys
         for key in filter(None, (x, y)):
             if key not in item:
-                msg = f"{name} has no {key!r}, as the first item has."
-                raise LayoutError(msg)
+                raise _odd(name, f"no {key!r}, as the first item has")
         if y == _REST:
             return item[x], {key: value for key, value in item.items() if key != x}
         target = None if y is None else item[y]
@@ -318,10 +315,14 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
         msg = ended(f"{name} has {type(value).__name__} values that do not make an array: {error}")
         raise LayoutError(msg) from error
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > _WIDEST_BYTES:
-        kind = f"{type(value).__name__} values ({values.dtype})"
-        msg = f"{name} has {kind}; expected an image, an array or a number, of at most 64 bits."
-        raise LayoutError(msg)
+        has = f"{type(value).__name__} values ({values.dtype})"
+        raise _odd(name, has, "an image, an array or a number, of at most 64 bits")
     return values
+
+
+def _odd(name: str, has: str, expected: str = "", kind: type[ColabstageError] = LayoutError) -> ColabstageError:
+    """Return the error for an item that differs from what was expected."""
+    return kind(f"{name} has {has}{f'; expected {expected}' if expected else ''}.")
 
 
 def array_of(value: Any) -> NDArray[Any]:
@@ -384,8 +385,7 @@ class _BoxItems:
         rows["boxes"] = _checked_corners(found.places, found.form or self.form, name)
         for key, (column, kind) in self.columns.items():
             if key not in found.columns:
-                msg = f"{name} has boxes without {key!r}, which the first items have."
-                raise LayoutError(msg)
+                raise _odd(name, f"boxes without {key!r}, which the first items have")
             rows[column] = _column(found.columns[key], key, len(rows), kind, name)
         if self.classes and "labels" in (rows.dtype.names or ()):
             _check_classes(rows["labels"], self.classes, f"{name} has a box of class")
@@ -449,8 +449,7 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
 def _find_boxes(target: Any, name: str) -> _Found:
     """Return the boxes of a target as written."""
     if not _may_hold_boxes(target):
-        msg = f"{name} has {type(target).__name__} as its target, and other items have boxes; expected a dict of them."
-        raise LayoutError(msg)
+        raise _odd(name, f"{type(target).__name__} as its target, and other items have boxes", "a dict of them")
     each = [target] if isinstance(target, Mapping) else list(target)
     key = next(map(_box_key, each), None)
     odd = next((one for one in each if _box_key(one) != key or key is None), None)
@@ -469,8 +468,7 @@ def _find_boxes(target: Any, name: str) -> _Found:
     values = _read_numbers(boxes, "boxes", name)
     values = values if values.size else np.zeros((0, 4))
     if values.ndim != 2 or values.shape[1] != 4 or not np.isfinite(values).all():
-        msg = f"{name} has boxes of shape {values.shape}; expected four finite numbers for each box."
-        raise DecodeError(msg)
+        raise _odd(name, f"boxes of shape {values.shape}", "four finite numbers for each box", DecodeError)
     return _Found(values.astype(np.float64), form, columns)
 
 
@@ -480,8 +478,7 @@ def _stated_form(places: Any, name: str) -> Form | None:
         return None
     written = str(getattr(written, "value", written))
     if written not in _FORMATS:
-        msg = f"{name} has boxes of the form {written}; expected one of {', '.join(_FORMATS)}."
-        raise LayoutError(msg)
+        raise _odd(name, f"boxes of the form {written}", f"one of {', '.join(_FORMATS)}")
     return _FORMATS[written]
 
 
@@ -503,16 +500,15 @@ def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
         raise DecodeError(msg) from error
     if values.dtype.kind not in "biuf" and values.size:
         first = show(values.reshape(-1)[0])
-        msg = f"{name} has {first!r} under {key!r}; expected numbers. Number the classes, as by a dict of their names."
-        raise LayoutError(msg)
+        how = "Number the classes, as by a dict of their names"
+        raise _odd(name, f"{first!r} under {key!r}", f"numbers. {how}")
     return values
 
 
 def _column(written: Any, key: str, count: int, kind: type[np.generic], name: str) -> NDArray[Any]:
     values = _read_numbers(written, key, name)
     if values.shape != (count,):
-        msg = f"{name} has {count} boxes and {key!r} of shape {values.shape}; expected one for each box."
-        raise DecodeError(msg)
+        raise _odd(name, f"{count} boxes and {key!r} of shape {values.shape}", "one for each box", DecodeError)
     if not issubclass(kind, np.integer):
         return values
     with np.errstate(invalid="ignore"):
@@ -520,8 +516,7 @@ def _column(written: Any, key: str, count: int, kind: type[np.generic], name: st
     odd = values[values != whole]
     if len(odd):
         what = "the classes" if key in BOX_LABELS else f"from 0 to {np.iinfo(kind).max}"
-        msg = f"{name} has {odd[0]} under {key!r}; expected whole numbers, {what}."
-        raise LayoutError(msg)
+        raise _odd(name, f"{odd[0]} under {key!r}", f"whole numbers, {what}")
     return whole
 
 
@@ -529,8 +524,7 @@ def _checked_corners(places: NDArray[np.float64], form: Form, name: str) -> NDAr
     wrong = (places[:, 2:] < (places[:, :2] if form == "xyxy" else 0)).any(axis=1)
     if wrong.any():
         expected = "x0 <= x1 and y0 <= y1" if form == "xyxy" else "sizes of 0 and more"
-        msg = f"{name} has the box {_format_box(places[wrong][0])}, which is no {form}; expected {expected}."
-        raise DecodeError(msg)
+        raise _odd(name, f"the box {_format_box(places[wrong][0])}, which is no {form}", expected, DecodeError)
     return as_corners(places, form)
 
 

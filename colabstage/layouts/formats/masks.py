@@ -19,18 +19,15 @@ from colabstage.layouts import words
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, Found, Miss, left_out_notes, near, require_files
 from colabstage.layouts.formats.tables import Table, parse_table
-from colabstage.layouts.lists import lists_state
+from colabstage.layouts.lists import check_one_list, lists_state
 from colabstage.layouts.names import bare_stem
 from colabstage.layouts.reading import Source, broken, read_each
 from colabstage.layouts.table import (
     BrokenDatasetError,
     Content,
-    Images,
     Masks,
     SampleSource,
-    SampleTable,
     TreeFiles,
-    known_splits,
 )
 
 if TYPE_CHECKING:
@@ -312,25 +309,22 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
         kept = " or ".join([source.only([image], [mask]), source.only([mask], [image])])
         msg = f"'{image}' and '{mask}' may be one picture in two formats; take one: {kept}. As masks: {error}"
         raise BrokenDatasetError(msg) from error
-    table = SampleTable(
-        layout=NAME,
-        keys=tuple(image.name for image, _ in pairs),
-        inputs=Images(TreeFiles(source.tree, [image for image, _ in pairs])),
-        targets=targets,
-        # Some images are in no split's folder, so the folders are something else.
-        splits=known_splits([words.split_of_path(image.name) for image, _ in pairs]),
-        classes=targets.classes or named.names,
-        notes=(
-            *_notes_on_colors(named),
-            *left_out_notes(
-                (len(sides.images) - len(pairs), "images", "without a mask"),
-                (objects, "masks", "that number single objects"),
-                (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
-            ),
+    images = [image for image, _ in pairs]
+    notes = [
+        *_notes_on_colors(named),
+        *left_out_notes(
+            (len(sides.images) - len(pairs), "images", "without a mask"),
+            (objects, "masks", "that number single objects"),
+            (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
         ),
+    ]
+    # If some images are in no split's folder, the folders are something else.
+    splits, classes = [words.split_of_path(image.name) for image in images], targets.classes or named.names
+    used += [mask.name for mask in sides.masks]
+    made = Evidence.of_images(
+        source, NAME, images, targets, "the masks", splits=splits, classes=classes, notes=notes, used=used
     )
-    made = Evidence(table, "the masks", frozenset({*(mask.name for mask in sides.masks), *used}))
-    return lists_state(source, made, within="ImageSets/Segmentation") if table.splits is None else made
+    return lists_state(source, made, within="ImageSets/Segmentation") if made.table.splits is None else made
 
 
 def pair_names(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _Pairs] | Miss:
@@ -540,13 +534,8 @@ def _classes(source: Source) -> tuple[list[str], MaskClasses]:
     for base, read in _LISTS.items():
         named = texts.where(lambda name: posixpath.basename(name).lower() == base)  # noqa: B023
         found = found or {name: made for name, text in source.texts(named).items() if (made := read(text)).names}
-    first = next(iter(found), "")
-    other = next((name for name, made in found.items() if made != found[first]), None)
-    if other is not None:
-        names = " and ".join(listed(list(found[name].names), 3) for name in (first, other))
-        what = f"it and '{other}' name the classes of masks differently ({names})"
-        raise broken(first, what, "one file for all, or their folders one by one")
-    return list(found), found.get(first, MaskClasses())
+    check_one_list({(*made.names, *map(str, made.colors or ())): name for name, made in reversed(found.items())})
+    return list(found), next(iter(found.values()), MaskClasses())
 
 
 def _of_labelmap(text: str) -> MaskClasses:

@@ -97,7 +97,7 @@ def tokens_state(
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
     require_files(tokens or texts, source, f"tokens (.bin) and no text ({', '.join(_TEXTS)})")
     # .bin says nothing about the content, so a name such as train.bin is required; STL10's files are train_X.bin.
-    named = tokens.where(lambda name: bool(_named_split(name)))
+    named = tokens.where(lambda name: bool(words.split_of_file(name)))
     odd = tokens.where(lambda name: not _ARRAY_WORDS.isdisjoint(words.words_of(words.stem_of(name))))
     odd = odd or tokens.without(set(named.names) if named or not texts else set(tokens.names))
     if odd:
@@ -138,14 +138,10 @@ def _with(source: Source, extensions: tuple[str, ...]) -> FileEntries:
     return source.ending_in(extensions).where(lambda name: not words.is_note(name))
 
 
-def _named_split(name: str) -> str:
-    return words.split_name(words.stem_of(name)).split or words.split_of_path(name)
-
-
 def _by_split(entries: FileEntries, card: tuple[str, Mapping[str, str]]) -> dict[str, list[FileEntry]]:
     """Return the files by split, in the usual order; files without a split in their name are for training."""
     found: dict[str, list[FileEntry]] = {}
-    names = [*map(_named_split, entries.names)]
+    names = [*map(words.split_of_file, entries.names)]
     own = names if all(names) else None
     stated = described_splits(card, entries.names, own, who="the files' names", layout=NAME)
     # All in train is what a source without splits has too.

@@ -27,7 +27,7 @@ from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
 from colabstage.layouts.lists import Lookup, names_of_numbers, read_class_list
 from colabstage.layouts.reading import Source, broken, decode_text, parse_xml
-from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values, known_splits
+from colabstage.layouts.table import Values
 from colabstage.layouts.words import SPLITS, is_image, split_name, stem_of
 
 if TYPE_CHECKING:
@@ -94,10 +94,6 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
     records = [one for each in found.values() for one in each]
     # Classes are those that occur: not every tool lists its classes in an export.
     called: Sequence[str] = sorted({label for one in records for label, _ in one.shapes})
-    if not called:
-        what = f"it and others of {form.name}'s files have no boxes"
-        expected = "boxes; of whole images, a table with a path and a label in each row"
-        raise broken(next(iter(found)), what, expected)
     labels, lists = called, list[str]()
     if form.numbered:
         lists, named = read_class_list(source)
@@ -504,16 +500,10 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
         kinds = range(len(called))
         return boxes_state(source, who, placed, kinds, names=called, columns=_COLUMNS, notes=notes, used=used)
     kept = [one for one in placed if one.record.shapes]
-    table = SampleTable(
-        layout=CLASSES,
-        keys=tuple(one.file.name for one in kept),
-        inputs=Images(TreeFiles(source.tree, [one.file for one in kept])),
-        targets=Values(np.array([one.record.shapes[0][0] for one in kept], np.int64)),
-        splits=known_splits([one.split for one in kept]),
-        classes=tuple(called),
-        notes=(*left_out_notes((len(placed) - len(kept), "images", "without an annotation")), *notes),
-    )
-    return Evidence(table, who, used)
+    targets = Values(np.array([one.record.shapes[0][0] for one in kept], np.int64))
+    notes = [*left_out_notes((len(placed) - len(kept), "images", "without an annotation")), *notes]
+    own, splits = [one.file for one in kept], [one.split for one in kept]
+    return Evidence.of_images(source, CLASSES, own, targets, who, splits=splits, classes=called, notes=notes, used=used)
 
 
 def parse_coco(name: str, content: bytes) -> CocoFile | None:
