@@ -301,7 +301,7 @@ TOOLS = [
       for name, at, given, right in [
           ("circles", {}, lambda i: {"kind": "ab"[i % 2]}, found("train: boxes a 2, b 2")), ("nothing is named", {}, lambda i: {}, found("train: boxes object 4")),
           ("ticked boxes", {}, lambda i: {"kind": {"cat": True, "dog": False}}, found("train: boxes cat 4")), ("the class twice", {}, lambda i: {"name": "cat", "kind": "cat"}, found("train: boxes cat 4")),
-          ("two words", {}, lambda i: {"name": "cat", "colour": "red"}, refused("expected one word, its class")), ("points", {"r": None}, lambda i: {"kind": "cat"}, refused("have no boxes")),
+          ("two words", {}, lambda i: {"name": "cat", "colour": "red"}, refused("expected one word, its class")), ("points", {"r": None}, lambda i: {"kind": "cat"}, refused("have no box")),
           ("one without a class", {}, lambda i: {"kind": "cat"} if i else {}, refused("a region of '0.jpg' has no class")), ("one with an empty class", {}, lambda i: {"kind": "cat" if i else ""}, refused("a region of '0.jpg' has no class"))]),
     *(row(f"what Supervisely's users draw: {name}", files("d/img/{0..3}.jpg", {"d/ann/{0..3}.jpg.json": {"size": {"height": 48, "width": 64}, "objects": [{"classTitle": "cat", **drawn} for drawn in each]}}), right=[right])
       for name, each, right in [
