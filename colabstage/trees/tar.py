@@ -259,7 +259,7 @@ def _next_archive(source: ByteSource, at: int, *, is_proved: bool) -> int:
     Other bytes: in a proved tar another archive, and where it begins is returned; otherwise damage. 0 at the end."""
     rest = source.size - at
     if rest <= 0:
-        raise truncated(source, "the blocks of zeros that mark its end are missing; if none were written, use tar -xf")
+        raise truncated(source, "the blocks of zeros that mark its end are missing; tar -xf unpacks one without them")
     tail = source.pread(min(rest, _MAX_PADDING_BYTES), at)
     zeros = len(tail) - len(tail.lstrip(b"\0"))
     if zeros < len(tail) and not is_proved:
