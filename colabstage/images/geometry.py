@@ -4,9 +4,10 @@ numpy, because the command line builds options even to show its help."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import OptionError
+from colabstage.io.arguments import check_choice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,12 +32,8 @@ class ImageOptions:
     """
 
     def __post_init__(self) -> None:
-        if self.color_mode not in get_args(ColorMode):
-            msg = f"color_mode={self.color_mode!r} is unknown; expected one of {', '.join(get_args(ColorMode))}."
-            raise OptionError(msg)
-        if self.resize not in get_args(Resize):
-            msg = f"resize={self.resize!r} is unknown; expected one of {', '.join(get_args(Resize))}."
-            raise OptionError(msg)
+        check_choice("color_mode", self.color_mode, ColorMode)
+        check_choice("resize", self.resize, Resize)
         if self.size is not None and (len(tuple(self.size)) != 2 or min(self.size) < 1):
             msg = f"image_size={self.size!r} is not a size; expected (height, width) in pixels, for example (224, 224)."
             raise OptionError(msg)

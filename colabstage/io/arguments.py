@@ -21,7 +21,7 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from itertools import islice
 from numbers import Integral, Number, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args
 
 from colabstage.errors import ArgumentError, OptionError
 from colabstage.io.units import hide_secrets, listed, show_address
@@ -86,6 +86,14 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
     fits, words = _KINDS[kind]
     if not fits(given):
         refuse_argument(name, given, words, remedy=instead_of(given, otherwise=remedy) if kind == "path" else remedy)
+
+
+def check_choice(name: str, given: object, kind: object, *, otherwise: str = "") -> None:
+    """Refuse an argument that is none of the words of `kind`, a `Literal`. `otherwise`: as of `whole_number`."""
+    if given not in get_args(kind):
+        known = ", ".join(map(repr, get_args(kind)))
+        msg = f"{name}={show_value(given)} is unknown; expected one of {known}{otherwise}."
+        raise OptionError(msg)
 
 
 def whole_number(name: str, given: object, *, least: int = 0, otherwise: str = "") -> int:

@@ -673,11 +673,8 @@ def _without_ending(source: Source) -> Sequence[str]:
 def _lost(source: Source) -> list[str]:
     """Return the links to nothing that may have led to samples, labels or folders of these."""
     harmless = words.HARMLESS.difference(words.IMAGES, ("",))
-    return [
-        name
-        for name in source.tree.dangling
-        if not (extension_of(name) in harmless or words.is_note(name) or any(map(words.is_foreign, name.split("/"))))
-    ]
+    names = [name for name in source.tree.dangling if extension_of(name) not in harmless and not words.is_note(name)]
+    return [name for name in names if not any(map(words.is_foreign, name.split("/")))]
 
 
 def _masks_left_over(source: Source, found: Evidence) -> list[str]:

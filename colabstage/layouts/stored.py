@@ -14,11 +14,11 @@ import threading
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import DecodeError, LayoutError, OptionError, PackFormatError
+from colabstage.errors import DecodeError, LayoutError, PackFormatError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
     check_extent,
@@ -28,6 +28,7 @@ from colabstage.h5.untrusted import (
     open_alone,
     open_with_any_locking,
 )
+from colabstage.io.arguments import check_choice, whole_number
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import format_count
@@ -431,13 +432,10 @@ class ClipOptions:
     rate: int | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in get_args(SoundDtype):
-            msg = f"dtype={self.dtype!r} is unknown; expected one of {', '.join(get_args(SoundDtype))}."
-            raise OptionError(msg)
+        check_choice("dtype", self.dtype, SoundDtype)
         for name, value in (("length", self.length), ("rate", self.rate)):
-            if value is not None and value < 1:
-                msg = f"{name}={value}; expected a number of samples above 0."
-                raise OptionError(msg)
+            if value is not None:
+                whole_number(name, value, least=1)
 
 
 # All clips have one length, rate and number of channels.

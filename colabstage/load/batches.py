@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import LABELS
-from colabstage.io.arguments import whole_number
+from colabstage.io.arguments import check_choice, whole_number
 from colabstage.load.batch import Group, Ragged, is_image_shape, pad_boxes, target_array, white_of
 from colabstage.load.calling import apply_transform, collate_results
 
@@ -73,9 +73,7 @@ class Form:
     batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
 
     def __post_init__(self) -> None:
-        if self.ragged not in get_args(Ragged):
-            msg = f"ragged={self.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
-            raise OptionError(msg)
+        check_choice("ragged", self.ragged, Ragged)
         whole_number("label_offset", self.label_offset)
         reader = self.dataset.reader
         if self.label_offset and not reader.has_boxes:

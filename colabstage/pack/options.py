@@ -8,12 +8,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from colabstage.errors import OptionError, SourceChangedError
 from colabstage.h5.schema import FORMAT_VERSION, check_split_name
 from colabstage.images.geometry import ColorMode, ImageOptions, Resize
-from colabstage.io.arguments import check_argument, check_zip_encoding, read_only, show_value
+from colabstage.io.arguments import check_argument, check_choice, check_zip_encoding, read_only, show_value
 from colabstage.io.workspace import short_digest
 from colabstage.pack.code import Description, code_digest, describe_callable
 
@@ -169,14 +169,10 @@ class PackOptions:
 
         if isinstance(self.layout, str):
             check_layout_name(self.layout)
-        if self.encoding not in get_args(Encoding) and self.jpeg_quality is None:
-            known = ", ".join(get_args(Encoding))
-            msg = f"encoding={self.encoding!r} is unknown; expected one of {known}, or jpeg:Q with Q from 1 to 100."
-            raise OptionError(msg)
-        if self.on_error != "raise" and self.skip_share is None:
-            known = ", ".join(get_args(OnError))
-            msg = f"on_error={self.on_error!r} is unknown; expected one of {known}, or a limit such as 'skip:1%'."
-            raise OptionError(msg)
+        if self.jpeg_quality is None:
+            check_choice("encoding", self.encoding, Encoding, otherwise=", or 'jpeg:Q' with Q from 1 to 100")
+        if self.skip_share is None:
+            check_choice("on_error", self.on_error, OnError, otherwise=", or a limit such as 'skip:1%'")
         try:
             re.compile(self.group_by or "")
         except re.error as error:

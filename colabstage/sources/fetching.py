@@ -11,10 +11,10 @@ import contextlib
 import os
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import ArchiveError, OptionError, SourceAccessError, TargetExistsError, printable
-from colabstage.io.arguments import check_zip_encoding, read_only
+from colabstage.io.arguments import check_choice, check_zip_encoding, read_only
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import RetryPolicy, hash_block, make_folder
@@ -52,7 +52,7 @@ from colabstage.sources.parse import (
 )
 from colabstage.sources.remote import Checksum, RemoteFile, parse_checksum
 from colabstage.sources.to_folder import LARGE_BYTES, SLOW_READERS, disk_bytes, freed_bytes, write_folder
-from colabstage.trees.bytes import ByteSource, base_name
+from colabstage.trees.bytes import base_name
 from colabstage.trees.names import check_lengths
 
 if TYPE_CHECKING:
@@ -172,9 +172,7 @@ def fetch_files(
         TargetNotWritableError, OptionError: an argument cannot work, such as a target inside the source.
         CancelledError: the progress asked to stop.
     """
-    if verify not in get_args(Verify):
-        msg = f"verify={verify!r} is unknown; expected one of {', '.join(map(repr, get_args(Verify)))}."
-        raise OptionError(msg)
+    check_choice("verify", verify, Verify)
     checksum = None if hash is None else parse_checksum(hash)
     parsed, parts = parse_source(source), read_only(only)
     if checksum is not None and isinstance(parsed, ManySource):
@@ -442,13 +440,6 @@ class Extracted:
         return Receipt(_EXTRACTED, asdict(self))
 
 
-def _identify_archive(source: ByteSource, mtime_ns: int, part: str) -> ArchiveIdentity:
-    """Identify a part of an archive by its size, time, beginning and end."""
-    head = source.pread(_EDGE_BYTES, 0)
-    tail = source.pread(_EDGE_BYTES, max(0, source.size - _EDGE_BYTES))
-    return ArchiveIdentity(source.label, source.size, mtime_ns, hash_block(head) + hash_block(tail), part)
-
-
 @dataclass(frozen=True, slots=True)
 class ExtractReport(Sentences):
     """The result of an extraction."""
@@ -558,8 +549,10 @@ def _extracted(archive: Path, target: Path, opening: Opening, *, overwrite: bool
             raise SourceAccessError(msg) from error
         part = opened.parts[0]
         assert part.file is not None
-        chosen = opening.only, opening.zip_encoding
-        identity = _identify_archive(part.open_content(), part.file.facts.mtime_ns, repr(chosen) if any(chosen) else "")
+        content, chosen = part.open_content(), (opening.only, opening.zip_encoding)
+        edges = [content.pread(_EDGE_BYTES, at) for at in (0, max(0, content.size - _EDGE_BYTES))]
+        known = content.label, content.size, part.file.facts.mtime_ns, "".join(map(hash_block, edges))
+        identity = ArchiveIdentity(*known, repr(chosen) if any(chosen) else "")
         found = _reusable(target, identity, overwrite=overwrite)
         if found is not None:
             # A run that died right after putting the folder in place could not clean up.

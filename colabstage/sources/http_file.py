@@ -268,9 +268,9 @@ class HttpFile(RemoteFile):
         if answer.status not in (200, 206, 416):
             raise answer.error()
         if answer.is_of_another_file(first):
-            versions = f"from version {first.version} of {first.size} bytes to {answer.version} of {answer.size}"
+            versions = " and ".join(f"{one.size} bytes with version {one.version or 'none'}" for one in (first, answer))
             msg = (
-                f"'{label}' became another file while it was read, {versions}. Start again; if it happens each time, "
+                f"'{label}' became another file while it was read: {versions}. Start again; if it happens each time, "
                 "several servers with different copies may answer at this address."
             )
             raise SourceChangedError(msg)
@@ -280,7 +280,8 @@ class HttpFile(RemoteFile):
             raise TransientError(msg)
         if answer.status == 206:
             # Parts of compressed and of plain content do not fit together.
-            if stop is None or answer.start != offset or answer.stop > stop or answer.is_too_long or answer.coding:
+            is_too_long = (answer.length or 0) > answer.stop - answer.start
+            if stop is None or answer.start != offset or answer.stop > stop or is_too_long or answer.coding:
                 names = ("Content-Range", "Content-Length", "Content-Encoding")
                 sent = ", ".join(f"{name}: {answer.headers.get(name, 'none')}" for name in names)
                 msg = (
@@ -380,13 +381,13 @@ class _Answer:
         self.etag = etag if re.fullmatch(r'(?:W/)?"[^"]*"', etag) else ""
         self.modified = self.headers.get("Last-Modified", "").strip()
         # The length of the body, unless it comes in chunks or ends with the connection.
-        self._length: int | None = response.raw.length_remaining
+        self.length: int | None = response.raw.length_remaining
         self.start = self.stop = -1
         self.size: int | None = None
         if self.status == 200:
             self.start = 0
             # A compressed length says nothing about the file.
-            self.size = None if self.coding else self._length
+            self.size = None if self.coding else self.length
             self.stop = -1 if self.size is None else self.size
         else:
             self._read_content_range()
@@ -409,10 +410,6 @@ class _Answer:
         Weak or strong: a proxy that compresses weakens a tag.
         """
         return self.etag.removeprefix("W/") or self.modified
-
-    @property
-    def is_too_long(self) -> bool:
-        return (self._length or 0) > self.stop - self.start
 
     def is_of_another_file(self, other: _Answer) -> bool:
         """Return whether it certainly describes another state of the file than `other` does."""
@@ -449,7 +446,7 @@ class _Answer:
         if self.status != 206 or self.coding or self.size is None:
             return None
         count = self.stop - self.start
-        if count != min(length, self.size) or self._length not in {None, count}:
+        if count != min(length, self.size) or self.length not in {None, count}:
             return None
         data = b"".join(self.pieces(count))
         return data if len(data) == count and self.is_at_end() else None

@@ -14,13 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from colabstage.errors import (
-    ChecksumMismatchError,
-    CorruptArchiveError,
-    OptionError,
-    SourceChangedError,
-    SourceReadError,
-)
+from colabstage.errors import ChecksumMismatchError, CorruptArchiveError, OptionError, SourceChangedError
 from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation, LateStep, Progress
@@ -91,7 +85,7 @@ from colabstage.trees.bytes import (
 )
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import Tree, total_size
-from colabstage.trees.names import UNFINISHED, distinct_names
+from colabstage.trees.names import distinct_names
 from colabstage.trees.open import (
     ALONE,
     BESIDE,
@@ -812,10 +806,6 @@ def _open_path(source: SingleSource, path: Path, opening: Opening) -> Part:
         questions = Md5Questions(workers=SLOW_READERS) if slow and is_on_drive(source) else None
         tree = _list_folder(source, path, slow=slow, questions=questions)
         return Part(source, transport, slow, opening, tree=tree, path=path, questions=questions)
-    unfinished = f"{path}{UNFINISHED[0]}"
-    if os.path.lexists(unfinished):
-        msg = f"'{path}' is not complete: '{unfinished}' lists what it lacks. Finish the download by aria2c -c."
-        raise SourceReadError(msg)
     pieces = source.pieces if isinstance(source, LocalSource) else ()
     file: RemoteFile = JoinedFile([MountedFile(piece) for piece in pieces], path) if pieces else MountedFile(path)
     # Downloads have been compared already.

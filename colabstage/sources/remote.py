@@ -19,6 +19,7 @@ from colabstage.io.arguments import check_argument
 from colabstage.io.files import RetryPolicy, close_quietly, is_transient, read_with_retry, translate_read_error
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
 from colabstage.machine.mounts import is_slow_mount
+from colabstage.trees.names import UNFINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -220,6 +221,9 @@ class MountedFile(RemoteFile):
     def __init__(self, path: Path) -> None:
         """Examine the file."""
         self._path = path
+        if os.path.lexists(lacks := f"{path}{UNFINISHED[0]}"):
+            msg = f"'{path}' is not complete: '{lacks}' lists what it lacks. Finish the download by aria2c -c."
+            raise SourceReadError(msg)
         handle = read_with_retry(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), str(path), policy=_LOOKING)
         self._free = deque([handle])
         self._closed = False

@@ -58,7 +58,7 @@ from colabstage.sources.blocks import Edges
 from colabstage.sources.identity import Freshness, SourceIdentity, compare_states
 from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
 from colabstage.sources.packs import LEAST_BLOCKS
-from colabstage.sources.parse import ObjectSource
+from colabstage.sources.parse import ObjectSource, drive_path_of
 from colabstage.sources.remote_files import read_small_file
 from colabstage.stage.dataset import Origin, StagedDataset
 from colabstage.stage.places import PREVIOUS_SUFFIX, BucketPlace, CachedFile, FolderPlace, Place
@@ -205,11 +205,6 @@ class CachedPack:
         shards, cached = (size if self.in_shards else 0), (self.place.copies - 1) * size
         return StageFigures(source_bytes=size, archive_bytes=shards, pack_bytes=size, mount_bytes=cached)
 
-    def exceeds_limit(self, request: StageRequest) -> bool:
-        """Return whether it must not be copied here in full."""
-        # Joining shards would take their space twice.
-        return request.disk_limit is not None and (self.in_shards or self.manifest.size > request.disk_limit)
-
 
 class Cache:
     """The cache as one call sees it.
@@ -234,7 +229,7 @@ class Cache:
     def _chosen(self) -> tuple[Place | None, str]:
         request = self.request
         # Only a cache that is looked for has a Drive that it is best on.
-        near = request.drive_path if request.cache_dir == "auto" else None
+        near = drive_path_of(request.source) if request.cache_dir == "auto" else None
         return find_cache_dir(request.cache_dir, near=near, local=request.folder)
 
     def why_not(self) -> str:

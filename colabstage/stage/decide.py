@@ -91,7 +91,9 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
         if cached is None or identity is None:
             step.note, why = "not there", cache.why_nothing()
         else:
-            in_part = cached.exceeds_limit(request)
+            # Joining shards would take their space twice.
+            limit = request.disk_limit
+            in_part = limit is not None and (cached.in_shards or cached.manifest.size > limit)
             freshness = None if beside and not in_part else source.compare(identity)
             if freshness is None or freshness.same:
                 found = f"found '{cached.label.rpartition('/')[2]}'"

@@ -7,10 +7,10 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Literal, TypedDict, Union, Unpack, cast, get_args
+from typing import Literal, TypedDict, Union, Unpack, cast
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import check_argument, read_options
+from colabstage.io.arguments import check_argument, check_choice, read_options
 from colabstage.io.boundary import public
 from colabstage.io.environment import CACHE_DIR_VARIABLE, value_and_name
 from colabstage.io.files import lock_for
@@ -27,7 +27,6 @@ from colabstage.sources.parse import (
     Source,
     SourceArgument,
     absolute_path,
-    drive_path_of,
     is_address,
     parse_source,
     paths_of,
@@ -82,11 +81,6 @@ class StageRequest:
     @property
     def files_path(self) -> Path:
         return self.folder / "files"
-
-    @property
-    def drive_path(self) -> Path | None:
-        """Return the path of a source on Google Drive; `None` for other sources."""
-        return drive_path_of(self.source)
 
     @property
     def touched_paths(self) -> list[Path]:
@@ -167,10 +161,8 @@ def make_request(
         TypeError: there is no such argument.
     """
     # All mistakes in arguments are found before the source is touched, which may take minutes.
-    for value, kind, name in ((keep, Keep, "keep"), (verify, Verify, "verify")):
-        if value not in get_args(kind):
-            msg = f"{name}={value!r} is unknown; expected one of {', '.join(map(repr, get_args(kind)))}."
-            raise OptionError(msg)
+    check_choice("keep", keep, Keep)
+    check_choice("verify", verify, Verify)
     limit = None if disk_limit is None else parse_bytes(disk_limit, "disk_limit")
     if limit is not None and keep != "pack":
         msg = f"disk_limit= is for keep='pack', and keep={keep!r} makes plain files, never in part. Leave out one."

@@ -341,6 +341,11 @@ def truncated(source: ByteSource, reason: str) -> CorruptArchiveError:
     )
 
 
+def damaged(label: str, reason: str) -> CorruptArchiveError:
+    """Return the error for an archive that is not what its archiver wrote."""
+    return CorruptArchiveError(f"'{label}' is damaged: {reason}. Copy or upload the archive again.")
+
+
 def cut_while_read(file: str, member: str = "") -> SourceReadError:
     """Return the error for a file that was longer when it was opened."""
     where = f"inside its member {member!r}" if member else "before its length"

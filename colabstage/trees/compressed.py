@@ -16,7 +16,7 @@ from collections import deque
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
-from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
+from colabstage.errors import ColabstageError, CorruptArchiveError, SourceReadError
 from colabstage.io.files import make_folder, pwrite_exactly, typed_write_errors
 from colabstage.io.packages import igzip_lib
 from colabstage.io.pipeline import DaemonPool
@@ -62,7 +62,7 @@ def open_stream(
 ) -> Iterator[IO[bytes]]:
     """Yield the unpacked bytes of a compressed source, as a readable stream for the `with` block, in which the
     decompressor's errors become `CorruptArchiveError`; others pass. `read_bytes`: how much of it to read at once."""
-    new, damage = _decompressor(_compression(source))
+    new, damage = _decompressor(compression_of(source.pread(HEAD_BYTES, 0)))
     packed = io.BufferedReader(SourceFile(source, cancellation), read_bytes)
     streams = _Streams(packed, new, min(read_bytes, _FED_BYTES))
     # The caller raises inside the `with` block too, and those errors must pass.
@@ -88,15 +88,7 @@ def open_stream(
             raise CorruptArchiveError(msg) from error
 
 
-def _compression(source: ByteSource) -> Compression:
-    compression = compression_of(source.pread(HEAD_BYTES, 0))
-    if compression is None:
-        msg = f"'{source.label}' is not compressed with gzip, bzip2, xz or Zstandard."
-        raise ArchiveError(msg)
-    return compression
-
-
-def _decompressor(compression: Compression) -> tuple[Callable[[], Any], type[Exception]]:
+def _decompressor(compression: Compression | None) -> tuple[Callable[[], Any], type[Exception]]:
     """Return what makes a decompressor of one stream, and the exception of its own that it raises for damaged data."""
     if compression == "gz":
         # ISA-L's in place of Python's, which is slower: all of a compressed tar comes through it.
@@ -128,7 +120,9 @@ class _Streams(io.RawIOBase):
         while True:
             data = b""
             if self._stream.eof:
-                data = self._next_stream()
+                data = self._stream.unused_data.lstrip(b"\0")
+                while not data and (more := self._packed.read(self._fed_bytes)):
+                    data = more.lstrip(b"\0")
                 if not data:
                     return 0
                 self.end = self._packed.tell() - len(data)
@@ -140,13 +134,6 @@ class _Streams(io.RawIOBase):
                 self.end = 0
                 buffer[: len(unpacked)] = unpacked
                 return len(unpacked)
-
-    def _next_stream(self) -> bytes:
-        """Return what has been read of the next stream, from its beginning; empty if there is none."""
-        data = self._stream.unused_data.lstrip(b"\0")
-        while not data and (more := self._packed.read(self._fed_bytes)):
-            data = more.lstrip(b"\0")
-        return bytes(data)
 
 
 @contextlib.contextmanager
@@ -218,9 +205,9 @@ def _unpack_pieces(source: ByteSource, cancellation: Cancellation | None) -> Gen
 def inner_name(source: ByteSource, base: str, name: str = "") -> str:
     """Return the name of the file inside a compressed one, which is called `base` in its address and `name` in its
     service: that name without the suffix."""
-    compression = _compression(source)
+    compression = compression_of(source.pread(HEAD_BYTES, 0))
     for called in (base, name):
         stem, suffix = posixpath.splitext(called)
-        if stem and suffix.lower() in COMPRESSED_SUFFIXES[compression]:
+        if stem and compression and suffix.lower() in COMPRESSED_SUFFIXES[compression]:
             return stem
     return base or "content"

@@ -146,9 +146,7 @@ def check_collisions(archive: str, files: Collection[str], folders: Iterable[str
     check_folders(archive, files, folders)
 
 
-def check_folders(
-    archive: str, files: Iterable[str], folders: Iterable[str] = (), empty: Iterable[str] = ()
-) -> set[str]:
+def check_folders(archive: str, files: Iterable[str], folders: Iterable[str], empty: Iterable[str] = ()) -> set[str]:
     """Refuse a name that is both a file and a folder of others, as `check_collisions` does; return those of `empty`
     files, by which some archivers mark their folders."""
     files = list(files)

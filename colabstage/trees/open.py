@@ -14,7 +14,7 @@ import numpy as np
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
 from colabstage.io.arguments import whereabouts
-from colabstage.io.files import RetryPolicy, read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.io.units import format_count, listed
 from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
@@ -184,16 +184,14 @@ def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
 def is_folder(path: Path) -> bool:
     """Return whether a path leads to a folder, not to a file; anything else is an error."""
 
-    def mode_of() -> int | None:
+    def mode_of() -> int:
         try:
             return path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            msg = f"There is nothing at '{path}'. {whereabouts(path)}"
+            raise SourceNotFoundError(msg) from None
 
-    mode = read_with_retry(mode_of, str(path), policy=RetryPolicy(missing_is_transient=False))
-    if mode is None:
-        msg = f"There is nothing at '{path}'. {whereabouts(path)}"
-        raise SourceNotFoundError(msg)
+    mode = read_with_retry(mode_of, str(path))
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         msg = f"'{path}' is neither a file nor a folder, but a device, a pipe or a socket."
         raise ArchiveError(msg)
@@ -285,7 +283,10 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
         return Joining(
             prefixes, f"The parts are named like splits, so each is a folder: {listed(folders, _FOLDERS_SHOWN)}."
         )
-    collision = _first_collision(names)
+    files = Counter(name for part in names for name in part)
+    # One tree may later be written into one folder, where a name cannot be both a file and a folder.
+    twice = [*(name for name, count in files.items() if count > 1), *(parent_folders(files) & files.keys())]
+    collision = min(twice, default=None)
     if collision is None:
         reason = f"The files of {len(stems):,} parts are united; no name is there twice."
         # A shell's photos/*: class folders, each as a part, whose own names would be lost.
@@ -307,14 +308,6 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
         raise ArchiveError(msg)
     reason = f"'{collision}' is in more than one part, so each part is a folder: {listed(folders, _FOLDERS_SHOWN)}."
     return Joining(folders, reason)
-
-
-def _first_collision(names: Sequence[Collection[str]]) -> str | None:
-    """Return a name that is in two trees, or a file in one and a folder in another; the first in order."""
-    files = Counter(name for part in names for name in part)
-    twice = [name for name, count in files.items() if count > 1]
-    # One tree may later be written into one folder, where a name cannot be both a file and a folder.
-    return min([*twice, *(parent_folders(files) & files.keys())], default=None)
 
 
 # How much is read to compare files without checksums that are in several parts.

@@ -24,7 +24,6 @@ import numpy as np
 from colabstage.errors import (
     ArchiveError,
     ColabstageError,
-    CorruptArchiveError,
     MissingDependencyError,
     NotEnoughSpaceError,
     UnsafeArchiveError,
@@ -33,7 +32,7 @@ from colabstage.io.files import block_ranges, make_folder
 from colabstage.io.packages import isal_zlib
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import remove_own, temp_beside
-from colabstage.trees.bytes import PIECE_BYTES, ByteSource, LocalBytes
+from colabstage.trees.bytes import PIECE_BYTES, ByteSource, LocalBytes, damaged
 from colabstage.trees.folder import FolderFile
 from colabstage.trees.listing import ArchiveLimits, FileEntries, FileEntry, Tree, check_limits
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, refuse_member
@@ -149,7 +148,7 @@ def _failure(label: str, who: str, output: str, code: int) -> ColabstageError:
         return _full(label)
     # Not 7-Zip's "Errors: 1", but the error itself.
     lines = [line.strip() for line in output.splitlines() if "ERROR" in line or "checksum" in line.lower()]
-    return _damaged(label, f"{who} {next(iter(lines), f'exit code {code}')!r}")
+    return damaged(label, f"{who} {next(iter(lines), f'exit code {code}')!r}")
 
 
 def _blocks(label: str, text: str, kind: ToolKind) -> Iterator[dict[str, str]]:
@@ -210,7 +209,7 @@ def _open_by_package(module: Any, kind: ToolKind, path: str, label: str) -> _Ope
                 raise _nothing_reads(label, kind) from error
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _full(label) from error
-            raise _damaged(label, str(error)) from error
+            raise damaged(label, str(error)) from error
 
     def listed(info: Any) -> _Listed:
         if kind == "7z":  # it does not say which files are executable
@@ -241,10 +240,6 @@ def _full(label: str) -> NotEnoughSpaceError:
     return NotEnoughSpaceError(f"'{label}' does not fit on the disk when unpacked. Free some space, or choose another.")
 
 
-def _damaged(label: str, reason: str) -> CorruptArchiveError:
-    return CorruptArchiveError(f"'{label}' is damaged: {reason}. Copy or upload the archive again.")
-
-
 class ToolArchiveTree(Tree):
     """The files in a 7z or rar archive. These formats pack many members into one stream, so all are unpacked at once,
     into a folder in `spool`, which is on a local disk."""
@@ -263,7 +258,7 @@ class ToolArchiveTree(Tree):
             with _as_file(source, temp_beside(spool / f"archive.{kind}"), cancellation) as path:
                 members, unpack = _open(kind, path, self.label, cancellation)
                 if not members and source.size > _EMPTY_BYTES:
-                    raise _damaged(self.label, "no member can be found in it")  # noqa: TRY301
+                    raise damaged(self.label, "no member can be found in it")  # noqa: TRY301
                 check_limits(self.label, len(members), sum(member.size for member in members), source.size, limits)
                 # Checked in the listing, before the tool writes a byte.
                 listed = _check_listed(self.label, members)
@@ -347,7 +342,7 @@ def _check_unpacked(archive: str, folder: Path, files: Mapping[str, _Listed]) ->
             else:
                 missing.remove(name)
     if missing:
-        raise _damaged(archive, f"{min(missing)!r} was not unpacked")
+        raise damaged(archive, f"{min(missing)!r} was not unpacked")
     for name, listed in files.items():
         # Read once more, because a tool may have stopped inside a file without an error.
         crc = size = 0
@@ -356,4 +351,4 @@ def _check_unpacked(archive: str, folder: Path, files: Mapping[str, _Listed]) ->
                 size += len(piece)
                 crc = isal_zlib.crc32(piece, crc)
         if size != listed.size or (listed.crc is not None and crc != listed.crc):
-            raise _damaged(archive, f"its member {name!r} is not what the archive lists")
+            raise damaged(archive, f"its member {name!r} is not what the archive lists")

@@ -18,6 +18,7 @@ from colabstage.trees.bytes import (
     HEAD_BYTES,
     ByteSource,
     RequestedBytes,
+    damaged,
     describe_contents,
     header_checksums,
     truncated,
@@ -119,14 +120,14 @@ def scan_members(source: ByteSource, *, is_proved: bool = False) -> Iterator[Tar
         if flag in _EXTENSIONS:
             # Headers that only describe the next member, or all that follow.
             if size > _MAX_EXTENSION_BYTES:
-                raise _damaged(source, at, f"a name of {size:,} bytes")
+                raise damaged(source.label, f"a name of {size:,} bytes at byte {at:,}")
             data = blocks.read(at, size)
             if len(data) < size:
                 raise truncated(source, "a long name is cut")
             try:
                 (shared if flag == _PAX_GLOBAL else own).update(_extension(flag, data))
             except ValueError as error:
-                raise _damaged(source, at, "its pax records are not readable") from error
+                raise damaged(source.label, f"its pax records at byte {at:,} are not readable") from error
         else:
             own = {}
             # Found before anything is read: a truncated archive must not yield half of a dataset.
@@ -135,10 +136,6 @@ def scan_members(source: ByteSource, *, is_proved: bool = False) -> Iterator[Tar
             if flag != _VOLUME_LABEL:
                 yield member
         at += -(-size // BLOCK) * BLOCK
-
-
-def _damaged(source: ByteSource, at: int, reason: str) -> CorruptArchiveError:
-    return CorruptArchiveError(f"'{source.label}' is damaged at byte {at:,}: {reason}. Copy or upload it again.")
 
 
 class _Blocks:
@@ -176,7 +173,7 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
         if at == 0:
             msg = f"'{source.label}' is not a tar but {describe_contents(source.pread(HEAD_BYTES, 0))}."
             raise CorruptArchiveError(msg)
-        raise _damaged(source, at, "there is no readable header")
+        raise damaged(source.label, f"there is no readable header at byte {at:,}")
     # GNU's own format, "ustar " with a blank, stores times where POSIX has the beginning of a long name.
     begins = _until_nul(prefix) + b"/" if magic == b"ustar\0" and prefix[:1] != b"\0" else b""
     name, target = _as_name(begins + _until_nul(raw_name)), _as_name(_until_nul(link))
@@ -187,7 +184,7 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
         name, target = pax.get("path") or name, pax.get("linkpath") or target
         if stated := pax.get("size"):
             if not stated.isdecimal():
-                raise _damaged(source, at + BLOCK, f"the pax records of {name!r} are not readable")
+                raise damaged(source.label, f"the pax records of {name!r} are not readable")
             size = int(stated)
         time_ns = _nanoseconds(pax["mtime"]) if pax.get("mtime") else time_ns
     if flag == b"S" or _PAX_SPARSE in pax:
@@ -262,10 +259,7 @@ def _next_archive(source: ByteSource, at: int, *, is_proved: bool) -> int:
     Other bytes: in a proved tar another archive, and where it begins is returned; otherwise damage. 0 at the end."""
     rest = source.size - at
     if rest <= 0:
-        if at == 0:
-            msg = f"'{source.label}' is an empty file, not a tar. Copy or upload the archive again."
-            raise CorruptArchiveError(msg)
-        raise truncated(source, "the blocks of zeros that mark its end are missing; if none were written, use tar -xf")
+        raise truncated(source, "the blocks of zeros that mark its end are missing; tar -xf unpacks one without them")
     tail = source.pread(min(rest, _MAX_PADDING_BYTES), at)
     zeros = len(tail) - len(tail.lstrip(b"\0"))
     if zeros < len(tail) and not is_proved:

@@ -21,7 +21,7 @@ import numpy as np
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.io.files import block_ranges
 from colabstage.io.units import format_count
-from colabstage.trees.bytes import HEAD_BYTES, ByteSource, base_name, describe_contents, truncated
+from colabstage.trees.bytes import HEAD_BYTES, ByteSource, base_name, damaged, describe_contents, truncated
 from colabstage.trees.listing import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -210,7 +210,7 @@ def _read_directory(source: ByteSource) -> tuple[list[str], dict[str, NDArray[An
     count = len(names)
     if count % 65_536 != end.members % 65_536 or (end.has_64 and count != end.members):
         reason = f"its last record counts {end.members:,} members, its directory holds {count:,}"
-        raise _damaged_directory(source, reason)
+        raise damaged(source.label, reason)
     # Every member's bytes must end where the next begin: with shared bytes, a small archive could unpack to petabytes.
     order = np.argsort(offsets, kind="stable")
     ends = columns["end"] = np.empty_like(offsets)
@@ -220,10 +220,6 @@ def _read_directory(source: ByteSource) -> tuple[list[str], dict[str, NDArray[An
         name = names[over[np.argmax(offsets[over])]].encode("latin-1").decode("utf-8", "replace")
         raise refuse_member(source.label, name, "its bytes overlap those of what follows it")
     return names, columns, unicode_paths
-
-
-def _damaged_directory(source: ByteSource, reason: str) -> CorruptArchiveError:
-    return CorruptArchiveError(f"'{source.label}' is damaged: {reason}. Copy or upload the archive again.")
 
 
 def _parse(
@@ -242,7 +238,7 @@ def _parse(
         while at + _MEMBER_BYTES <= len(data):
             mark, packed_size, length, name_length, extra_length, comment_length, offset = read(data, at)
             if mark != _MEMBER_MARK:
-                raise _damaged_directory(source, f"its directory is not readable at byte {done + at:,}")
+                raise damaged(source.label, f"its directory is not readable at byte {done + at:,}")
             name_at = at + _MEMBER_BYTES
             name_end = name_at + name_length
             end = name_end + extra_length + comment_length
@@ -262,7 +258,7 @@ def _parse(
     if done + len(data) < size:
         raise truncated(source, "its directory is cut")
     if data:
-        raise _damaged_directory(source, f"its directory is not readable at byte {done:,}")
+        raise damaged(source.label, f"its directory is not readable at byte {done:,}")
     fields = np.frombuffer(records, _RECORD)
     columns: dict[str, NDArray[Any]] = {name: fields[name].astype(kind) for name, kind in _COLUMNS.items()}
     for name, facts in zip(("size", "packed_size", "offset"), np.reshape(wide_facts, (-1, 3)).T, strict=True):
@@ -299,7 +295,7 @@ def _wide_fields(source: ByteSource, extra: bytes, narrow: tuple[int, int, int])
     try:
         return [min(next(wide), _BEYOND) if value == _NARROW_FULL else value for value in narrow]
     except StopIteration:
-        raise _damaged_directory(source, "a zip64 field of its directory is cut") from None
+        raise damaged(source.label, "a zip64 field of its directory is cut") from None
 
 
 def _unix_time_ns(date: int, time: int) -> int:

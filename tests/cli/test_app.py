@@ -210,7 +210,7 @@ def test_what_fails_ends_with_1_and_one_line(run: Run, photos: Path, tmp_path: P
         ("photos --image-size 0x8", "is not a size"),
         ("photos --splits train=0.8", "add up to 0.8"),
         ("photos --splits a/b=1", "cannot name a split"),
-        ("photos --encoding jpeg", "auto, pixels, encoded"),
+        ("photos --encoding jpeg", "'auto', 'pixels', 'encoded'"),
         ("photos --seed many", "--seed"),
         ("s4://bucket/photos", "s4://"),
     ],

@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import LayoutError, OptionError, kind_of
+from colabstage.io.arguments import check_choice, whole_number
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import format_count, listed
 from colabstage.io.workspace import short_digest
@@ -72,12 +73,8 @@ class TokenOptions:
     field: str = _FIELD
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            msg = f"length={self.length}; expected a number of tokens above 0."
-            raise OptionError(msg)
-        if self.dtype not in get_args(TokenDtype):
-            msg = f"dtype={self.dtype!r} is unknown; expected one of {', '.join(get_args(TokenDtype))}."
-            raise OptionError(msg)
+        whole_number("length", self.length, least=1)
+        check_choice("dtype", self.dtype, TokenDtype)
         # numpy would wrap it around to another token.
         if self.separator is not None and not 0 <= self.separator <= np.iinfo(self.dtype).max:
             msg = f"separator={self.separator} does not fit in {self.dtype}."
