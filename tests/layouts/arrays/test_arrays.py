@@ -334,15 +334,11 @@ def test_a_note_says_how_many_files_are_joined(files: dict[str, bytes]) -> None:
 
 def test_rows_that_were_never_written_are_noted(tmp_path: Path) -> None:
     """HDF5 gives zeros for them, which as labels would be a class."""
-    for name in ("one", "two"):
-        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
-            file["X_train"] = np.ones((4, 2))
-            labels = file.create_dataset("Y_train", (4,), np.int64, chunks=(2,))
-            labels[: 2 if name == "one" else 4] = 1
-    report = pack_dataset(tmp_path, tmp_path / "pack.h5", progress=False)
-    assert [note for note in report.notes if "never written" in note] == [
-        "1 of the 2 chunks of 'one.h5/Y_train' were never written, and are read as 0."
-    ]
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["X_train"] = np.ones((4, 2))
+        file.create_dataset("Y_train", (4,), np.int64, chunks=(2,))[:2] = 1
+    report = pack_dataset(tmp_path / "rows.h5", tmp_path / "pack.h5", progress=False)
+    assert "1 of the 2 chunks of 'rows.h5/Y_train' were never written, and are read as 0." in report.notes
 
 
 def test_a_stray_array_among_folders_of_classes_changes_nothing() -> None:
