@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -238,8 +239,8 @@ def arrays_of(batch: Any) -> Iterator[Any]:
     """Yield the arrays and tensors in a batch of nested tuples, lists and mappings."""
     if hasattr(batch, "nbytes") and hasattr(batch, "shape"):
         yield batch
-    elif isinstance(batch, dict | list | tuple):
-        for part in batch.values() if isinstance(batch, dict) else batch:
+    elif isinstance(batch, Mapping | list | tuple):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
             yield from arrays_of(part)
     elif hasattr(batch, "shape") and hasattr(batch, "numpy"):
         yield batch.numpy()  # TensorFlow's tensors do not give their size
@@ -257,12 +258,12 @@ def batch_size_of(batch: Any) -> tuple[int, int]:
 
 def _counts_of(part: Any) -> set[int]:
     """Return the numbers of samples that a part may have, those of all parts in it that say anything about it."""
-    if isinstance(part, dict | list | tuple):
-        parts = part.values() if isinstance(part, dict) else part
+    if isinstance(part, Mapping | list | tuple):
+        parts = part.values() if isinstance(part, Mapping) else part
         counts = [found for one in parts if (found := _counts_of(one))]
         shared = set.intersection(*counts) if counts else set[int]()
         # A list holds one entry for each sample, or several inputs of all samples.
-        return shared if isinstance(part, dict) else {len(part)} | shared
+        return shared if isinstance(part, Mapping) else {len(part)} | shared
     shape: Any = getattr(part, "shape", ())
     return {int(shape[0])} if len(shape) else set()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -173,6 +173,21 @@ def reading_contents(path: Path) -> Iterator[None]:
             "Stage or copy it again; what it was made from is untouched."
         )
         raise DamagedPackError(msg) from error
+
+
+def unwritten_part(dataset: Any) -> str:
+    """Return how many chunks or values of an open dataset were never written; empty for none."""
+    unit, count = "values", int(dataset.size)
+    there = count if dataset.id.get_storage_size() else 0
+    if dataset.chunks:
+        unit, there = "chunks", dataset.id.get_num_chunks()
+        count = math.prod(-(-length // part) for length, part in zip(dataset.shape, dataset.chunks, strict=True))
+    elif dataset.is_virtual:
+        there, plan = count, dataset.id.get_create_plist()
+        # A source without an end has no number of values.
+        with suppress(RuntimeError):
+            there = sum(plan.get_virtual_vspace(one).get_select_npoints() for one in range(plan.get_virtual_count()))
+    return "" if there >= count else f"{count - there:,} of the {count:,} {unit}"
 
 
 def ragged_kind(dataset: Any) -> Literal["ragged", "texts"] | None:

@@ -27,6 +27,7 @@ from colabstage.h5.untrusted import (
     home_of,
     open_alone,
     open_with_any_locking,
+    unwritten_part,
 )
 from colabstage.io.arguments import check_choice, whole_number
 from colabstage.io.files import read_with_retry
@@ -76,6 +77,13 @@ class StoredArray:
     """Why it cannot be read at all; "" if it can."""
     parts: tuple[StoredArray, ...] = ()
     """The arrays that it joins, if it spans several files."""
+    unwritten: str = ""
+    """How many of its chunks or values HDF5 gives as 0, because they were never written; "" for none."""
+
+    @property
+    def holes(self) -> list[str]:
+        """Return what part of which array was never written."""
+        return [f"{one.unwritten} of '{one.name}'" for one in self.parts or (self,) if one.unwritten]
 
     @classmethod
     def joined(cls, name: str, parts: Sequence[StoredArray]) -> StoredArray:
@@ -309,7 +317,7 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
     trouble = "" if dataset.dtype.kind in "biuf" else f"it holds {dataset.dtype}, which are not numbers of one kind"
     if base is not None:
         trouble = f"each row has any number of {base} values; cut them to one length, or read it with dataset_h5"
-    return StoredArray(name, shape, native, rows, whole, trouble)
+    return StoredArray(name, shape, native, rows, whole, trouble, unwritten=unwritten_part(dataset))
 
 
 def _text(dataset: Any, name: str) -> NDArray[Any]:

@@ -671,7 +671,7 @@ def first_crop(transform: Transform | None) -> FirstCrop | None:
     if inner is None:
         return None
     # Parts draw by their number, so a placeholder replaces the crop.
-    rest = Compose([inner.rest or _unchanged, *others])
+    rest = Compose([inner.rest or (lambda x, y: (x, y)), *others])
     return FirstCrop(inner.crop, (0, *inner.stream), rest if others or inner.rest else None)
 
 
@@ -704,10 +704,6 @@ def _parts(transform: object) -> Iterator[object]:
         return
     for part in transform.transforms:
         yield from _parts(part)
-
-
-def _unchanged(x: Any, y: Any) -> tuple[Any, Any]:
-    return x, y
 
 
 class CroppedInputs:

@@ -212,6 +212,22 @@ def _scaled(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return scaled.div_(divisor).to(dtype)
 
 
+def stacked_arrays(name: str, results: list[Any], dtype: DTypeLike | None = None) -> Any:
+    """Stack what a transform returned for each sample into arrays, as `collate_results`; lists are vectors. `dtype`: as
+    `scale_to`."""
+    made = collate_results(name, [np.asarray(one) if isinstance(one, list) else one for one in results])
+    return _arrays(made if dtype is None else scale_to(made, torch_dtype(dtype) or torch.float32))
+
+
+def _arrays(made: Any) -> Any:
+    if isinstance(made, Mapping):
+        return {key: _arrays(part) for key, part in made.items()}
+    # Keras and TensorFlow take tuples for several arrays.
+    if isinstance(made, list | tuple):
+        return np.array(made) if made and isinstance(made[0], str | bytes) else tuple(map(_arrays, made))
+    return made.detach().numpy() if isinstance(made, torch.Tensor) else made
+
+
 def move_to(x: Any, device: torch.device) -> Any:
     """Copy tensors, also in lists and dicts, to a device; those already there stay."""
     return map_leaves(x, lambda part: part.to(device) if isinstance(part, torch.Tensor) else part)

@@ -61,6 +61,12 @@ def check_batch_transform(name: str, given: object) -> None:
     if any(type(part).__name__ == "ToTensor" for part in _leaves(given)):
         msg = f"{name} gets tensors, which ToTensor does not scale. Leave it out; make_loader(…, dtype='float32') does."
         raise OptionError(msg)
+    if _library_of(given) in _LIBRARIES and any(isinstance(part, SeededTransform) for part in _parts_of(given)):
+        msg = (
+            f"{name} is {_library_of(given)}'s {type(given).__name__}, whose parts of colabstage take whole batches. "
+            "Write batch_transform=colabstage.transforms.Compose([…]), which takes the parts of both."
+        )
+        raise OptionError(msg)
 
 
 def _first_of(transform: object) -> object:
@@ -160,10 +166,12 @@ def call_theirs(name: str, function: Callable[..., Any], *arguments: Any, row: i
         raise
     except Exception as error:
         given = " and ".join(map(describe, arguments[:2])) + ("" if row is None else f" of row {row:,}")
-        if isinstance(error, TypeError | AttributeError):
+        takes_fractions = function is apply_foreign and "uint" in str(getattr(arguments[1], "dtype", ""))
+        if takes_fractions or isinstance(error, TypeError | AttributeError):
             why = said_by(error).partition("\n")[0]
             pair = " of both, such as lambda x, y: (change(x), y)" if len(arguments) == 2 else " that takes that"
-            msg = f"{name} failed with {given}: {why}. Expected a function{pair}."
+            remedy = "make_loader(…, dtype='float32') gives it fractions." if takes_fractions else ""
+            msg = f"{name} failed with {given}: {why}. {remedy or f'Expected a function{pair}.'}"
             raise OptionError(msg) from error
         error.add_note(f"{name} was called with {given}.")
         raise
@@ -190,13 +198,17 @@ def collate_results(name: str, results: list[Any]) -> Any:
     """Stack what a transform returned for each sample into a batch, as a stock `DataLoader` does, or refuse it."""
     # Stacking converts to one dtype, so that bytes up to 255 would mix with fractions up to 1.
     arrays = [one for one in results if isinstance(one, torch.Tensor | np.ndarray) and len(one.shape)]
-    mixed = len({"float" in str(one.dtype) for one in arrays}) > 1
+    if len({"float" in str(one.dtype) for one in arrays}) > 1:
+        raise _no_batch(name, results, "bytes stand among fractions")
+    # Keys that the first one lacks would be left out.
+    if len({frozenset(one) for one in results if isinstance(one, Mapping)}) > 1:
+        raise _no_batch(name, results, "their keys differ")
     try:
-        if not mixed:
-            return default_collate(results)
+        # Of one dtype whichever comes first, as of 0 and 0.9: torch would take that of the first.
+        numbers = all(isinstance(one, int | float) for one in results)
+        return default_collate([*np.asarray(results)] if numbers else results)
     except (TypeError, ValueError, RuntimeError) as error:
         raise _no_batch(name, results, said_by(error)) from error
-    raise _no_batch(name, results, "bytes stand among fractions")
 
 
 def _no_batch(name: str, results: list[Any], why: str) -> OptionError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
@@ -130,7 +131,8 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
     batch_size = _check(batch_size, options)
     # A sampler may visit fewer rows than there are, or repeat some.
     rows = facts.rows if facts.epoch_rows is None else facts.epoch_rows
-    batches = count_batches(rows, batch_size, facts.shard, drop_last=options.drop_last)
+    count = partial(count_batches, rows, batch_size, drop_last=options.drop_last)
+    batches, ranks = count(facts.shard), (0, facts.shard.world_size - 1)
     # An empty epoch would train nothing, and evaluate nothing, without an error.
     if not rows or (options.drop_last and not batches):
         remedy = "Use a smaller batch_size, or drop_last=False." if rows else "Choose other rows, or make no loader."
@@ -155,6 +157,7 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
         reason=_strategy_reason(strategy, facts),
         batch_size=batch_size,
         batches=batches,
+        is_joint={count(replace(facts.shard, rank=rank)) for rank in ranks} == {batches},
         workers=_choose_workers(facts, options.num_workers, keep),
         prefetch=prefetch,
         engine=engine,

@@ -157,10 +157,9 @@ def make_loader(
         layout = lasting_layout(dataset.reader.path, layout)
     is_fixed = shard.world_size > 1 or by_itself or layout is not None
     seed = choose_seed(asked.seed, lambda: torch.randint(_SEEDS, (), device="cpu"), fixed=is_fixed)
-    # Rows of `train` may be held out of the training as well as trained on.
-    unclear = asked.shuffle is None and in_train
     shuffle: Shuffle = ("auto" if in_train else False) if asked.shuffle is None else asked.shuffle
-    is_shuffled = None if unclear else shuffle is not False
+    # Rows of `train` may be held out of the training as well as trained on.
+    is_shuffled = None if asked.shuffle is None and in_train else shuffle is not False
     # Numbered within the subset, if there is one.
     shown: RowOrder | SampledOrder | None = None
     if asked.sampler is not None:
@@ -181,15 +180,21 @@ def make_loader(
         free = free_device_memory(device, facts.free_memory_bytes)
         facts = replace(facts, device=device.type, device_free_bytes=free)
     plan = choose_loader(facts, batch_size, replace(asked, shuffle=shuffle))
-    batch_size = plan.batch_size
+    if not plan.is_joint:
+        warnings.warn(
+            f"This rank has {format_count(plan.batches, 'batches')} in an epoch, and another has one more or fewer: a "
+            "step that waits for all, as with DDP, would never end. Write drop_last=True, or a larger batch_size.",
+            UserWarning,
+            stacklevel=3,
+        )
     order: Order = some or RowOrder(len(dataset), plan.order.name == "permutation")
     if plan.order.name == "arrival" and layout is not None:
         order = order_of(layout, dataset.split, None if some is None else some.chosen)
     if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
-        plan = _with_mixing(plan, dataset, order.first.rows(seed, 0), batch_size * shard.world_size)
+        plan = _with_mixing(plan, dataset, order.first.rows(seed, 0), plan.batch_size * shard.world_size)
     # Read now, so that an error comes where the loader is made. The caller's dataset continues to read from the file.
     reader = dataset.reader.into_memory() if plan.strategy == "memory" else dataset.reader
-    schedule = Schedule(order, seed, batch_size, asked.drop_last, shard)
+    schedule = Schedule(order, seed, plan.batch_size, asked.drop_last, shard)
     is_cropped = crop is not None and plan.decode is not None and plan.decode.name == "crops"
     pipeline = Pipeline(plan, asked, reader, schedule, form, device, crop if is_cropped else None)
     # Frameworks count and evaluate the subset's own rows, by their numbers in it.
@@ -199,7 +204,7 @@ def make_loader(
     DataLoader.__init__(
         loader,
         view if rows is None else Subset(view, rows.tolist()),
-        batch_size,
+        plan.batch_size,
         sampler=EpochSampler(visited, seed, given=asked.seed is not None, fixed=is_fixed)
         if shard.world_size == 1
         else RankSampler(visited, seed, shard, given=asked.seed is not None),

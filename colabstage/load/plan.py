@@ -204,6 +204,8 @@ class LoaderPlan:
     batch_size: int
     batches: int
     """Batches of this rank in an epoch."""
+    is_joint: bool = True
+    """Whether all ranks have as many."""
     workers: ReasonedValue
     prefetch: ReasonedValue
     engine: Choice

@@ -6,6 +6,7 @@ Tests that need torchvision, kornia, Ignite or Lightning run in the environment 
 import json
 import pickle
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import islice
@@ -176,6 +177,25 @@ def test_rows_that_were_never_written_are_told(
         with pytest.warns(UserWarning, match=f"{side} in .* were never written") as caught:
             read(place)
         assert caught[0].filename == __file__ or "lambda" in str(read)
+
+
+@pytest.mark.parametrize("read", [dataset_h5, lambda place: to_numpy(place, 8)], ids=["dataset_h5", "to_numpy"])
+def test_a_file_that_is_being_written_is_told(path: Path, read: Callable[[Path], object]) -> None:
+    """Rows of one block that were not written yet are zeros, and only h5py's lock tells."""
+    with h5py.File(path, "r+"), pytest.warns(UserWarning, match="is open for writing"):
+        read(path)
+    with h5py.File(path):
+        read(path)
+
+
+@pytest.mark.parametrize(("options", "told"), [({}, True), ({"drop_last": True}, False), ({"batch_size": 2}, False)])
+def test_ranks_that_would_wait_for_another_are_told(path: Path, options: dict[str, Any], told: bool) -> None:
+    """With batches of one sample, one rank has one more."""
+    ranks: dict[str, Any] = {"batch_size": 1, "rank": 1, "world_size": 3, **options}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_loader(dataset_h5(path), **ranks)
+    assert ["drop_last=True" in str(one.message) for one in caught] == [True] * told
 
 
 def test_a_form_of_batches_that_only_a_stock_loader_makes_is_measured_with_one(path: Path) -> None:
@@ -479,10 +499,15 @@ def test_a_container_of_torch_is_seen_through(masked: Path, module: str) -> None
         dataset_h5(masked, torch.nn.Sequential(torch.nn.Identity(), torch.nn.Sequential(flip)))
 
 
-def of_torchvision(name: str, *parts: object, module: str = "torchvision.transforms.v2") -> Any:
+def of_torchvision(
+    name: str,
+    *parts: object,
+    module: str = "torchvision.transforms.v2",
+    call: Callable[..., Any] = lambda _, x: type(x).__name__,
+) -> Any:
     """A stand-in for one of torchvision's transforms, or another library's, which are recognized by their module. It
     returns the class of what it gets."""
-    kind = type(name, (), {"__module__": module, "__call__": lambda _, x: type(x).__name__})
+    kind = type(name, (), {"__module__": module, "__call__": call})
     one = kind()
     if parts:
         one.transforms = list(parts)
@@ -551,6 +576,36 @@ def test_bytes_are_not_left_unscaled_by_a_transform_of_arrays(path: Path) -> Non
     for make in (lambda: make_loader(dataset_h5(path), 8, batch_transform=whole), lambda: Compose([whole])):
         with pytest.raises(OptionError, match="dtype='float32'"):
             make()
+
+
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [
+        (lambda row: {"x": row, **({"z": row} if row % 2 else {})}, "keys differ"),
+        (lambda row: np.zeros(2, np.uint8 if row % 2 else np.float32), "fractions"),
+        (lambda row: np.zeros(2 + row % 2), "equal size"),
+    ],
+    ids=["keys", "bytes and fractions", "shapes"],
+)
+def test_results_that_differ_make_no_batch(path: Path, results: Callable[[int], Any], said: str) -> None:
+    """Whichever comes first: torch would leave out keys that the first lacks."""
+    for first in (0, 1):
+        loader = make_loader(dataset_h5(path, target_transform=results), 8, sampler=range(first, 40), shuffle=False)
+        with pytest.raises(OptionError, match=said):
+            next(iter(loader))
+
+
+def test_what_another_librarys_transform_cannot_take_is_named(path: Path) -> None:
+    """Bytes, where it computes with fractions; and parts of ours, which take batches."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    loader = make_loader(dataset_h5(path), 8, batch_transform=of_torchvision("MixUp", call=fail))
+    with pytest.raises(OptionError, match="dtype='float32'"):
+        next(iter(loader))
+    with pytest.raises(OptionError, match=re.escape("colabstage.transforms.Compose([…])")):
+        make_loader(dataset_h5(path), 8, batch_transform=of_torchvision("Compose", RandomFlip()))
 
 
 def test_timms_transforms_get_images(path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import zlib
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,7 @@ LABELS = np.zeros(5)
         ((IMAGES, [{"boxes": np.zeros((count, 4))} for count in range(5)]), 5),
         (((np.zeros((5, 8)), np.zeros((5, 9))), LABELS), 5),
         ({"image": np.zeros((5, 8)), "name": ["a"] * 5}, 5),
+        (UserDict({"ids": np.zeros((5, 8)), "mask": np.zeros((5, 8))}), 5),
         ("text", 1),
     ],
 )

@@ -255,7 +255,7 @@ def test_values_that_nobody_wrote_without_a_fill_value(tmp_path: Path, chunked: 
     assert content.count(head) == 1
     path.write_bytes(content.replace(head, head[:3] + bytes(5)))
     if chunked:
-        with pytest.warns(UserWarning, match="2 of the 3 parts"):
+        with pytest.warns(UserWarning, match="2 of the 3 chunks"):
             dataset = dataset_h5(path)
         assert np.asarray(dataset.read_batch(range(9))[0]).tolist() == [1, 2, 3] + [0] * 6
     else:

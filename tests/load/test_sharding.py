@@ -22,6 +22,7 @@ def steps_of(loader: Any) -> list[list[int]]:
     return [y.tolist() for _, y in loader]
 
 
+@pytest.mark.filterwarnings("ignore:This rank has")
 @pytest.mark.parametrize("count", [1, 7, 8])
 def test_other_ranks_with_the_same_step_go_on_where_these_were(rows: Callable[[int], dataset_h5], count: int) -> None:
     """The batches of some ranks and those left for others are the epoch, each row once. It can be continued after all

@@ -304,7 +304,12 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     rest = [name for name in rest if name != groups]
     which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
     lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
-    notes = [f"Inputs are the rows of {listed(used)}{which}.", *left_out_notes(*lost), *_missing_batches(source)]
+    notes = [
+        f"Inputs are the rows of {listed(used)}{which}.",
+        *left_out_notes(*lost),
+        *_missing_batches(source),
+        *(f"{hole} were never written, and are read as 0." for array in (*xs, *ys) for hole in array.holes),
+    ]
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")
     if groups:

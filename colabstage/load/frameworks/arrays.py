@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 
 # How many batches TensorFlow's threads may read at the same time.
-_MOST_AT_ONCE = 4
+MOST_AT_ONCE = 4
 # Batches in addition to the plan's: `fit` makes TensorFlow keep some in its own queue, and TensorFlow releases an array
 # only when it next calls Python. With fewer, 1 to 4 blocks were unmapped and mapped again in every epoch.
 _HELD_BY_FRAMEWORKS = 3
@@ -194,17 +193,20 @@ class ArrayBatches:
                 closes.atexit = False
                 self._announced = epoch, expectation, closes
             # Several batches are read at once, so those just before this one may still be in progress.
-            self._announced[1].reached(size * max(0, number - _MOST_AT_ONCE))
+            self._announced[1].reached(size * max(0, number - MOST_AT_ONCE))
 
     def finish(self, ahead: Any) -> Batch:
         """Make a batch of what `read_ahead` returned; the dataset's transforms are called in this thread."""
         if not isinstance(ahead, _Stored):
             batch: Batch = ahead
             return batch
-        xs, ys = zip(*self._dataset.samples_of(*ahead), strict=True)
+        # A dataset with transforms needs torch.
+        from colabstage.load.batches import stacked_arrays
+
+        xs, ys = map(list, zip(*self._dataset.samples_of(*ahead), strict=True))
         is_boxes = all(isinstance(target, dict) and BOXES in target for target in ys)
-        y = pad_boxes(list(ys)) if is_boxes else _stacked("target_transform", ys)
-        return self._finished(_stacked("transform", xs), y, ahead.rows, SOLO)
+        y = pad_boxes(ys) if is_boxes else stacked_arrays("target_transform", ys)
+        return self._labelled(stacked_arrays("transform", xs, self._dtype), y, ahead.rows)
 
     def filenames(self) -> list[str]:
         """Read the names of the files that the visited samples were made from, in the order without shuffling."""
@@ -225,23 +227,22 @@ class ArrayBatches:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _batcher=_batcher_of(state["reader"], state["plan"]), _announcing=Lock())
 
-    def _scaled(self, wanted: np.dtype[Any], pool: ThreadPool, stored: NDArray[Any]) -> NDArray[Any]:
-        # float16 cannot hold 65535, so uint16 is divided as float32 first.
-        wide = np.dtype(np.float32) if stored.dtype == np.uint16 else wanted
-        white, x = np.array(white_of(stored.dtype), wide), self._batcher.borrow(stored.shape, wanted)
-
-        def scale(start: int, stop: int) -> None:
-            np.divide(stored[start:stop], white, out=x[start:stop], dtype=wide, casting="unsafe")
-
-        pool.share(len(x), scale)
-        return x
-
-    def _finished(self, x: Any, y: Any, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
+    def _finished(self, x: NDArray[Any], y: Any, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
         """Return the batch of these inputs and targets: x in the requested dtype, with the values of `make_loader`."""
-        if self._one_hot is not None:
-            y = one_hot(y, self._one_hot)
         if (wanted := self._dtype) is not None:
-            x = _each(x, partial(self._scaled, wanted, pool))
+            # float16 cannot hold 65535, so uint16 is divided as float32 first.
+            wide = np.dtype(np.float32) if x.dtype == np.uint16 else wanted
+            white, stored = np.array(white_of(x.dtype), wide), x
+            x = self._batcher.borrow(stored.shape, wanted)
+
+            def scale(start: int, stop: int) -> None:
+                np.divide(stored[start:stop], white, out=x[start:stop], dtype=wide, casting="unsafe")
+
+            pool.share(len(x), scale)
+        return self._labelled(x, y, rows)
+
+    def _labelled(self, x: Any, y: Any, rows: NDArray[np.intp]) -> Batch:
+        y = y if self._one_hot is None else one_hot(y, self._one_hot)
         return (x, y) if self._weights is None else (x, y, self._weights[rows])
 
 
@@ -332,42 +333,6 @@ def _weights_of(weights: ArrayLike | None, samples: int, chosen: NDArray[np.intp
         )
         raise OptionError(msg)
     return found
-
-
-def _stacked(name: str, values: Sequence[Any]) -> Any:
-    """Stack what a transform returned for each sample: arrays to one, dicts and tuples, as of models with several
-    inputs or outputs, part by part."""
-    first = values[0]
-    arrays: list[NDArray[Any]] = []
-    try:
-        if isinstance(first, Mapping) and all(value.keys() == first.keys() for value in values):
-            return {key: _stacked(name, [value[key] for value in values]) for key in first}
-        if isinstance(first, tuple):
-            return tuple(_stacked(name, part) for part in zip(*values, strict=True))
-        arrays = [np.asarray(value) for value in values]
-    except OptionError:
-        raise
-    # Whatever numpy and torch raise for what is no array.
-    except (TypeError, AttributeError, ValueError, RuntimeError):
-        pass
-    # np.stack would fail too, but its message would not name the function to change.
-    shapes, found = {array.shape for array in arrays}, "things that are not arrays"
-    if arrays and arrays[0].dtype != object:
-        found = f"shapes {sorted(shapes)[:3]}"
-        # Stacking converts to one dtype, so that bytes up to 255 would mix with fractions up to 1.
-        if len({array.dtype.kind == "f" for array in arrays if array.ndim}) > 1:
-            found = "bytes among fractions"
-        elif len(shapes) == 1:
-            return np.stack(arrays)
-    msg = f"A batch here is one array, but its samples are {found}. Have {name} make arrays of one shape."
-    raise OptionError(msg)
-
-
-def _each(x: Any, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Any:
-    """Change each array of what `_stacked` made."""
-    if isinstance(x, dict):
-        return {key: _each(part, change) for key, part in x.items()}
-    return tuple(_each(part, change) for part in x) if isinstance(x, tuple) else change(x)
 
 
 def one_hot(y: Any, classes: int) -> NDArray[np.float32]:

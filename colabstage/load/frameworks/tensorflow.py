@@ -18,7 +18,7 @@ from colabstage.io.boundary import public
 from colabstage.io.packages import refuse_import, whole_imports
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.batch import LENGTHS
-from colabstage.load.frameworks.arrays import ArrayBatches
+from colabstage.load.frameworks.arrays import MOST_AT_ONCE, ArrayBatches
 from colabstage.load.plan import ArrayArguments, ArrayOptions
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.reading.reader import SplitReader
 
-_MOST_AT_ONCE = 4
 # Batches whose row numbers TensorFlow requests at once: enough to make the call cheap, few enough to notice soon if the
 # file has been written to.
 _ASKED_TOGETHER = 16
@@ -91,7 +90,7 @@ def to_tf_data(
     total, workers = len(batches), batches.plan.workers.value
     # Each batch that is read at once takes memory; more threads than this share the work of one batch. A dataset's
     # transforms are the caller's code, which is never called concurrently.
-    read_at_once = 1 if batches.per_sample else min(workers, _MOST_AT_ONCE, total)
+    read_at_once = 1 if batches.per_sample else min(workers, MOST_AT_ONCE, total)
     tables = batches.tables() if batches.batch_bytes <= _GATHERED_BYTES else None
     shared = None if tables is None else _shared(tf, tables[0])
     if tables is None or shared is None:

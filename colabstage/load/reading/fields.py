@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from colabstage.errors import DamagedPackError, DecodeError, PackFormatError
 from colabstage.h5.schema import BOXES
-from colabstage.h5.untrusted import home_of, ragged_trouble, reading_contents
+from colabstage.h5.untrusted import home_of, ragged_trouble, reading_contents, unwritten_part
 from colabstage.images.decode import (
     Crop,
     PixelRoom,
@@ -164,24 +164,7 @@ def read_storage(dataset: Any, name: str, path: Path, slow_mount: str | None = N
         choice = Choice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
     elif why:
         choice = Choice("h5py", f"{why}; packed once it is mapped: pack_dataset('{path}', 'packed.h5')")
-    return Storage(
-        name, tuple(dataset.shape), dtype, choice, None if why else offset, home, _unwritten(dataset, properties)
-    )
-
-
-def _unwritten(dataset: Any, properties: Any) -> str:
-    """Return how many chunks or values of an open dataset were never written; empty for none."""
-    unit, count = "values", int(dataset.size)
-    there = count if dataset.id.get_storage_size() else 0
-    if dataset.chunks:
-        unit, there = "chunks", dataset.id.get_num_chunks()
-        count = math.prod(-(-length // part) for length, part in zip(dataset.shape, dataset.chunks, strict=True))
-    elif dataset.is_virtual:
-        there, parts = count, map(properties.get_virtual_vspace, range(properties.get_virtual_count()))
-        # One without an end has no number of values.
-        with contextlib.suppress(RuntimeError):
-            there = sum(part.get_select_npoints() for part in parts)
-    return "" if there >= count else f"{count - there:,} of the {count:,} {unit}"
+    return Storage(name, tuple(dataset.shape), dtype, choice, None if why else offset, home, unwritten_part(dataset))
 
 
 def _is_native(dataset: Any) -> bool:

@@ -8,6 +8,7 @@ pickling), and refuses a file that is no longer the one described.
 from __future__ import annotations
 
 import copy
+import fcntl
 import math
 import os
 import warnings
@@ -539,6 +540,13 @@ class SplitReader(RowFacts):
                 "stopped: they are read as the fill value, which is mostly 0. Write the file again, or visit the rows "
                 "that are there, by torch.utils.data.Subset(dataset, rows)."
             )
+        # Calls to a mount may hang.
+        local = self.paths if self.arrival is None and self.slow_mount is None else ()
+        if being_written := next(filter(_is_being_written, local), None):
+            doubts.append(
+                f"'{being_written}' is open for writing, here or in another program: what was not written yet is read "
+                "as 0, or as it was before. Close it there first."
+            )
         if self.slow_mount is not None and not self.in_memory:
             doubts.append(
                 f"'{path}' is on {self.slow_mount}: every sample is fetched through it, in every epoch, which is many "
@@ -733,6 +741,16 @@ class SplitReader(RowFacts):
             part.close()
         if (kept := self._slot.kept) is not None:
             kept.release()
+
+
+def _is_being_written(path: Path) -> bool:
+    """Return whether a program has a local file open for writing, as HDF5 locks it then."""
+    with open(path, "rb") as handle, suppress(OSError):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _check_one_set(infos: list[PackInfo], split: str) -> list[Path]:

@@ -332,6 +332,15 @@ def test_a_note_says_how_many_files_are_joined(files: dict[str, bytes]) -> None:
     assert any(f"Each of {count} files" in note for note in found.notes)
 
 
+def test_rows_that_were_never_written_are_noted(tmp_path: Path) -> None:
+    """HDF5 gives zeros for them, which as labels would be a class."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["X_train"] = np.ones((4, 2))
+        file.create_dataset("Y_train", (4,), np.int64, chunks=(2,))[:2] = 1
+    report = pack_dataset(tmp_path / "rows.h5", tmp_path / "pack.h5", progress=False)
+    assert "1 of the 2 chunks of 'rows.h5/Y_train' were never written, and are read as 0." in report.notes
+
+
 def test_a_stray_array_among_folders_of_classes_changes_nothing() -> None:
     assert read({"cat/1.jpg": b"", "dog/1.jpg": b"", "embeddings.npy": npy(FLOATS)}).layout == "image_folder"
 

@@ -106,7 +106,7 @@ def test_transforms_of_the_dataset_are_called(make_file: Callable[..., Any]) -> 
         lambda x: {str(int(x[0, 0, 0]) % 2): x},
         lambda x: x if x[0, 0, 0] % 2 else x / 255,
     ):
-        with pytest.raises(OptionError, match="Have transform make arrays"):
+        with pytest.raises(OptionError, match="results of transform make no batch"):
             list(to_numpy(dataset_h5(sample.path, odd), 5))
 
 
@@ -123,6 +123,11 @@ def test_models_of_several_inputs_or_outputs_get_theirs(make_file: Callable[...,
     np.testing.assert_allclose(x["image"], sample.x[:5] / 255, rtol=1e-6)
     assert (x["mean"].dtype, x["mean"].shape, zeros.shape) == (np.float32, (5,), (5, 3))
     np.testing.assert_array_equal(y, sample.y[:5])
+    smooth = dataset_h5(sample.path, target_transform=lambda y: 0.9 if y == sample.y[1] else 0)
+    assert {y.dtype for _, y in to_numpy(smooth, 1)} == {np.dtype(np.int64), np.dtype(np.float64)}
+    assert {y.dtype for rows in ([0, 1], [1, 0]) for _, y in to_numpy(smooth, 2, rows=rows, shuffle=False)} == {
+        np.dtype(np.float64)
+    }
     with pytest.raises(OptionError, match="a tuple"):
         next(iter(to_numpy(dataset, 5, one_hot=3)))
 
