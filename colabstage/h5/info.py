@@ -87,8 +87,6 @@ class FieldInfo:
 
 @dataclass(frozen=True, slots=True)
 class SplitInfo:
-    """One split of a file."""
-
     name: str
     x: FieldInfo
     y: FieldInfo | None
@@ -98,7 +96,6 @@ class SplitInfo:
 
     @property
     def rows(self) -> int:
-        """Return the number of samples."""
         return self.x.rows
 
 

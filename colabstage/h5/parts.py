@@ -136,7 +136,6 @@ class PartName:
     """Of the dataset's one file."""
     suffix: str
     appended: bool
-    """Whether it was appended."""
     number: int
     """Of a shard from 0, of an appended file from 1; 0 for a single file."""
     count: int
@@ -144,7 +143,6 @@ class PartName:
 
     @classmethod
     def of(cls, path: Path) -> PartName:
-        """Return what a file's name says."""
         folder = str(path.parent)
         if found := _SHARD.fullmatch(path.name):
             return cls(folder, found["stem"], found["suffix"] or "", False, int(found["number"]), int(found["count"]))

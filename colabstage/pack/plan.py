@@ -316,8 +316,6 @@ class StoredField:
 
 @dataclass(frozen=True, slots=True)
 class PackPlan:
-    """What will be written."""
-
     encoding: str
     """How inputs are stored, with `"auto"` decided: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` for others."""
     reason: str

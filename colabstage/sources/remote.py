@@ -218,7 +218,6 @@ class MountedFile(RemoteFile):
     """
 
     def __init__(self, path: Path) -> None:
-        """Examine the file."""
         self._path = path
         handle = read_with_retry(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), str(path), policy=_LOOKING)
         self._free = deque([handle])

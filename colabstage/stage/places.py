@@ -128,7 +128,6 @@ class Present(NamedTuple):
 
     @property
     def manifest(self) -> Manifest | None:
-        """Return the manifest beside it."""
         return self.notes[MANIFEST_SUFFIX].manifest if MANIFEST_SUFFIX in self.notes else None
 
     @property
@@ -144,8 +143,6 @@ def _source_of(file: Path | str) -> LocalSource | ObjectSource:
 
 
 class CachedFile(NamedTuple):
-    """A file of a place, with its manifest."""
-
     path: Path | str
     manifest: Manifest
     nbytes: int
@@ -450,8 +447,6 @@ class Place(ABC):
 
 
 class FolderPlace(Place):
-    """A folder, on a mounted Drive for example."""
-
     keeps_previous = True
 
     def __init__(self, folder: Path) -> None:
@@ -628,7 +623,6 @@ class FolderPlace(Place):
 
 
 def _read_back(temp: Path, new: Publication) -> None:
-    """Compare what the storage returns with what was written."""
     size = temp.stat().st_size
     if size != new.manifest.size or not _has_blocks(remote_opener(_source_of(temp)), new.manifest, new.cancellation):
         msg = (
@@ -646,8 +640,6 @@ def look_at_file(path: Path) -> CachedFile | None:
 
 
 class BucketPlace(Place):
-    """A prefix in a bucket."""
-
     def __init__(self, source: ObjectSource) -> None:
         """Load the client of the service, without calling it yet."""
         self.url = source.url.rstrip("/")

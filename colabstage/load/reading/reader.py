@@ -84,8 +84,6 @@ _log = logger_of(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FieldSource:
-    """A field of a split and how it is read."""
-
     info: FieldInfo
     storage: Storage
     """Of the rows; for encoded rows, of their bytes; for boxes, of the boxes. Of rows of variable length, a number and
