@@ -12,7 +12,7 @@ import string
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, ended, said_by
 from colabstage.io.arguments import check_argument
@@ -124,6 +124,18 @@ def given_up() -> Iterator[None]:
         yield
     except TransientError as error:
         raise SourceReadError(str(error)) from error
+
+
+class StoredFile(NamedTuple):
+    """A file or object as a listing has it."""
+
+    size: int
+    mtime_ns: int
+    """When it was written, in nanoseconds since 1970; 0 if the service does not say."""
+    version: str
+    """A text that changes with the content; "" if there is none."""
+    ours: bool = True
+    """Whether this user made it, and it is a file and not a link."""
 
 
 @dataclass(frozen=True, slots=True)
