@@ -61,7 +61,6 @@ def describe_pack(info: PackInfo, about: Mapping[str, str]) -> dict[str, Any]:
 
 
 def write_description(description: dict[str, Any], target: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """Write a description as JSON."""
     place = Path(target).expanduser().absolute()
     require_drive(place)
     if place.exists() and not overwrite:

@@ -84,11 +84,13 @@ class FieldInfo:
     reversed_axes: bool = False
     """Whether MATLAB wrote it, which stores the axes in reverse order."""
 
+    @property
+    def coding(self) -> ImageOptions | MaskOptions | None:
+        return self.mask or self.image
+
 
 @dataclass(frozen=True, slots=True)
 class SplitInfo:
-    """One split of a file."""
-
     name: str
     x: FieldInfo
     y: FieldInfo | None
@@ -98,7 +100,6 @@ class SplitInfo:
 
     @property
     def rows(self) -> int:
-        """Return the number of samples."""
         return self.x.rows
 
 
@@ -483,14 +484,16 @@ def _read_boxes(group: Any, name: str) -> FieldInfo:
     return FieldInfo(name, "boxes", rows, None, group[schema.BOXES].dtype, nbytes, columns=columns)
 
 
-def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
-    """Return the value of a group's `mask_options` attribute."""
-    return {
-        "size": options.size and list(options.size),
-        "resize": options.resize,
-        "colors": None if options.colors is None else [list(color) for color in options.colors],
-        **({"foreground": True} if options.foreground else {}),
-    }
+def coding_to_json(coding: ImageOptions | MaskOptions) -> dict[str, Any]:
+    """Return the value of a group's `image_options` or `mask_options` attribute."""
+    size = coding.size and list(coding.size)
+    if isinstance(coding, ImageOptions):
+        # Earlier versions do not know "auto", which decodes files to RGB anyway.
+        color_mode = "rgb" if coding.color_mode == "auto" else coding.color_mode
+        return {"size": size, "color_mode": color_mode, "resize": coding.resize}
+    colors = None if coding.colors is None else [list(color) for color in coding.colors]
+    foreground = {"foreground": True} if coding.foreground else {}
+    return {"size": size, "resize": coding.resize, "colors": colors, **foreground}
 
 
 # Missing options have their defaults: options were added over time, and older packs are still read.
@@ -504,13 +507,6 @@ def mask_options_from_json(text: str) -> MaskOptions:
     colors = raw.get("colors")
     colors = None if colors is None else tuple((int(red), int(green), int(blue)) for red, green, blue in colors)
     return MaskOptions(_size_of(raw), raw.get("resize", "stretch"), colors, bool(raw.get("foreground", False)))
-
-
-def image_options_to_json(options: ImageOptions) -> dict[str, Any]:
-    """Return the value of a group's `image_options` attribute."""
-    # Earlier versions do not know "auto", which decodes files to RGB anyway.
-    color_mode = "rgb" if options.color_mode == "auto" else options.color_mode
-    return {"size": options.size and list(options.size), "color_mode": color_mode, "resize": options.resize}
 
 
 def image_options_from_json(text: str) -> ImageOptions:

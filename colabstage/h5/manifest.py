@@ -97,7 +97,6 @@ _NEEDED = _FIELDS - {"shard", "mtime_ns"}
 
 
 def manifest_path(file: Path) -> Path:
-    """Return the path of a file's manifest."""
     return file.with_name(f"{file.name}.json")
 
 
@@ -206,8 +205,6 @@ def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None =
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFile(Sentences):
-    """The result of `verify_file`."""
-
     path: Path
     nbytes: int
     expected_bytes: int
@@ -311,7 +308,6 @@ def _compare(
     cancellation: Cancellation | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> VerifiedFile:
-    """Compare every byte of a file with its manifest."""
     began = time.monotonic()
     damaged = tuple(damaged_blocks(file, manifest, cancellation, advance))
     seconds, size = time.monotonic() - began, file.stat().st_size

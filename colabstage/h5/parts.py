@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
-from colabstage.h5.info import FieldInfo, PackInfo, image_options_to_json, mask_options_to_json
+from colabstage.h5.info import FieldInfo, PackInfo, coding_to_json
+from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.arguments import instead_of, refuse_argument
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def boxes_schema(columns: tuple[str, ...]) -> FieldSchema:
     return {"kind": "boxes", "columns": tuple(sorted(columns))}
 
 
-def encoded_schema(options: Mapping[str, Any], *, masks: bool = False) -> FieldSchema:
+def encoded_schema(coding: ImageOptions | MaskOptions) -> FieldSchema:
     """Return the schema of image files, or masks, that are decoded with these options when they are read."""
-    return {"kind": "encoded masks" if masks else "encoded images", **options}
+    return {"kind": "encoded masks" if isinstance(coding, MaskOptions) else "encoded images", **coding_to_json(coding)}
 
 
 def field_schema(info: FieldInfo) -> FieldSchema:
@@ -68,9 +69,8 @@ def field_schema(info: FieldInfo) -> FieldSchema:
         return {"kind": "rows of any number of values", "dtype": str(info.dtype)}
     if info.kind == "texts":
         return {"kind": "texts"}
-    if info.mask is not None:
-        return encoded_schema(mask_options_to_json(info.mask), masks=True)
-    return encoded_schema({} if info.image is None else image_options_to_json(info.image))
+    assert info.coding is not None
+    return encoded_schema(info.coding)
 
 
 def pack_schema(info: PackInfo, split: str) -> PackSchema:
@@ -136,7 +136,6 @@ class PartName:
     """Of the dataset's one file."""
     suffix: str
     appended: bool
-    """Whether it was appended."""
     number: int
     """Of a shard from 0, of an appended file from 1; 0 for a single file."""
     count: int
@@ -144,7 +143,6 @@ class PartName:
 
     @classmethod
     def of(cls, path: Path) -> PartName:
-        """Return what a file's name says."""
         folder = str(path.parent)
         if found := _SHARD.fullmatch(path.name):
             return cls(folder, found["stem"], found["suffix"] or "", False, int(found["number"]), int(found["count"]))

@@ -203,8 +203,6 @@ _LINE = 90
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table."""
-
     cells: tuple[str, ...]
     """One text for each column; the first is its name."""
     below: str = ""

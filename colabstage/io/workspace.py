@@ -197,8 +197,6 @@ def check_own(path: Path) -> None:
 
 
 class Owned(NamedTuple):
-    """A file or folder with an owned name."""
-
     path: Path
     target: Path
     """What it stands for."""
@@ -438,7 +436,6 @@ def _facts_of(path: Path) -> tuple[int, ...]:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder if it is empty."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 

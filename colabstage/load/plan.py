@@ -152,8 +152,6 @@ class ArrayArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ReasonedValue:
-    """A number with the reason for it."""
-
     value: int
     reason: str
 

@@ -191,7 +191,6 @@ class RowMap:
         return int(np.count_nonzero(self.rows))
 
     def set_placed(self) -> None:
-        """Record that the file is complete and in place."""
         self._head["state"] = PackState.PLACED
 
     def set_failed(self, error: BaseException) -> None:
@@ -276,7 +275,6 @@ class PackArrival:
 
     @property
     def complete(self) -> bool:
-        """Tell whether the file is complete, and in place."""
         rows = self._rows()
         return rows is None or rows.state is PackState.PLACED
 

@@ -223,11 +223,11 @@ class PackOptions:
 
     def _to_json(self, once: str) -> dict[str, Any]:
         # Imported late: this imports numpy, and options are also made just to show help.
-        from colabstage.h5.info import image_options_to_json
+        from colabstage.h5.info import coding_to_json
 
         return {
             "layout": _identity_text(self.functions[0], once) if self.functions[0] else self.layout,
-            "image": image_options_to_json(self.image) | ({_ASKED: True} if self.image.color_mode == "rgb" else {}),
+            "image": coding_to_json(self.image) | ({_ASKED: True} if self.image.color_mode == "rgb" else {}),
             "encoding": self.encoding,
             "splits": None if self.fractions is None else dict(self.fractions),
             "group_by": self.group_by,

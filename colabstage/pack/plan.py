@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import xxhash
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.h5.info import PackInfo, image_options_to_json, mask_options_to_json
+from colabstage.h5.info import PackInfo, coding_to_json
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -264,8 +264,14 @@ class StoredField:
     dtype: np.dtype[Any]
     lengths: NDArray[np.int64] | None = None
     """int64 `(N,)`, bytes of each sample, if `shape` is `None`; `None` until all samples have been encoded."""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Attributes of the group of bytes, which say how to decode them."""
+    coding: ImageOptions | MaskOptions | None = None
+    """How bytes are decoded."""
+
+    @property
+    def attributes(self) -> dict[str, dict[str, Any]]:
+        """Return the attributes of the group of bytes, which say how to decode them."""
+        name = MASK_OPTIONS_ATTRIBUTE if isinstance(self.coding, MaskOptions) else IMAGE_OPTIONS_ATTRIBUTE
+        return {} if self.coding is None else {name: coding_to_json(self.coding)}
 
     @property
     def is_open(self) -> bool:
@@ -325,8 +331,6 @@ class StoredField:
 
 @dataclass(frozen=True, slots=True)
 class PackPlan:
-    """What will be written."""
-
     encoding: str
     """How inputs are stored, with `"auto"` decided: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` for others."""
     reason: str
@@ -512,9 +516,8 @@ def _check_resized(targets: Targets | None, size: tuple[int, int] | None, facts:
 
 def _plan_files(table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...], reason: str) -> PackPlan:
     """Plan images whose files are stored unchanged."""
-    group = {IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
     # The listing has the lengths of the files, so their places are known before one is read.
-    x = StoredField("x", None, _UINT8, table.inputs.source.sizes, group)
+    x = StoredField("x", None, _UINT8, table.inputs.source.sizes, options.image)
     return PackPlan("encoded", reason, x, plan_target(table, options, None), splits)
 
 
@@ -522,7 +525,7 @@ def _plan_jpeg(images: Images, table: SampleTable, options: PackOptions, splits:
     """Plan images that are encoded again, whose lengths are known only afterwards."""
     size = options.image.size
     # Stored images already have the final size; resizing them again when they are read changes nothing.
-    x = StoredField("x", None, _UINT8, attributes={IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)})
+    x = StoredField("x", None, _UINT8, coding=options.image)
     y = plan_target(table, options, None if size is None else (*size, 3))
     # Only for the check of free space; the file becomes as large as its JPEGs are.
     guess = int(images.source.sizes.sum()) if size is None else len(table) * size[0] * size[1] // _PIXELS_OF_A_BYTE
@@ -576,8 +579,7 @@ def plan_target(table: SampleTable, options: PackOptions, image_shape: tuple[int
         return None
     if image_shape is not None:
         return StoredField("y", image_shape[:2], _UINT8)
-    group = {MASK_OPTIONS_ATTRIBUTE: mask_options_to_json(mask_options(targets, options))}
-    return StoredField("y", None, _UINT8, targets.source.sizes, group)
+    return StoredField("y", None, _UINT8, targets.source.sizes, mask_options(targets, options))
 
 
 def why_kept(image: ImageOptions) -> str:

@@ -32,7 +32,6 @@ from colabstage.h5.parts import (
     shard_pattern,
     shards_beside,
 )
-from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.io.arguments import read_options, refuse_argument, whole_number
 from colabstage.io.boundary import GOES_ON, public
@@ -206,12 +205,7 @@ def _planned_schema(table: SampleTable, plan: PackPlan) -> PackSchema:
 
 
 def _stored_schema(field: StoredField) -> FieldSchema:
-    if field.shape is not None:
-        return rows_schema(field.shape, field.dtype)
-    masks = field.attributes.get(MASK_OPTIONS_ATTRIBUTE)
-    return encoded_schema(
-        field.attributes.get(IMAGE_OPTIONS_ATTRIBUTE, {}) if masks is None else masks, masks=masks is not None
-    )
+    return rows_schema(field.shape or (), field.dtype) if field.coding is None else encoded_schema(field.coding)
 
 
 @public(

@@ -123,7 +123,6 @@ class ShardRows(NamedTuple):
 
 
 def shard_job(job: PackJob, name: ShardName) -> PackJob:
-    """Return the part of a job that is one shard."""
     chosen, plan = ShardRows.of(job.plan, name)
     return PackJob(job.tree, take_rows_of_table(job.table, chosen), plan, _shard_options(job))
 
@@ -237,7 +236,6 @@ def write_shard(task: ShardTask) -> ShardResult:
 
 
 def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
-    """Return the samples that were planned."""
     if task.table is not None:
         unpickler = _TableUnpickler(io.BytesIO(task.table))
         unpickler.opened = opened.tree or opened.dataset

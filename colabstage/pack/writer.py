@@ -53,16 +53,12 @@ Size = tuple[int, int]
 
 
 class RawSample(NamedTuple):
-    """A sample as its sources return it."""
-
     x: Content
     y: Content | None
     """`None` if targets are known in advance."""
 
 
 class StoredSample(NamedTuple):
-    """A sample as it is stored."""
-
     parts: tuple[memoryview, ...]
     size: Size
     """Height and width of its upright image before resizing; zeros if it is not an image."""

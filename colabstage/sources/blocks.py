@@ -402,7 +402,6 @@ class Blocks:
             pwrite_exactly(self._handles[number], data, offset)
 
     def note(self, block: int, digest: str) -> None:
-        """Note a block that is written and verified."""
         self.hashes[block] = int(digest, 16)
         self.state[block] = WHOLE
         self.counters[FETCHED] += self.layout.lengths[block]

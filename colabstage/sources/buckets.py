@@ -38,6 +38,7 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.units import secrets_in, show_address
 from colabstage.sources.fsspec_answers import mtime_ns_of, size_of, translate_error, version_of
 from colabstage.sources.parse import protocol_of
+from colabstage.sources.remote import StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -83,14 +84,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     **{protocol: {"config_kwargs": {"max_pool_connections": 40}} for protocol in _S3},
     **{protocol: {"timeout": 30.0, "banner_timeout": 30.0, "auth_timeout": 30.0} for protocol in _SSH},
 }
-
-
-class StoredObject(NamedTuple):
-    size: int
-    mtime_ns: int
-    """When it was written, in nanoseconds since 1970; 0 if the service does not say."""
-    version: str
-    """A text that changes with the content; "" if there is none."""
 
 
 class ObjectStore(Closing):
@@ -234,11 +227,11 @@ class ObjectStore(Closing):
         is_bucket = bool(path) and "/" not in path.strip("/")
         return self._found("info", path) is not None or (is_bucket and bool(self._ask("exists", path)))
 
-    def objects(self, folder: str) -> dict[str, StoredObject]:
+    def objects(self, folder: str) -> dict[str, StoredFile]:
         """Return the present objects directly in one folder, by name; empty if there is no such folder."""
         found = self._found("ls", folder, detail=True, seconds=LISTING_TIMEOUT_S) or ()
         return {
-            str(row["name"]).rpartition("/")[2]: StoredObject(size_of(row) or 0, mtime_ns_of(row), version_of(row))
+            str(row["name"]).rpartition("/")[2]: StoredFile(size_of(row) or 0, mtime_ns_of(row), version_of(row))
             for row in found
             if row.get("type") == "file"
         }

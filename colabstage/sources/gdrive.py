@@ -85,7 +85,6 @@ def open_share(
 
 
 def _resolve_link(link: ShareSource, policy: RetryPolicy) -> ShareSource:
-    """Return the link with its kind."""
     if link.kind != "unknown":
         return link
     answer = _ask(link, "https://drive.google.com/open", policy, redirects=False)

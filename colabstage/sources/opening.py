@@ -133,8 +133,6 @@ def sweep_copies(folder: Path, address: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The options for opening any source."""
-
     folder: Path | None
     """An existing folder on the local disk for copies; `None` to read files in place."""
     progress: Progress

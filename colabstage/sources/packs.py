@@ -270,7 +270,6 @@ def _unique(parts: list[NDArray[Any]]) -> NDArray[np.int64]:
 
 
 def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
-    """Find the rows of all splits in all files."""
     if len(file.paths) > 1:
         # Too many files for a limit are refused before the headers of all of them are fetched.
         headers = np.isin(np.arange(file.blocks), file.files.firsts)

@@ -147,8 +147,6 @@ class ShareSource:
 
 @dataclass(frozen=True, slots=True)
 class KaggleSource:
-    """A dataset on Kaggle."""
-
     owner: str
     dataset: str
     version: int | None = None

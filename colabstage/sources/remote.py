@@ -12,7 +12,7 @@ import string
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, ended, said_by
 from colabstage.io.arguments import check_argument
@@ -127,6 +127,18 @@ def given_up() -> Iterator[None]:
         raise SourceReadError(str(error)) from error
 
 
+class StoredFile(NamedTuple):
+    """A file or object as a listing has it."""
+
+    size: int
+    mtime_ns: int
+    """When it was written, in nanoseconds since 1970; 0 if the service does not say."""
+    version: str
+    """A text that changes with the content; "" if there is none."""
+    ours: bool = True
+    """Whether this user made it, and it is a file and not a link."""
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteFacts:
     """A service's facts about one file before any of it is fetched."""
@@ -219,7 +231,6 @@ class MountedFile(RemoteFile):
     """
 
     def __init__(self, path: Path) -> None:
-        """Examine the file."""
         self._path = path
         if os.path.lexists(lacks := f"{path}{UNFINISHED[0]}"):
             msg = f"'{path}' is not complete: '{lacks}' lists what it lacks. Finish the download by aria2c -c."

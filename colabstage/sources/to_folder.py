@@ -288,8 +288,6 @@ def write_folder(
 
 @dataclass(eq=False)
 class _Writing:
-    """Write the files of one tree to one folder."""
-
     tree: Tree
     entries: Sequence[FileEntry]
     path: Path

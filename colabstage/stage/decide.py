@@ -55,8 +55,6 @@ Action = Literal["reuse", "restore", "stage"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What one call does."""
-
     action: Action
     """`"reuse"` local data, `"restore"` the cached pack, or `"stage"` the source."""
     reasons: tuple[str, ...]

@@ -68,7 +68,7 @@ from colabstage.machine.mounts import drive_root, require_answer, run_watched, s
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.sources.arriving import copy_file
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
-from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, given_up, read_through
+from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, StoredFile, given_up, read_through
 from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
@@ -93,19 +93,10 @@ _NO_MANIFEST = "is not a manifest that colabstage wrote, which has to go there"
 _WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
 
-class Entry(NamedTuple):
-    size: int
-    mtime_ns: int
-    version: str
-    """A text that differs if the content does."""
-    ours: bool = True
-    """Whether this user made it, and it is a file and not a link."""
-
-
 class Note(NamedTuple):
     """A small file beside another one, which should hold a manifest."""
 
-    entry: Entry
+    entry: StoredFile
     content: bytes | None
 
     @property
@@ -123,16 +114,15 @@ class Present(NamedTuple):
     """A file of a place and the notes beside it at this moment; any of them may be missing."""
 
     name: str
-    entry: Entry | None
+    entry: StoredFile | None
     notes: Mapping[str, Note]
 
     @property
     def manifest(self) -> Manifest | None:
-        """Return the manifest beside it."""
         return self.notes[MANIFEST_SUFFIX].manifest if MANIFEST_SUFFIX in self.notes else None
 
     @property
-    def our_notes(self) -> dict[str, Entry]:
+    def our_notes(self) -> dict[str, StoredFile]:
         """Return the notes that colabstage wrote, by name."""
         return {self.name + end: note.entry for end, note in self.notes.items() if note.is_ours}
 
@@ -144,8 +134,6 @@ def _source_of(file: Path | str) -> LocalSource | ObjectSource:
 
 
 class CachedFile(NamedTuple):
-    """A file of a place, with its manifest."""
-
     path: Path | str
     manifest: Manifest
     nbytes: int
@@ -231,14 +219,14 @@ class Place(ABC):
 
     def __init__(self, root: Path | str, label: str) -> None:
         self._root, self.label = root, label
-        self._compared: dict[tuple[str, Entry, tuple[str, ...]], bool] = {}
+        self._compared: dict[tuple[str, StoredFile, tuple[str, ...]], bool] = {}
 
     def at(self, name: str) -> Path | str:
         """Return the path or address of a file."""
         return self._root / name if isinstance(self._root, Path) else f"{self._root}/{name}"
 
     @abstractmethod
-    def entries(self, names: Sequence[str] | None = None) -> dict[str, Entry]:
+    def entries(self, names: Sequence[str] | None = None) -> dict[str, StoredFile]:
         """Return what is there now, by name: everything, or only these names."""
 
     @abstractmethod
@@ -251,7 +239,7 @@ class Place(ABC):
         bucket with `version` only over that one."""
 
     @abstractmethod
-    def remove(self, name: str, entry: Entry) -> None:
+    def remove(self, name: str, entry: StoredFile) -> None:
         """Remove a file that this module has checked to be ours; a missing file is fine, another one is refused."""
 
     def ask(self, question: Callable[[], T]) -> T:
@@ -265,7 +253,7 @@ class Place(ABC):
         run has left. `there`: what a look has shown; each look at a bucket lists it."""
 
     @abstractmethod
-    def send(self, new: Publication, there: Present, note: bytes) -> Entry:
+    def send(self, new: Publication, there: Present, note: bytes) -> StoredFile:
         """Have an earlier version, which was checked, make room, and give the new one its name; return what has the
         name then. `note`: what speaks for it."""
 
@@ -367,7 +355,7 @@ class Place(ABC):
         return None
 
     def _has_content(
-        self, name: str, entry: Entry, manifest: Manifest, cancellation: Cancellation | None = None
+        self, name: str, entry: StoredFile, manifest: Manifest, cancellation: Cancellation | None = None
     ) -> bool:
         """Compare each block of a file. Called before the work, and again right before the file is replaced."""
         if entry.size != manifest.size:
@@ -380,7 +368,7 @@ class Place(ABC):
                 return False
         return self._compared[asked]
 
-    def _opener(self, name: str, entry: Entry) -> Callable[[], RemoteFile]:
+    def _opener(self, name: str, entry: StoredFile) -> Callable[[], RemoteFile]:
         return remote_opener(_source_of(self.at(name)))
 
     def _adopt(self, new: Publication, there: Present) -> bool:
@@ -421,7 +409,7 @@ class Place(ABC):
         else:
             self._withdraw(note, now.notes.get(UNFINISHED_SUFFIX), content)
 
-    def _vouch(self, name: str, manifest: Manifest, entry: Entry, note: Note | None) -> Present:
+    def _vouch(self, name: str, manifest: Manifest, entry: StoredFile, note: Note | None) -> Present:
         """Write the manifest, with which a file counts, and return what is there then; raises `TargetExistsError` if
         another one has its name. `note`: what has that name, as far as known."""
         beside, content = name + MANIFEST_SUFFIX, _content_of(replace(manifest, mtime_ns=entry.mtime_ns))
@@ -450,8 +438,6 @@ class Place(ABC):
 
 
 class FolderPlace(Place):
-    """A folder, on a mounted Drive for example."""
-
     keeps_previous = True
 
     def __init__(self, folder: Path) -> None:
@@ -461,7 +447,7 @@ class FolderPlace(Place):
         self.on_drive = drive_root(folder) is not None
         self.copies = 2 if self.on_drive else 1
 
-    def entries(self, names: Sequence[str] | None = None) -> dict[str, Entry]:
+    def entries(self, names: Sequence[str] | None = None) -> dict[str, StoredFile]:
         if names is None:
             require_answer(self.folder)
             try:
@@ -474,7 +460,7 @@ class FolderPlace(Place):
                 raise SourceReadError(msg) from error
         return {name: entry for name in names if (entry := self._entry(name))}
 
-    def _entry(self, name: str) -> Entry | None:
+    def _entry(self, name: str) -> StoredFile | None:
         path = self.folder / name
         try:
             found = path.lstat()
@@ -486,7 +472,7 @@ class FolderPlace(Place):
         except (FileNotFoundError, NotADirectoryError):
             return None
         version = f"{found.st_dev} {found.st_ino} {found.st_mtime_ns} {found.st_ctime_ns}"
-        return Entry(found.st_size, found.st_mtime_ns, version, ours)
+        return StoredFile(found.st_size, found.st_mtime_ns, version, ours)
 
     def read(self, name: str) -> bytes | None:
         path = self.folder / name
@@ -508,7 +494,7 @@ class FolderPlace(Place):
         with contextlib.suppress(FileNotFoundError):
             move_vouched(note, path)
 
-    def remove(self, name: str, entry: Entry) -> None:
+    def remove(self, name: str, entry: StoredFile) -> None:
         now = self._entry(name)
         if now is not None and now[:2] != entry[:2]:
             raise self.occupied(name, _WRITTEN_MEANWHILE)
@@ -585,7 +571,7 @@ class FolderPlace(Place):
             raise
         return already
 
-    def send(self, new: Publication, there: Present, note: bytes) -> Entry:
+    def send(self, new: Publication, there: Present, note: bytes) -> StoredFile:
         assert new.made is not None
         made_ns, target = new.made.stat().st_mtime_ns, self.folder / new.name
         there, previous = self._both(new.name)
@@ -614,7 +600,7 @@ class FolderPlace(Place):
             raise self.occupied(new.name, _WRITTEN_MEANWHILE)
         return sent
 
-    def _set_aside(self, name: str, entry: Entry | None, new: Publication) -> None:
+    def _set_aside(self, name: str, entry: StoredFile | None, new: Publication) -> None:
         """Remove this version of a file; another run's, which has come during a halt, is put back."""
         if entry is None or new.made is None:
             return
@@ -628,7 +614,6 @@ class FolderPlace(Place):
 
 
 def _read_back(temp: Path, new: Publication) -> None:
-    """Compare what the storage returns with what was written."""
     size = temp.stat().st_size
     if size != new.manifest.size or not _has_blocks(remote_opener(_source_of(temp)), new.manifest, new.cancellation):
         msg = (
@@ -646,8 +631,6 @@ def look_at_file(path: Path) -> CachedFile | None:
 
 
 class BucketPlace(Place):
-    """A prefix in a bucket."""
-
     def __init__(self, source: ObjectSource) -> None:
         """Load the client of the service, without calling it yet."""
         self.url = source.url.rstrip("/")
@@ -660,19 +643,19 @@ class BucketPlace(Place):
         self._folder = self._store.path.rstrip("/")
         weakref.finalize(self, self._store.close).atexit = False
 
-    def entries(self, names: Sequence[str] | None = None) -> dict[str, Entry]:
+    def entries(self, names: Sequence[str] | None = None) -> dict[str, StoredFile]:
         found = self._store.objects(self._folder)
         bucket = self._folder.strip("/").partition("/")[0]
         if not found and self._store.protocol in _WITH_BUCKETS and not self._store.exists(bucket):
             msg = f"There is no bucket '{bucket}' for the cache '{self.label}'. Make it first, or correct cache_dir=."
             raise SourceNotFoundError(msg)
         chosen = sorted(found) if names is None else [name for name in names if name in found]
-        return {name: Entry(found[name].size, found[name].mtime_ns, found[name].version) for name in chosen}
+        return {name: found[name] for name in chosen}
 
     def read(self, name: str) -> bytes | None:
         return self._store.content(self._path(name))
 
-    def _opener(self, name: str, entry: Entry) -> Callable[[], RemoteFile]:
+    def _opener(self, name: str, entry: StoredFile) -> Callable[[], RemoteFile]:
         # By its address, each look would connect and log in anew.
         from colabstage.sources.objects import ObjectFile
 
@@ -682,7 +665,7 @@ class BucketPlace(Place):
     def write(self, name: str, content: bytes, *, create: bool, version: str = "") -> None:
         self._store.put_bytes(content, self._path(name), create=create, version=version)
 
-    def remove(self, name: str, entry: Entry) -> None:
+    def remove(self, name: str, entry: StoredFile) -> None:
         self._store.remove(self._path(name), entry.version)
 
     def bring(self, new: Publication, there: Present) -> int:
@@ -690,7 +673,7 @@ class BucketPlace(Place):
         self._exchange(new, there)
         return 0
 
-    def send(self, new: Publication, there: Present, note: bytes) -> Entry:
+    def send(self, new: Publication, there: Present, note: bytes) -> StoredFile:
         def advance(nbytes: int) -> None:
             new.cancellation.check()
             new.step.advance(nbytes)
@@ -712,7 +695,7 @@ class BucketPlace(Place):
         new.check_unchanged()
         return sent
 
-    def _compare(self, new: Publication, before: Entry | None, note: bytes | None) -> Entry | None:
+    def _compare(self, new: Publication, before: StoredFile | None, note: bytes | None) -> StoredFile | None:
         """Return the object if it reads back as sent, also where only the service's answer was lost; `None` if none has
         come in place of `before`. One that differs is removed if it was sent, which `note` then says."""
         now = self.entries([new.name]).get(new.name)

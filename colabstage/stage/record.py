@@ -75,7 +75,6 @@ def identity_of(manifest: Manifest) -> SourceIdentity | None:
 
 
 def read_record(request: StageRequest) -> LocalRecord | None:
-    """Return the record of this request as it was written."""
     raw = read_json(request.folder / RECORD_NAME)
     if not isinstance(raw, dict) or raw.pop("version", None) != _RECORD_VERSION:
         return None

@@ -208,7 +208,6 @@ def _stage_watched(first: StageCall, *, wait: bool) -> StagedDataset:
 
 
 def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
-    """Execute the decision of one call of `stage_dataset`."""
     request, cache = call.request, Cache(call.request)
     for folder in (request.folder.parent, request.folder):
         check_own_folder(folder)

@@ -226,8 +226,6 @@ def _publishing(place: Place) -> Iterator[Callable[[Path], None]]:
 
 @dataclass(frozen=True, slots=True)
 class _SetOfShards:
-    """One set of shards, planned."""
-
     call: StageCall
     job: PackJob
     sizes: ShardSizes

@@ -329,8 +329,6 @@ def _notes(left_out_names: list[tuple[str, str]]) -> Iterator[str]:
 
 
 class _Listed(NamedTuple):
-    """The content of one folder."""
-
     mtime_ns: int
     identity: _Identity
     """Device and inode, which identify a loop."""

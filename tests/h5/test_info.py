@@ -16,7 +16,7 @@ from colabstage.errors import (
     DamagedPackError,
     PackFormatError,
 )
-from colabstage.h5.info import NamedFields, image_options_to_json, open_h5, read_info
+from colabstage.h5.info import NamedFields, coding_to_json, open_h5, read_info
 from tests.support.packs import write_pack
 
 IMAGE = {"size": [8, 9], "color_mode": "grayscale", "resize": "pad"}
@@ -63,7 +63,7 @@ def test_a_pack_says_what_it_holds(pack: Path) -> None:
     assert (train.y.shape, train.y.dtype, train.keys) == ((), np.dtype(np.int64), "key_train")
     assert (test.rows, test.x.kind, test.x.shape, test.x.nbytes) == (2, "encoded", None, 600)
     assert test.x.image is not None
-    assert image_options_to_json(test.x.image) == IMAGE
+    assert coding_to_json(test.x.image) == IMAGE
     assert test.keys is None
 
 

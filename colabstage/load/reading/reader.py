@@ -25,7 +25,6 @@ from colabstage.h5.info import FieldInfo, NamedFields, PackInfo, format_splits, 
 from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts, joined_info
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
 from colabstage.h5.untrusted import element_dtype, reading_contents
-from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.environment import logger_of
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.progress import Cancellation
@@ -86,13 +85,10 @@ _log = logger_of(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FieldSource:
-    """A field of a split and how it is read."""
-
     info: FieldInfo
     storage: Storage
     """Of the rows; for encoded rows, of their bytes; for boxes, of the boxes. Of rows of variable length, a number and
     dtype alone."""
-    coding: ImageOptions | MaskOptions | None = None
     columns: Mapping[str, Storage] = field(default_factory=dict)
 
     @property
@@ -290,10 +286,9 @@ class SplitPart:
         if info.kind == "fixed":
             return FieldSource(info, self._look_at(node, info.name))
         if info.kind == "encoded":
-            coding = info.mask or info.image or ImageOptions()
-            return FieldSource(info, self._look_at(node[BYTES], f"{info.name}/{BYTES}"), coding)
+            return FieldSource(info, self._look_at(node[BYTES], f"{info.name}/{BYTES}"))
         columns = {name: self._look_at(node[name], f"{info.name}/{name}") for name in info.columns}
-        return FieldSource(info, columns[BOXES], columns=columns)
+        return FieldSource(info, columns[BOXES], columns)
 
     def _look_at(self, dataset: Any, name: str) -> Storage:
         storage = read_storage(dataset, name, self.path, self.slow_mount)
@@ -399,7 +394,7 @@ class SplitPart:
             sizes_of = x.own_sizes if isinstance(x, Encoded) else None
             return Boxes(label, file.offsets(source), columns, image=self._x.info.image, sizes_of=sizes_of)
         data = (file.load if in_memory else file.rows)(source.storage)
-        if source.coding is None:
+        if source.info.coding is None:
             return data
         offsets = file.offsets(source)
         check_offsets(offsets, source.storage.shape[0], label, "bytes")
@@ -407,7 +402,7 @@ class SplitPart:
             label,
             lambda row: data.bytes_of(int(offsets[row]), int(offsets[row + 1])),
             source.info.rows,
-            source.coding,
+            source.info.coding,
             resizer=self._resizer,
             slot=self._slot,
             number=2 * self._number + (x is not None),
