@@ -307,6 +307,11 @@ TOOLS = [
           ("masks", [{"bitmap": {"origin": [1, 2], "data": base64.b64encode(zlib.compress(image(1, size=(7, 5)))).decode()}}], found("train: boxes cat 4")),
           ("an empty mask", [{"bitmap": {"origin": [1, 2], "data": ""}}], refused(r"d/ann/0\.jpg\.json")),
           ("points", [{"points": {"exterior": [[5, 5]]}}, {"points": {"exterior": [[1, 2], [9, 9]]}}], found("train: boxes cat 4", note="4 annotations without a box"))]),
+    *(row(f"two sets with images of the same names: {name}", files("{a,b}/img/{0..2}.jpg", made), right=[right])
+      for name, made, right in [
+          ("Supervisely", {f"{one}/ann/{{0..2}}.jpg.json": {"objects": [{"classTitle": one, "points": {"exterior": [[1, 2], [9, 9]]}}]} for one in "ab"}, found("train: boxes a 3, b 3")),
+          ("COCO", {"{a,b}/annotations/instances_default.json": coco("{0..2}.jpg")}, found("train: boxes cat 4, dog 2")),
+          ("LabelMe", {"{a,b}/json/{0..2}.json": {**LABELME, "imagePath": "0.jpg", "shapes": [{"label": "cat", "points": [[1, 2], [9, 9]]}]}}, found("train: boxes cat 6"))]),
     *(row(f"COCO's annotations: {name}", files("{0..3}.jpg", {"a.json": {**coco("{0..3}.jpg"), "annotations": [{"id": i, "image_id": key(i), "category_id": 1 + i % 2, **given} for i in range(4)]}}), right=[right])
       for name, key, given, right in [
           ("outlines alone", int, {"segmentation": [[1, 2, 9, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")), ("an empty box beside an outline", int, {"bbox": [], "segmentation": [[1, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")),
