@@ -191,8 +191,8 @@ class Lookup:
         for place in ([*filter(None, folder.split("/")), *wanted], wanted):
             if exact := [number for number, folders in ends.items() if folders == place]:
                 return exact
-        # One of several is meant if it alone is nearest to the naming file (set1/ann and set1/img, json/a and images/a),
-        # or in the folder of its split.
+        # One of several is meant if it alone is nearest to the naming file (a/ann and a/img, json/a and img/a), or in
+        # the folder of its split.
         own = [*filter(None, folder.split("/"))]
         shared = {one: _common(own, there) + _common(own[::-1], there[::-1]) for one, there in ends.items()}
         nearest = [number for number in ends if shared[number] == max(shared.values())]
