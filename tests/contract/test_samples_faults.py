@@ -375,6 +375,8 @@ TABLES = [
       ]),
     row("a table of classes whose numbers are names of images", files("{0..3}.jpg", {"train.csv": "file,label\n0.jpg,1\n1.jpg,0\n2.jpg,1\n3.jpg,0\n", "classes.csv": "id,name\n0,cat\n1,dog\n"}),
         right=[found("train: 0 2, 1 2", note=r"left out \('classes\.csv'\)")]),
+    *(row(f"labels that are empty in {name}", files("{0..3}.jpg", {"train.csv": "file,label\n0.jpg,\n1.jpg,\n2.jpg,\n", **more}), layout=layout, right=[refused("no label in 'label'|no labels beside")])
+      for name, more, layout in [("all", {}, table_rows(labels=["label"])), ("all, auto", {}, "auto"), ("train", {"val.csv": "file,label\n3.jpg,a\n"}, "auto")]),
     row("a test whose labels are empty", files("{0..3}.jpg", {"train.csv": "file,label\n0.jpg,a\n1.jpg,b\n2.jpg,a\n", "test.csv": "file,label\n3.jpg,\n"}), right=[found("train: a 2, b 1", note="1 image of 'test.csv', which has no 'label'")]),
     row("the best of several tables is shown", files("{0..3}.jpg", {"a.csv": "file,label\n0.jpg,1\n1.jpg,0\n", "b.csv": "file,kind\n0.jpg,x\n1.jpg,y\n2.jpg,x\n3.jpg,y\n"}), right=[refused(r"table_rows\(table='b\.csv'\)")]),
     row("a table of splits beside the table that is named", table("file,label", "{i}.jpg,{c}") | {"other.csv": b"file,label\n0.jpg,a\n1.jpg,b\n", "split.csv": b"file,split\n0.jpg,train\n1.jpg,train\n2.jpg,train\n3.jpg,val\n"},
