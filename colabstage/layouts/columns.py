@@ -441,7 +441,8 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
     """Refuse cells that a person would not call classes, because each distinct one would become a class."""
     cells, known, mark = column.cells, column.distinct, ","
     numbers = {cell for cell in known if NUMBER.fullmatch(cell) and not _CODE.fullmatch(cell)}
-    others = [cell for cell in cells if cell not in numbers and cell not in missing]
+    filled = [cell for cell in cells if cell not in missing]
+    others = [cell for cell in filled if cell not in numbers]
     lists = sorted(filter(is_list, known))
     by_comma = {cell: [part.strip() for part in cell.split(",")] for cell in known if "," in cell}
     parts = [part for found in by_comma.values() for part in found]
@@ -449,7 +450,7 @@ def _check_classes(column: Column, missing: set[str], sample: Callable[[int], st
     if column.kind == "comma":
         cell = next(filter(_DECIMAL_COMMA.fullmatch, cells))
         what = "a number with a comma: write a point, and nothing between thousands"
-    elif 0 < len(others) <= len(cells) / 4:
+    elif 0 < len(others) <= len(filled) / 4:
         cell, what, mark = others[0], "and most are numbers: correct them, or take the rows out", ""
     elif lists:
         cell, mark = lists[0], ""

@@ -469,8 +469,8 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
         return "", False
     first = posixpath.basename(names[rows[0][0]])
     # Masks of images in JPEG are in another format.
-    formats = [{extension_of(names[row]) for row in own} for own in rows]
-    are_apart = len(set.union(*formats)) == sum(map(len, formats))
+    formats = [{extension_of(names[row]) in words.JPEGS for row in own} for own in rows]
+    are_apart = [*map(len, formats)] == [1] * len(formats) and len(set.union(*formats)) > 1
     # cat/cat_0_flip.jpg and dog/dog_0_flip.jpg are called after their classes.
     in_all = set.intersection(*({*words.letters_of(name)} for name in classes))
     called = [{*words.letters_of(name)} - in_all for name in classes]

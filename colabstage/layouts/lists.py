@@ -180,8 +180,7 @@ class Lookup:
             if other and not same_split(other, split):
                 continue
             folders = self.names[number].split("/")[:-1]
-            same = itertools.takewhile(bool, map(operator.eq, reversed(written), reversed(folders)))
-            depth = sum(1 for _ in same)
+            depth = _common(reversed(written), reversed(folders))
             # Any earlier part that is a folder here must be among the file's folders.
             if self._folders.intersection(written[: len(written) - depth]).issubset(folders):
                 by_depth[depth][number] = folders
@@ -192,10 +191,18 @@ class Lookup:
         for place in ([*filter(None, folder.split("/")), *wanted], wanted):
             if exact := [number for number, folders in ends.items() if folders == place]:
                 return exact
-        # One of several is meant if it alone is beside the naming file, or in the folder of its split.
-        beside = [number for number in ends if folder and self.names[number].startswith(f"{folder}/")]
+        # One of several is meant if it alone is nearest to the naming file (a/ann and a/img, json/a and img/a), or in
+        # the folder of its split.
+        own = [*filter(None, folder.split("/"))]
+        shared = {one: _common(own, there) + _common(own[::-1], there[::-1]) for one, there in ends.items()}
+        nearest = [number for number in ends if shared[number] == max(shared.values())]
         of_split = [number for number in ends if split and split_of_path(self.names[number])]
-        return next((found for found in (beside, of_split) if len(found) == 1), list(ends))
+        return next((found for found in (nearest, of_split) if len(found) == 1), list(ends))
+
+
+def _common(one: Iterable[str], other: Iterable[str]) -> int:
+    """Return how many of the first parts of two paths are the same."""
+    return sum(1 for _ in itertools.takewhile(bool, map(operator.eq, one, other)))
 
 
 def _spelled(name: str) -> str:

@@ -504,7 +504,7 @@ class TableSearch:
         # A test whose labels are secret may have a column for them.
         filled = {one.name: {own.name for own in one.table.columns if any(own.distinct)} for one in found}
         lacks = {one.name: listed(sorted(needed - filled[one.name])) for one in found}
-        kept = [one for one in found if not lacks[one.name]]
+        kept = [one for one in found if one is found[0] or not lacks[one.name]]
         which = {name: f"of '{name}', which has no {lack}," for name, lack in lacks.items()}
         notes += self._left_out(found, kept, which)
         return kept

@@ -261,7 +261,7 @@ def is_role(name: str) -> bool:
 def is_aside(name: str) -> bool:
     """Tell whether a folder's name is a part of every sample, or says that its files are others once more, or are still
     to be sorted: masks, thumbnails."""
-    return is_role(name) or set(letters_of(name)) & _ASIDE == {*words_of(name)}
+    return is_role(name) or set() < {*words_of(name)} <= _ASIDE
 
 
 def holds_targets(name: str) -> bool:

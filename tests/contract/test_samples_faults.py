@@ -308,6 +308,11 @@ TOOLS = [
           ("masks", [{"bitmap": {"origin": [1, 2], "data": base64.b64encode(zlib.compress(image(1, size=(7, 5)))).decode()}}], found("train: boxes cat 4")),
           ("an empty mask", [{"bitmap": {"origin": [1, 2], "data": ""}}], refused(r"d/ann/0\.jpg\.json")),
           ("points", [{"points": {"exterior": [[5, 5]]}}, {"points": {"exterior": [[1, 2], [9, 9]]}}], found("train: boxes cat 4", note="4 annotations without a box"))]),
+    *(row(f"two sets with images of the same names: {name}", files("{a,b}/img/{0..2}.jpg", made), right=[right])
+      for name, made, right in [
+          ("Supervisely", {f"{one}/ann/{{0..2}}.jpg.json": {"objects": [{"classTitle": one, "points": {"exterior": [[1, 2], [9, 9]]}}]} for one in "ab"}, found("train: boxes a 3, b 3")),
+          ("COCO", {"{a,b}/annotations/instances_default.json": coco("{0..2}.jpg")}, found("train: boxes cat 4, dog 2")),
+          ("LabelMe", {"{a,b}/json/{0..2}.json": {**LABELME, "imagePath": "0.jpg", "shapes": [{"label": "cat", "points": [[1, 2], [9, 9]]}]}}, found("train: boxes cat 6"))]),
     *(row(f"COCO's annotations: {name}", files("{0..3}.jpg", {"a.json": {**coco("{0..3}.jpg"), "annotations": [{"id": i, "image_id": key(i), "category_id": 1 + i % 2, **given} for i in range(4)]}}), right=[right])
       for name, key, given, right in [
           ("outlines alone", int, {"segmentation": [[1, 2, 9, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")), ("an empty box beside an outline", int, {"bbox": [], "segmentation": [[1, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")),
@@ -371,6 +376,8 @@ TABLES = [
       ]),
     row("a table of classes whose numbers are names of images", files("{0..3}.jpg", {"train.csv": "file,label\n0.jpg,1\n1.jpg,0\n2.jpg,1\n3.jpg,0\n", "classes.csv": "id,name\n0,cat\n1,dog\n"}),
         right=[found("train: 0 2, 1 2", note=r"left out \('classes\.csv'\)")]),
+    *(row(f"labels that are empty in {name}", files("{0..3}.jpg", {"train.csv": "file,label\n0.jpg,\n1.jpg,\n2.jpg,\n", **more}), layout=layout, right=[refused("no label in 'label'|no labels beside")])
+      for name, more, layout in [("all", {}, table_rows(labels=["label"])), ("all, auto", {}, "auto"), ("train", {"val.csv": "file,label\n3.jpg,a\n"}, "auto")]),
     row("a test whose labels are empty", files("{0..3}.jpg", {"train.csv": "file,label\n0.jpg,a\n1.jpg,b\n2.jpg,a\n", "test.csv": "file,label\n3.jpg,\n"}), right=[found("train: a 2, b 1", note="1 image of 'test.csv', which has no 'label'")]),
     row("the best of several tables is shown", files("{0..3}.jpg", {"a.csv": "file,label\n0.jpg,1\n1.jpg,0\n", "b.csv": "file,kind\n0.jpg,x\n1.jpg,y\n2.jpg,x\n3.jpg,y\n"}), right=[refused(r"table_rows\(table='b\.csv'\)")]),
     row("a table of splits beside the table that is named", table("file,label", "{i}.jpg,{c}") | {"other.csv": b"file,label\n0.jpg,a\n1.jpg,b\n", "split.csv": b"file,split\n0.jpg,train\n1.jpg,train\n2.jpg,train\n3.jpg,val\n"},
@@ -633,7 +640,8 @@ WRITTEN = {  # labels beside class folders
 PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
     *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
-    row("a folder of a word beside those of classes", files("{cat,dog,raw_fish}/{0..2}.jpg"), right=[lambda packed: not noted("counts as a class")(packed)]),
+    row("folders in other formats", files("cat/{0..2}.jpg dog/{0..2}.jpeg") | {f"owl/{i}.jfif": image(i, form="JPEG") for i in range(3)}, right=[found("train: cat 3, dog 3, owl 3")]),
+    row("a folder of a word beside those of classes", files("{cat,dog,raw_fish,猫}/{0..2}.jpg"), right=[lambda packed: not noted("counts as a class")(packed)]),
     row("a label in each folder", files(PATIENTS, {f"p{i}/label.txt": str(i % 2) for i in (1, 2, 3)}), right=[refused("label"), found("train: 0 2, 1 4")]),
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
