@@ -62,6 +62,7 @@ _SIZES_COMPARED = 8
 # How many files without an extension are opened for their first bytes.
 _ENDLESS = 2
 _TARS = (".tar", ".tgz", ".tar.gz")
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
 # Between numbers and hashes, which tell the files of one set apart.
 _WORD = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2,}(?![A-Za-z0-9])")
 _PACKING = re.compile(r"(.*?)((?:\.(?:gz|bz2|xz|zst))?)$", re.DOTALL)
@@ -261,23 +262,21 @@ def _documents(source: Source, table: SampleTable) -> str:
 
 
 def _several_sets(source: Source, found: Evidence) -> str:
-    """Find shards, or texts, of several sets: languages, sizes, versions. They are in folders of different words; or
-    those of one split are called after different ones (full-train, small-train); or a series that counts its files is
-    in several folders (1.0.0, 2.0.0)."""
+    """Find shards, or texts, of several sets: languages, sizes, versions. They are in folders of different words or
+    versions (1.0.0, 2.0.0), or those of one split are called after different words (full-train, small-train)."""
     layout = found.table.layout
     # Everything in a list of sources is meant to be used.
     if layout not in (*_OF_SHARDS, TOKENS) or len(source.tree.parts()) > 1:
         return ""
-    folders, series = dict[tuple[str, ...], str](), defaultdict[tuple[str | None, str], list[str]](list)
-    called = defaultdict[tuple[str, ...], dict[str | None, list[str]]](lambda: defaultdict(list))
+    folders = dict[tuple[str, ...], str]()
+    called = defaultdict[tuple[str, ...], dict[str, list[str]]](lambda: defaultdict(list))
     for name in sorted(found.used):
-        (folder, base), split = posixpath.split(name), split_of_shard(name)
-        folders.setdefault(tuple(word for part in folder.split("/") for word in words.split_name(part).rest), folder)
-        series[split, base].append(folder)
+        folder, base = posixpath.split(name)
+        called_so = (word for part in folder.split("/") for word in words.split_name(part).rest)
+        folders.setdefault((*called_so, *_VERSION.findall(folder)), folder)
         rest = (rest for word in _WORD.findall(words.stem_of(base)) for rest in words.split_name(word).rest)
-        called[tuple(rest)][split].append(name)
-    again = next((own for (_, base), own in series.items() if "-of-" in base and len(own) > 1), [])
-    sets = sorted(filter(None, folders.values() if len(folders) > 1 and layout != TOKENS else again))
+        called[tuple(rest)][split_of_shard(name)].append(name)
+    sets = sorted(filter(None, folders.values() if len(folders) > 1 and layout != TOKENS else ()))
     only = only_line(source.tree, *sets[:1]) if sets else ""
     counts = Counter(split for own in called.values() for split in own if split)
     if not sets and max(counts.values(), default=0) > 1:
