@@ -494,7 +494,8 @@ def _lines_of(source: Source, names: Mapping[str, str], lookup: Lookup) -> dict[
     """Return what lists state, by name; those without a split in `names` have it in each row, or for each list."""
     entries = source.ending_in((*LIST_ENDS, *TABLES, *NESTED, "")).where(names.__contains__)
     texts = entries.ending_in((*LIST_ENDS, "")).where(lambda name: names[name] != "")
-    lines = {name: _lines_in(text, names[name]) for name, text in source.texts(texts).items()}
+    paths = {name: [*map(_plain, normal_names(lines_of(text)))] for name, text in source.texts(texts).items()}
+    lines = {name: _Lines([names[name]] * len(own), own) for name, own in paths.items()}
     tables = source.parse_once(entries.without(texts.names), parse_table)
     return lines | {name: _rows_in(table, names[name], lookup) for name, table in tables.items()}
 
@@ -519,10 +520,6 @@ def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
     # Without a header, the first row is one.
     cells = [path.name, *path.cells] if split and lookup.search(path.name) else path.cells
     return _Lines(splits or [split] * len(cells), normal_names(cells))
-
-
-def _lines_in(text: str, split: str) -> _Lines:
-    return _Lines([split] * len(lines := lines_of(text)), [*map(_plain, normal_names(lines))])
 
 
 def _in_folders(lines: _Lines, names: Sequence[str], folder: str) -> _Lines:

@@ -848,8 +848,7 @@ class _PixelColumns(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """One table, N rows. Lines of pixels are parsed when packed, because in memory all would be several times the
-    pack."""
+    """One table, N rows, whose pixels are parsed when packed: in memory all would be several times the pack."""
 
     name: str
     shape: tuple[int, ...]

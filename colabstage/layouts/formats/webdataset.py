@@ -152,8 +152,7 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
 
 
 def _bare(files: _Files) -> _Files:
-    """Return the files of a sample by their last ending, where only one has it: image.jpg is its jpg, and label.cls its
-    cls."""
+    """Return the files of a sample by their last ending, where only one has it: label.cls is its cls."""
     if not any("." in end for end in files):
         return files
     roles = {end: _ROLES.get(end.rpartition(".")[2], "") for end in files if end not in _MASKS}
