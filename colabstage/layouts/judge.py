@@ -281,6 +281,7 @@ def _several_sets(source: Source, found: Evidence) -> str:
             rest = found.used - {*own}
             apart = sorted({*map(posixpath.dirname, own)} - {*map(posixpath.dirname, rest), ""})[:_MOST_PARTS]
             only = only_line(source.tree, *apart) if apart else source.only(own, rest)
+            firsts = [posixpath.dirname(one) or one for one in firsts] if apart else firsts
             return (
                 f"The {found.table.unit} of '{source.label}' are in {listed(firsts)}, which may be datasets of their "
                 f"own, or parts of each sample. Take one{only and f': {only}'}."
