@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -192,7 +192,11 @@ def find_roles(
     roles = ColumnRoles(tuple(labels or ()), None if split is None else split.name, group or scene)
     if labels:
         return roles._replace(number=_numbering(columns, labels[0]) if len(labels) == 1 else None)
-    apart = {group, *_sizes_of_images(columns), *(name for name in inputs if not words.is_label_name(name))}
+    # Width and height of the images: both, because one alone may be a person's.
+    plain = {words.plain_name(name): name for name in columns}
+    sides = [(one, one.replace("width", "height")) for one in plain if "width" in one]
+    apart = {group, *(plain[one] for pair in sides if pair[1] in plain for one in pair)}
+    apart.update(name for name in inputs if not words.is_label_name(name))
     candidates = {one.name: one for one in rest if one.name not in apart and one.may_be_label}
     named = words.label_names(candidates)
     if not named:
@@ -287,13 +291,6 @@ def _split_column(columns: Sequence[Column]) -> Column | None:
 def _odd_split(column: str, what: str) -> LayoutError:
     known = listed(list(words.SPLITS))
     return LayoutError(f"The column '{column}' {what}. Write one of {known} in every row, or give it another name.")
-
-
-def _sizes_of_images(columns: Iterable[str]) -> set[str]:
-    """Return the columns for width and height of the images: both, because one alone may be a person's."""
-    plain = {words.plain_name(name): name for name in columns}
-    pairs = ((name, name.replace("width", "height")) for name in plain if "width" in name)
-    return {plain[name] for pair in pairs if pair[1] in plain for name in pair}
 
 
 def same_partition(one: Sequence[Any], other: Sequence[Any]) -> bool:

@@ -62,6 +62,7 @@ _SIZES_COMPARED = 8
 # How many files without an extension are opened for their first bytes.
 _ENDLESS = 2
 _TARS = (".tar", ".tgz", ".tar.gz")
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
 # Between numbers and hashes, which tell the files of one set apart.
 _WORD = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2,}(?![A-Za-z0-9])")
 _PACKING = re.compile(r"(.*?)((?:\.(?:gz|bz2|xz|zst))?)$", re.DOTALL)
@@ -258,35 +259,31 @@ def _documents(source: Source, table: SampleTable) -> str:
 
 
 def _several_sets(source: Source, found: Evidence) -> str:
-    """Find shards, or texts, of several sets: languages, sizes, versions. They are in folders of different words; or
-    those of one split are called after different ones (full-train, small-train); or a series that counts its files is
-    in several folders (1.0.0, 2.0.0)."""
-    layout = found.table.layout
+    """Find shards, or texts, of several sets in one split: languages, sizes, versions. They are in folders of different
+    words or versions (1.0.0, 2.0.0), or called after a split and different words (full-train, small-train)."""
+    layout, split_of = found.table.layout, {name: split_of_shard(name) for name in sorted(found.used)}
     # Everything in a list of sources is meant to be used.
     if layout not in (*_OF_SHARDS, TOKENS) or len(source.tree.parts()) > 1:
         return ""
-    folders, series = dict[tuple[str, ...], str](), defaultdict[tuple[str | None, str], list[str]](list)
-    called = defaultdict[tuple[str, ...], dict[str | None, list[str]]](lambda: defaultdict(list))
-    for name in sorted(found.used):
-        (folder, base), split = posixpath.split(name), split_of_shard(name)
-        folders.setdefault(tuple(word for part in folder.split("/") for word in words.split_name(part).rest), folder)
-        series[split, base].append(folder)
-        rest = (rest for word in _WORD.findall(words.stem_of(base)) for rest in words.split_name(word).rest)
-        called[tuple(rest)][split].append(name)
-    again = next((own for (_, base), own in series.items() if "-of-" in base and len(own) > 1), [])
-    sets = sorted(filter(None, folders.values() if len(folders) > 1 and layout != TOKENS else again))
-    only = only_line(source.tree, *sets[:1]) if sets else ""
-    counts = Counter(split for own in called.values() for split in own if split)
-    if not sets and max(counts.values(), default=0) > 1:
-        sets = [own[split][0] for split, _ in counts.most_common(1) for own in called.values() if split in own]
-        own = {name for names in called[min(called)].values() for name in names}
-        only = source.only(own, found.used - own)
-    if not sets:
-        return ""
-    return (
-        f"The {found.table.unit} of '{source.label}' are in {listed(sets)}, which may be datasets of their own, or "
-        f"parts of each sample. Take one{only and f': {only}'}."
-    )
+    sets = defaultdict[tuple[str, ...], list[str]](list)
+    for name, split in split_of.items():
+        folder, base = posixpath.split(name)
+        parts = [*folder.split("/") * (layout != TOKENS), *_WORD.findall(words.stem_of(base)) * bool(split)]
+        called = [word for part in parts for word in words.split_name(part).rest]
+        sets[*called, *_VERSION.findall(folder)].append(name)
+    for split in sorted({*split_of.values()}):
+        firsts = [own[0] for own in sets.values() if split in map(split_of.__getitem__, own)]
+        if len(firsts) > 1:
+            own = next(own for own in sets.values() if firsts[0] in own)
+            rest = found.used - {*own}
+            apart = sorted({*map(posixpath.dirname, own)} - {*map(posixpath.dirname, rest), ""})[:_MOST_PARTS]
+            only = only_line(source.tree, *apart) if apart else source.only(own, rest)
+            firsts = [posixpath.dirname(one) or one for one in firsts] if apart else firsts
+            return (
+                f"The {found.table.unit} of '{source.label}' are in {listed(firsts)}, which may be datasets of their "
+                f"own, or parts of each sample. Take one{only and f': {only}'}."
+            )
+    return ""
 
 
 def _shards_twice(source: Source, found: Evidence) -> str:
@@ -326,8 +323,7 @@ def _labels(table: SampleTable) -> NDArray[Any]:
 
 
 def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -> str:
-    """Write what chooses one of several readings: a part of the source, the innermost folders, or two folders of
-    parts."""
+    """Write what chooses a reading: a part of the source, the innermost folders, or two folders of parts."""
     source = table.inputs.source
     assert isinstance(source, TreeFiles)
     # Masks in 'gt' belong to images in 'img', those of one split to each other; and masks are no JPEGs.
@@ -548,8 +544,7 @@ def may_label(source: Source, table: SampleTable) -> str:
 
 
 def _left_over_message(names: Sequence[str], beside: str, what: str, how: str = "", noun: str = "files") -> str:
-    """Write that something is left over beside the samples, what it may be, and what to do, by default to write a
-    table; "" if nothing is left over."""
+    """Write that something is left over, what it may be, and what to do, by default a table; "" if nothing is."""
     if not names:
         return ""
     base, extension = posixpath.splitext(names[0])
@@ -579,7 +574,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         names = [*filter(may_list_a_split, fields * of_arrays), *lists]
         yield _left_over_message(names, beside, "may say which of them are held out", how)
     # Such images have texts instead of labels, and the further fields are about both.
-    if is_bare and not of_arrays and not any(map(words.is_caption, found.unused)):
+    if is_bare and not of_arrays and {*map(words.plain_name, found.unused)}.isdisjoint(words.CAPTIONS):
         how = "Call what does 'label', or give a function as layout=."
         names = list(filter(words.may_be_label, found.unused))
         yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")

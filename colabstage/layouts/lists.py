@@ -521,8 +521,8 @@ def _lines_of(source: Source, names: Mapping[str, str], lookup: Lookup) -> dict[
     """Return what lists state, by name; those without a split in `names` have it in each row, or for each list."""
     entries = source.ending_in((*LIST_ENDS, *TABLES, *NESTED, "")).where(names.__contains__)
     texts = entries.ending_in((*LIST_ENDS, "")).where(lambda name: names[name] != "")
-    found = {name: [*map(_plain, normal_names(lines_of(text)))] for name, text in source.texts(texts).items()}
-    lines = {name: _Lines([names[name]] * len(paths), paths) for name, paths in found.items()}
+    paths = {name: [*map(_plain, normal_names(lines_of(text)))] for name, text in source.texts(texts).items()}
+    lines = {name: _Lines([names[name]] * len(own), own) for name, own in paths.items()}
     tables = source.parse_once(entries.without(texts.names), parse_table)
     return lines | {name: _rows_in(table, names[name], lookup) for name, table in tables.items()}
 

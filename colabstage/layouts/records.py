@@ -110,11 +110,12 @@ def records_state(
     records by field, of which one may state the splits.
     """
     split, stated = splits_of_fields(shards[0], fields)
-    splits = [split_of_shard(name) or "" for name in shards]
-    # A misspelt one, or eval, is meant as a split beside files that are not called so.
-    meant = splits if any(splits) else [*map(_may_be_split, shards)]
+    splits = [*map(split_of_shard, shards)]
+    # A misspelt one, or eval, is meant as a split beside files that are not called so, unless each record has its own.
+    almost = ([*map(words.misspelt_split, words.letters_of(name))] for name in shards)
+    meant = splits if any(splits) else [any(one) for one in almost]
     odd = next((name for name, split in zip(shards, meant, strict=True) if not split), None)
-    if odd is not None and any(meant):
+    if odd is not None and any(meant) and not stated:
         other = next(name for name, split in zip(shards, meant, strict=True) if split)
         what = f"'{other}' is called after a split and it is not, so nothing says which its samples are of"
         raise broken(odd, what, f"a split in the name of each, or some of them alone, only={other!r}")
@@ -542,22 +543,17 @@ def labelled_shards(
     return [number for number, split in enumerate(splits) if split not in bare], notes
 
 
-def split_of_shard(name: str) -> str | None:
-    """Return the split in the name of a shard or of its folder.
+def split_of_shard(name: str) -> str:
+    """Return the split in the name of a shard or of its folder; "" for none.
 
     >>> split_of_shard("imagenet-train-000012.tar"), split_of_shard("data/validation-00000-of-00014.parquet")
     ('train', 'validation')
     >>> split_of_shard("test/data-00000-of-00001.arrow"), split_of_shard("shard-000.tar")
-    ('test', None)
+    ('test', '')
     """
     *folders, base = name.lower().split("/")
     # A name with two splits (train_val) belongs to neither.
-    return next((split for part in (base, *reversed(folders)) if (split := split_name(part).split)), None)
-
-
-def _may_be_split(name: str) -> bool:
-    """Tell whether a shard's name has a word that is almost a split's: eval, vaild."""
-    return any(map(words.misspelt_split, words.letters_of(name)))
+    return next((split for part in (base, *reversed(folders)) if (split := split_name(part).split)), "")
 
 
 def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:

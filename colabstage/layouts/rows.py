@@ -51,7 +51,7 @@ from colabstage.trees.listing import FileEntries, take_strings
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -206,13 +206,10 @@ class TableSearch:
         table = table if table.count else table.without_header()
         # After a number, as in "1 cat/1.jpg", another file says what the number means.
         paths = table.columns if table.name.lower().endswith(".json") else table.columns[:1]
-        return any(self._may_name(column.distinct) for column in paths)
-
-    def _may_name(self, cells: Iterable[str]) -> bool:
-        """Tell whether each cell looks like a file of the kind, or is the stem of an existing one."""
-        unknown = self.lookup.unknown(cells)
-        others = (cell for cell in unknown if cell[cell.rfind(".") :].lower() not in self.kind.extensions)
-        return all(words.is_telling(cell) and self.lookup.may_find(cell) for cell in others)
+        # Each cell looks like a file of the kind, or is the stem of an existing one.
+        unknown = (self.lookup.unknown(column.distinct) for column in paths)
+        stems = ([one for one in own if one[one.rfind(".") :].lower() not in self.kind.extensions] for own in unknown)
+        return any(all(words.is_telling(one) and self.lookup.may_find(one) for one in own) for own in stems)
 
     @cached_property
     def leading(self) -> list[LeadingTable]:
@@ -468,8 +465,7 @@ class TableSearch:
         return replace(made, table=replace(made.table, groups=tuple(groups[row] for row in firsts)))
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
-        """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
-        submission."""
+        """Return the roles of a table's columns; of several labels, the one in a competition's sample submission."""
         columns = found[0].columns
         # Columns in a competition's test.csv are known for images that must be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}

@@ -25,7 +25,7 @@ from colabstage.trees.names import extension_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from colabstage.trees.listing import FileEntries, FileEntry
+    from colabstage.trees.listing import FileEntries
 
 # Extensions of files that may be texts, and are opened.
 TEXTS = (*words.TEXTS, "", ".dat", ".log")
@@ -77,7 +77,8 @@ class Naming:
         class_of = dict(zip(files.names, labels, strict=True))
         ids, by_id = paths_by_id(self.source, self._lookup)
         others = self.texts.ending_in(LISTS).without(self.lines) if ids else ()
-        of_ids = {one.name for one in others if self._is_of_pairs(one)}
+        firsts = {one.name: self.source.head(one, BEGINNING_BYTES).partition(b"\n")[0] for one in others}
+        of_ids = {name for name, first in firsts.items() if len(first.split()) == 2}
         may_be_rows = self.texts.not_ending_in((".xml", ".yaml"))
         tables = self.source.parse_once(may_be_rows.where({*of_ids, *self.lines}.__contains__), parse_table)
         # A table in the folder of each class: together they state those of all.
@@ -97,9 +98,6 @@ class Naming:
             elif verdict is not None:
                 says |= {one.name: verdict for one in group if one.name in says}
         return says
-
-    def _is_of_pairs(self, entry: FileEntry) -> bool:
-        return len(self.source.head(entry, BEGINNING_BYTES).partition(b"\n")[0].split()) == 2
 
     def _in_lines(self, lines: Sequence[tuple[str, Statement]], labels: Sequence[tuple[str, ...]]) -> Says:
         """Return what lines state that are no rows: the classes of the samples that they name, or something else."""

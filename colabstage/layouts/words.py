@@ -358,7 +358,7 @@ PATHS = (
 )  # fmt: skip
 IDS = ("id", "index", "uuid", "row")
 # Words about an image that are not its class, however often they repeat.
-CAPTIONS = ("text", "caption", "captions", "description", "prompt", "comment")
+CAPTIONS = ("text", "txt", "caption", "captions", "description", "prompt", "comment")
 # Facts about a file, or made from it for an experiment, which are not targets.
 ABOUT_FILES = (
     "url", "link", "source_url", "md5", "sha1", "sha256", "checksum", "hash", "phash", "file_size", "filesize",
@@ -416,14 +416,9 @@ def label_names(columns: Iterable[str], first: tuple[str, ...] = ()) -> list[str
     return sorted(found, key=lambda name: known[plain[name]])
 
 
-def is_caption(column: str) -> bool:
-    """Tell whether a column's name means a text about the sample."""
-    return plain_name(column) in (*CAPTIONS, "txt")
-
-
 def may_be_label(column: str) -> bool:
     """Tell whether a column's name allows it to be a label: it means nothing else."""
-    known = (*IDS, *CAPTIONS, *ABOUT_FILES, *PATHS, *SPLIT_COLUMNS, "txt", "width", "height")
+    known = (*IDS, *CAPTIONS, *ABOUT_FILES, *PATHS, *SPLIT_COLUMNS, "width", "height")
     return not (is_index_name(column) or plain_name(column) in known or plain_name(column).endswith("_id"))
 
 

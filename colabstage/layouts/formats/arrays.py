@@ -30,7 +30,14 @@ from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list
 from colabstage.layouts.names import folders_state
 from colabstage.layouts.reading import Source, broken, decode_text, open_member, open_unpacked, refuse_stand_in
-from colabstage.layouts.records import ShardFile, ShardParts, splits_of_fields
+from colabstage.layouts.records import (
+    ShardFile,
+    ShardParts,
+    make_labels,
+    records_state,
+    split_of_shard,
+    splits_of_fields,
+)
 from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import (
     Arrays,
@@ -328,9 +335,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         classes=classes,
         notes=tuple(notes),
     )
-    parts = [part for array in xs for part in array.parts or (array,)]
-    of_rows = [file for part in parts for file in [_file_and_key(part.name)[0]] * part.shape[0]]
-    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(rest), files=of_rows)
+    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(rest))
 
 
 def _class_names(stored: Mapping[str, StoredArray], least: int) -> list[StoredArray]:
@@ -839,8 +844,7 @@ class _PixelColumns(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """One table, N rows. Lines of pixels are parsed when packed, because in memory all would be several times the
-    pack."""
+    """One table, N rows, whose pixels are parsed when packed: in memory all would be several times the pack."""
 
     name: str
     shape: tuple[int, ...]
@@ -848,8 +852,8 @@ class _Table(NamedTuple):
     labels: list[int]
     """Empty if it has none."""
     splits: list[str]
+    """Empty if no column has them."""
     others: tuple[str, ...]
-    """The names of further columns."""
 
 
 def pixels_state(source: Source) -> Found:
@@ -893,29 +897,21 @@ def pixels_state(source: Source) -> Found:
         raise broken(
             source.label, f"its tables hold images of different shapes ({shapes_listed}); stage one of them, {only}"
         )
-    splits = [split for one in labelled for split in one.splits]
-    # If only some tables have a split, the rows of the others would belong to no file.
-    if not all(splits) and any(splits):
-        names = ", ".join(one.name for one in labelled)
-        how = only_line(source.tree, *(one.name for one in labelled if any(one.splits)))
-        what = f"some of its tables are called after a split and others not ({names}); stage those of splits, {how}"
-        raise broken(source.label, what)
-    values = np.array([label for one in labelled for label in one.labels], np.int64)
+    splits = [split for one in labelled for split in one.splits or [split_of_shard(one.name)] * len(one.images)]
+    is_stated = any(one.splits for one in labelled)
     left = [one.name for one in found if one not in labelled]
-    others = [*dict.fromkeys(name for one in labelled for name in one.others)]
-    notes = (f"Tables without classes were left out: {', '.join(left)}.", f"Not used: {listed(others)}.")
-    table = SampleTable(
-        layout=PIXELS,
-        keys=tuple(one.images.name(row) for one in labelled for row in range(len(one.images))),
-        inputs=Images(join_samples([one.images for one in labelled]), decoded=True, own_channels=True),
-        targets=Values(values) if len(values) else None,
-        splits=known_splits(splits),
-        classes=class_numbers(values),
-        notes=tuple(itertools.compress(notes, (left, others))),
+    made = records_state(
+        PIXELS,
+        "a table of pixels",
+        Images(join_samples([one.images for one in labelled]), decoded=True, own_channels=True),
+        make_labels(np.array([label for one in labelled for label in one.labels], np.int64), ()),
+        shards=[one.name for one in labelled],
+        shard_of=np.repeat(np.arange(len(labelled)), [len(one.images) for one in labelled]),
+        fields={name: list[Any]() for one in labelled for name in one.others}
+        | ({"split": splits} if is_stated else {}),
+        notes=[f"Tables without classes were left out: {', '.join(left)}."] if left else [],
     )
-    of_rows = [one.name for one in labelled for _ in range(len(one.images))]
-    used = frozenset(one.name for one in of_pixels)
-    return Evidence(table, "a table of pixels", used, unused=tuple(others), files=of_rows)
+    return replace(made, used=frozenset(one.name for one in of_pixels))
 
 
 def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:
@@ -974,8 +970,6 @@ def _cell(line: bytes, number: int) -> bytes:
 
 def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
     parts, labels, splits, end = array("q"), [], [], 0
-    name = re.sub(r"\.csv(\.gz)?$", "", posixpath.basename(entry.name), flags=re.IGNORECASE)
-    own = split_name(name).split
     # One by one, because a table of images may have gigabytes. Only the positions of lines are kept.
     for number, line in enumerate(io.BufferedReader(SourceFile(source), _READ_BYTES), 1):
         start, end = end, end + len(line)
@@ -992,10 +986,11 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
                 what = f"it has the class {show(cell.decode(errors='replace'))!r}"
                 raise broken(entry.name, what, "a number", line=number)
             labels.append(int(cell))
-        usage = "" if columns.usage is None else _cell(line, columns.usage).decode("utf-8", "replace")
-        splits.append(own if columns.usage is None else _USAGE.get(usage.lower()) or split_name(usage).split)
-        if columns.usage is not None and not splits[-1]:
-            raise broken(entry.name, f"it has the usage {show(usage)!r}, which is not a known split", line=number)
+        if columns.usage is not None:
+            usage = _cell(line, columns.usage).decode("utf-8", "replace")
+            splits.append(_USAGE.get(usage.lower()) or split_name(usage).split)
+            if not splits[-1]:
+                raise broken(entry.name, f"it has the usage {show(usage)!r}, which is not a known split", line=number)
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), lambda: source)
     lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)

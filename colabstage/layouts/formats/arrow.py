@@ -124,7 +124,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     numbers, lost = labelled_shards(entries.names, parts, [*map(len, files)])
     files, parts = [files[number] for number in numbers], [parts[number] for number in numbers]
     fields = {name: _joined([part[name] for part in parts]) for name in columns}
-    contents = _contents(files)
+    contents = join_samples([file.samples() for file in files])
     classes = {name: names_of_feature(features.get(name)) for name in columns}
     if objects:
         labels = _boxes_of_rows(fields[objects], contents, classes[objects])._replace(used=(objects,))
@@ -149,14 +149,11 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     return replace(made, table=replace(made.table, complete=complete))
 
 
-def _contents(files: Sequence[_ArrowFile]) -> SampleSource:
-    return join_samples([file.samples() for file in files])
-
-
 def _measured(files: Sequence[_ArrowFile], table: SampleTable) -> SampleTable:
     """Return the table with the length of each image or clip."""
     scan_each(files, lambda _, file: file.measure())
-    return replace(table, inputs=replace(table.inputs, source=_contents(files)), complete=None)
+    source = join_samples([file.samples() for file in files])
+    return replace(table, inputs=replace(table.inputs, source=source), complete=None)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -137,7 +137,9 @@ class _Database:
         if _NOTES.fullmatch(key):
             return
         match = _NUMBERED.fullmatch(key)
-        name = _key_name(match[2] if match else key)
+        bare = match[2] if match else key
+        text = bare.decode(errors="replace")
+        name = text if text.isprintable() and "\ufffd" not in text else f"0x{bare.hex()}"
         if match and match[1] in (b"label", b"lbl"):
             self.labels[name] = bytes(value)
             return
@@ -168,12 +170,6 @@ class _Database:
             stamp=lambda index: f"{stamp} {names[index]}",
             read=read,
         )
-
-
-def _key_name(key: bytes) -> str:
-    """Return a key as text; as hexadecimal digits if it is not text."""
-    text = key.decode(errors="replace")
-    return text if text.isprintable() and "\ufffd" not in text else f"0x{key.hex()}"
 
 
 def _labels_of(databases: Sequence[_Database], names: Sequence[str], notes: list[str]) -> Labels:

@@ -8,7 +8,6 @@ import json
 import posixpath
 import re
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.evidence import Evidence, Found, described_splits, near, require_files
 from colabstage.layouts.names import BEFORE_NUMBER, parts_of_names
-from colabstage.layouts.reading import Source, broken, decode_text, is_comment, open_member, spool_folder
+from colabstage.layouts.reading import Source, broken, decode_text, is_comment, items_of, open_member, spool_folder
 from colabstage.layouts.records import ShardFile, scan_each
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
 from colabstage.trees.bytes import HEAD_BYTES, ByteSource, JoinedBytes, LocalBytes, RequestedBytes
@@ -57,9 +56,6 @@ _BOM = codecs.BOM_UTF8
 _MOST_UPPER, _FEW, _LOOKED_AT_BYTES = 3, 32, 4096
 
 
-_FIELD = "text"
-
-
 @dataclass(frozen=True, slots=True)
 class TokenOptions:
     """How text becomes rows: the options of `token_blocks`, which documents them."""
@@ -70,7 +66,7 @@ class TokenOptions:
     tokenizer: Callable[[str], Sequence[int]] | None = None
     """Receives at least a megabyte of a file at a time, cut at a line end, or one document of a .jsonl."""
     separator: int | None = None
-    field: str = _FIELD
+    field: str = "text"
 
     def __post_init__(self) -> None:
         whole_number("length", self.length, least=1)
@@ -289,7 +285,9 @@ def _documents(pieces: Iterator[bytes], entry: FileEntry, field: str) -> Iterato
             raise broken(entry.name, f"it is not JSON ({show(error)})", line=number) from error
         text = found.get(field) if isinstance(found, dict) else found
         if not isinstance(text, str):
-            raise broken(entry.name, f"it has {kind_of(text)} under '{field}'", "text", line=number)
+            others = [key for key, value in found.items() if isinstance(value, str)] if isinstance(found, dict) else []
+            more = f", or layout=token_blocks(field={others[0]!r}), from colabstage.options" if others else ""
+            raise broken(entry.name, f"it has {kind_of(text)} under '{field}'", f"text{more}", line=number)
         yield text
 
 
@@ -367,10 +365,7 @@ def why_no_text(source: Source) -> str:
     if they may be text to learn from."""
     texts = _with(source, () if _with(source, _TOKENS) else _TEXTS)
     for entry in texts[:_LOOKED_AT]:
-        head = source.head(entry, _HEAD_BYTES)
-        if what := _other_fields(entry.name, head):
-            return f"'{entry.name}' {what}."
-        if what := _what_else(entry.name, head):
+        if what := _what_else(entry.name, source.head(entry, _HEAD_BYTES)):
             return f"'{entry.name}' {what}; layout=\"tokens\" takes it as text to learn from."
     folders = sorted(one for one in {*map(words.folder_of, texts.names)} if one and not words.is_split(one))
     # Parts of one text are numbered too, and dates.
@@ -386,7 +381,6 @@ def why_no_text(source: Source) -> str:
 
 
 _AS_CLASSES = "To classify text give pack_dataset an object whose items are (tokens, label)"
-_AS_DOCUMENTS = 'Write each document as {"text": "…"}'
 
 
 def _columns_in(lines: Sequence[str]) -> str:
@@ -402,25 +396,6 @@ def _columns_in(lines: Sequence[str]) -> str:
     if len(rows) < _FEWEST_ROWS or not (marks or are_tagged):
         return ""
     return f"has {rows[0].count(marks[0]) + 1 if marks else len(columns)} cells in each line, as a table has"
-
-
-def _fields(name: str, head: bytes) -> dict[str, Any]:
-    """Return the first line of a .jsonl, if it is a mapping."""
-    found = None
-    if name.lower().endswith(".jsonl"):
-        with suppress(ValueError, RecursionError):
-            found = json.loads(decode_text(head).partition("\n")[0])
-    return found if isinstance(found, dict) else {}
-
-
-def _other_fields(name: str, head: bytes) -> str:
-    """Return which fields a .jsonl has instead of its text, and what to write; "" if it has one."""
-    fields = _fields(name, head)
-    if not fields or isinstance(fields.get(_FIELD), str):
-        return ""
-    texts = [field for field, value in fields.items() if isinstance(value, str)]
-    how = f"To read one: layout=token_blocks(field={texts[0]!r}), from colabstage.options" if texts else _AS_DOCUMENTS
-    return f"has no {_FIELD!r} in its lines, but {listed([*fields])}. {how}"
 
 
 def _what_else(name: str, head: bytes) -> str:
@@ -439,7 +414,8 @@ def _what_else(name: str, head: bytes) -> str:
             f"names images in its lines ('{lines[0][:60]}'). Give the folder that holds both, and save a list as a "
             "table in it, with path,label as its first line"
         )
-    if labels := words.label_names(_fields(name, head)):
+    found = items_of(lines[0]) if lines and name.lower().endswith(".jsonl") else None
+    if labels := words.label_names(one[0] for one in found or () if isinstance(one, tuple)):
         return f"has {listed(labels)} beside the text of each line. {_AS_CLASSES}"
     if what := _columns_in(lines):
         return f"{what} ('{lines[0][:60]}'). {_AS_CLASSES}"

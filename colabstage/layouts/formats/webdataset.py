@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, SourceChangedError
-from colabstage.layouts.evidence import Found, Miss, left_out_notes, near, require_files
+from colabstage.layouts.evidence import Found, Miss, left_out_notes, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.records import (
@@ -39,7 +39,7 @@ from colabstage.layouts.records import (
     scan_each,
 )
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows, decode_npy
-from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleSource
+from colabstage.layouts.table import Arrays, Images, SampleSource
 from colabstage.layouts.words import IMAGES, SOUNDS
 from colabstage.trees.names import clean_member_name, extension_of, is_junk
 from colabstage.trees.tar import scan_members
@@ -152,8 +152,7 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
 
 
 def _bare(files: _Files) -> _Files:
-    """Return the files of a sample by their last ending, where only one has it: image.jpg is its jpg, and label.cls its
-    cls."""
+    """Return the files of a sample by their last ending, where only one has it: label.cls is its cls."""
     if not any("." in end for end in files):
         return files
     roles = {end: _ROLES.get(end.rpartition(".")[2], "") for end in files if end not in _MASKS}
@@ -180,9 +179,7 @@ def _stated(address: str, files: _Files, unread: set[str]) -> dict[str, Any]:
         fields = document if isinstance(document, dict) else {"label": document}
         found = {name: value for name, value in fields.items() if is_known_field(name)}
         unread |= fields.keys() - found.keys()
-    written = [end for end in _NUMBERS if end in texts]
-    own: dict[str, Any] = {end: parse_label(texts[end]) for end in written[1:]}
-    own |= {_NUMBERS[0]: parse_label(texts[written[0]])} if written else {}
+    own: dict[str, Any] = {end: parse_label(texts[end]) for end in _NUMBERS if end in texts}
     own |= {_TEXT: texts[_TEXT]} if _TEXT in texts else {}
     # A field of the json and a file may have the same name.
     return own | {f"json.{name}" if name in own else name: value for name, value in found.items()}
@@ -218,10 +215,10 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
     first = scan_shard(shards[0], 0)
     # The first shard decides, before hundreds of others are scanned.
     if not first.are_labelled:
-        return near(_several(first.odd)) if first.odd else Miss(_misfit(source))
+        return Miss(_misfit(source), near=bool(first.odd))
     scanned = [first, *scan_each(shards[1:], lambda number, shard: scan_shard(shard, number + 1))]
     for odd in filter(None, (found.odd for found in scanned)):
-        raise BrokenDatasetError(_several(odd))
+        raise broken(odd, "it is one of several images, arrays or clips of a sample", "one, or one called .jpg alone")
     called, who = [shard.name for shard in shards], "fields of the samples"
     kept, lost = labelled_shards(called, [one.fields for one in scanned], [len(one.samples) for one in scanned])
     scanned = [scanned[number] for number in kept]
@@ -233,7 +230,7 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
         found = find_masks(ShardParts(shards, [mask for mask in masks if mask], names), spread=False)
         labels = Labels(found, found.classes)
     else:
-        labels = labels_of_fields(fields, names, first=(_NUMBERS[0], *(f"json_{name}" for name in _NUMBERS)))
+        labels = labels_of_fields(fields, names, first=(*_NUMBERS, *(f"json_{name}" for name in _NUMBERS)))
     without = sum(found.without for found in scanned)
     notes = [*lost, *left_out_notes((without, "samples", "of the shards without an image, array or clip"))]
     left = sorted(frozenset().union(*(found.left for found in scanned)))
@@ -296,15 +293,8 @@ def _own_tar(tree: Tree, number: int, size: int) -> ByteSource:
     return found
 
 
-def _several(file: str) -> str:
-    return (
-        f"'{file}' is one of several images, arrays or clips of a sample, whose name ends at its first dot, and none "
-        "of them is called .jpg, .png or .npy alone. Call one so, or write names without dots."
-    )
-
-
 def _misfit(source: Source) -> LayoutError:
     return LayoutError(
         f"'{source.label}' is not a WebDataset: expected tars in which images, arrays or clips have a .cls, .json or "
-        ".txt of the same name, which ends at its first dot, beside them."
+        ".txt of the same name, which ends at its first dot, beside them; of several images one is called .jpg alone."
     )
