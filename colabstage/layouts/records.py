@@ -110,11 +110,7 @@ def records_state(
     """
     split, stated = splits_of_fields(shards[0], fields)
     splits = [split_of_shard(name) or "" for name in shards]
-    odd = next((name for name, split in zip(shards, splits, strict=True) if not split), None)
-    if odd is not None and any(splits):
-        other = next(name for name, split in zip(shards, splits, strict=True) if split)
-        what = f"'{other}' is called after a split and it is not, so nothing says which its samples are of"
-        raise broken(odd, what, f"a split in the name of each, or some of them alone, only={other!r}")
+    refuse_some_called(shards, splits)
     of_records = tuple([splits[number] for number in shard_of.tolist()]) if all(splits) else ()
     for number, one in enumerate(stated if of_records else ()):
         if not same_split(one, of_records[number]):
@@ -141,6 +137,16 @@ def records_state(
     empty = {name for name in left if len(fields[name]) and all(value is None for value in _as_labels(fields[name]))}
     unused = tuple(name for name in left if name not in empty)
     return Evidence(table, who, frozenset(shards), unused=unused)
+
+
+def refuse_some_called(files: Sequence[str], splits: Sequence[str]) -> None:
+    """Refuse files of which some are of a split, and others of none: the samples of these would be in no split."""
+    if any(splits) and not all(splits):
+        odd, other = (
+            next(file for file, one in zip(files, splits, strict=True) if bool(one) is of) for of in (False, True)
+        )
+        what = f"'{other}' is called after a split and it is not, so nothing says which its samples are of"
+        raise broken(odd, what, f"a split in the name of each, or some of them alone, only={other!r}")
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------

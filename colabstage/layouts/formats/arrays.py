@@ -30,7 +30,7 @@ from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list, may_be_list
 from colabstage.layouts.names import folders_state
 from colabstage.layouts.reading import Source, broken, decode_text, open_member, open_unpacked, refuse_stand_in
-from colabstage.layouts.records import ShardFile, ShardParts, splits_of_fields
+from colabstage.layouts.records import ShardFile, ShardParts, refuse_some_called, splits_of_fields
 from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import (
     Arrays,
@@ -864,20 +864,8 @@ def pixels_state(source: Source) -> Found:
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels] or found
-    shapes = {one.shape: one.name for one in labelled}
-    if len(shapes) > 1:
-        shapes_listed = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
-        only = only_line(source.tree, labelled[0].name)
-        raise broken(
-            source.label, f"its tables hold images of different shapes ({shapes_listed}); stage one of them, {only}"
-        )
+    refuse_some_called([one.name for one in labelled], ["".join(one.splits[:1]) for one in labelled])
     splits = [split for one in labelled for split in one.splits]
-    # If only some tables have a split, the rows of the others would belong to no file.
-    if not all(splits) and any(splits):
-        names = ", ".join(one.name for one in labelled)
-        how = only_line(source.tree, *(one.name for one in labelled if any(one.splits)))
-        what = f"some of its tables are called after a split and others not ({names}); stage those of splits, {how}"
-        raise broken(source.label, what)
     values = np.array([label for one in labelled for label in one.labels], np.int64)
     left = [one.name for one in found if one not in labelled]
     table = SampleTable(
