@@ -334,8 +334,7 @@ class _Reader(NamedTuple):
         extensions, which are those of other files of the samples; and with the files in the folders that they name."""
         yield lines
         cells = [re.split(r"[\s,;|]+", path) for path in lines.paths]
-        first = [_plain(one[0]) for one in cells]
-        yield lines._replace(paths=first, more=[one[1] if len(one) == 2 else "" for one in cells])
+        yield lines._replace(paths=[one[0] for one in cells], more=[one[1] if len(one) == 2 else "" for one in cells])
         if name in self.called:
             yield lines._replace(paths=[posixpath.splitext(path)[0] for path in lines.paths])
             yield _in_folders(lines, self.rows.lookup.names, posixpath.dirname(name))
@@ -479,7 +478,8 @@ def _lines_of(source: Source, names: Mapping[str, str], lookup: Lookup) -> dict[
     """Return what lists state, by name; those without a split in `names` have it in each row, or for each list."""
     entries = source.ending_in((*LIST_ENDS, *words.TABLES, *NESTED, "")).where(names.__contains__)
     texts = entries.ending_in((*LIST_ENDS, "")).where(lambda name: names[name] != "")
-    lines = {name: _lines_in(text, names[name]) for name, text in source.texts(texts).items()}
+    written = {name: lines_of(text) for name, text in source.texts(texts).items()}
+    lines = {name: _Lines([names[name]] * len(own), own) for name, own in written.items()}
     tables = source.parse_once(entries.without(texts.names), parse_table)
     return lines | {name: _rows_in(table, names[name], lookup) for name, table in tables.items()}
 
@@ -503,11 +503,7 @@ def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
     path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: lookup.search_each(one.distinct)[1])
     # Without a header, the first row is one.
     cells = [path.name, *path.cells] if split and lookup.search(path.name) else path.cells
-    return _Lines(splits or [split] * len(cells), words.normal_names(cells))
-
-
-def _lines_in(text: str, split: str) -> _Lines:
-    return _Lines([split] * len(lines := lines_of(text)), [*map(_plain, words.normal_names(lines))])
+    return _Lines(splits or [split] * len(cells), cells)
 
 
 def _in_folders(lines: _Lines, names: Sequence[str], folder: str) -> _Lines:
@@ -519,10 +515,6 @@ def _in_folders(lines: _Lines, names: Sequence[str], folder: str) -> _Lines:
     split_of = {folders[leads[path]]: split for path, split in stated if leads.get(path, NONE) >= 0}
     found = [(split_of[part], name) for name, own in zip(names, parts, strict=True) for part in own if part in split_of]
     return _Lines([split for split, _ in found], [name for _, name in found])
-
-
-def _plain(path: str) -> str:
-    return path.replace("\\", "/").removeprefix("./").lstrip("/")
 
 
 def _numbered_as_listed(
