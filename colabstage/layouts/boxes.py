@@ -176,17 +176,14 @@ def records_beside(
 
 
 def join_records(
-    source: Source,
-    images: FileEntries,
-    lookup: Lookup,
-    found: Mapping[str, Sequence[Record]],
-    *,
-    per_image: bool = False,
+    source: Source, found: Mapping[str, Sequence[Record]], *, per_image: bool = False
 ) -> tuple[list[Placed], list[str]]:
     """Return the images that the records of each file name, in their order, and notes.
 
-    `images`, `lookup`: the images, and their names. `per_image`: whether each file is about one image and has its name.
+    `per_image`: whether each file is about one image and has its name.
     """
+    images = source.ending_in(words.IMAGES)
+    lookup = source.made_of(images, Lookup.of)
     owner: dict[int, str] = {}
     placed: list[Placed] = []
     notes: list[str] = []

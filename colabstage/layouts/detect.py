@@ -103,10 +103,6 @@ class Case:
         return self.source.ending_in(words.IMAGES)
 
     @cached_property
-    def lookup(self) -> Lookup:
-        return self.source.made_of(self.images, Lookup.of)
-
-    @cached_property
     def masks(self) -> Found:
         return gather(lambda: masks.masks_state(self.source))
 
@@ -171,7 +167,7 @@ class Case:
         require_files(self.images, self.source, "images")
         reasons = []
         for name, state in _BOXES:
-            found = gather(lambda: state(self))  # noqa: B023 - called at once
+            found = gather(lambda: state(self.source))  # noqa: B023 - called at once
             if found.claims:
                 return found
             assert isinstance(found, Miss)
@@ -310,13 +306,12 @@ _UNREAD_LABELS = refuse("")
 # --- rivals -----------------------------------------------------------------------------------------------------------
 
 
-def _boxes_beside(state: Callable[[Case], Found]) -> Callable[[Case, Evidence], Found | None]:
+def _boxes_beside(state: Callable[[Source], Found]) -> Callable[[Case, Evidence], Found | None]:
     """Return what some boxes state, except in files that were used."""
 
     def rival(case: Case, found: Evidence) -> Found | None:
         # Both may number classes by one list.
-        rest = case.source.without({name for name in found.used if not is_class_list(name)})
-        other = state(Case(rest))
+        other = state(case.source.without({name for name in found.used if not is_class_list(name)}))
         return other if isinstance(other, Evidence) else None
 
     return rival
@@ -565,18 +560,13 @@ def _weigh_text(case: Case) -> Found:
 
 
 # Stricter formats first, because a YOLO export often has a JSON or XML file with the same boxes.
-_BOXES: tuple[tuple[str, Callable[[Case], Found]], ...] = (
-    ("KITTI", lambda case: beside.kitti_state(case.source)),
-    ("Pascal VOC", lambda case: beside.voc_state(case.source)),
-    ("COCO", lambda case: tools.coco_state(case.source, case.images, case.lookup, classes=False)),
-    ("YOLO", lambda case: beside.yolo_state(case.source)),
-    ("others", lambda case: tools.tools_state(case.source, case.images, case.lookup)),
+_BOXES: tuple[tuple[str, Callable[[Source], Found]], ...] = (
+    ("KITTI", beside.kitti_state),
+    ("Pascal VOC", beside.voc_state),
+    ("COCO", lambda source: tools.coco_state(source, classes=False)),
+    ("YOLO", beside.yolo_state),
+    ("others", tools.tools_state),
 )
-
-
-def _state_coco_classes(case: Case) -> Found:
-    images = require_files(case.images, case.source, "images")
-    return tools.coco_state(case.source, images, case.lookup, classes=True)
 
 
 def _of_many(name: str, state: Callable[[Source], Found], extensions: tuple[str, ...], archive: str = "") -> Layout:
@@ -625,7 +615,7 @@ LAYOUTS: tuple[Layout, ...] = (
             _BY_OTHERS,
         ),
     ),
-    Layout("coco_classes", _state_coco_classes, extensions=(".json",)),
+    Layout(tools.CLASSES, lambda case: tools.coco_state(case.source, classes=True), extensions=(".json",)),
     _of_many("webdataset", webdataset.webdataset_state, webdataset.EXTENSIONS, "tar"),
     _of_many("tfrecord", tfrecord.tfrecord_state, tfrecord.EXTENSIONS),
     _of_many("lmdb", lmdb.lmdb_state, lmdb.EXTENSIONS),

@@ -17,31 +17,12 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
+from colabstage.layouts import words
 from colabstage.layouts.columns import Column, in_order_of, same_partition, show, splits_of_column
 from colabstage.layouts.evidence import Evidence, class_of_samples, renumbered, take_rows
 from colabstage.layouts.formats.tables import NESTED, Table, parse_table
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, broken, decode_text, lines_of, load_yaml
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, files_of
-from colabstage.layouts.words import (
-    JPEGS,
-    OF_SPLITS,
-    SPLIT_FIELDS,
-    SPLITS,
-    TABLES,
-    is_sample,
-    is_split,
-    is_table,
-    normal,
-    normal_names,
-    same_split,
-    split_field,
-    split_name,
-    split_of_path,
-    states_splits,
-    stem_of,
-    stems_of,
-    words_of,
-)
 from colabstage.trees.listing import FileEntries, folders_of, take_strings
 
 if TYPE_CHECKING:
@@ -73,10 +54,10 @@ class Lookup:
     """
 
     def __init__(self, names: Iterable[str], folders: Iterable[str] | None = None) -> None:
-        self.names = normal_names(names)
-        folders = folders_of(self.names)[0] if folders is None else map(normal, folders)
+        self.names = words.normal_names(names)
+        folders = folders_of(self.names)[0] if folders is None else map(words.normal, folders)
         self._folders = {part for folder in folders for part in folder.split("/") if part}
-        self.splits = {split_name(folder).split for folder in self._folders if is_split(folder)}
+        self.splits = {words.split_name(folder).split for folder in self._folders if words.is_split(folder)}
         """Those after which folders are called."""
 
     @classmethod
@@ -95,7 +76,7 @@ class Lookup:
 
     @cached_property
     def _by_stem(self) -> _Index:
-        return _Index(stems_of(self.names))
+        return _Index(words.stems_of(self.names))
 
     @cached_property
     def _by_spelling(self) -> _Index:
@@ -106,12 +87,12 @@ class Lookup:
 
     def held_out(self, splits: Collection[str]) -> set[str]:
         """Return the splits that have no folder, if another has one: their samples are in the folder of another."""
-        bare = {split for split in splits if split and not any(same_split(split, one) for one in self.splits)}
+        bare = {split for split in splits if split and not any(words.same_split(split, one) for one in self.splits)}
         return bare if bare != {*splits} - {""} else set()
 
     def may_find(self, written: str) -> bool:
         """Tell whether there is a file with this bare name, somewhere: a quick check before `search`."""
-        base = normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
+        base = words.normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
         return bool(self._by_base.get(base) or self._by_stem.get(base) or self._spelled_otherwise(base))
 
     def unknown(self, written: Iterable[str]) -> set[str]:
@@ -131,7 +112,7 @@ class Lookup:
             if name not in found and (numbers := self.search(name, folder)):
                 found[name] = only(numbers)
                 path = self.names[numbers[0]]
-                whole += normal(name).endswith(path[path.rfind("/") + 1 :]) or _spelled(name) != ""
+                whole += words.normal(name).endswith(path[path.rfind("/") + 1 :]) or _spelled(name) != ""
         return found, whole
 
     def find(self, written: str, folder: str = "", *, split: str = "") -> int | None:
@@ -142,13 +123,13 @@ class Lookup:
     def search(self, written: str, folder: str = "", *, split: str = "") -> Sequence[int]:
         """Return the numbers of the files that may be meant: none, one, or several that cannot be distinguished.
         `folder`: that of the naming file."""
-        written = normal(written)
+        written = words.normal(written)
         if "/" not in written and "\\" not in written and not split:
             # The common case in nearly all tables: a base name of exactly one file.
             numbers = self._by_base.get(written) or self._by_stem.get(written) or self._spelled_otherwise(written)
             if len(numbers) < 2:
                 return numbers
-        folder = normal(folder)
+        folder = words.normal(folder)
         parts = [part for part in written.replace("\\", "/").split("/") if part not in ("", ".")]
         if ".." in parts:
             parts = posixpath.normpath(posixpath.join(folder, *parts)).split("/")
@@ -159,7 +140,7 @@ class Lookup:
             if whole in self.numbers:
                 return [self.numbers[whole]]
         # A written folder is stronger evidence than the row's split.
-        split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split(part)), split)
+        split = next((words.split_name(part).split for part in reversed(parts[:-1]) if words.is_split(part)), split)
         for index in (self._by_base, self._by_stem):
             if there := self._nearest(parts, folder, index.get(parts[-1]), split):
                 return there
@@ -176,8 +157,8 @@ class Lookup:
         written = parts[:-1]
         by_depth: dict[int, dict[int, list[str]]] = defaultdict(dict)
         for number in numbers:
-            other = split_of_path(self.names[number]) if split else ""
-            if other and not same_split(other, split):
+            other = words.split_of_path(self.names[number]) if split else ""
+            if other and not words.same_split(other, split):
                 continue
             folders = self.names[number].split("/")[:-1]
             depth = _common(reversed(written), reversed(folders))
@@ -196,7 +177,7 @@ class Lookup:
         own = [*filter(None, folder.split("/"))]
         shared = {one: _common(own, there) + _common(own[::-1], there[::-1]) for one, there in ends.items()}
         nearest = [number for number in ends if shared[number] == max(shared.values())]
-        of_split = [number for number in ends if split and split_of_path(self.names[number])]
+        of_split = [number for number in ends if split and words.split_of_path(self.names[number])]
         return next((found for found in (nearest, of_split) if len(found) == 1), list(ends))
 
 
@@ -210,7 +191,7 @@ def _spelled(name: str) -> str:
     blanks in addresses; "" for another name."""
     # In an address a query may follow.
     stem, ending = posixpath.splitext(unquote(name.partition("?")[0]).casefold())
-    return f"{stem}{'.jpg' if ending in JPEGS else ending.replace('ff', 'f')}" if is_sample(ending) else ""
+    return f"{stem}{'.jpg' if ending in words.JPEGS else ending.replace('ff', 'f')}" if words.is_sample(ending) else ""
 
 
 class _Index:
@@ -325,7 +306,7 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
         raise broken(source.label, f"the lists in {within} name none of its {table.unit}", "its own lists, or none")
     used, splits = [one.name for one in lists], {split for one in lists for split in one.splits}
     # A table of what is trained on may leave out others for many reasons.
-    if not lists or (splits == {"train"} and all(names[name] and is_table(name) for name in used)):
+    if not lists or (splits == {"train"} and all(names[name] and words.is_table(name) for name in used)):
         return found
     if table.splits is None or not held_out.isdisjoint(splits):
         by_name = [names[name] + posixpath.splitext(name)[1] for name in used if names[name] and stated is None]
@@ -378,8 +359,7 @@ class _Reader(NamedTuple):
         extensions, which are those of other files of the samples; and with the files in the folders that they name."""
         yield lines
         cells = [re.split(r"[\s,;|]+", path) for path in lines.paths]
-        first = [_plain(one[0]) for one in cells]
-        yield lines._replace(paths=first, more=[one[1] if len(one) == 2 else "" for one in cells])
+        yield lines._replace(paths=[one[0] for one in cells], more=[one[1] if len(one) == 2 else "" for one in cells])
         if name in self.called:
             yield lines._replace(paths=[posixpath.splitext(path)[0] for path in lines.paths])
             yield _in_folders(lines, self.rows.lookup.names, posixpath.dirname(name))
@@ -432,14 +412,14 @@ class _Reader(NamedTuple):
     def _fits(self, number: int, split: str, held_out: Collection[str]) -> bool:
         """Tell whether a file may be of a split."""
         own = split if self.table.splits is None else self.table.splits[self.rows.firsts[number]]
-        return same_split(own, split) or (own == "train" and split in held_out)
+        return words.same_split(own, split) or (own == "train" and split in held_out)
 
     def _file_of(self, path: str, name: str, split: str, held_out: Collection[str]) -> tuple[int, str]:
         """Return the number of the one file that a line of a list means; or why there is none."""
         lookup = self.rows.lookup
         there = [*lookup.search(path, posixpath.dirname(name))]
         # Several datasets may have images of one name.
-        root = normal(posixpath.dirname(name).removesuffix(self.within)) if self.within else ""
+        root = words.normal(posixpath.dirname(name).removesuffix(self.within)) if self.within else ""
         there = [number for number in there if lookup.names[number].startswith(root)] or there
         own = [number for number in there if self._fits(number, split, held_out)]
         # The same base name in several classes: a list of bare names cannot mean one of them.
@@ -464,10 +444,10 @@ def _lists_beside(source: Source, found: Evidence) -> tuple[dict[str, str], dict
         tables[one.name] = parse_table(one.name, source.head(one, BEGINNING_BYTES).partition(b"\n")[0])
     others = dict[str, str]()
     for name, table in tables.items():
-        is_stated = any(column.plain in SPLIT_FIELDS for column in table.columns)
-        split = "" if is_stated else split_name(stem_of(name)).split
-        if is_stated or (split and is_table(name)):
-            can_be_more = len(table.columns) > 1 and not states_splits(table.header)
+        is_stated = any(column.plain in words.SPLIT_FIELDS for column in table.columns)
+        split = "" if is_stated else words.split_name(words.stem_of(name)).split
+        if is_stated or (split and words.is_table(name)):
+            can_be_more = len(table.columns) > 1 and not words.states_splits(table.header)
             (others if can_be_more else called)[name] = split
     of_names = files.ending_in((".json",)).where(lambda name: _listed_split(name) != "")[:MOST_LISTS]
     alone = (one for one in of_names if re.match(rb'\s*\[\s*"', source.head(one, BEGINNING_BYTES)))
@@ -482,7 +462,7 @@ def may_be_list(name: str) -> bool:
 
 def _is_of_splits(name: str) -> bool:
     """Tell whether a file is called after the field or the words for splits."""
-    return split_field(name) != "" or not OF_SPLITS.isdisjoint(words_of(stem_of(name)))
+    return words.split_field(name) != "" or not words.OF_SPLITS.isdisjoint(words.words_of(words.stem_of(name)))
 
 
 def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
@@ -506,23 +486,25 @@ def _lists_within(source: Source, found: Evidence, within: str) -> dict[str, str
     own = {name: split for name in names if (split := _listed_split(name)) and name not in found.used}
     # trainval.txt repeats the two others, if they exist and are not empty.
     halves = {posixpath.dirname(name) for name, split in own.items() if split != "test"}
-    whole = [name for name in names if stem_of(name).lower() == "trainval" and posixpath.dirname(name) not in halves]
+    whole = [
+        name for name in names if words.stem_of(name).lower() == "trainval" and posixpath.dirname(name) not in halves
+    ]
     return own | dict.fromkeys(whole, "train")
 
 
 def _listed_split(name: str) -> str:
     """Return the split that a file lists according to its name: train.txt, TestImages.txt, validation_list.txt; "" for
     train_test_split.txt."""
-    read = split_name(stem_of(name))
+    read = words.split_name(words.stem_of(name))
     return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 
 
 def _lines_of(source: Source, names: Mapping[str, str], lookup: Lookup) -> dict[str, _Lines]:
     """Return what lists state, by name; those without a split in `names` have it in each row, or for each list."""
-    entries = source.ending_in((*LIST_ENDS, *TABLES, *NESTED, "")).where(names.__contains__)
+    entries = source.ending_in((*LIST_ENDS, *words.TABLES, *NESTED, "")).where(names.__contains__)
     texts = entries.ending_in((*LIST_ENDS, "")).where(lambda name: names[name] != "")
-    paths = {name: [*map(_plain, normal_names(lines_of(text)))] for name, text in source.texts(texts).items()}
-    lines = {name: _Lines([names[name]] * len(own), own) for name, own in paths.items()}
+    written = {name: lines_of(text) for name, text in source.texts(texts).items()}
+    lines = {name: _Lines([names[name]] * len(own), own) for name, own in written.items()}
     tables = source.parse_once(entries.without(texts.names), parse_table)
     return lines | {name: _rows_in(table, names[name], lookup) for name, table in tables.items()}
 
@@ -530,8 +512,8 @@ def _lines_of(source: Source, names: Mapping[str, str], lookup: Lookup) -> dict[
 def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
     """Return what the column that leads to most files names, with the split of the table or in each row; nothing if a
     table of more columns states no splits."""
-    column, *paths = sorted(table.columns, key=lambda one: one.plain not in SPLIT_FIELDS) or [Column("", ())]
-    is_alone = states_splits(table.header)
+    column, *paths = sorted(table.columns, key=lambda one: one.plain not in words.SPLIT_FIELDS) or [Column("", ())]
+    is_alone = words.states_splits(table.header)
     try:
         splits = [] if split else splits_of_column(column)
     except LayoutError as error:
@@ -546,7 +528,7 @@ def _rows_in(table: Table, split: str, lookup: Lookup) -> _Lines:
     path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: lookup.search_each(one.distinct)[1])
     # Without a header, the first row is one.
     cells = [path.name, *path.cells] if split and lookup.search(path.name) else path.cells
-    return _Lines(splits or [split] * len(cells), normal_names(cells))
+    return _Lines(splits or [split] * len(cells), words.normal_names(cells))
 
 
 def _in_folders(lines: _Lines, names: Sequence[str], folder: str) -> _Lines:
@@ -558,10 +540,6 @@ def _in_folders(lines: _Lines, names: Sequence[str], folder: str) -> _Lines:
     split_of = {folders[leads[path]]: split for path, split in stated if leads.get(path, NONE) >= 0}
     found = [(split_of[part], name) for name, own in zip(names, parts, strict=True) for part in own if part in split_of]
     return _Lines([split for split, _ in found], [name for _, name in found])
-
-
-def _plain(path: str) -> str:
-    return path.replace("\\", "/").removeprefix("./").lstrip("/")
 
 
 def _numbered_as_listed(
@@ -611,7 +589,7 @@ def _with_listed_splits(source: Source, rows: _Rows, table: SampleTable, lists: 
     """Return the samples with the splits of lists, and with those of folders that hold others out."""
     files = [one.name for one in lists]
     splits = list(dict.fromkeys(split for one in lists for split in one.splits))
-    is_split = splits != ["train"]
+    is_divided = splits != ["train"]
     # The number of each file's split.
     of = np.full(len(rows.lookup), -1)
     for one in lists:
@@ -629,7 +607,7 @@ def _with_listed_splits(source: Source, rows: _Rows, table: SampleTable, lists: 
         if (own := by_folder[row]) != "train":
             splits += [] if own in splits else [own]
             of[row] = splits.index(own)
-    what, more = ("Splits", "") if is_split else (f"The {table.unit}", "; none is held out")
+    what, more = ("Splits", "") if is_divided else (f"The {table.unit}", "; none is held out")
     rest = np.flatnonzero(of < 0).size
     lost = [counted(one.missing, "names", "match", which=f"in '{one.name}'") for one in lists if one.missing]
     notes = [f"{what} are those of {' and '.join(map(repr, files))}{more}.", *(f"{one} no file." for one in lost)]
@@ -643,7 +621,7 @@ def _with_listed_splits(source: Source, rows: _Rows, table: SampleTable, lists: 
     chosen = np.flatnonzero(of >= 0)
     made = take_rows(replace(table, splits=None), chosen)
     # What is all to train on may still be divided.
-    called = tuple(take_strings(splits, of[chosen])) if is_split else None
+    called = tuple(take_strings(splits, of[chosen])) if is_divided else None
     return replace(made, splits=called, notes=(*table.notes, *notes))
 
 
@@ -720,7 +698,7 @@ def parse_class_list(name: str, content: bytes) -> ClassList:
     text = decode_text(content)
     # A plain list has one name per line, and no keypoints.
     if posixpath.basename(name).lower() in _NAME_LISTS:
-        return ClassList(tuple(normal(line.strip()) for line in text.splitlines() if line.strip()))
+        return ClassList(tuple(words.normal(line.strip()) for line in text.splitlines() if line.strip()))
     if name.lower().endswith(".data"):
         # Darknet's: train = data/train.txt.
         pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
@@ -733,7 +711,7 @@ def parse_class_list(name: str, content: bytes) -> ClassList:
             raise _odd(name, show(error)) from error
     if not isinstance(found, dict):
         return ClassList(())
-    written = {SPLITS[key]: paths for key, paths in found.items() if isinstance(key, str) and key in SPLITS}
+    written = {words.SPLITS[key]: paths for key, paths in found.items() if isinstance(key, str) and key in words.SPLITS}
     lists = {split: paths if isinstance(paths, list) else [paths] for split, paths in written.items()}
     splits = {split: [one for one in paths if isinstance(one, str) and one] for split, paths in lists.items()}
     names, count = _in_order(name, found.get("names")), found.get("nc")
@@ -754,7 +732,7 @@ def _in_order(file: str, names: Any) -> tuple[str, ...]:
     count = len(by_number)
     if count > MOST_CLASSES or by_number.keys() != set(range(count)) or not {*map(type, by_number.values())} <= {str}:
         raise _odd(file, f"names are {show_content(names)}")
-    return tuple(normal(by_number[number]) for number in range(count))
+    return tuple(words.normal(by_number[number]) for number in range(count))
 
 
 def _odd(name: str, what: str) -> BrokenDatasetError:

@@ -24,6 +24,7 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
+from colabstage.layouts import words
 from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers, show
 from colabstage.layouts.evidence import Evidence, FileKind, Found, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
@@ -55,16 +56,6 @@ from colabstage.layouts.table import (
     map_samples,
     rows_of_file,
     stamp_of,
-)
-from colabstage.layouts.words import (
-    IMAGES,
-    PERSONS,
-    SCENES,
-    SPLIT_FIELDS,
-    SPLITS,
-    folder_of,
-    plain_name,
-    split_name,
 )
 from colabstage.machine.resources import allow_open_files
 from colabstage.trees.bytes import ByteSource, SourceFile
@@ -103,7 +94,7 @@ _Y = {"y", "ys", "label", "labels", "target", "targets", "class", "mask", "masks
 _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes", "target_names", "categories"}
 # The test sets of MNIST and similar datasets, and SVHN's extra images.
 _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
-_ORDER = [*dict.fromkeys([*SPLITS.values(), *_SPLITS_BESIDE.values()])]
+_ORDER = [*dict.fromkeys([*words.SPLITS.values(), *_SPLITS_BESIDE.values()])]
 # The names that numpy.savez gives to unnamed arrays.
 _NUMBERED = re.compile(r"arr_\d+")
 _SAME_DIGIT = str.maketrans("123456789", "0" * 9)
@@ -202,13 +193,13 @@ def _candidates(stored: Mapping[str, StoredArray]) -> list[str]:
 
 def _is_split_field(name: str) -> bool:
     """Tell whether an array has the name of one that says which split each row belongs to."""
-    return plain_name(_bare(posixpath.basename(name))) in SPLIT_FIELDS
+    return words.plain_name(_bare(posixpath.basename(name))) in words.SPLIT_FIELDS
 
 
 def _is_of_groups(array: StoredArray) -> bool:
     """Tell whether an array says which patient, subject or group each row belongs to: groups.npy, subject_ids."""
-    name = plain_name(_bare(posixpath.basename(array.name))).removesuffix("s")
-    is_named = PERSONS.fullmatch(name) or SCENES.fullmatch(name)
+    name = words.plain_name(_bare(posixpath.basename(array.name))).removesuffix("s")
+    is_named = words.PERSONS.fullmatch(name) or words.SCENES.fullmatch(name)
     return bool(is_named) and math.prod(array.shape[1:]) == 1 and (array.is_text or array.dtype.kind in "biu")
 
 
@@ -229,9 +220,9 @@ def _split_and_role(name: str) -> tuple[str, str]:
     """
     split = role = ""
     for part in () if is_class_names(name) else reversed(name.split("/")):
-        words = _words_of_name(part)
-        role = role or next(("x" if word in _X else "y" for word in reversed(words) if word in _X | _Y), "")
-        splits = (_SPLITS_BESIDE.get(word) or split_name(word).split for word in words)
+        spelled = _words_of_name(part)
+        role = role or next(("x" if word in _X else "y" for word in reversed(spelled) if word in _X | _Y), "")
+        splits = (_SPLITS_BESIDE.get(word) or words.split_name(word).split for word in spelled)
         split = split or next(filter(None, splits), "")
     return split, role
 
@@ -239,11 +230,11 @@ def _split_and_role(name: str) -> tuple[str, str]:
 def _words_of_name(part: str) -> list[str]:
     """Return train_images, X-train, xTrain, XTrain and Xtrain in words."""
     text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=\b[XY])(?=[A-Z])", "_", _bare(part))
-    words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", text) if word]
+    spelled = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", text) if word]
     split = [
-        [word[0], word[1:]] if word[0] in "xy" and split_name(word[1:]).split else
-        [word[:-1], word[-1]] if word[-1] in "xy" and split_name(word[:-1]).split else [word]
-        for word in words
+        [word[0], word[1:]] if word[0] in "xy" and words.split_name(word[1:]).split else
+        [word[:-1], word[-1]] if word[-1] in "xy" and words.split_name(word[:-1]).split else [word]
+        for word in spelled
     ]  # fmt: skip
     return [word for pair in split for word in pair]
 
@@ -582,8 +573,8 @@ def _is_mask(y: StoredArray, x: StoredArray) -> bool:
 
 
 def _as_words(values: Any) -> tuple[str, ...]:
-    words = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
-    return tuple(str(word) for word in words.tolist())
+    texts = np.char.decode(values, "utf-8", "replace") if values.dtype.kind == "S" else values
+    return tuple(str(text) for text in texts.tolist())
 
 
 # --- one file for each sample -----------------------------------------------------------------------------------------
@@ -673,7 +664,7 @@ def published_arrays(source: Source) -> tuple[list[StoredArray], frozenset[str]]
 
 # By names, because pickles and .bin files begin with nothing that identifies them.
 def _format_of(entry: FileEntry, label: str) -> str:
-    base, folder = posixpath.basename(entry.name), folder_of(entry.name) or label
+    base, folder = posixpath.basename(entry.name), words.folder_of(entry.name) or label
     if _IDX.search(base.lower()):
         return "idx"
     if _BATCH.match(base) or (base.removesuffix(".bin") in ("train", "test", "meta") and "cifar-100" in folder):
@@ -883,20 +874,13 @@ def pixels_state(source: Source) -> Found:
     require_files(found, source, "table of pixels (.csv with columns label, pixel0, … or label, pixels)")
     # Whichever is taken, the other may be the dataset; numbers beside photographs are mostly measurements of them. But
     # a few pictures beside many rows only show what these are.
-    pictures = source.ending_in(IMAGES)
+    pictures = source.ending_in(words.IMAGES)
     if _SHOWN * len(pictures) > sum(len(one.images) for one in found):
         how = only_line(source.tree, *(one.name for one in found))
         msg = f"'{source.label}' holds images as files beside '{found[0].name}', which holds pixels. For these: {how}."
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels] or found
-    shapes = {one.shape: one.name for one in labelled}
-    if len(shapes) > 1:
-        shapes_listed = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
-        only = only_line(source.tree, labelled[0].name)
-        raise broken(
-            source.label, f"its tables hold images of different shapes ({shapes_listed}); stage one of them, {only}"
-        )
     splits = [split for one in labelled for split in one.splits or [split_of_shard(one.name)] * len(one.images)]
     is_stated = any(one.splits for one in labelled)
     left = [one.name for one in found if one not in labelled]
@@ -988,7 +972,7 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
             labels.append(int(cell))
         if columns.usage is not None:
             usage = _cell(line, columns.usage).decode("utf-8", "replace")
-            splits.append(_USAGE.get(usage.lower()) or split_name(usage).split)
+            splits.append(_USAGE.get(usage.lower()) or words.split_name(usage).split)
             if not splits[-1]:
                 raise broken(entry.name, f"it has the usage {show(usage)!r}, which is not a known split", line=number)
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]

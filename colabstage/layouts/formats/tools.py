@@ -24,17 +24,17 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.layouts.boxes import BoxColumn, Points, Record, boxes_state, edges, join_records, side_of, turned
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, left_out_notes
+from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
 from colabstage.layouts.lists import Lookup, names_of_numbers, read_class_list
 from colabstage.layouts.reading import Source, broken, decode_text, parse_xml
 from colabstage.layouts.table import Values
-from colabstage.layouts.words import SPLITS, is_image, split_name, stem_of
+from colabstage.layouts.words import IMAGES, SPLITS, is_image, split_name, stem_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from xml.etree.ElementTree import Element
 
-    from colabstage.trees.listing import FileEntries, FileEntry
+    from colabstage.trees.listing import FileEntry
 
 
 Shape = tuple[str, tuple[float, float, float, float]]
@@ -80,13 +80,13 @@ class Format(NamedTuple):
             raise broken(file.name, what) from error
 
 
-def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence:
+def tools_state(source: Source) -> Evidence:
     """Read images whose boxes are in files of one of `FORMATS`.
 
     Boxes are x0, y0, x1, y1 in pixels; classes are the labels, sorted. Splits are those in the names of the files, or
     of the folders of images. Images that no file mentions are left out.
     """
-    form, found = _read_annotations(source) if images else (None, {})
+    form, found = _read_annotations(source)
     if form is None:
         names = ", ".join(form.name for form in FORMATS)
         msg = f"'{source.label}' has no annotation files in the formats of these tools: {names}."
@@ -100,7 +100,7 @@ def tools_state(source: Source, images: FileEntries, lookup: Lookup) -> Evidence
         numbers = {name: [int(label) for one in each for label, _ in one.shapes] for name, each in found.items()}
         called = names_of_numbers(named.names, numbers)
         labels = list(map(str, range(len(called))))
-    placed, notes = join_records(source, images, lookup, found, per_image=form.per_image)
+    placed, notes = join_records(source, found, per_image=form.per_image)
     lost = sum(one.left_out for one in records)
     notes += left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,"))
     placed.sort(key=lambda one: one.file.name)
@@ -453,7 +453,7 @@ class CocoFile(NamedTuple):
         return "boxes" if not own or any(one.bbox != _NO_BOX or one.segmentation for one in own) else "classes"
 
 
-def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: bool) -> Evidence:
+def coco_state(source: Source, *, classes: bool) -> Evidence:
     """Read images that COCO's JSON names, with boxes; or, with `classes`, with one category for each image and no box.
 
     Boxes are x0, y0, x1, y1 in pixels. Labels are indices into the classes, which are the categories by ascending id:
@@ -462,7 +462,8 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
     valid/_annotations.coco.json) are the splits.
     """
     # COCO's archive also has captions and keypoints of the same images, which take long to read.
-    entries = source.ending_in((".json",) if images else ())
+    images = require_files(source.ending_in(IMAGES), source, "images")
+    entries = source.ending_in((".json",))
     instances = entries.where(lambda name: posixpath.basename(name).startswith("instances_"))
     beside = entries.where(lambda name: posixpath.basename(name).startswith(_TASKS))
     # With very many JSON files, each probably belongs to one image, and reading all would take long.
@@ -475,10 +476,8 @@ def coco_state(source: Source, images: FileEntries, lookup: Lookup, *, classes: 
         msg = f"'{source.label}' has no JSON file with COCO's images, annotations and categories{what}, and images."
         raise LayoutError(msg)
     called, numbers = _categories(found)
-    placed, notes = join_records(
-        source, images, lookup, {file.name: _records(file, numbers[file.name]) for file in found}
-    )
-    here = {one.file.name for one in placed}
+    placed, notes = join_records(source, {file.name: _records(file, numbers[file.name]) for file in found})
+    here, lookup = {one.file.name for one in placed}, source.made_of(images, Lookup.of)
     for file in (one for one in files if one not in found):
         folder, split = posixpath.dirname(file.name), split_name(stem_of(file.name)).split
         named = {lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name} - {None}
