@@ -107,7 +107,8 @@ class Evidence:
         silent = HARMLESS if of_images else HARMLESS.difference(IMAGES)
         others = source.files.not_ending_in(silent).without(self.used)
         others = others.without({*table.keys}).where(lambda name: not is_note(name)) if of_files else others
-        if not others:
+        # The files of a tar that is a shard itself are those of its records.
+        if not others or (self.files and self.used.isdisjoint(source.files.names)):
             return replace(table, told_by=self.who)
         # A person sees whether labels were among them.
         is_few = len(others) <= NAMES_SHOWN

@@ -933,7 +933,7 @@ IN_SHARDS = [
       for name, made, right in [
           ("fields with names", shard("image.jpg", "label.cls"), found("train: 0 2, 1 2")), ("one in a key", shard("jpg", "cls", key="{}.5"), found("train: 0 2, 1 2")), ("beside a further image", shard("jpg", "depth.png", "cls"), noted("depth.png")),
           ("two images with names", shard("left.jpg", "right.jpg", "cls"), refused("of several images one is called .jpg alone")), ("some keys with dots", tar({f"{key}.{end}": image(n, form="JPEG") if end == "jpg" else b"1" for n, key in enumerate(("a", "2.1", "2.2")) for end in ("jpg", "cls")}), refused(r"2\.2\.1\.jpg|2\.1\.jpg")),
-          ("a list as its label", tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("cls", b"0 1"))}), refused("'0 1', a list")),
+          ("boxes as its label", tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("txt", b"0 0.5 0.5 0.2 0.2"))}), refused("'0 0.5 0.5 0.2 0.2', a list")), ("a list as its label", tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("cls", b"0 1"))}), refused("'0 1', a list")),
           ("bytes as its label", tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("cls", bytes([i, 0, 0, 0])))}), refused("not text.*digits")),
           ("fields that may label it", of_json(boxes=[1], width=9), refused("'boxes'")), ("fields beside a caption", of_json(caption="a cat", score=1), noted("'caption', 'score'"))]),
     *(row(f"shards {name}", {**made, **files("", texts)}, right=[right]) for name, made, texts, right in SHARDS),
