@@ -36,7 +36,7 @@ _NEWER_RULES = {
     "tfrecord": 10,
     "detection": 13,
     "pairs": 15,
-    "table": 17,
+    "table": 18,
     "auto": 22,
 }
 
