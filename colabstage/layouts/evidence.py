@@ -131,7 +131,8 @@ class Evidence:
         silent = HARMLESS if of_images else HARMLESS.difference(IMAGES)
         others = source.files.not_ending_in(silent).without(self.used)
         others = others.without({*table.keys}).where(lambda name: not is_note(name)) if of_files else others
-        if not others:
+        # The files of a tar that is a shard itself are those of its records.
+        if not others or (self.files and self.used.isdisjoint(source.files.names)):
             return replace(table, told_by=self.who)
         # A person sees whether labels were among them.
         is_few = len(others) <= NAMES_SHOWN
@@ -151,12 +152,11 @@ def described_splits(
     `BrokenDatasetError`: `who` states others in `splits`, or it states those of some of the files alone."""
     file, known = card
     stated = [known.get(name, "") for name in names]
-    own = splits or stated
-    odd = next((row for row, split in enumerate(stated) if not split or not same_split(split, own[row])), None)
-    if odd is not None and any(stated):
-        other = f", and of '{own[odd]}' by {who}" if splits and own[odd] else ""
-        what = f"it is of the split '{stated[odd] or 'none'}' by '{file}'{other}"
-        raise broken(names[odd], what, f'one split for each; layout="{layout}" does without it')
+    for name, split, own in zip(names, stated, splits or stated, strict=True) if any(stated) else ():
+        if not split or not same_split(split, own):
+            other = f", and of '{own}' by {who}" if splits else ""
+            what = f"it is of the split '{split or 'none'}' by '{file}'{other}"
+            raise broken(name, what, f'one split for each; layout="{layout}" does without it')
     return stated if any(stated) else ()
 
 

@@ -112,8 +112,7 @@ def records_state(
     split, stated = splits_of_fields(shards[0], fields)
     splits = [*map(split_of_shard, shards)]
     # A misspelt one, or eval, is meant as a split beside files that are not called so, unless each record has its own.
-    almost = ([*map(words.misspelt_split, words.letters_of(name))] for name in shards)
-    meant = splits if any(splits) else [any(one) for one in almost]
+    meant = splits if any(splits) else [*map(words.is_almost_split, shards)]
     odd = next((name for name, split in zip(shards, meant, strict=True) if not split), None)
     if odd is not None and any(meant) and not stated:
         other = next(name for name, split in zip(shards, meant, strict=True) if split)

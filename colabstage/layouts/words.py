@@ -227,6 +227,11 @@ def misspelt_split(name: str) -> str:
     return SPLITS[close[0]] if close else ""
 
 
+def is_almost_split(name: str) -> bool:
+    """Tell whether a path has a word that may be meant as a split: eval, vaild."""
+    return any(map(misspelt_split, letters_of(name)))
+
+
 def split_of_path(name: str) -> str:
     """Return the split in the names of a file's folders, the outermost first; "" for none."""
     return next((split_name(folder).split for folder in name.split("/")[:-1] if is_split(folder)), "")

@@ -989,7 +989,7 @@ IN_SHARDS = [
       for name, made, right in [
           ("fields with names", shard("image.jpg", "label.cls"), found("train: 0 2, 1 2")), ("one in a key", shard("jpg", "cls", key="{}.5"), found("train: 0 2, 1 2")), ("beside a further image", shard("jpg", "depth.png", "cls"), noted("depth.png")),
           ("two images with names", shard("left.jpg", "right.jpg", "cls"), refused("of several images one is called .jpg alone")), ("some keys with dots", tar({f"{key}.{end}": image(n, form="JPEG") if end == "jpg" else b"1" for n, key in enumerate(("a", "2.1", "2.2")) for end in ("jpg", "cls")}), refused(r"2\.2\.1\.jpg|2\.1\.jpg")),
-          ("a list as its label", tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("cls", b"0 1"))}), refused("'0 1', a list")),
+          ("boxes as its label", tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("txt", b"0 0.5 0.5 0.2 0.2"))}), refused("'0 0.5 0.5 0.2 0.2', a list")), ("a list as its label", tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("cls", b"0 1"))}), refused("'0 1', a list")),
           ("bytes as its label", tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("cls", bytes([i, 0, 0, 0])))}), refused("not text.*digits")),
           ("fields that may label it", of_json(boxes=[1], width=9), refused("'boxes'")), ("fields beside a caption", of_json(caption="a cat", score=1), noted("'caption', 'score'"))]),
     *(row(f"shards {name}", {**made, **files("", texts)}, right=[right]) for name, made, texts, right in SHARDS),
@@ -1023,6 +1023,7 @@ TEXTS = [
           ("two languages", "train.en.txt train.de.txt val.en.txt val.de.txt", refused(r"parts of each sample.*only=\['train.de.txt', 'val.de.txt'\]"))]),
     *(row(f"lines of JSON without a text: {name}", files("", {"train.jsonl": (json.dumps(line) + "\n") * 300}), right=[right])
       for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)")), ("none", {"messages": [{"role": "user"}]}, refused("expected text"))]),
+    row("a text called eval", files("", dict.fromkeys(("train.txt", "eval.txt"), "to be or not to be\n" * 90)), right=[refused("'eval.txt': it is called almost")]),
     row("configs of a README that name texts", files("", {**{f"{one}.txt": "to be or not to be\n" * 90 for one in "ab"}, "README.md": card("train a.txt", "test b.txt")}), right=[found("train: 1 rows .*; test: 1 rows .*")]),
     row("configs of a README that name one of several texts", files("", {**{f"{one}.txt": "to be or not to be\n" * 90 for one in "abc"}, "README.md": card("train a.txt", "test b.txt")}), right=[refused("c.txt.*'none' by 'README.md'")]),
     row("tokens of four letters", {"train.bin": (np.arange(6000) % 4).astype(np.uint16).tobytes()}, right=[found(r"train: 5 rows .*uint16.*")]),

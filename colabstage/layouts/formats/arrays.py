@@ -838,13 +838,11 @@ class _Table(NamedTuple):
     """One table, N rows, whose pixels are parsed when packed: in memory all would be several times the pack."""
 
     name: str
-    shape: tuple[int, ...]
+    columns: _PixelColumns
     images: SampleSource
     labels: list[int]
-    """Empty if it has none."""
+    """Empty if it has none, like the splits."""
     splits: list[str]
-    """Empty if no column has them."""
-    others: tuple[str, ...]
 
 
 def pixels_state(source: Source) -> Found:
@@ -891,7 +889,7 @@ def pixels_state(source: Source) -> Found:
         make_labels(np.array([label for one in labelled for label in one.labels], np.int64), ()),
         shards=[one.name for one in labelled],
         shard_of=np.repeat(np.arange(len(labelled)), [len(one.images) for one in labelled]),
-        fields={name: list[Any]() for one in labelled for name in one.others}
+        fields={name: list[Any]() for one in labelled for name in one.columns.others}
         | ({"split": splits} if is_stated else {}),
         notes=[f"Tables without classes were left out: {', '.join(left)}."] if left else [],
     )
@@ -978,8 +976,7 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), lambda: source)
     lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
-    images = map_samples(lines, partial(_pixels_of, columns))
-    return _Table(entry.name, columns.shape, images, labels, splits, columns.others)
+    return _Table(entry.name, columns, map_samples(lines, partial(_pixels_of, columns)), labels, splits)
 
 
 def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:

@@ -141,6 +141,8 @@ def _by_split(entries: FileEntries, card: tuple[str, Mapping[str, str]]) -> dict
     for entry, split in zip(entries, stated if {*stated} - {"train"} else names, strict=True):
         found.setdefault(split, []).append(entry)
     if len(found) > 1 and "" in found:
+        if odd := next((entry.name for entry in found[""] if words.is_almost_split(entry.name)), ""):
+            raise broken(odd, "it is called almost as a split is, beside others", "train, val or test in its name")
         # Beside a val.txt, files without a split are for training.
         found["train"] = sorted(found.pop("") + found.get("train", []), key=lambda entry: entry.name)
     return dict(sorted(found.items(), key=lambda item: words.SPLIT_ORDER.get(item[0], len(words.SPLIT_ORDER))))

@@ -148,7 +148,9 @@ def test_a_tar_is_a_shard_itself_and_several_are_joined(tmp_path: Path) -> None:
     _, write = KINDS["webdataset"]
     write_files(tmp_path, {"train-0.tar": write(range(5)), "test-0.tar": write(range(5, 9))})
     with open_tree(tmp_path / "train-0.tar", spool=tmp_path) as tree:
-        assert by_split(detect_layout(tree)) == {"train": ([picture(n) for n in range(5)], [0, 1, 2, 0, 1])}
+        table = detect_layout(tree)
+        assert by_split(table) == {"train": ([picture(n) for n in range(5)], [0, 1, 2, 0, 1])}
+        assert table.notes == (), "the samples' own files were not left out"
     parts = [(name, open_tree(tmp_path / f"{name}.tar", spool=tmp_path)) for name in ("train-0", "test-0")]
     with JoinedTree("two", parts) as joined:
         assert by_split(detect_layout(joined)) == {
