@@ -216,8 +216,7 @@ def _createml(_: str, content: bytes) -> list[Record]:
 
 
 def _via(_: str, content: bytes) -> list[Record]:
-    """Read the VGG Image Annotator's file; a region's only attribute is its class; where no region has one, the class
-    is "object"."""
+    """Read the VGG Image Annotator's file; a region's only attribute is its class, "object" if no region has one."""
     found = json.loads(content)
     # A saved project wraps the contents of an export.
     found = found.get("_via_img_metadata", found) if isinstance(found, dict) else found
@@ -521,11 +520,12 @@ def parse_coco(name: str, content: bytes) -> CocoFile | None:
 
 
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
-    """Return a JSON object; for an annotation only the necessary fields, which saves the memory of polygons beside
-    boxes."""
+    """Return a JSON object; for an annotation only the necessary fields: polygons beside boxes take most memory."""
     found = dict(pairs)
     # Some tools write a number as a text, in one list or in all.
-    found |= {key: int(word) for key in _IDS if isinstance(word := found.get(key), str) and _IS_NUMBER.fullmatch(word)}
+    for key in _IDS:
+        if isinstance(word := found.get(key), str) and _IS_NUMBER.fullmatch(word):
+            found[key] = int(word)
     is_label = "category_id" in found and (bool(found.get("segmentation")) or _OTHER_KINDS.isdisjoint(found))
     if "image_id" not in found or "file_name" in found or not ("bbox" in found or is_label):
         return found
