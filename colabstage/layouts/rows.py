@@ -202,8 +202,6 @@ class TableSearch:
         """Tell whether each row of a text or JSON names a file, in a text at its beginning, and says more."""
         if table.fault or len(table.columns) < 2:
             return False
-        # A single line is a row.
-        table = table if table.count else table.without_header()
         # After a number, as in "1 cat/1.jpg", another file says what the number means.
         paths = table.columns if table.name.lower().endswith(".json") else table.columns[:1]
         return any(self._may_name(column.distinct) for column in paths)
