@@ -15,7 +15,7 @@ from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import Column, same_partition, show
 from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import Lookup, held_out_of_others, lists_state
+from colabstage.layouts.lists import NONE, Lookup, held_out_of_others, lists_state
 from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.table import Boxes, BrokenDatasetError, offsets_of
 from colabstage.trees.names import first_repeated
@@ -203,8 +203,8 @@ def join_records(
             split = record.split or ("" if file in held_out else own)
             names = (record.image, _UPLOADED.sub(r"\1", record.image))
             found_by = (lookup.find(name, folder, split=split) for name in names)
-            number = next((one for one in found_by if one is not None), None)
-            if number is None:
+            number = next((one for one in found_by if one >= 0), NONE)
+            if number == NONE:
                 missing.append((file, record.image))
                 continue
             image = images.names[number]

@@ -527,7 +527,7 @@ def _names_of(file: CocoFile, images: FileEntries, lookup: Lookup) -> set[str]:
     """Return the images that a file names."""
     folder, split = posixpath.dirname(file.name), split_name(stem_of(file.name)).split
     found = (lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name)
-    return {images.names[number] for number in found if number is not None}
+    return {images.names[number] for number in found if number >= 0}
 
 
 def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
