@@ -15,7 +15,7 @@ from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import Column, same_partition, show
 from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import Lookup, held_out_of_others, lists_state
+from colabstage.layouts.lists import NONE, Lookup, held_out_of_others, lists_state
 from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.table import Boxes, BrokenDatasetError, offsets_of
 from colabstage.trees.names import first_repeated
@@ -198,7 +198,7 @@ def join_records(
         for record in records:
             split = record.split or ("" if file in held_out else own)
             number = lookup.find(record.image, folder, split=split)
-            if number is None:
+            if number < 0:
                 missing.append((file, record.image))
                 continue
             image = images.names[number]

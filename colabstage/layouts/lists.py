@@ -39,11 +39,6 @@ _UPLOADED = re.compile(r"^[0-9a-f]{8}-")
 NONE, SEVERAL = -1, -2
 
 
-def only(numbers: Sequence[int]) -> int:
-    """Return the single number; `NONE` or `SEVERAL` otherwise."""
-    return numbers[0] if len(numbers) == 1 else SEVERAL if numbers else NONE
-
-
 class Lookup:
     """One index of names, for everything that names files.
 
@@ -110,15 +105,15 @@ class Lookup:
         whole = len(found)
         for name in names if len(found) < len(names) else ():
             if name not in found and (numbers := self.search(name, folder)):
-                found[name] = only(numbers)
+                found[name] = numbers[0] if len(numbers) == 1 else SEVERAL
                 path = self.names[numbers[0]]
                 whole += words.normal(name).endswith(path[path.rfind("/") + 1 :]) or _spelled(name) != ""
         return found, whole
 
-    def find(self, written: str, folder: str = "", *, split: str = "") -> int | None:
-        """Return the number of the one file that is meant, or `None`."""
+    def find(self, written: str, folder: str = "", *, split: str = "") -> int:
+        """Return the number of the one file that is meant; `NONE` or `SEVERAL` otherwise."""
         found = self.search(written, folder, split=split)
-        return found[0] if len(found) == 1 else None
+        return found[0] if len(found) == 1 else SEVERAL if found else NONE
 
     def search(self, written: str, folder: str = "", *, split: str = "") -> Sequence[int]:
         """Return the numbers of the files that may be meant: none, one, or several that cannot be distinguished.

@@ -44,7 +44,7 @@ from colabstage.layouts.evidence import (
     require_files,
 )
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
-from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state, only
+from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state
 from colabstage.layouts.reading import BEGINNING_BYTES, Source
 from colabstage.layouts.table import BrokenDatasetError, Targets, Values
 from colabstage.trees.listing import FileEntries, take_strings
@@ -202,8 +202,6 @@ class TableSearch:
         """Tell whether each row of a text or JSON names a file, in a text at its beginning, and says more."""
         if table.fault or len(table.columns) < 2:
             return False
-        # A single line is a row.
-        table = table if table.count else table.without_header()
         # After a number, as in "1 cat/1.jpg", another file says what the number means.
         paths = table.columns if table.name.lower().endswith(".json") else table.columns[:1]
         # Each cell looks like a file of the kind, or is the stem of an existing one.
@@ -312,7 +310,7 @@ class TableSearch:
                 f"'{table.name}' has {len(bare.columns)} columns and no header (first row {row}). Write one, such as "
                 f"path,xmin,ymin,xmax,ymax,class, or say which is the label: layout=table_rows(labels=[{label!r}])."
             )
-        path, leads = bare.columns[table.columns.index(best)], leads | {best.name: only(first)}
+        path, leads = bare.columns[table.columns.index(best)], leads | {best.name: self.lookup.find(best.name, folder)}
         return LeadingTable(bare, path, leads, has_header=False)
 
     def _lead_to_folders(self, table: Table) -> LeadingTable | None:
@@ -325,7 +323,7 @@ class TableSearch:
                 continue
             bare = table.without_header() if folders.search(column.name) else table
             named = bare.columns[table.columns.index(column)]
-            leads = {cell: place for cell in named.distinct if (place := folders.find(cell)) is not None}
+            leads = {cell: place for cell in named.distinct if (place := folders.find(cell)) >= 0}
             names = {folders.names[number]: number for number in leads.values()}
             inside = [[names[folder] for folder in one if folder in names] for one in above]
             # A split has images of all labels; and a folder in another one would have the labels of both.
@@ -528,7 +526,7 @@ class TableSearch:
             # counts wherever its file lies: fast.ai holds rows of one folder out, others by tables.
             for row in np.flatnonzero(leads != NONE).tolist() if self.lookup.splits else ():
                 if stated := own[row] or table.split:
-                    of_split = only(self.lookup.search(cells[row], folder, split=stated))
+                    of_split = self.lookup.find(cells[row], folder, split=stated)
                     stays = of_split == NONE and (split is not None or table.name in held_out)
                     leads[row] = leads[row] if stays else of_split
             if SEVERAL in leads:
@@ -632,7 +630,7 @@ def rows_in_classes(
         for path, *cells in zip(table.path.cells, *beside, strict=True):
             number = table.leads.get(path, NONE)
             if number == SEVERAL:
-                number = only(lookup.search(path, posixpath.dirname(table.name), split=table.split))
+                number = lookup.find(path, posixpath.dirname(table.name), split=table.split)
             if number >= 0 and names[number] in class_of:
                 classes.append(class_of[names[number]])
                 rows.append(cells)

@@ -371,7 +371,7 @@ def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:
              if path.lower().endswith(LIST_ENDS)]  # fmt: skip
     # People who hold nothing out give the same list again: valid = train.txt.
     named.sort(key=lambda one: SPLIT_ORDER[one[1]], reverse=True)
-    return {texts.names[number]: split for number, split in named if number is not None} or None
+    return {texts.names[number]: split for number, split in named if number >= 0} or None
 
 
 def _may_be_poses(rows: Sequence[Sequence[float]]) -> str:

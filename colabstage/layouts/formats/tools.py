@@ -479,8 +479,9 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
     here, lookup = {one.file.name for one in placed}, source.made_of(images, Lookup.of)
     for file in (one for one in files if one not in found):
         folder, split = posixpath.dirname(file.name), split_name(stem_of(file.name)).split
-        named = {lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name} - {None}
-        if not named or not here.isdisjoint(images.names[number] for number in named if number is not None):
+        found_by = (lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name)
+        named = {images.names[number] for number in found_by if number >= 0}
+        if not named or not here.isdisjoint(named):
             continue
         if file.annotations is not None:
             what = f"no annotation of its {len(named):,} images has {'a category alone' if classes else 'a bbox'}"
