@@ -15,7 +15,7 @@ from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import Column, same_partition, show
 from colabstage.layouts.evidence import Evidence, left_out_notes
-from colabstage.layouts.lists import NONE, Lookup, held_out_of_others, lists_state
+from colabstage.layouts.lists import Lookup, held_out_of_others, lists_state
 from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.table import Boxes, BrokenDatasetError, offsets_of
 from colabstage.trees.names import first_repeated
