@@ -80,11 +80,6 @@ class StoredArray:
     unwritten: str = ""
     """How many of its chunks or values HDF5 gives as 0, because they were never written; "" for none."""
 
-    @property
-    def holes(self) -> list[str]:
-        """Return what part of which array was never written."""
-        return [f"{one.unwritten} of '{one.name}'" for one in self.parts or (self,) if one.unwritten]
-
     @classmethod
     def joined(cls, name: str, parts: Sequence[StoredArray]) -> StoredArray:
         return cls(

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,13 +50,9 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 def moves_itself(thing: object) -> bool:
     """Return whether an object that is not a tensor has a method to move it to a device."""
-    return not isinstance(thing, torch.Tensor) and _takes_device(getattr(type(thing), "to", None))
-
-
-@cache
-def _takes_device(to: object) -> bool:
-    # Without the object itself. Quantities have a `to` as well, which takes a unit.
-    names = [*inspect.signature(to).parameters.values()][1:2] if inspect.isfunction(to) else []
+    to = None if isinstance(thing, torch.Tensor) else getattr(thing, "to", None)
+    # Quantities have one as well, which takes a unit.
+    names = [*inspect.signature(to).parameters.values()][:1] if inspect.ismethod(to) else []
     return any(one.name == "device" or one.kind is one.VAR_POSITIONAL for one in names)
 
 

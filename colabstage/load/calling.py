@@ -61,12 +61,6 @@ def check_batch_transform(name: str, given: object) -> None:
     if any(type(part).__name__ == "ToTensor" for part in _leaves(given)):
         msg = f"{name} gets tensors, which ToTensor does not scale. Leave it out; make_loader(…, dtype='float32') does."
         raise OptionError(msg)
-    if _library_of(given) in _LIBRARIES and any(isinstance(part, SeededTransform) for part in _parts_of(given)):
-        msg = (
-            f"{name} is {_library_of(given)}'s {type(given).__name__}, whose parts of colabstage take whole batches. "
-            "Write batch_transform=colabstage.transforms.Compose([…]), which takes the parts of both."
-        )
-        raise OptionError(msg)
 
 
 def _first_of(transform: object) -> object:
@@ -128,12 +122,8 @@ def _moves(part: object) -> bool:
 
 
 def image_for(transform: object, x: Any) -> Any:
-    """Return what a transform gets for an x: a PIL image if it takes those and no arrays, otherwise x itself.
-
-    Raises:
-        OptionError: it is torchvision's, whose `v2` leaves arrays as they are, and x makes no such image: it has 16
-            bits, fractions or another shape.
-    """
+    """Return what a transform gets for an x: a PIL image if it takes those and no arrays, otherwise x itself; an
+    OptionError where it is torchvision's, whose `v2` leaves arrays as they are, and x makes no such image."""
     first = _first_of(transform)
     kind, of_torchvision = type(first).__name__, _library_of(first) == "torchvision"
     if first is None or not isinstance(x, np.ndarray) or (of_torchvision and kind in _TAKE_ARRAYS):

@@ -6,7 +6,6 @@ Tests that need torchvision, kornia, Ignite or Lightning run in the environment 
 import json
 import pickle
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import islice
@@ -179,23 +178,20 @@ def test_rows_that_were_never_written_are_told(
         assert caught[0].filename == __file__ or "lambda" in str(read)
 
 
-@pytest.mark.parametrize("read", [dataset_h5, lambda place: to_numpy(place, 8)], ids=["dataset_h5", "to_numpy"])
-def test_a_file_that_is_being_written_is_told(path: Path, read: Callable[[Path], object]) -> None:
+def test_a_file_that_is_being_written_is_told(path: Path) -> None:
     """Rows of one block that were not written yet are zeros, and only h5py's lock tells."""
     with h5py.File(path, "r+"), pytest.warns(UserWarning, match="is open for writing"):
-        read(path)
+        dataset_h5(path)
     with h5py.File(path):
-        read(path)
+        dataset_h5(path)
 
 
 @pytest.mark.parametrize(("options", "told"), [({}, True), ({"drop_last": True}, False), ({"batch_size": 2}, False)])
 def test_ranks_that_would_wait_for_another_are_told(path: Path, options: dict[str, Any], told: bool) -> None:
     """With batches of one sample, one rank has one more."""
     ranks: dict[str, Any] = {"batch_size": 1, "rank": 1, "world_size": 3, **options}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        make_loader(dataset_h5(path), **ranks)
-    assert ["drop_last=True" in str(one.message) for one in caught] == [True] * told
+    error = error_of(lambda: make_loader(dataset_h5(path), **ranks))
+    assert ("drop_last=True" in str(error)) == told
 
 
 def test_a_form_of_batches_that_only_a_stock_loader_makes_is_measured_with_one(path: Path) -> None:
@@ -499,15 +495,10 @@ def test_a_container_of_torch_is_seen_through(masked: Path, module: str) -> None
         dataset_h5(masked, torch.nn.Sequential(torch.nn.Identity(), torch.nn.Sequential(flip)))
 
 
-def of_torchvision(
-    name: str,
-    *parts: object,
-    module: str = "torchvision.transforms.v2",
-    call: Callable[..., Any] = lambda _, x: type(x).__name__,
-) -> Any:
+def of_torchvision(name: str, *parts: object, module: str = "torchvision.transforms.v2") -> Any:
     """A stand-in for one of torchvision's transforms, or another library's, which are recognized by their module. It
     returns the class of what it gets."""
-    kind = type(name, (), {"__module__": module, "__call__": call})
+    kind = type(name, (), {"__module__": module, "__call__": lambda _, x: type(x).__name__})
     one = kind()
     if parts:
         one.transforms = list(parts)
@@ -554,7 +545,6 @@ def test_a_transform_of_x_alone_does_not_move_it_by_chance(
         (of_torchvision("Compose", of_torchvision("Lambda"), of_torchvision("Resize")), np.uint16, False),
         (of_torchvision("Resize"), np.uint8, False),
     ],
-    ids=["fractions", "16 bits", "a Sequential", "its first version", "tensors only", "ToImage", "Lambda", "an image"],
 )
 def test_no_transform_of_torchvision_leaves_x_as_it_is(
     tmp_path: Path, transform: Any, dtype: Any, refused: bool
@@ -572,10 +562,8 @@ def test_no_transform_of_torchvision_leaves_x_as_it_is(
 
 def test_bytes_are_not_left_unscaled_by_a_transform_of_arrays(path: Path) -> None:
     """A batch is of tensors, which torchvision's ToTensor passes through, or refuses."""
-    whole = of_torchvision("Compose", of_torchvision("ToTensor"))
-    for make in (lambda: make_loader(dataset_h5(path), 8, batch_transform=whole), lambda: Compose([whole])):
-        with pytest.raises(OptionError, match="dtype='float32'"):
-            make()
+    with pytest.raises(OptionError, match="dtype='float32'"):
+        make_loader(dataset_h5(path), 8, batch_transform=of_torchvision("Compose", of_torchvision("ToTensor")))
 
 
 @pytest.mark.parametrize(
@@ -583,9 +571,7 @@ def test_bytes_are_not_left_unscaled_by_a_transform_of_arrays(path: Path) -> Non
     [
         (lambda row: {"x": row, **({"z": row} if row % 2 else {})}, "keys differ"),
         (lambda row: np.zeros(2, np.uint8 if row % 2 else np.float32), "fractions"),
-        (lambda row: np.zeros(2 + row % 2), "equal size"),
     ],
-    ids=["keys", "bytes and fractions", "shapes"],
 )
 def test_results_that_differ_make_no_batch(path: Path, results: Callable[[int], Any], said: str) -> None:
     """Whichever comes first: torch would leave out keys that the first lacks."""
@@ -596,16 +582,12 @@ def test_results_that_differ_make_no_batch(path: Path, results: Callable[[int], 
 
 
 def test_what_another_librarys_transform_cannot_take_is_named(path: Path) -> None:
-    """Bytes, where it computes with fractions; and parts of ours, which take batches."""
-
-    def fail(*_: object) -> None:
-        raise RuntimeError
-
-    loader = make_loader(dataset_h5(path), 8, batch_transform=of_torchvision("MixUp", call=fail))
+    """Bytes, where it computes with fractions."""
+    mixing = of_torchvision("MixUp")
+    type(mixing).__call__ = lambda *_: torch.ones(2, dtype=torch.uint8).mul_(0.5)
+    loader = make_loader(dataset_h5(path), 8, batch_transform=mixing)
     with pytest.raises(OptionError, match="dtype='float32'"):
         next(iter(loader))
-    with pytest.raises(OptionError, match=re.escape("colabstage.transforms.Compose([…])")):
-        make_loader(dataset_h5(path), 8, batch_transform=of_torchvision("Compose", RandomFlip()))
 
 
 def test_timms_transforms_get_images(path: Path) -> None:
@@ -658,11 +640,8 @@ def test_a_transform_refuses_an_argument_of_the_wrong_kind(make: Callable[[], ob
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_another_default_device_is_not_that_of_batches(path: Path, change: Any, dtype: str | None) -> None:
     """They are where `device=` says, and so is what transforms make of them."""
-    torch.set_default_device("meta")
-    try:
+    with torch.device("meta"):
         x, y = next(iter(make_loader(dataset_h5(path), 8, batch_transform=change, dtype=dtype)))
-    finally:
-        torch.set_default_device(None)
     assert {x.device.type, y.device.type} == {"cpu"}
 
 

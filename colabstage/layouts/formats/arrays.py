@@ -306,7 +306,12 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         f"Inputs are the rows of {listed(used)}{which}.",
         *left_out_notes(*lost),
         *_missing_batches(source),
-        *(f"{hole} were never written, and are read as 0." for array in (*xs, *ys) for hole in array.holes),
+        *(
+            f"{one.unwritten} of '{one.name}' were never written, and are read as 0."
+            for array in (*xs, *ys)
+            for one in array.parts or (array,)
+            if one.unwritten
+        ),
     ]
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")

@@ -124,10 +124,8 @@ def test_models_of_several_inputs_or_outputs_get_theirs(make_file: Callable[...,
     assert (x["mean"].dtype, x["mean"].shape, zeros.shape) == (np.float32, (5,), (5, 3))
     np.testing.assert_array_equal(y, sample.y[:5])
     smooth = dataset_h5(sample.path, target_transform=lambda y: 0.9 if y == sample.y[1] else 0)
-    assert {y.dtype for _, y in to_numpy(smooth, 1)} == {np.dtype(np.int64), np.dtype(np.float64)}
-    assert {y.dtype for rows in ([0, 1], [1, 0]) for _, y in to_numpy(smooth, 2, rows=rows, shuffle=False)} == {
-        np.dtype(np.float64)
-    }
+    for rows in ([0, 1], [1, 0]):
+        assert next(iter(to_numpy(smooth, 2, rows=rows, shuffle=False)))[1].dtype == np.float64
     with pytest.raises(OptionError, match="a tuple"):
         next(iter(to_numpy(dataset, 5, one_hot=3)))
 
