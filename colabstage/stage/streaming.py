@@ -255,7 +255,12 @@ class BackgroundPack:
             staged = self._work(self._progress, self._stream, self._let_in)
             self._ended_s = SYSTEM_CLOCK.now()
         except BaseException as error:  # noqa: BLE001 - raised to whoever waits, and to readers
-            stopped, again = isinstance(error, CancelledError), _error_for_wait(error)
+            stopped, again = isinstance(error, CancelledError), error
+            if stopped:
+                msg = "Staging was cancelled; what is done is kept. Call stage_dataset again: it continues from there."
+                again = CancelledError(msg)
+            elif not isinstance(error, Exception):
+                again = NotStagedError(f"Packing was ended: {said_by(error)}.")
             # The report outlives the cell that showed the error.
             self._report.note(str(again) if stopped else f"It failed: {said_by(again)}")
             self._report.state = "stopped" if stopped else "failed"
@@ -273,14 +278,6 @@ class BackgroundPack:
         # A forked child inherits this function, but not the thread.
         if os.getpid() == self._pid and self._thread.is_alive():
             self.cancel()
-
-
-def _error_for_wait(error: BaseException) -> BaseException:
-    """Return the error that `wait` raises; for a cancelled call it says how to continue."""
-    if isinstance(error, CancelledError):
-        msg = "Staging was cancelled; what is done is kept. Call stage_dataset again: it continues from there."
-        return CancelledError(msg)
-    return error if isinstance(error, Exception) else NotStagedError(f"Packing was ended: {said_by(error)}.")
 
 
 def _first_rows(units: NDArray[np.intp], window_units: int, first_units: int, together: int) -> NDArray[np.intp]:

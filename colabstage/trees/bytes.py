@@ -341,9 +341,10 @@ def truncated(source: ByteSource, reason: str) -> CorruptArchiveError:
     )
 
 
-def damaged(label: str, reason: str) -> CorruptArchiveError:
-    """Return the error for an archive that is not what its archiver wrote."""
-    return CorruptArchiveError(f"'{label}' is damaged: {reason}. Copy or upload the archive again.")
+def damaged(label: str, reason: str, member: str = "") -> CorruptArchiveError:
+    """Return the error for an archive, or its member, that is not what its archiver wrote."""
+    what = f"The member {member!r} of '{label}'" if member else f"'{label}'"
+    return CorruptArchiveError(f"{what} is damaged: {reason}. Copy or upload the archive again.")
 
 
 def cut_while_read(file: str, member: str = "") -> SourceReadError:

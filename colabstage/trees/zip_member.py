@@ -14,9 +14,9 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from colabstage.errors import ColabstageError, CorruptArchiveError, MissingDependencyError
+from colabstage.errors import ColabstageError, MissingDependencyError
 from colabstage.io.packages import igzip_lib, isal_zlib
-from colabstage.trees.bytes import PIECE_BYTES, ByteSource, cut_while_read
+from colabstage.trees.bytes import PIECE_BYTES, ByteSource, cut_while_read, damaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -97,20 +97,20 @@ def _verified(source: ByteSource, member: ZipMember, pieces: Iterator[bytes]) ->
         except errors as error:
             if isinstance(error, OSError) and error.errno is not None:  # the medium's own error
                 raise
-            raise _damaged(source, member, f"it does not unpack ({error})") from error
+            raise damaged(source.label, f"it does not unpack ({error})", member.name) from error
         if piece is None:
             break
         done += len(piece)
         # A member that claims 100 bytes and unpacks to a terabyte ends after one piece.
         if done > member.size:
-            raise _damaged(source, member, f"it should hold {member.size:,} bytes but holds more")
+            raise damaged(source.label, f"it should hold {member.size:,} bytes but holds more", member.name)
         # ISA-L's CRC-32 is four times as fast as zlib's: 8 against 32 µs for 100 kB.
         crc = isal_zlib.crc32(piece, crc)
         yield piece
     if done != member.size:
-        raise _damaged(source, member, f"it should hold {member.size:,} bytes but holds {done:,}")
+        raise damaged(source.label, f"it should hold {member.size:,} bytes but holds {done:,}", member.name)
     if crc != member.crc:
-        raise _damaged(source, member, "its checksum is wrong")
+        raise damaged(source.label, "its checksum is wrong", member.name)
 
 
 def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
@@ -136,15 +136,15 @@ def _content_at(source: ByteSource, member: ZipMember, block: bytes) -> int:
         raise cut_while_read(source.label, member.name)
     mark, _, flags, method, _, _, _, packed, size, name_length, extra_length = LOCAL.unpack_from(block)
     if mark != b"PK\3\4":
-        raise _damaged(source, member, "the archive's directory points to something else")
+        raise damaged(source.label, "the archive's directory points to something else", member.name)
     if method != member.method or (flags ^ member.flags) & FLAG_ENCRYPTED:
-        raise _damaged(source, member, "its own header and the archive's directory disagree on how it is packed")
+        raise damaged(source.label, "its header and the archive's directory disagree on how it is packed", member.name)
     # Zeros if a descriptor follows the content, all ones if a zip64 field has the number.
     if packed not in (0, 0xFFFFFFFF, member.packed_size) or size not in (0, 0xFFFFFFFF, member.size):
-        raise _damaged(source, member, "its own header and the archive's directory disagree on its size")
+        raise damaged(source.label, "its header and the archive's directory disagree on its size", member.name)
     start: int = LOCAL.size + name_length + extra_length
     if member.offset + start + member.packed_size > member.end:
-        raise _damaged(source, member, "it reaches into what follows it")
+        raise damaged(source.label, "it reaches into what follows it", member.name)
     return start
 
 
@@ -212,9 +212,3 @@ def zstd() -> Any:
         "Python before 3.14 reads what Zstandard has packed with a package. Install it with: pip install backports.zstd"
     )
     raise MissingDependencyError(msg)
-
-
-def _damaged(source: ByteSource, member: ZipMember, reason: str) -> CorruptArchiveError:
-    return CorruptArchiveError(
-        f"The member {member.name!r} of '{source.label}' is damaged: {reason}. Copy or upload the archive again."
-    )
