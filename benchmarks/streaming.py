@@ -42,7 +42,7 @@ from colabstage import stage_dataset
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
 from colabstage.io.files import BLOCK_BYTES, block_ranges, hash_block, pread_exactly
-from colabstage.io.progress import Cancellation, Progress
+from colabstage.io.progress import Progress
 from colabstage.io.units import format_bytes
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
@@ -293,7 +293,7 @@ def sparse_pack(bench: Bench, archive: Path, cache: Path) -> Path:
     here = arrival.path if arrival.path.exists() else data.path
     subprocess.run(["cp", "--sparse=always", here, pack], check=True)
     data.cancel()
-    with open_source(parse_source(archive), Opening(place, Progress(), Cancellation()), unpack=False) as source:
+    with open_source(parse_source(archive), Opening(place, Progress()), unpack=False) as source:
         identity = source.identify().to_json()
     manifest = Manifest(
         pack.stat().st_size,

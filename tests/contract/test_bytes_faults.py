@@ -326,7 +326,7 @@ def test_samples_behind_links_to_nothing_are_missed(
     source = root
     if form != "folder":
         source = tmp_path / f"set.{form}"
-        line = ["tar", "-cf", source, "."] if form == "tar" else ["zip", "-qry", source, "."]
+        line = ["tar", "-cf", str(source), "."] if form == "tar" else ["zip", "-qry", str(source), "."]
         if not shutil.which(line[0]):
             pytest.skip("needs zip: apt install zip")
         subprocess.run(line, cwd=root, check=True)

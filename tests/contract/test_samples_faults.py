@@ -292,31 +292,31 @@ TOOLS = [
     row("two labels of one region", files("images/{0..3}.jpg", {"project.json": label_studio({"rectanglelabels": {**RECTANGLE["rectanglelabels"], "rectanglelabels": ["cat", "dog"]}})}), right=[refused("2 labels")]),
     row("CVAT's tags beside boxes", files("images/{0..3}.jpg", {"annotations.xml": CVAT}), right=[noted("4 annotations without a box")]),
     *(row(f"what Label Studio's users draw: {name}", files("images/{0..3}.jpg", {"project.json": label_studio(*drawn)}), right=[right])
-      for name, drawn, right in [
+      for name, drawn, right in list[Any]([
           ("ellipses", [{"ellipselabels": {"x": 50, "y": 50, "radiusX": 10, "radiusY": 20, "ellipselabels": ["cat"]}}], found("train: boxes cat 4")),
           ("points", [RECTANGLE, {"keypointlabels": {"x": 9, "y": 9, "width": 1, "keypointlabels": ["eye"]}}], noted("4 annotations without a box")),
-          ("masks", [{"brushlabels": {"format": "rle", "rle": [1, 2], "brushlabels": ["cat"]}}], refused("'brushlabels', whose box is not stated; expected rectangles and polygons"))]),
+          ("masks", [{"brushlabels": {"format": "rle", "rle": [1, 2], "brushlabels": ["cat"]}}], refused("'brushlabels', whose box is not stated; expected rectangles and polygons"))])),
     row("tasks of Label Studio that nobody has done", files("images/{0..3}.jpg", {"project.json": [{**one, "annotations": one["annotations"][i:]} for i, one in enumerate(label_studio(RECTANGLE))]}), right=[found("train: boxes cat 1", note="3 images without annotations were left out")]),
     *(row(f"what VIA's users draw: {name}", files("{0..3}.jpg", {"via.json": {str(i): {"filename": f"{i}.jpg", "regions": [{"shape_attributes": {"name": "circle", "cx": 20, "cy": 20, "r": 9, **at}, "region_attributes": given(i)}]} for i in range(4)}}), right=[right])
-      for name, at, given, right in [
+      for name, at, given, right in list[Any]([
           ("circles", {}, lambda i: {"kind": "ab"[i % 2]}, found("train: boxes a 2, b 2")), ("nothing is named", {}, lambda i: {}, found("train: boxes object 4")),
           ("ticked boxes", {}, lambda i: {"kind": {"cat": True, "dog": False}}, found("train: boxes cat 4")), ("the class twice", {}, lambda i: {"name": "cat", "kind": "cat"}, found("train: boxes cat 4")),
           ("two words", {}, lambda i: {"name": "cat", "colour": "red"}, refused("expected one word, its class")), ("points", {"r": None}, lambda i: {"kind": "cat"}, refused("have no box")),
-          ("one without a class", {}, lambda i: {"kind": "cat"} if i else {}, refused("a region of '0.jpg' has no class")), ("one with an empty class", {}, lambda i: {"kind": "cat" if i else ""}, refused("a region of '0.jpg' has no class"))]),
+          ("one without a class", {}, lambda i: {"kind": "cat"} if i else {}, refused("a region of '0.jpg' has no class")), ("one with an empty class", {}, lambda i: {"kind": "cat" if i else ""}, refused("a region of '0.jpg' has no class"))])),
     *(row(f"what Supervisely's users draw: {name}", files("d/img/{0..3}.jpg", {"d/ann/{0..3}.jpg.json": {"size": {"height": 48, "width": 64}, "objects": [{"classTitle": "cat", **drawn} for drawn in each]}}), right=[right])
-      for name, each, right in [
+      for name, each, right in list[Any]([
           ("masks", [{"bitmap": {"origin": [1, 2], "data": base64.b64encode(zlib.compress(image(1, size=(7, 5)))).decode()}}], found("train: boxes cat 4")),
           ("an empty mask", [{"bitmap": {"origin": [1, 2], "data": ""}}], refused(r"d/ann/0\.jpg\.json")),
-          ("points", [{"points": {"exterior": [[5, 5]]}}, {"points": {"exterior": [[1, 2], [9, 9]]}}], found("train: boxes cat 4", note="4 annotations without a box"))]),
+          ("points", [{"points": {"exterior": [[5, 5]]}}, {"points": {"exterior": [[1, 2], [9, 9]]}}], found("train: boxes cat 4", note="4 annotations without a box"))])),
     *(row(f"two sets with images of the same names: {name}", files("{a,b}/img/{0..2}.jpg", made), right=[right])
       for name, made, right in [
           ("Supervisely", {f"{one}/ann/{{0..2}}.jpg.json": {"objects": [{"classTitle": one, "points": {"exterior": [[1, 2], [9, 9]]}}]} for one in "ab"}, found("train: boxes a 3, b 3")),
           ("COCO", {"{a,b}/annotations/instances_default.json": coco("{0..2}.jpg")}, found("train: boxes cat 4, dog 2")),
           ("LabelMe", {"{a,b}/json/{0..2}.json": {**LABELME, "imagePath": "0.jpg", "shapes": [{"label": "cat", "points": [[1, 2], [9, 9]]}]}}, found("train: boxes cat 6"))]),
     *(row(f"COCO's annotations: {name}", files("{0..3}.jpg", {"a.json": {**coco("{0..3}.jpg"), "annotations": [{"id": i, "image_id": key(i), "category_id": 1 + i % 2, **given} for i in range(4)]}}), right=[right])
-      for name, key, given, right in [
+      for name, key, given, right in list[Any]([
           ("outlines alone", int, {"segmentation": [[1, 2, 9, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")), ("an empty box beside an outline", int, {"bbox": [], "segmentation": [[1, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")),
-          ("run lengths alone", int, {"segmentation": {"size": [48, 64], "counts": "abc"}}, refused("its bbox is missing; give it one")), ("numbers as texts", str, {"bbox": [1, 2, 9, 9]}, found("train: boxes cat 2, dog 2"))]),
+          ("run lengths alone", int, {"segmentation": {"size": [48, 64], "counts": "abc"}}, refused("its bbox is missing; give it one")), ("numbers as texts", str, {"bbox": [1, 2, 9, 9]}, found("train: boxes cat 2, dog 2"))])),
     row("COCO's categories with numbers as texts", files("{0..11}.jpg", {"a.json": {**coco("{0..11}.jpg"), "annotations": [{"id": i, "image_id": i, "category_id": str(i), "bbox": [1, 2, 9, 9]} for i in range(12)], "categories": [{"id": str(i), "name": f"c{i}"} for i in range(12)]}}),
         right=[found("train: boxes c0 1, c1 1, c2 1, .*, c10 1, c11 1")]),
 ]
