@@ -63,7 +63,7 @@ from colabstage.load.epoch import (
     sampler_order,
 )
 from colabstage.load.partial import FirstEpochOrder, lasting_layout, mixing_of, order_of
-from colabstage.load.plan import LoaderArguments, LoaderOptions, LoaderPlan, Shuffle
+from colabstage.load.plan import LOADER_REMEDIES, LoaderArguments, LoaderOptions, LoaderPlan, Shuffle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,7 +87,7 @@ _LEAST_MIXING = 0.25
 _SEEDS = 2**62
 
 
-@public(LoaderOptions)
+@public(LoaderOptions, remedies=LOADER_REMEDIES)
 def make_loader(
     dataset: dataset_h5 | Subset[Any],
     batch_size: int,

@@ -22,6 +22,14 @@ Strategy = Literal["auto", "device", "memory", "direct"]
 Shuffle = bool | Literal["auto"]
 
 
+# Code that is moved here has these. Mostly there is nothing to choose, and torch's own loader takes our datasets too.
+LOADER_REMEDIES = dict.fromkeys(
+    ("batch_sampler", "collate_fn", "multiprocessing_context", "persistent_workers", "pin_memory", "timeout",
+     "worker_init_fn"),
+    "loader.plan says what is chosen instead; torch.utils.data.DataLoader takes it, with data['train'] as its dataset.",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
     """Say how batches are loaded. Each field is also an argument of `make_loader` and `data.loader`.

@@ -14,7 +14,7 @@ from colabstage.io.environment import logger_of
 from colabstage.io.packages import whole_imports
 from colabstage.io.report import Report, Row, Table, facts
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
-from colabstage.load.plan import ArrayArguments, ArrayOptions, LoaderArguments, LoaderOptions
+from colabstage.load.plan import LOADER_REMEDIES, ArrayArguments, ArrayOptions, LoaderArguments, LoaderOptions
 
 if TYPE_CHECKING:
     import os
@@ -294,7 +294,7 @@ class StagedDataset:
         """Return whether there is a split of that name."""
         return split in self.splits
 
-    @public(LoaderOptions)
+    @public(LoaderOptions, remedies=LOADER_REMEDIES)
     def loader(
         self, split: str, batch_size: int, *, options: LoaderOptions | None = None, **arguments: Unpack[LoaderArguments]
     ) -> Loader:
