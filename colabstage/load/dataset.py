@@ -113,7 +113,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         check_argument("split", split, "text")
         for name, called in (("transform", transform), ("target_transform", target_transform)):
             if called is not None:
-                check_argument(name, called, "function", remedy="A split is given by name: split=…")
+                check_argument(name, called, "function", remedy=f"A split is given by name: split={called!r}.")
         if x is None and y is not None:
             msg = f"y={y!r} without x; expected both names, such as dataset_h5(path, x='images', y='labels')."
             raise OptionError(msg)

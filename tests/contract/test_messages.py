@@ -402,6 +402,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "HDF5 that leads out of its folder": lambda w: dataset_h5(
         w.h5(X_train=h5py.ExternalLink(str(w / "photos.h5"), "X_train"))
     ),
+    "a split by position": lambda w: dataset_h5(w / "photos.h5", "test"),  # type: ignore[arg-type]
     "a name that an HDF5 file lacks": lambda w: dataset_h5(w.h5(images=np.zeros((3, 2))), x="pictures"),
     "a split that is not there": lambda w: w.open(split="test"),
     "a split of a staged dataset": lambda w: w.stage("photos")["validation"],
