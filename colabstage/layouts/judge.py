@@ -120,7 +120,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
     if why:
         decline = near if why == others and are_few else refuse
         return decline(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
-    return found.noting(*(_notes_on_folders(table) if by_folders else _notes_on_labels(table)))
+    return found.noting(*(_notes_on_folders(source, table) if by_folders else _notes_on_labels(table)))
 
 
 # --- what must be true of any table -----------------------------------------------------------------------------------
@@ -513,17 +513,21 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
         yield f"{counted(int(flat.sum()), 'boxes', 'are', which=where)} kept as written."
 
 
-def _notes_on_folders(table: SampleTable) -> Iterator[str]:
+def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
     """Say what else folders of classes may mean."""
     stem, are_counted = _shared_stem(table)
     if are_counted and table.layout == "image_folder":
         way = f"layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from colabstage.options"
         yield f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …); for parts {way}."
-    odd = list(filter(words.is_aside, table.classes))
-    if odd and isinstance(table.inputs.source, TreeFiles):
-        rest = (whole_path(name, files_of(table).folders[0]) for name in table.classes if name not in odd)
-        without = only_line(table.inputs.source.tree, *rest)
-        yield f"{listed(odd)} {'counts as a class' if len(odd) == 1 else 'count as classes'}; for the others {without}."
+    kept = {name for name in table.classes if not words.is_aside(name)}
+    # Beside a single one it is the other class: raw and ripe, original and forged.
+    if 1 < len(kept) < len(table.classes):
+        odd = [name for name in table.classes if name not in kept]
+        paths = [folder.split("/") for folder in files_of(table).folders[0]]
+        # In each split.
+        rest = {"/".join(path[: path.index(name) + 1]) for path in paths for name in kept.intersection(path)}
+        only = only_line(source.tree, *sorted(rest))
+        yield f"{listed(odd)} {'counts as a class' if len(odd) == 1 else 'count as classes'}; for the others {only}."
 
 
 # --- files that are left over -----------------------------------------------------------------------------------------

@@ -183,9 +183,11 @@ def is_class_names(name: str) -> bool:
 
 def _candidates(stored: Mapping[str, StoredArray]) -> list[str]:
     """Return the arrays that may be inputs or targets. Words are inputs only where there are no others: names of
-    features, or of files. One without axes is mostly a pickled dict."""
+    features, or of files. So are structs and dicts, unless their own names say more."""
     held = {name: one for name, one in stored.items() if one.shape or one.trouble}
-    names = [name for name in held if not is_class_names(name) and not _is_split_field(name)]
+    every = [name for name in held if not is_class_names(name) and not _is_split_field(name)]
+    facts = {name for name in every if held[name].trouble and not _split_and_role(posixpath.basename(name))[1]}
+    names = [name for name in every if name not in facts] or every
     inputs = [name for name in names if _split_and_role(name)[1] == "x"]
     texts = {name for name in inputs if held[name].is_text and not held[name].trouble}
     return [name for name in names if name not in texts] if len(texts) < len(inputs) else names
