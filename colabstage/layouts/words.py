@@ -77,9 +77,9 @@ _OF_LABELS = frozenset({
 # In a folder's name they say nothing of its content.
 OF_FOLDERS = frozenset({"dir", "folder"})
 OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
-_NEVER_CLASSES = _ROLES | {"ann", "anno", "seg", "rgb"}
+_NEVER_CLASSES = _ROLES | {"anno", "seg", "rgb"}
 _OF_TARGETS = (
-    (_NEVER_CLASSES | {"change", "target", "out", "semantic", "instance"})
+    (_NEVER_CLASSES | {"ann", "change", "target", "out", "semantic", "instance"})
     - _OF_IMAGES
     - {"rgb", "jpeg", "png", "jpg", "leftimg8bit"}
 )

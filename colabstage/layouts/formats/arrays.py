@@ -883,6 +883,10 @@ def pixels_state(source: Source) -> Found:
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels] or found
+    first = labelled[0]
+    if (other := next((one for one in labelled if one.shape != first.shape), None)) is not None:
+        what = f"its images have the shape {other.shape}, and those of '{first.name}' {first.shape}"
+        raise broken(other.name, what, f"one for all, such as {only_line(source.tree, first.name)}")
     splits = [split for one in labelled for split in one.splits or [split_of_shard(one.name)] * len(one.images)]
     is_stated = any(one.splits for one in labelled)
     left = [one.name for one in found if one not in labelled]
@@ -928,7 +932,7 @@ def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
             what = f"'{names[number + 1]}' follows '{names[number]}'"
             raise broken(table, what, "the columns of all pixels, in their order")
     label = next((names.index(name) for name in _LABELS if name in names), None)
-    usage = names.index("usage") if "usage" in names else None
+    usage = next((names.index(name) for name in ("usage", *words.SPLIT_COLUMNS) if name in names), None)
     others = (name for number, name in enumerate(names) if number not in (*numbers, label, usage))
     return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, label, usage, tuple(others))
 
