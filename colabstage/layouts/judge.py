@@ -261,10 +261,11 @@ def _documents(source: Source, table: SampleTable) -> str:
 def _several_sets(source: Source, found: Evidence) -> str:
     """Find shards, or texts, of several sets in one split: languages, sizes, versions. They are in folders of different
     words or versions (1.0.0, 2.0.0), or called after a split and different words (full-train, small-train)."""
-    layout, split_of = found.table.layout, {name: split_of_shard(name) for name in sorted(found.used)}
+    layout = found.table.layout
     # Everything in a list of sources is meant to be used.
     if layout not in (*_OF_SHARDS, TOKENS) or len(source.tree.parts()) > 1:
         return ""
+    split_of = {name: split_of_shard(name) for name in sorted(found.used)}
     sets = defaultdict[tuple[str, ...], list[str]](list)
     for name, split in split_of.items():
         folder, base = posixpath.split(name)
@@ -629,7 +630,10 @@ def _not_here(source: Source, beside: str) -> Iterator[str]:
     how = "Unpack the archive with tar or unzip, and give that folder."
     if source.tree.kind == "folder":
         how = f"Fetch what they lead to (git annex get), or remove them: find {quote(source.label)} -xtype l -delete."
-    yield _left_over_message(_lost(source), beside, "may have led to more of them, which are not here", how, "links")
+    harmless = words.HARMLESS.difference(words.IMAGES, ("",))
+    lost = [name for name in source.tree.dangling if extension_of(name) not in harmless and not words.is_note(name)]
+    lost = [name for name in lost if not any(map(words.is_foreign, name.split("/")))]
+    yield _left_over_message(lost, beside, "may have led to more of them, which are not here", how, "links")
 
 
 def _of_other_kinds(source: Source, found: Evidence) -> tuple[str, bool]:
@@ -667,13 +671,6 @@ def _without_ending(source: Source) -> Sequence[str]:
     alike = dict(zip(images.sizes.tolist(), images, strict=True)) if looked_at and are_images else {}
     are_linked = all(one.size in alike and source.read(alike[one.size]) == source.read(one) for one in looked_at)
     return files.names if are_images and not are_linked else ()
-
-
-def _lost(source: Source) -> list[str]:
-    """Return the links to nothing that may have led to samples, labels or folders of these."""
-    harmless = words.HARMLESS.difference(words.IMAGES, ("",))
-    names = [name for name in source.tree.dangling if extension_of(name) not in harmless and not words.is_note(name)]
-    return [name for name in names if not any(map(words.is_foreign, name.split("/")))]
 
 
 def _masks_left_over(source: Source, found: Evidence) -> list[str]:
