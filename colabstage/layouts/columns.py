@@ -54,7 +54,7 @@ def show(value: object) -> str:
         # Its end says what was expected.
         text, most = " ".join(said_by(value).split()), _REASON_SHOWN
     else:
-        text, most = value if isinstance(value, str) else show_content(value, _CELL_SHOWN), _CELL_SHOWN
+        text, most = str(value) if isinstance(value, str) else show_content(value, _CELL_SHOWN), _CELL_SHOWN
     return text if len(text) <= most else f"{text[:most]}…"
 
 

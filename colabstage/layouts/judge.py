@@ -120,7 +120,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
     if why:
         decline = near if why == others and are_few else refuse
         return decline(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
-    return found.noting(*(_notes_on_folders(table) if by_folders else _notes_on_labels(table)))
+    return found.noting(*(_notes_on_folders(source, table) if by_folders else _notes_on_labels(table)))
 
 
 # --- what must be true of any table -----------------------------------------------------------------------------------
@@ -261,10 +261,11 @@ def _documents(source: Source, table: SampleTable) -> str:
 def _several_sets(source: Source, found: Evidence) -> str:
     """Find shards, or texts, of several sets in one split: languages, sizes, versions. They are in folders of different
     words or versions (1.0.0, 2.0.0), or called after a split and different words (full-train, small-train)."""
-    layout, split_of = found.table.layout, {name: split_of_shard(name) for name in sorted(found.used)}
+    layout = found.table.layout
     # Everything in a list of sources is meant to be used.
     if layout not in (*_OF_SHARDS, TOKENS) or len(source.tree.parts()) > 1:
         return ""
+    split_of = {name: split_of_shard(name) for name in sorted(found.used)}
     sets = defaultdict[tuple[str, ...], list[str]](list)
     for name, split in split_of.items():
         folder, base = posixpath.split(name)
@@ -513,17 +514,21 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
         yield f"{counted(int(flat.sum()), 'boxes', 'are', which=where)} kept as written."
 
 
-def _notes_on_folders(table: SampleTable) -> Iterator[str]:
+def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
     """Say what else folders of classes may mean."""
     stem, are_counted = _shared_stem(table)
     if are_counted and table.layout == "image_folder":
         way = f"layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from colabstage.options"
         yield f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …); for parts {way}."
-    odd = list(filter(words.is_aside, table.classes))
-    if odd and isinstance(table.inputs.source, TreeFiles):
-        rest = (whole_path(name, files_of(table).folders[0]) for name in table.classes if name not in odd)
-        without = only_line(table.inputs.source.tree, *rest)
-        yield f"{listed(odd)} {'counts as a class' if len(odd) == 1 else 'count as classes'}; for the others {without}."
+    kept = {name for name in table.classes if not words.is_aside(name)}
+    # Beside a single one it is the other class: raw and ripe, original and forged.
+    if 1 < len(kept) < len(table.classes):
+        odd = [name for name in table.classes if name not in kept]
+        paths = [folder.split("/") for folder in files_of(table).folders[0]]
+        # In each split.
+        rest = {"/".join(path[: path.index(name) + 1]) for path in paths for name in kept.intersection(path)}
+        only = only_line(source.tree, *sorted(rest))
+        yield f"{listed(odd)} {'counts as a class' if len(odd) == 1 else 'count as classes'}; for the others {only}."
 
 
 # --- files that are left over -----------------------------------------------------------------------------------------
@@ -625,7 +630,10 @@ def _not_here(source: Source, beside: str) -> Iterator[str]:
     how = "Unpack the archive with tar or unzip, and give that folder."
     if source.tree.kind == "folder":
         how = f"Fetch what they lead to (git annex get), or remove them: find {quote(source.label)} -xtype l -delete."
-    yield _left_over_message(_lost(source), beside, "may have led to more of them, which are not here", how, "links")
+    harmless = words.HARMLESS.difference(words.IMAGES, ("",))
+    lost = [name for name in source.tree.dangling if extension_of(name) not in harmless and not words.is_note(name)]
+    lost = [name for name in lost if not any(map(words.is_foreign, name.split("/")))]
+    yield _left_over_message(lost, beside, "may have led to more of them, which are not here", how, "links")
 
 
 def _of_other_kinds(source: Source, found: Evidence) -> tuple[str, bool]:
@@ -663,13 +671,6 @@ def _without_ending(source: Source) -> Sequence[str]:
     alike = dict(zip(images.sizes.tolist(), images, strict=True)) if looked_at and are_images else {}
     are_linked = all(one.size in alike and source.read(alike[one.size]) == source.read(one) for one in looked_at)
     return files.names if are_images and not are_linked else ()
-
-
-def _lost(source: Source) -> list[str]:
-    """Return the links to nothing that may have led to samples, labels or folders of these."""
-    harmless = words.HARMLESS.difference(words.IMAGES, ("",))
-    names = [name for name in source.tree.dangling if extension_of(name) not in harmless and not words.is_note(name)]
-    return [name for name in names if not any(map(words.is_foreign, name.split("/")))]
 
 
 def _masks_left_over(source: Source, found: Evidence) -> list[str]:

@@ -113,11 +113,11 @@ def records_state(
     splits = [*map(split_of_shard, shards)]
     # A misspelt one, or eval, is meant as a split beside files that are not called so, unless each record has its own.
     meant = splits if any(splits) else [*map(words.is_almost_split, shards)]
-    odd = next((name for name, split in zip(shards, meant, strict=True) if not split), None)
-    if odd is not None and any(meant) and not stated:
-        other = next(name for name, split in zip(shards, meant, strict=True) if split)
-        what = f"'{other}' is called after a split and it is not, so nothing says which its samples are of"
-        raise broken(odd, what, f"a split in the name of each, or some of them alone, only={other!r}")
+    called = [*itertools.compress(shards, meant)]
+    if 0 < len(called) < len(shards) and not stated:
+        what = f"'{called[0]}' is called after a split and it is not, so nothing says which its samples are of"
+        odd = next(name for name in shards if name not in called)
+        raise broken(odd, what, f"a split in the name of each, or some of them alone, only={called[0]!r}")
     of_records = tuple([splits[number] for number in shard_of.tolist()]) if all(splits) else ()
     for number, one in enumerate(stated if of_records else ()):
         if not same_split(one, of_records[number]):

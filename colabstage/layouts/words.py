@@ -7,6 +7,7 @@ import functools
 import posixpath
 import re
 import unicodedata
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -76,9 +77,9 @@ _OF_LABELS = frozenset({
 # In a folder's name they say nothing of its content.
 OF_FOLDERS = frozenset({"dir", "folder"})
 OF_SPLITS = frozenset({"split", "splits", "partition", "partitions", "fold", "folds"})
-_NEVER_CLASSES = _ROLES | {"ann", "anno", "seg", "rgb"}
+_NEVER_CLASSES = _ROLES | {"anno", "seg", "rgb"}
 _OF_TARGETS = (
-    (_NEVER_CLASSES | {"change", "target", "out", "semantic", "instance"})
+    (_NEVER_CLASSES | {"ann", "change", "target", "out", "semantic", "instance"})
     - _OF_IMAGES
     - {"rgb", "jpeg", "png", "jpg", "leftimg8bit"}
 )
@@ -222,9 +223,11 @@ def is_split(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def misspelt_split(name: str) -> str:
-    """Return the split that a misspelt name may mean: vaild, trian; "" for none."""
+    """Return the split that a misspelt name may mean: vaild, trian, eval; "" for none, as for brain."""
     close = [] if split_name(name).split else difflib.get_close_matches(name.lower(), SPLITS, 1, 0.8)
-    return SPLITS[close[0]] if close else ""
+    own = Counter(name.lower())
+    # Letters are swapped, missing or too many; with another one it is another word.
+    return next((SPLITS[one] for one in close if own <= Counter(one) or own >= Counter(one)), "")
 
 
 def is_almost_split(name: str) -> bool:

@@ -641,7 +641,8 @@ PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
     *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
     row("folders in other formats", files("cat/{0..2}.jpg dog/{0..2}.jpeg") | {f"owl/{i}.jfif": image(i, form="JPEG") for i in range(3)}, right=[found("train: cat 3, dog 3, owl 3")]),
-    row("a folder of a word beside those of classes", files("{cat,dog,raw_fish,猫}/{0..2}.jpg"), right=[lambda packed: not noted("counts as a class")(packed)]),
+    *(row(f"folders of {name}, which are classes", files(f"{{{name}}}/p{{0..2}}.jpg"), right=[lambda packed: packed.found and not noted("counts as a class")(packed)]) for name in ("cat,dog,raw_fish,猫", "raw,ripe", "forged,original", "ann,bob,carl")),
+    row("a folder thumbnails beside those of classes, in splits", files("train/{cat,dog}/{0..2}.jpg val/{cat,dog}/{3..5}.jpg {train,val}/thumbnails/a{0..3}.jpg"), right=[noted("only=.'train/cat', 'train/dog', 'val/cat', 'val/dog'.")]),
     row("a label in each folder", files(PATIENTS, {f"p{i}/label.txt": str(i % 2) for i in (1, 2, 3)}), right=[refused("label"), found("train: 0 2, 1 4")]),
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
@@ -980,6 +981,7 @@ SHARDS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed], boo
     ("of two versions, in splits", {f"{one}/x-00000-of-00001.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("train", "test"))}, {}, found("train: 0 2, 1 2; test: 0 2, 1 2")),
     ("with hashes", {f"train-0000{n}-of-00002-{one}.tar": shard("jpg", "cls", first=4 * n) for n, one in enumerate(("b42a775f", "1e1ed845"))}, {}, found("train: 0 4, 1 4")),
     ("beside eval", {f"{one}_00.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("shard", "eval"))}, {}, refused("'eval_00.tar' is called after a split")),
+    ("of a word that is almost a split", {f"{one}_00.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("lung", "brain"))}, {}, found("train: 0 4, 1 4")),
     ("beside splits", {f"{one}.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate("ab")}, {"splits.json": {"train": ["a.tar"], "val": ["b.tar"]}}, refused("'splits.json'.*README")),
     ("packed, in a README", {f"{one}.tar.gz": gzip.compress(shard("jpg", "cls", first=4 * first)) for first, one in enumerate("ab")}, {"README.md": card("train a.tar.gz", "test b.tar.gz")}, found("train: 0 2, 1 2; test: 0 2, 1 2")),
     ("of a test without labels", {"train.tar": shard("jpg", "cls"), "test.tar": tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("json", b'{"id": 1}'))})}, {}, noted("4 records of 'test'")),
@@ -995,10 +997,14 @@ IN_SHARDS = [
     *(row(f"shards {name}", {**made, **files("", texts)}, right=[right]) for name, made, texts, right in SHARDS),
     *(row(f"a table of pixels with {name}", files("", {"train.csv": f"{header},pixels\n" + "".join(f"{i},1,{' '.join('3' * 16)}\n" for i in range(4))}), right=[right])
       for name, header, right in [("columns of its own", "age,gender", refused("'age' and 1 more field")), ("a label among others", "id,label", noted("'id'"))]),
+    row("tables of pixels of two sizes", files("", {f"hmnist_{side}.csv": f"label,pixels\n0,{' '.join('3' * side * side)}\n" for side in (4, 5)}), right=[refused("only='hmnist_4.csv'")]),
+    row("a table of pixels with a column of splits", files("", {"all.csv": "label,split,pixels\n" + "".join(f"{i % 2},{'train' if i < 4 else 'test'},{' '.join('3' * 16)}\n" for i in range(8))}), right=[found("train: 0 2, 1 2; test: 0 2, 1 2")]),
     *(row(f"arrays: {name}", files("", made), right=[right])
       for name, made, right in [
           ("labels alone", {"labels.npy": npy(np.array(Y))}, refused(r"no inputs.*array_rows\(x='labels.npy'\)")), ("a pickled dict", {"data.npy": npy(np.array({"x": 1}, object))}, refused("'data.npy' cannot be used")),
-          ("names of features", {"data.npy": X, "target.npy": npy(np.array(Y)), "feature_names.npy": npy(np.array(["a", "b"]))}, found("train: 0 4, 1 4", note="'feature_names.npy'"))]),
+          ("names of features", {"data.npy": X, "target.npy": npy(np.array(Y)), "feature_names.npy": npy(np.array(["a", "b"]))}, found("train: 0 4, 1 4", note="'feature_names.npy'")),
+          ("a dict of facts", {"data.npz": npz(x=np.zeros((8, 4), np.uint8), y=np.array(Y), meta=np.array({"by": "me"}))}, found("train: 0 4, 1 4", note="'data.npz/meta'")),
+          ("a dict as targets", {"data.npz": npz(x=np.zeros((8, 4)), y=np.array({"by": "me"}))}, refused("'data.npz/y' cannot be used"))]),
 ]
 
 NO_LANGUAGE: dict[str, dict[str, Any]] = {

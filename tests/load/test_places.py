@@ -162,6 +162,7 @@ def test_places_are_those_of_a_model(numbered: Path, arguments: Arguments, steps
 
 @given(arguments=ARGUMENTS, drop_last=st.booleans(), world_size=st.integers(1, 4), epoch=st.integers(0, 2))
 @HALF
+@pytest.mark.filterwarnings("ignore:This rank has:UserWarning")
 def test_ranks_visit_what_the_model_says(
     numbered: Path, arguments: Arguments, drop_last: bool, world_size: int, epoch: int
 ) -> None:

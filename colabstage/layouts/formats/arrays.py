@@ -183,9 +183,11 @@ def is_class_names(name: str) -> bool:
 
 def _candidates(stored: Mapping[str, StoredArray]) -> list[str]:
     """Return the arrays that may be inputs or targets. Words are inputs only where there are no others: names of
-    features, or of files. One without axes is mostly a pickled dict."""
+    features, or of files. So are structs and dicts, unless their own names say more."""
     held = {name: one for name, one in stored.items() if one.shape or one.trouble}
-    names = [name for name in held if not is_class_names(name) and not _is_split_field(name)]
+    every = [name for name in held if not is_class_names(name) and not _is_split_field(name)]
+    facts = {name for name in every if held[name].trouble and not _split_and_role(posixpath.basename(name))[1]}
+    names = [name for name in every if name not in facts] or every
     inputs = [name for name in names if _split_and_role(name)[1] == "x"]
     texts = {name for name in inputs if held[name].is_text and not held[name].trouble}
     return [name for name in names if name not in texts] if len(texts) < len(inputs) else names
@@ -302,10 +304,12 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     rest = [name for name in rest if name != groups]
     which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
     lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
+    batches = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
+    there = sorted({*map(posixpath.basename, batches.names)})
     notes = [
         f"Inputs are the rows of {listed(used)}{which}.",
         *left_out_notes(*lost),
-        *_missing_batches(source),
+        *([f"Only {listed(there)} of CIFAR's {_BATCHES} files to train on."] if 0 < len(there) < _BATCHES else []),
         *(
             f"{one.unwritten} of '{one.name}' were never written, and are read as 0."
             for array in (*xs, *ys)
@@ -771,14 +775,6 @@ def _stl_array(source: Source, entry: FileEntry) -> StoredArray:
     return StoredArray(name, shape, _PIXEL, lambda: rows, lambda: np.stack([*map(rows.read, range(count))]))
 
 
-def _missing_batches(source: Source) -> list[str]:
-    """Return a note if only some of CIFAR's files to train on are there."""
-    named = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
-    found = {posixpath.basename(name) for name in named.names}
-    note = f"Only {listed(sorted(found))} of CIFAR's {_BATCHES} files to train on."
-    return [note] if 0 < len(found) < _BATCHES else []
-
-
 class _Unpickler(pickle.Unpickler):
     """An unpickler that creates arrays, and calls nothing else."""
 
@@ -884,8 +880,11 @@ def pixels_state(source: Source) -> Found:
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels] or found
+    first = labelled[0]
+    if (other := next((one for one in labelled if one.columns.shape != first.columns.shape), None)) is not None:
+        what = f"its images have the shape {other.columns.shape}, and those of '{first.name}' {first.columns.shape}"
+        raise broken(other.name, what, f"one for all, such as {only_line(source.tree, first.name)}")
     splits = [split for one in labelled for split in one.splits or [split_of_shard(one.name)] * len(one.images)]
-    is_stated = any(one.splits for one in labelled)
     left = [one.name for one in found if one not in labelled]
     made = records_state(
         PIXELS,
@@ -895,7 +894,7 @@ def pixels_state(source: Source) -> Found:
         shards=[one.name for one in labelled],
         shard_of=np.repeat(np.arange(len(labelled)), [len(one.images) for one in labelled]),
         fields={name: list[Any]() for one in labelled for name in one.columns.others}
-        | ({"split": splits} if is_stated else {}),
+        | ({"split": splits} if any(one.splits for one in labelled) else {}),
         notes=[f"Tables without classes were left out: {', '.join(left)}."] if left else [],
     )
     return replace(made, used=frozenset(one.name for one in of_pixels))
@@ -929,7 +928,7 @@ def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
             what = f"'{names[number + 1]}' follows '{names[number]}'"
             raise broken(table, what, "the columns of all pixels, in their order")
     label = next((names.index(name) for name in _LABELS if name in names), None)
-    usage = names.index("usage") if "usage" in names else None
+    usage = next((names.index(name) for name in ("usage", *words.SPLIT_COLUMNS) if name in names), None)
     others = (name for number, name in enumerate(names) if number not in (*numbers, label, usage))
     return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, label, usage, tuple(others))
 
@@ -975,13 +974,12 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
             labels.append(int(cell))
         if columns.usage is not None:
             usage = _cell(line, columns.usage).decode("utf-8", "replace")
-            splits.append(_USAGE.get(usage.lower()) or words.split_name(usage).split)
-            if not splits[-1]:
-                raise broken(entry.name, f"it has the usage {show(usage)!r}, which is not a known split", line=number)
+            splits.append(_USAGE.get(usage.lower(), usage))
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), lambda: source)
     lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
-    return _Table(entry.name, columns, map_samples(lines, partial(_pixels_of, columns)), labels, splits)
+    images = map_samples(lines, partial(_pixels_of, columns))
+    return _Table(entry.name, columns, images, labels, splits)
 
 
 def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:
