@@ -402,7 +402,12 @@ class Place(ABC):
             now = self._vouch(name, new.manifest, self.send(new, there, content), None)
         except BaseException:
             now = self._now(name)
-            if not self._adopt(new, now):
+            try:
+                adopted = self._adopt(new, now)
+            # Another one has come meanwhile.
+            except TargetExistsError:
+                now, adopted = self._now(name), False
+            if not adopted:
                 # Nothing under this name is of this run, so its note must not speak for it.
                 self._withdraw(note, now.notes.get(UNFINISHED_SUFFIX), content)
                 raise
