@@ -379,8 +379,8 @@ class TableSearch:
         kept, may_leave = [most], len(found) == 1
         # Parts of a table are beside each other, called alike up to numbers, and name other files each.
         parts = {(posixpath.dirname(one.name), *words.letters_of(one.name), *sorted(one.table.header)) for one in found}
-        files = [number for one in found for number in one.files]
-        if len(parts) == 1 and len({*files}) == len(files):
+        files = set[int]().union(*(one.files for one in found))
+        if len(parts) == 1 and len(files) == sum(len(one.files) for one in found):
             return found
         # One table for each split, one of them for training: the usual form of competitions. Another table about the
         # same files may have better labels; only tables about other files can be left out.

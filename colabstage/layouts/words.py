@@ -7,7 +7,6 @@ import functools
 import posixpath
 import re
 import unicodedata
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -223,11 +222,9 @@ def is_split(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def misspelt_split(name: str) -> str:
-    """Return the split that a misspelt name may mean: vaild, trian, eval; "" for none, as for brain."""
+    """Return the split that a misspelt name may mean: vaild, trian; "" for none."""
     close = [] if split_name(name).split else difflib.get_close_matches(name.lower(), SPLITS, 1, 0.8)
-    own = Counter(name.lower())
-    # Letters are swapped, missing or too many; with another one it is another word.
-    return next((SPLITS[one] for one in close if own <= Counter(one) or own >= Counter(one)), "")
+    return SPLITS[close[0]] if close else ""
 
 
 def is_almost_split(name: str) -> bool:
