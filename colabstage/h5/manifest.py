@@ -430,7 +430,7 @@ def check_replaceable_pack(file: Path) -> None:
 def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None) -> None:
     """Move a finished pack from a workspace into place, after its manifest: what is at `out` always has its own, so
     nobody reads it as another one. An earlier pack makes room first, and has its name and manifest again if that fails;
-    a kill leaves the new one in its workspace.
+    a kill leaves the new one in its workspace. No step needs space.
 
     `replaces`: whether an existing file may be replaced, as `is_replaceable_pack` says; `None` if none may.
     """
@@ -441,21 +441,15 @@ def place_pack(file: Path, out: Path, *, replaces: Callable[[Path], bool] | None
             "give overwrite=True to replace it."
         )
         raise TargetExistsError(msg)
-    beside, before = manifest_path(out), file.with_name(f"{file.name}.before")
-    # All that takes room comes before the first change.
-    earlier = beside.read_bytes() if beside.exists() else None
-    if earlier is not None:
-        before.write_bytes(earlier)
-        workspace.sync_file(before)
-    may_replace = replaces or (lambda _: False)
-    with workspace.making_room(out, replaces=may_replace):
-        workspace.put_file(manifest_path(file), beside, replaces=is_manifest)
+    beside, may_replace = manifest_path(out), replaces or (lambda _: False)
+    with workspace.making_room(out, replaces=may_replace), workspace.making_room(beside, replaces=is_manifest):
         try:
+            workspace.put_file(manifest_path(file), beside, replaces=is_manifest)
             workspace.put_file(file, out, replaces=may_replace)
         except BaseException:
-            remove_manifest(out)
-            if earlier is not None:
-                workspace.put_file(before, beside, replaces=is_manifest)
+            # A mount may move the pack and answer by an error; then its manifest belongs there.
+            if file.exists():
+                remove_manifest(out)
             raise
     for path in (out, beside):
         workspace.sweep_orphans(out.parent, name=path.name)

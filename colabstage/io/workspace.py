@@ -524,9 +524,9 @@ def making_room(path: Path, *, replaces: Callable[[Path], bool]) -> Iterator[Non
     succeeds; after an error it has its name again, unless something else took that. `replaces`: as for `put_file`."""
     _check_free(path, replaces)
     aside = owned_name(path, OLD)
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(aside)
     try:
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(aside)
         yield
     except BaseException:
         with contextlib.suppress(OSError):

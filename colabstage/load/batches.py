@@ -208,10 +208,16 @@ def _scaled(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def stacked_arrays(name: str, results: list[Any], dtype: DTypeLike | None = None) -> Any:
-    """Stack what a transform returned for each sample into arrays, as `collate_results`; lists are vectors. `dtype`: as
-    `scale_to`."""
-    made = collate_results(name, [np.asarray(one) if isinstance(one, list) else one for one in results])
+    """Stack what a transform returned for each sample into arrays, as `collate_results`; lists are vectors, and what
+    numpy reads as an array counts as one. `dtype`: as `scale_to`."""
+    made = collate_results(name, [_plain(one) if isinstance(one, list) else map_leaves(one, _plain) for one in results])
     return _arrays(made if dtype is None else scale_to(made, torch_dtype(dtype) or torch.float32))
+
+
+def _plain(one: Any) -> Any:
+    # torch takes no steps backwards, no foreign byte order, no images of PIL and no tensors of TensorFlow; a stack of
+    # one is a copy without all these.
+    return one if isinstance(one, torch.Tensor | str | bytes) else np.stack([np.asarray(one)])[0]
 
 
 def _arrays(made: Any) -> Any:

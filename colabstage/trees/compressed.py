@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 # How much of the compressed file is read at once; small, to follow closely a file that is still being copied here.
 _READ_BYTES = 1 << 20
-# How much of that a decompressor gets at once: where its stream ends, it copies the rest.
+# What a decompressor gets and returns at once: at a stream's end it copies the rest, and more would be new memory.
 _FED_BYTES = 1 << 17
 _PIECE_BYTES = 4 << 20
 # Enough for `zstd --long=30`; only bombs need more.
@@ -66,7 +66,7 @@ def open_stream(
     packed = io.BufferedReader(SourceFile(source, cancellation), read_bytes)
     streams = _Streams(packed, new, min(read_bytes, _FED_BYTES))
     # The caller raises inside the `with` block too, and those errors must pass.
-    with packed, io.BufferedReader(streams, _READ_BYTES) as stream:
+    with packed, io.BufferedReader(streams, _FED_BYTES) as stream:
         try:
             yield stream
         except ColabstageError:
@@ -129,7 +129,7 @@ class _Streams(io.RawIOBase):
                 self._stream = self._new()
             elif self._stream.needs_input and not (data := self._packed.read(self._fed_bytes)):
                 raise EOFError
-            unpacked = self._stream.decompress(data, len(buffer))
+            unpacked = self._stream.decompress(data, min(len(buffer), _FED_BYTES))
             if unpacked:
                 self.end = 0
                 buffer[: len(unpacked)] = unpacked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -133,6 +134,27 @@ def test_what_was_at_the_target_is_there_until_the_new_pack_is(
     assert out.read_bytes() == before
     assert pack_dataset(many, out, seed=1, overwrite=True, progress=False).resumed > 0
     check(out, many, leftovers, seed=1)
+
+
+def test_a_rename_that_fails_after_it_moved_the_pack_leaves_its_own_manifest(
+    many: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mount answers that loses its connection."""
+    pack_dataset(many, out, progress=False)
+    replace = Path.replace
+
+    def lost(path: Path, to: Path) -> Path:
+        moved = replace(path, to)
+        if moved == out:
+            raise OSError(errno.EIO, "lost")
+        return moved
+
+    monkeypatch.setattr(Path, "replace", lost)
+    with pytest.raises(OSError, match="lost"):
+        pack_dataset(many, out, seed=1, overwrite=True, progress=False)
+    manifest = read_manifest(out)
+    assert manifest is not None
+    assert is_whole(out, manifest)
 
 
 def test_a_killed_append_leaves_what_was_there(
