@@ -496,8 +496,14 @@ class FolderPlace(Place):
         note = path.with_suffix(UNFINISHED_SUFFIX)
         if self.read(note.name) != content:
             self.write(note.name, content, create=False)
-        with contextlib.suppress(FileNotFoundError):
-            move_vouched(note, path)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                move_vouched(note, path)
+        except TargetExistsError:
+            # It would speak for what another run has put there.
+            if (entry := self._entry(note.name)) is not None:
+                self._withdraw(note.name, Note(entry, self.read(note.name)), content)
+            raise
 
     def remove(self, name: str, entry: StoredFile) -> None:
         now = self._entry(name)

@@ -641,7 +641,7 @@ PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
     *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
     row("folders in other formats", files("cat/{0..2}.jpg dog/{0..2}.jpeg") | {f"owl/{i}.jfif": image(i, form="JPEG") for i in range(3)}, right=[found("train: cat 3, dog 3, owl 3")]),
-    *(row(f"folders of {name}, which are classes", files(f"{{{name}}}/p{{0..2}}.jpg"), right=[lambda packed: packed.found and not noted("counts as a class")(packed)]) for name in ("cat,dog,raw_fish,猫", "raw,ripe", "forged,original", "ann,bob,carl")),
+    *(row(f"folders of {name}, which are classes", files(f"{{{name}}}/p{{0..2}}.jpg"), right=[lambda packed: bool(packed.found) and not noted("counts as a class")(packed)]) for name in ("cat,dog,raw_fish,猫", "raw,ripe", "forged,original", "ann,bob,carl")),
     row("a folder thumbnails beside those of classes, in splits", files("train/{cat,dog}/{0..2}.jpg val/{cat,dog}/{3..5}.jpg {train,val}/thumbnails/a{0..3}.jpg"), right=[noted("only=.'train/cat', 'train/dog', 'val/cat', 'val/dog'.")]),
     row("a label in each folder", files(PATIENTS, {f"p{i}/label.txt": str(i % 2) for i in (1, 2, 3)}), right=[refused("label"), found("train: 0 2, 1 4")]),
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),

@@ -101,7 +101,11 @@ def test_transforms_of_the_dataset_are_called(make_file: Callable[..., Any]) -> 
     np.testing.assert_array_equal(x, sample.x[5:10, :2].astype(np.float32))
     np.testing.assert_array_equal(y, sample.y[5:10] * 2.5)
     assert threads == {threading.current_thread()}
-    for array in (np.fliplr, lambda x: np.fliplr(x).astype(">i4"), lambda x: Image.fromarray(x).transpose(0)):
+    for array in (
+        np.fliplr,
+        lambda x: np.fliplr(x).astype(">i4"),
+        lambda x: Image.fromarray(x).transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    ):
         (x, _), *_ = to_numpy(dataset_h5(sample.path, array), 5, shuffle=False)
         np.testing.assert_array_equal(x, sample.x[:5, :, ::-1])
     for odd in (
