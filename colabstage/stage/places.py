@@ -402,12 +402,7 @@ class Place(ABC):
             now = self._vouch(name, new.manifest, self.send(new, there, content), None)
         except BaseException:
             now = self._now(name)
-            try:
-                adopted = self._adopt(new, now)
-            # Another one has come meanwhile.
-            except TargetExistsError:
-                now, adopted = self._now(name), False
-            if not adopted:
+            if not self._adopt(new, now):
                 # Nothing under this name is of this run, so its note must not speak for it.
                 self._withdraw(note, now.notes.get(UNFINISHED_SUFFIX), content)
                 raise
@@ -496,14 +491,8 @@ class FolderPlace(Place):
         note = path.with_suffix(UNFINISHED_SUFFIX)
         if self.read(note.name) != content:
             self.write(note.name, content, create=False)
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                move_vouched(note, path)
-        except TargetExistsError:
-            # It would speak for what another run has put there.
-            if (entry := self._entry(note.name)) is not None:
-                self._withdraw(note.name, Note(entry, self.read(note.name)), content)
-            raise
+        with contextlib.suppress(FileNotFoundError):
+            move_vouched(note, path)
 
     def remove(self, name: str, entry: StoredFile) -> None:
         now = self._entry(name)
