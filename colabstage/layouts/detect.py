@@ -77,7 +77,7 @@ from colabstage.layouts.names import (
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
-from colabstage.layouts.table import BrokenDatasetError, Masks, SampleTable, Values, files_of, known_splits
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, Values, files_of, known_splits
 from colabstage.layouts.texts import Naming, Says
 
 if TYPE_CHECKING:
@@ -390,8 +390,9 @@ def _classes_of_others(case: Case, found: Evidence) -> Evidence | None:
     """Return folders that look like classes, of images that no row of a table names, or that have no box: most images
     are in them, or they are called as the table's classes, and none of the others is in them."""
     names = files_of(found.table).names
-    labels = zip(names, labels_of_samples(found.table), strict=False)
-    named = {*names}.difference(name for name, own in labels if not own)
+    # Only of boxes may an image have none.
+    labels = labels_of_samples(found.table) if isinstance(found.table.targets, Boxes) else ()
+    named = {*names}.difference(name for name, own in zip(names, labels, strict=False) if not own)
     rest = Case(case.source.without(named | found.used))
     if not named or not len(rest.images):
         return None

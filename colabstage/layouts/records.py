@@ -111,10 +111,9 @@ def records_state(
     """
     split, stated = splits_of_fields(shards[0], fields)
     splits = [*map(split_of_shard, shards)]
-    # Where none has a split, all are trained on, and a misspelt one that is held out, or eval, is not meant so, unless
-    # each record has its own.
-    almost = ({*map(words.misspelt_split, words.letters_of(name))} - {"", "train"} for name in shards)
-    meant = splits if any(splits) else [*map(bool, almost)]
+    # Where none has a split, all are trained on, and what is almost called held out is not meant so, unless each record
+    # has its own.
+    meant = splits if any(splits) else [*map(words.is_almost_split, shards)]
     called = [*itertools.compress(shards, meant)]
     if 0 < len(called) < len(shards) and not stated:
         what = f"'{called[0]}' is called after a split and it is not, so nothing says which its samples are of"

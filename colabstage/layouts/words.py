@@ -228,8 +228,9 @@ def misspelt_split(name: str) -> str:
 
 
 def is_almost_split(name: str) -> bool:
-    """Tell whether a path has a word that may be meant as a split: eval, vaild."""
-    return any(map(misspelt_split, letters_of(name)))
+    """Tell whether a path has a word that may be meant as a held-out split: eval, vaild. What has no split is trained
+    on, so nothing is lost by trian; and brain is no split."""
+    return not {*map(misspelt_split, letters_of(name))} <= {"", "train"}
 
 
 def split_of_path(name: str) -> str:

@@ -1029,6 +1029,7 @@ TEXTS = [
           ("two languages", "train.en.txt train.de.txt val.en.txt val.de.txt", refused(r"parts of each sample.*only=\['train.de.txt', 'val.de.txt'\]"))]),
     *(row(f"lines of JSON without a text: {name}", files("", {"train.jsonl": (json.dumps(line) + "\n") * 300}), right=[right])
       for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)")), ("none", {"messages": [{"role": "user"}]}, refused("expected text"))]),
+    row("texts called brain and val", files("", dict.fromkeys(("brain.txt", "val.txt"), "to be or not to be\n" * 90)), right=[lambda packed: packed.found.startswith("train: 1 rows") and "; val: 1 rows" in packed.found]),
     row("a text called eval", files("", dict.fromkeys(("train.txt", "eval.txt"), "to be or not to be\n" * 90)), right=[refused("'eval.txt': it is called almost")]),
     row("configs of a README that name texts", files("", {**{f"{one}.txt": "to be or not to be\n" * 90 for one in "ab"}, "README.md": card("train a.txt", "test b.txt")}), right=[found("train: 1 rows .*; test: 1 rows .*")]),
     row("configs of a README that name one of several texts", files("", {**{f"{one}.txt": "to be or not to be\n" * 90 for one in "abc"}, "README.md": card("train a.txt", "test b.txt")}), right=[refused("c.txt.*'none' by 'README.md'")]),
