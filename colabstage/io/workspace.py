@@ -469,8 +469,8 @@ def remove_named(path: Path) -> None:
 def move_vouched(path: Path, to: Path) -> None:
     """Rename a file that the caller vouches for to a name that is not in use."""
     if is_made_here(path) and path.is_file() and not _facts_of(to):
-        with contextlib.suppress(FileExistsError):
-            # Another process may take the name at this moment.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            # At this moment another process may take the name, or move the file.
             if not _rename_by(path, to, _RENAME_NOREPLACE):
                 path.rename(to)
             return

@@ -55,9 +55,11 @@ from colabstage.io.workspace import (
     disk_use,
     find_owned,
     is_made_here,
+    is_own,
     move_vouched,
     open_workspace,
     put_file,
+    remove_own,
     remove_vouched,
     shortened,
     sweep_temporaries,
@@ -316,7 +318,9 @@ class Place(ABC):
 
         def look(name: str) -> Present:
             found = {end: Note(there[name + end], self.read(name + end)) for end in notes if name + end in there}
-            return Present(name, there.get(name), found)
+            # One of ours that cannot be read has gone since it was listed.
+            left = {end: note for end, note in found.items() if note.content is not None or not note.entry.ours}
+            return Present(name, there.get(name), left)
 
         return run_each(look, names, _READERS)
 
@@ -412,9 +416,10 @@ class Place(ABC):
     def _vouch(self, name: str, manifest: Manifest, entry: StoredFile, note: Note | None) -> Present:
         """Write the manifest, with which a file counts, and return what is there then; raises `TargetExistsError` if
         another one has its name. `note`: what has that name, as far as known."""
-        beside, content = name + MANIFEST_SUFFIX, _content_of(replace(manifest, mtime_ns=entry.mtime_ns))
+        beside = name + MANIFEST_SUFFIX
         # Between any two requests another run may replace the file, or write the manifest of its own.
         for _ in range(_TRIES):
+            content = _content_of(replace(manifest, mtime_ns=entry.mtime_ns))
             if note is not None and not note.is_ours:
                 raise self.occupied(beside, _NO_MANIFEST)
             if note is None or note.content != content:
@@ -422,11 +427,13 @@ class Place(ABC):
                     self.write(beside, content, create=note is None, version="" if note is None else note.entry.version)
             there = self._now(name)
             note = there.notes.get(MANIFEST_SUFFIX)
+            if there.entry == entry and note is not None and note.content == content:
+                return there
             if there.entry != entry:
                 self._withdraw(beside, note, content)
-                break
-            if note is not None and note.content == content:
-                return there
+                if there.entry is None or not self._has_content(name, there.entry, manifest):
+                    break
+                entry = there.entry
         raise self.occupied(name, _WRITTEN_MEANWHILE)
 
     def _withdraw(self, name: str, note: Note | None, content: bytes | None) -> None:
@@ -487,12 +494,17 @@ class FolderPlace(Place):
             with atomic_path(path, replaces=is_manifest) as temp:
                 temp.write_bytes(content)
             return
-        # The note becomes the manifest; usually it says the same already, so that a full disk has room for this.
-        note = path.with_suffix(UNFINISHED_SUFFIX)
-        if self.read(note.name) != content:
-            self.write(note.name, content, create=False)
-        with contextlib.suppress(FileNotFoundError):
-            move_vouched(note, path)
+        # The note becomes the manifest, so that a full disk has room for this, unless it is another run's.
+        made = path.with_suffix(UNFINISHED_SUFFIX)
+        if self.read(made.name) != content:
+            made = temp_beside(path)
+            made.write_bytes(content)
+            sync_file(made)
+        try:
+            move_vouched(made, path)
+        finally:
+            if is_own(made):
+                remove_own(made)
 
     def remove(self, name: str, entry: StoredFile) -> None:
         now = self._entry(name)
@@ -573,27 +585,46 @@ class FolderPlace(Place):
 
     def send(self, new: Publication, there: Present, note: bytes) -> StoredFile:
         assert new.made is not None
-        made_ns, target = new.made.stat().st_mtime_ns, self.folder / new.name
         there, previous = self._both(new.name)
         manifest = self._written(there)
-        if manifest is not None:
-            # All that takes room comes before the first change, so that a full disk cannot leave half of this.
-            draft = temp_beside(new.made.parent / "manifest")
-            draft.write_bytes(_content_of(manifest))
-            sync_file(draft)
-            for name, entry in {previous.name: previous.entry, **previous.our_notes}.items():
-                self._set_aside(name, entry, new)
-            put_file(draft, self.folder / (previous.name + MANIFEST_SUFFIX), replaces=is_manifest)
-            # The step that a halt may delay until another run has put its own file there.
-            move_vouched(target, self.folder / previous.name)
-            moved = self._now(previous.name)
-            if moved.entry is not None and self._written(moved) is None:
-                move_vouched(self.folder / previous.name, target)
-                raise self.occupied(new.name, _WRITTEN_MEANWHILE)
+        if manifest is None or there.entry is None:
+            return self._succeed(new, there)
+        if manifest.hashes == new.manifest.hashes:
+            # Another run has published the same.
+            return there.entry
+        # All that takes room comes before the first change, so that a full disk cannot leave half of this.
+        draft, described = temp_beside(new.made.parent / "manifest"), _content_of(manifest)
+        draft.write_bytes(described)
+        sync_file(draft)
+        for name, entry in {previous.name: previous.entry, **previous.our_notes}.items():
+            self._set_aside(name, entry, new)
+        beside = previous.name + MANIFEST_SUFFIX
+        put_file(draft, self.folder / beside, replaces=is_manifest)
+        target, aside = self.folder / new.name, self.folder / previous.name
+        # The step that a halt may delay until another run has put its own file there.
+        move_vouched(target, aside)
+        try:
+            return self._succeed(new, there, moved=self._now(previous.name))
+        except BaseException:
+            # Without a successor, it has its name again.
+            with contextlib.suppress(OSError):
+                move_vouched(aside, target)
+                back = self._now(new.name)
+                if back.entry is not None and back.entry[:2] == there.entry[:2]:
+                    self._vouch(new.name, manifest, back.entry, back.notes.get(MANIFEST_SUFFIX))
+                self._withdraw(beside, self._now(previous.name).notes.get(MANIFEST_SUFFIX), described)
+            raise
+
+    def _succeed(self, new: Publication, there: Present, moved: Present | None = None) -> StoredFile:
+        """Give a new version the name that has become free, and return what has it then. `moved`: the earlier one."""
+        assert new.made is not None
+        made_ns = new.made.stat().st_mtime_ns
+        if moved is not None and moved.entry is not None and self._written(moved) is None:
+            raise self.occupied(new.name, _WRITTEN_MEANWHILE)
         if MANIFEST_SUFFIX in there.notes:
             self._set_aside(there.name + MANIFEST_SUFFIX, there.notes[MANIFEST_SUFFIX].entry, new)
         with contextlib.suppress(TargetExistsError):
-            move_vouched(new.made, target)
+            move_vouched(new.made, self.folder / new.name)
         # Some disks cannot rename to free names alone, and another machine's file may have come.
         sent = self._entry(new.name)
         if sent is None or (sent.mtime_ns != made_ns and not self._has_content(new.name, sent, new.manifest)):
