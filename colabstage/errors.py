@@ -187,7 +187,7 @@ class NotStagedError(ColabstageError, RuntimeError):
 
 
 class DriveError(ColabstageError, OSError):
-    """The mount failed in another way than below. What to do: the message quotes the client."""
+    """The mount failed in a way that no other class describes. What to do: the message quotes the client."""
 
 
 class DriveNotMountedError(DriveError):
