@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,13 @@ HEAD = """# How fast is it, and compared with what?
 
 The data is synthetic, and Google Drive is simulated, with the latencies, rates and limits that people report. Other
 tools run with the best settings we know, and take turns with colabstage. The machine is sometimes busy, so absolute
-figures vary; ratios within a run vary far less, and only ratios are promised. Those that are missed, and what is faster
-than colabstage, are in bold. Several in one row are those of several datasets, in the order of the output. First
+figures vary; ratios within a run vary far less, and only ratios are promised. Missed promises, and what is faster than
+colabstage, are in bold. Several ratios in one row are those of several datasets, in the order of the output. First
 batches of `streaming` are in seconds.
 """
 _OTHERS = "Without a promise:"
+# How many rows of one promise, all kept, are shown as one.
+_MANY = 5
 _RATES = """## The rates as pictures
 
 Bars are medians, and thin lines run from the slowest round to the fastest. colabstage is blue, others are grey, and a
@@ -102,7 +105,6 @@ def _rows(name: str, text: str) -> list[str]:
         subject, _, what = row.what.rpartition(": ")
         ratio = row.ratio if row.kept else f"**{row.ratio}**"
         grouped.setdefault((what, row.promise), []).append((subject, ratio))
-    head, run = f"[{name}](../benchmarks/results/{name}.txt)", _run(text.partition("\n")[0])
     rows = []
     for (what, promise), ratios in grouped.items():
         subjects = {subject for subject, _ in ratios if subject}
@@ -110,9 +112,23 @@ def _rows(name: str, text: str) -> list[str]:
             shown, of = ratios[0][1], f"{subjects.pop()}: {what}"
         else:
             shown, of = "; ".join(f"{subject}: {ratio}" if subject else ratio for subject, ratio in ratios), what
-        rows.append(f"| {head} | {of} | {shown} | {promise} | {run} |")
-        head = run = ""
-    return rows
+        rows.append((of, shown, promise))
+    head, run = f"[{name}](../benchmarks/results/{name}.txt)", _run(text.partition("\n")[0])
+    lines = []
+    for promise, alike in itertools.groupby(rows, lambda row: row[2]):
+        for of, shown in _in_one([(of, shown) for of, shown, _ in alike]):
+            lines.append(f"| {head} | {of} | {shown} | {promise} | {run} |")
+            head = run = ""
+    return lines
+
+
+def _in_one(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return rows of one promise; if they are many, and each kept it, as one row with the range of their ratios."""
+    ratios = [ratio for _, ratio in rows]
+    if len(rows) < _MANY or not all(re.fullmatch(r"[\d.]+", ratio) for ratio in ratios):
+        return rows
+    of = f"{rows[0][0]} … {rows[-1][0]}: {len(rows)} ratios"
+    return [(of, f"{min(ratios, key=float)} to {max(ratios, key=float)}")]
 
 
 def make_page(outputs: dict[str, str]) -> str:

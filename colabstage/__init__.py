@@ -1,7 +1,9 @@
-"""Stage a dataset once, read it at memory speed.
+"""Stage a dataset from slow storage once, and read it at memory speed in every epoch after.
 
-Names are looked up on first use, so that `import colabstage` takes almost no time; torch and h5py are imported only
-when needed.
+    data = colabstage.stage_dataset("/content/drive/MyDrive/photos.zip", image_size=(224, 224))
+    for x, y in data.loader("train", batch_size=64): ...
+
+Public names, torch and h5py are imported on first use, so `import colabstage` takes almost no time.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class ArgumentError(OptionError, TypeError):
 
 
 class SplitNotFoundError(ColabstageError, KeyError):
-    """No split has that name. What to do: choose one that the message lists; validation data is called as in the
+    """No split has that name. What to do: choose one that the message lists; validation data keeps its name in the
     source."""
 
 
@@ -187,7 +187,7 @@ class NotStagedError(ColabstageError, RuntimeError):
 
 
 class DriveError(ColabstageError, OSError):
-    """The mount failed in a way that has no class of its own. What to do: the message quotes the client."""
+    """The mount failed in a way that no other class describes. What to do: the message quotes the client."""
 
 
 class DriveNotMountedError(DriveError):
@@ -232,7 +232,7 @@ class SourceReadError(SourceError):
 
 
 class SourceChangedError(SourceReadError):
-    """It changed while it was being read. What to do: call again once nothing writes to it any more."""
+    """It changed while it was being read. What to do: call again when nothing writes to it any more."""
 
 
 class WebPageError(SourceReadError):
@@ -257,8 +257,8 @@ class CorruptArchiveError(ArchiveError):
 
 
 class UnsafeArchiveError(ArchiveError):
-    """It holds paths outside the target, devices, one name with two contents, or far more bytes than it can hold. What
-    to do: do not extract it with another tool either."""
+    """It contains paths outside the target, devices, one name with two contents, or far more bytes than its size
+    allows. What to do: do not extract it with another tool either."""
 
 
 class LayoutError(ColabstageError, ValueError):
@@ -303,7 +303,7 @@ class ExternalFileError(PackFormatError):
 
 
 class NewerFormatError(PackFormatError):
-    """A newer colabstage wrote it. What to do: install a newer colabstage, as the README says."""
+    """A newer colabstage wrote it. What to do: install that, as the README says."""
 
 
 class DamagedPackError(ColabstageError, OSError):
@@ -315,11 +315,11 @@ class DamagedPackError(ColabstageError, OSError):
 
 
 class RunInUseError(ColabstageError, RuntimeError):
-    """Another session trains with the folder of this `resumable` run, or has taken it over. What to do: stop the other
+    """Another session trains in the folder of this `resumable` run, or has taken it over. What to do: stop the other
     one, or pass `take_over=True`."""
 
 
 class WorkersLostError(ColabstageError, RuntimeError):
-    """An executor's workers died again and again or stopped answering, a loader's worker died, or another rank failed.
-    What to do: usually there is too little memory, or a file crashes its decoder. Call again: finished shards are kept.
+    """An executor's workers died repeatedly or stopped responding, a loader's worker died, or another rank failed. What
+    to do: usually there is too little memory, or a file crashes its decoder. Call again: finished shards are kept.
     Another rank's output says why it failed."""

@@ -125,7 +125,7 @@ def _notebooks(page: str) -> str:
 
 def _notebook(path: Path) -> str:
     title = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]).partition("\n")[0]
-    return f"| [{path.stem}](../notebooks/{path.name}) | {title.removeprefix('# ')} | [Colab]({COLAB}{path.name}) |"
+    return f"| [{title.removeprefix('# ')}](../notebooks/{path.name}) | [{path.stem}]({COLAB}{path.name}) |"
 
 
 def _index() -> str:

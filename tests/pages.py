@@ -73,4 +73,6 @@ def links(page: Path) -> list[str]:
 def anchors(page: Path) -> set[str]:
     """The names a link may have after `#`, derived from the headings as GitHub does."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in _HEADING.findall(text)}
+    names = [re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in _HEADING.findall(text)]
+    assert len({*names}) == len(names), f"two headings of {page.name} are the same"  # a link would lead to the first
+    return {*names}

@@ -24,7 +24,7 @@ _REDRAW_S = 0.5
 def stage(source: o.Source, *, flags: dict[str, Any]) -> Output:
     """Make a dataset local and ready to train on, in the quickest way.
 
-    A dataset that is already staged is used as it is. A packed copy in the cache is copied and verified. Otherwise the
+    A dataset that is already staged is reused. A packed copy in the cache is copied and verified. Otherwise the
     source is read and packed, and the pack is published to the cache.
 
     Examples:
@@ -189,7 +189,7 @@ def pack(
 
 @command(interrupted=NOTHING_DONE)
 def info(file: o.PackFile) -> Output:
-    """Show what an HDF5 file with X_<split> and Y_<split> holds.
+    """Describe an HDF5 file with X_<split> and Y_<split>.
 
     It works for any such file, whichever tool wrote it. Samples are not read.
 

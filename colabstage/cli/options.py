@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # The panels of the help into which options are grouped.
-_IMAGES = "What the pack holds"
+_IMAGES = "Content of the pack"
 _PLACES = "Storage, cache and verification"
 
 
@@ -161,8 +161,8 @@ _FLAGS: dict[str, Any] = dict(
             "splits",
             Any,
             "NAME=F,…",
-            "Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 means train, "
-            "and the rest is test.",
+            "Fractions of the samples, for example train=0.8,dev=0.1,test=0.1; 0.8 means train, and the rest is test. "
+            "If the source has splits, they divide its train.",
             parser=parse_fractions,
         ),
         _of_images("group_by", str | None, "REGEX", "Samples whose names have the same match stay in the same split."),
@@ -178,14 +178,14 @@ _FLAGS: dict[str, Any] = dict(
             "only",
             list[str],
             "PATH",
-            "The part of the source that is meant: a path in it, or a quoted pattern. Repeatable.",
+            "Read only this part of the source: a path in it, or a quoted pattern. Repeatable.",
         ),
         _flag(
             None,
             "zip_encoding",
             str | None,
             "NAME",
-            "The encoding of a zip's file names where it declares none, for example gbk.",
+            "The encoding of the names in a zip that declares none, for example gbk.",
         ),
         _of_places("keep", Keep, "", "One HDF5 file, the plain files, or both."),
         _of_places(

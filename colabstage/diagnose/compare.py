@@ -115,8 +115,8 @@ def compare_sources(
 ) -> SourceComparison:
     """Measure with your own images, in about a minute, how much faster an epoch becomes when they are staged.
 
-    Some random images are read from the source, twice; then from copies on the local disk; then as batches from a pack
-    of them. Nothing is written to the source, and nothing stays on the local disk.
+    It reads some random images from the source, twice; then from copies on the local disk; then as batches from a pack
+    of them. It writes nothing to the source, and leaves nothing on the local disk.
 
     Args:
         path: a folder or an archive of images, on a mounted Drive or anywhere else.

@@ -304,7 +304,7 @@ def doctor(
 ) -> DoctorReport:
     """Find problems here: the platform, the disk, the mounts, the versions, the GPU, and a dataset's location.
 
-    It changes nothing. A mount that hangs costs no more than the deadline, because a child process asks it.
+    It changes nothing. A mount that hangs costs no more than the deadline, because a child process checks it.
 
     Args:
         path: a dataset: a folder, an archive or an HDF5 file. `None` checks only the machine.

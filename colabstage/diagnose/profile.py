@@ -336,8 +336,8 @@ def profile_loader(
     them. Advice comes with what it can gain at most: no loop is faster than its step alone.
 
     The loader's position, its worker processes, the dataset's attributes, all random numbers and what `restore` names
-    are as before afterwards; whatever else the step changes keeps the steps that were measured, as the report says. The
-    batches of a loader that can be iterated only once are used up. A running loop over a colabstage loader ends.
+    are restored afterwards; anything else keeps the changes of the measured steps, as the report says. The batches of a
+    loader that can be iterated only once are used up. A running loop over a colabstage loader ends.
 
     Args:
         loader: any iterable of batches: a `Loader` or a `DataLoader`, a Keras `PyDataset`, a `tf.data.Dataset`, or any

@@ -45,17 +45,17 @@ class _NoNamesError(PackFormatError, AttributeError):
 
 
 class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
-    """Read one split of an HDF5 file with `X_<split>` and `Y_<split>`, a pack or from another program. Each process
+    """One split of an HDF5 file with `X_<split>` and `Y_<split>`: a pack, or a file from another program. Each process
     opens the file for itself, so the dataset works in a `DataLoader` with any number of workers, and can be pickled.
 
     >>> train = dataset_h5("data.h5")  # doctest: +SKIP
     >>> x, y = train[0]  # doctest: +SKIP
 
-    It has torchvision's attributes `targets`, `classes`, `class_to_idx` and `samples` as well.
+    It also has torchvision's attributes `targets`, `classes`, `class_to_idx` and `samples`.
 
     Attributes:
-        transform: called with each x, `(H, W, C)` as stored, uint8 of images; with a PIL image instead where it is
-            torchvision's and begins with one that takes no arrays. `target_transform` is called with each y.
+        transform: called with each x, `(H, W, C)` as stored, uint8 for images; with a PIL image if it is torchvision's
+            and begins with a transform that takes no arrays. `target_transform` is called with each y.
         return_index: whether samples are `((x, y), index)`.
         reader: the `SplitReader` that reads the rows, which needs no torch.
     """
@@ -77,36 +77,35 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         local_dir: str | os.PathLike[str] | None = None,
         allow_external: bool = False,
     ) -> None:
-        """Look at the file; no sample is read, except with `in_memory`.
+        """Open the file; no sample is read, except with `in_memory`.
 
         Args:
-            in_file: the HDF5 file; a pattern that several match, such as `"data-*.h5"`, or a list of files: they are
-                read as one, in the order of shards, what was appended last.
-            transform: called with each x, an array `(H, W, C)` as stored, or a PIL image where it is a transform of
-                torchvision's that takes those, such as `Compose([RandomResizedCrop(224), ToTensor()])`; its result
-                takes the place of x.
+            in_file: the HDF5 file; or several that are read as one, in the order of shards, appended samples last: a
+                list, or a pattern such as `"data-*.h5"`.
+            transform: called with each x, an array `(H, W, C)` as stored, or a PIL image for a transform of torchvision
+                that takes those, such as `Compose([RandomResizedCrop(224), ToTensor()])`; its result replaces x.
             split: which split: `"train"` reads `X_train` and `Y_train`.
             target_transform: called with each y.
             return_index: return `((x, y), index)` instead of `(x, y)`.
-            in_memory: read all inputs into memory now; refused when they do not fit.
-            arrival: what brings the rows of a file of which some are not here yet; `stage_dataset` gives it.
-            x, y: the datasets of inputs and targets in a file that has its own names for them, such as `x="images"`,
-                `y="labels"`, or `y="labels.h5/y"` for targets in another file in the same folder; without `y` there are
-                no targets. The split is called `split` then.
-            disk_limit: never have more of the file on the local disk than that, bytes or a text such as `"20GB"`:
-                `in_file` is then the path or the http(s) or bucket address of a file that colabstage packed, or of
-                several: a list, a pattern of paths, or `"s3://bucket/data-*-of-00008.h5"` for all shards of a set; or
-                the share link of a folder on Google Drive with one pack. Datasets of the same files, and processes,
-                share what is here; the limit that was given last holds.
-            local_dir: where on the local disk the part is kept; by default in the platform's fast folder.
-            allow_external: also read values in files that are not in the folder of `in_file`, or below that: HDF5
-                files can lead anywhere, by links, virtual datasets and external storage. Only for files that you trust.
+            in_memory: read all inputs into memory now; refused if they do not fit.
+            arrival: provides the rows of a file that is not yet complete; `stage_dataset` passes it.
+            x, y: the names of inputs and targets in a file with names of its own, such as `x="images"`, `y="labels"`,
+                or `y="labels.h5/y"` for targets in another file in the same folder; without `y` there are no targets.
+                The split is then called `split`.
+            disk_limit: maximum size on the local disk, in bytes or as text such as `"20GB"`. `in_file` is then the path
+                or the http(s) or bucket address of a file that colabstage packed, or of several: a list, a pattern of
+                paths, or `"s3://bucket/data-*-of-00008.h5"` for all shards of a set; or the share link of a folder on
+                Google Drive with one pack. Datasets of the same files, and processes, share one partial copy, under the
+                most recent limit.
+            local_dir: the folder of that copy on the local disk; by default in the platform's fast folder.
+            allow_external: also read values in files outside of the folder of `in_file`: HDF5 files can lead anywhere,
+                by links, virtual datasets and external storage. Only for files that you trust.
 
         Raises:
             OptionError: `y` without `x`.
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read; several
-                are not alike (the message names the difference), or shards of them are missing.
-            ExternalFileError: values are in a file that did not come with it, and `allow_external` is not set.
+                differ (the message says in what), or shards are missing.
+            ExternalFileError: values are in a file outside of the folder, and `allow_external` is not set.
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """

@@ -280,7 +280,7 @@ class CudaDataLoader(Iterated, Generic[T]):
 
     A batch may nest lists, tuples, named tuples and mappings; every tensor in it arrives on the device with its dtype,
     shape and memory format, detached from any graph. An object with a method `to(device)` (`PackedSequence`) is moved
-    by that; everything else stays as it is. The loader needs no `pin_memory`, and may fill one memory for all batches.
+    by that; everything else is passed on. The loader needs no `pin_memory`, and may fill one memory for all batches.
 
     Each batch is yours to keep and change, on the stream that is current when you get it. The device holds up to
     `queue_size` that wait and one that is being copied. One iteration runs at a time: a new one ends the one before,

@@ -95,7 +95,7 @@ def make_loader(
     options: LoaderOptions | None = None,
     **arguments: Unpack[LoaderArguments],
 ) -> Loader:
-    """Make batches of a dataset in the fastest way for this machine; `loader.plan` says which, and why.
+    """Make batches of a dataset, in the fastest way for this machine; `loader.plan` says which way, and why.
 
     >>> loader = make_loader(dataset_h5("data.h5"), 64, device="cuda", dtype="float32")  # doctest: +SKIP
     >>> for x, y in loader:  # doctest: +SKIP
@@ -116,16 +116,16 @@ def make_loader(
     any of the small batches (8 MiB together) that were gathered with it. On a GPU it may be used on the stream that is
     current when it is taken.
 
-    In a distributed run each rank gets its part: every sample is visited once an epoch, by one rank, and all ranks
-    have the same number of batches, the last of which may differ by one sample; with `drop_last` all are full. With a
+    In a distributed run each rank gets its part: each sample is visited once per epoch, by one rank, and all ranks have
+    the same number of batches, the last of which may differ by one sample; with `drop_last` all are full. With a
     `batch_size` of 1 some ranks may have one batch fewer, unless `drop_last` is set.
 
     Args:
-        dataset: the samples; a `Subset` of them, as `random_split` makes, is visited alone, by a sampler's numbers of
-            its own rows. Its transforms are called sample by sample in the thread that iterates, as by a stock
-            `DataLoader`, and torch's `default_collate` joins the results.
-        batch_size: samples in a batch, of each rank; the last ones of an epoch may have fewer.
-        options: the arguments below in one value, for several loaders; those that are given by name replace its own.
+        dataset: the samples, or a `Subset` of them, as `random_split` makes it; a sampler then numbers the rows of the
+            subset. Its transforms are called sample by sample in the thread that iterates, as by a stock `DataLoader`,
+            and torch's `default_collate` joins the results.
+        batch_size: samples in a batch, per rank; the last batch of an epoch may have fewer.
+        options: the arguments below in one value, for several loaders; arguments given by name take precedence.
         **arguments: those of `colabstage.options.LoaderOptions`.
 
     Returns:

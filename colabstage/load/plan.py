@@ -44,10 +44,10 @@ class LoaderOptions:
             memory, as long as the loader exists. `"device"` keeps all inputs and targets on the device. `"auto"`
             chooses the device if that is a GPU, an eighth of its free memory is enough and there are no other ranks;
             memory if the file is slow to read at random and half of the free memory is enough; and the file otherwise.
-        shuffle: `True` visits samples in a random order, a new one in each epoch, `False` in the file's order. `"auto"`
-            is `True`, but for rows that are still arriving or read under a `disk_limit`: these are shuffled in windows.
-            `None` is `"auto"` for the split `train` and `False` for all others; it is refused for some rows of `train`,
-            which may be held out.
+        shuffle: `True` visits samples in a new random order in each epoch, `False` in the file's order. `"auto"` is
+            `True`, except for rows that are still arriving or read under a `disk_limit`: these are shuffled in windows.
+            `None` is `"auto"` for the split `train` and `False` for all others; for a part of `train`, which may be
+            held out, it is refused.
         seed: determines that order, together with the epoch. By default it is drawn from torch's generator, as by a
             stock loader; it is 0 where ranks share an epoch, or rows are still arriving.
         drop_last: leave out a last batch that is not full.
@@ -56,21 +56,20 @@ class LoaderOptions:
             Those of torchvision and kornia that take single images are called for each sample.
         dtype: floating-point dtype of x, as `torch.float32`, `"float32"` or `numpy.float32`, converted on the device;
             uint8 and uint16 become [0, 1].
-        num_workers: number of threads that copy or decode. 0 makes each batch in the thread that asks for it, when it
-            asks, as a `DataLoader` without workers does.
+        num_workers: number of threads that copy or decode. 0 makes each batch in the thread that iterates, when the
+            loop reaches it, as a `DataLoader` without workers does.
         prefetch_factor: batches prepared in advance. `None` is `"auto"`.
         ragged: the form of boxes: `"list"` is a list of dicts, `"pad"` one dict of `boxes` `(B, M, 4)`, `labels`
             `(B, M)` padded with -1, and so on, with `lengths` `(B,)`.
-        label_offset: added to the labels of boxes. 1 is for torchvision's detection models, to which 0 is the
-            background.
+        label_offset: added to the labels of boxes. 1 is for torchvision's detection models, whose 0 is the background.
         sampler: which samples an epoch visits. A torch sampler, such as `WeightedRandomSampler`, also decides the
             order; its random numbers (torch's, numpy's, Python's) depend on seed and epoch alone. Rows in a
             list, an array or a tensor are a subset, shuffled or in the given order, as `shuffle` says. Ranks divide
             these samples among themselves, unless a `DistributedSampler` does that itself.
         rank, world_size: this process's part and the number of parts; by default those of `torch.distributed`, if it is
             initialised.
-        memory_budget: for images that are stored as files: maximum memory for those that are kept decoded for later
-            epochs, in bytes or as `"2GB"`; by default an eighth of what is free. 0 keeps none.
+        memory_budget: maximum memory for images stored as files that are kept decoded for later epochs, in bytes or as
+            `"2GB"`; by default an eighth of what is free. 0 keeps none.
     """
 
     device: str | torch.device | None = None

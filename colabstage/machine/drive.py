@@ -122,9 +122,9 @@ def mount_drive(
 ) -> Path:
     """Mount Google Drive on Colab and return its `MyDrive` folder.
 
-    A Drive that is mounted there already is used as it is, in whatever mode, without asking for permission. A mount
-    whose client has died is mounted again, even while files on it are open (they stay broken) or the current folder is
-    on it. Call it from a notebook cell, and not from a thread.
+    An existing mount is used, in whatever mode, without asking for permission. A mount whose client has died is mounted
+    again, even while files on it are open (they stay broken) or the current folder is on it. Call it from a notebook
+    cell, and not from a thread.
 
     Args:
         mountpoint: an empty folder, or one to be created; letters, digits and `_./+@%,:=-` only.

@@ -91,28 +91,28 @@ class PackOptions:
             own.
         color_mode: `"rgb"`, `"grayscale"`, `"keep"` for the channels of each image, or `"auto"`: `"rgb"` for image
             files, and no change for arrays.
-        resize: how an image of other proportions gets that size: `"stretch"` ignores the aspect ratio, `"crop"` scales
-            until both sides cover it and cuts out the middle, `"pad"` scales until both sides fit and pads with black.
+        resize: how an image of another aspect ratio gets that size: `"stretch"` ignores the ratio, `"crop"` covers the
+            size and cuts out the centre, `"pad"` fits inside it and pads with black.
         encoding: `"pixels"` stores decoded arrays, `"encoded"` the files' own bytes, `"jpeg:90"` JPEGs of that quality
             made from the resized images; `"auto"` chooses by what fits.
         splits: fractions by split name, as `{"train": 0.8, "test": 0.2}`. One number, 0.5 or more, is the fraction of
             `train`, and the rest is `test`; two are `train` and `test`, three `train`, `val` and `test`. If the source
-            has splits, its `train` is divided, among names it has not used. `None` takes the splits of the source;
+            has splits, they divide its `train` and must not name another of them. `None` takes the source's splits;
             without any, everything is `train`.
         group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples with the same
             match (of its first group, if it has one) stay in one split. `None` uses the groups that the layout finds,
             if any.
-        prepare: called with each decoded x (after resizing), in several threads; returns the array to store, which has
-            the same shape and dtype for all samples. Another function makes another dataset: its code, and the content
-            of what it refers to, are part of the key.
+        prepare: called with each decoded x (after resizing), in several threads; returns the array to store, of one
+            shape and dtype for all samples. Another function makes another dataset: its code, and the content of what
+            it refers to, are part of the key.
         seed: for the splits and the row order of `train`.
         on_error: `"raise"` stops at the first image that cannot be decoded, `"skip"` leaves it out and reports it, and
             `"skip:1%"` stops once more than that share has been left out. Finished work is kept.
-        only: the part of the source that is meant: a path below it, such as `"train/images"`, or a pattern, or a list
-            of these. A single folder is read as if it were the source; whatever else is chosen keeps its names. In
-            patterns a star stands for a part of a name, and two stars for any folders.
-        zip_encoding: the encoding of a zip's file names where it declares none, such as `"gbk"`. `None` takes UTF-8 if
-            all of them are in it, otherwise cp437, the format's own.
+        only: a part of the source: a path below it, such as `"train/images"`, a pattern, or a list of these. A single
+            folder is read as if it were the source; anything else keeps its names. In patterns a star stands for a
+            part of a name, and two stars for any folders.
+        zip_encoding: the encoding of the names in a zip that declares none, such as `"gbk"`. `None` is UTF-8 if all
+            names are valid in it, otherwise cp437, the format's own.
     """
 
     layout: str | LayoutFunction = "auto"

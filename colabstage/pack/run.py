@@ -232,20 +232,20 @@ def pack_dataset(
         source: a folder, or a zip or tar that is read in place, never extracted; one file of arrays, records or tokens
             (.npy, .h5, .tfrecord, .parquet, .bin, .txt), or a .csv of paths beside it; or a dataset: an object with a
             length whose items are `(x, y)`, images, arrays or numbers.
-        target: the file to make. Its manifest `TARGET.json` is written beside it; without that it does not count. With
-            `shards` or `executor` also an address that fsspec writes to, such as `"s3://bucket/set.h5"`: each shard is
-            made on its writer's disk, then uploaded.
+        target: the file to make. Its manifest `TARGET.json` is written beside it, last. With `shards` or `executor`
+            also an address that fsspec writes to, such as `"s3://bucket/set.h5"`: each shard is made on its writer's
+            disk, then uploaded.
         append_to: in place of `target`: a dataset `NAME.h5` that was packed before, in one file or in shards. The
             samples are written to `NAME-append-00001.h5` beside it (or 00002, …), and `dataset_h5("NAME*.h5")` reads
-            all as one, what was appended last. Options that are left at their defaults are those of `NAME.h5`; samples
-            whose names (or groups) are there go to the splits where these are. A source whose samples would be stored
-            in another form is refused. Classes may be some of those that are there.
-        shards: write so many files `TARGET-00000-of-00008.h5`, … in place of one. They hold the rows that one would,
-            and `report.path` is a pattern by which `dataset_h5` reads them as one.
+            all as one, appended samples last. Options left at their defaults are those of `NAME.h5`; samples whose
+            names or groups it has go to the same splits. New classes, and samples that would be stored in another
+            form, are refused.
+        shards: write this many files `TARGET-00000-of-00008.h5`, … in place of one. They have the rows of the one, and
+            `report.path` is a pattern by which `dataset_h5` reads them as one.
         executor: a `concurrent.futures.Executor` whose workers write one shard each; without `shards`, about one for
-            each GB, and at least 8 if there are samples for them. Workers on other machines, as those behind
-            dask's `Client.get_executor()`, must see source and `target` under the same names. Shards of workers that
-            die are written again. The files are the same, byte for byte, whoever writes them.
+            each GB, and at least 8 if there are samples for them. Workers on other machines, such as those of dask's
+            `Client.get_executor()`, must see source and `target` under the same names. Shards of workers that die are
+            written again. The files are the same, byte for byte, whoever writes them.
         overwrite: replace what is at `target`.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
         options: the arguments below in one value, for several packs; those that are given by name replace its own.
@@ -257,9 +257,9 @@ def pack_dataset(
 
     Raises:
         SourceNotFoundError, ArchiveError, LayoutError, DecodeError: the source cannot be packed.
-        OptionError, NotEnoughSpaceError, TargetExistsError, TargetNotWritableError: it cannot be packed so, or there.
+        OptionError, NotEnoughSpaceError, TargetExistsError, TargetNotWritableError: not with these options, or there.
         DriveNotMountedError: a path is on Drive, and none is mounted there, or it was unmounted meanwhile.
-        WorkersLostError: the executor's workers died again and again, or fell silent.
+        WorkersLostError: the executor's workers died repeatedly, or stopped responding.
 
     Whatever is raised, nothing at `target` has changed.
     """

@@ -145,8 +145,8 @@ def fetch_files(
         source: as for `stage_dataset`. The files and folders of a list keep their names.
         target: the path of the copied file or folder. For one file it may also be a folder that exists, or a path that
             ends in a slash; the file then keeps its name in it. A `Path` drops the slash.
-        only: the part of a folder or list that is meant, a path below it such as `"train/images"`, or a pattern, or a
-            list of these; a single folder's files lose its name.
+        only: a part of a folder or list: a path below it such as `"train/images"`, a pattern, or a list of these. The
+            files of a single folder lose its name.
         hash: the expected hash of a single file, as `"sha256:…"`, `"md5:…"` or the digest alone.
         overwrite: whether to replace what is at `target` even if `fetch_files` did not make it, or if it was changed or
             added to.
@@ -496,10 +496,10 @@ def extract_archive(
         path: the archive.
         target: the folder to create. It may exist if it is empty, or if this function made it from the same archive and
             it is unchanged.
-        only: the part of the archive that is meant, a path in it such as `"train/images"`, or a pattern, or a list of
-            these; a single folder's files lose its name.
-        zip_encoding: the encoding of a zip's file names where it declares none, such as `"gbk"`. `None` takes UTF-8 if
-            all of them are in it, otherwise cp437, the format's own.
+        only: a part of the archive: a path in it such as `"train/images"`, a pattern, or a list of these. The files of
+            a single folder lose its name.
+        zip_encoding: the encoding of the names in a zip that declares none, such as `"gbk"`. `None` is UTF-8 if all
+            names are valid in it, otherwise cp437, the format's own.
         overwrite: whether to replace any other folder at `target`.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 

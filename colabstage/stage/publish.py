@@ -277,7 +277,7 @@ def restore_file(
     >>> restore_file("/content/drive/MyDrive/checkpoints/model.pt")  # doctest: +SKIP
 
     Args:
-        published: the file as it was published. Where it is damaged or incomplete, `NAME.previous` is taken, and the
+        published: the file as it was published. If it is damaged or incomplete, `NAME.previous` is restored, and the
             report says why.
         target: the path of the copy, or a folder, in which it keeps its name: an existing folder, or a name that ends
             in a slash.

@@ -116,7 +116,7 @@ def total_bytes(datasets: Sequence[StoredDataset]) -> int:
 def list_datasets(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
 ) -> ResultList[StoredDataset]:
-    """Return all datasets on this machine and in the cache, those here first, by name; they print as a table.
+    """Return all datasets on this machine and in the cache, local ones first, by name; they print as a table.
 
     Args:
         local_dir, cache_dir: as for `stage_dataset`.

@@ -142,17 +142,17 @@ def make_request(
         source: where the dataset is, as for `stage_dataset`.
         keep: `"pack"` for one HDF5 file, `"files"` for a plain local tree, or `"both"`.
         local_dir: the folder on the local disk; `None` for `colabstage` in the platform's fast folder.
-        cache_dir: the folder in which packs are kept for later sessions, or its address in a bucket
-            (`"s3://bucket/cache"`); `"auto"` for `MyDrive/colabstage` on a mounted Drive, otherwise in the platform's
-            persistent folder if that is another disk; `None` for no cache.
-        refresh: stage again, even if the dataset is here or cached.
-        verify: `"fast"` trusts unchanged times and sizes, on a mount those of folders only (a file that was rewritten
-            under its name goes unnoticed there); `"full"` lists the source again and hashes every block of the local
-            pack. The report says what was compared.
+        cache_dir: the folder of packs for later sessions, or its address in a bucket (`"s3://bucket/cache"`); `"auto"`
+            for `MyDrive/colabstage` on a mounted Drive, otherwise in the platform's persistent folder if that is
+            another disk; `None` for no cache.
+        refresh: stage again, even if the dataset is local or cached.
+        verify: `"fast"` trusts unchanged times and sizes, on a mount those of folders only (there it does not notice a
+            file that was rewritten under its name); `"full"` lists the source again and hashes every block of the
+            local pack. The report says what was compared.
         hash: the checksum of the source, a single archive, as `"sha256:…"`, `"md5:…"` or the digest alone.
-        disk_limit: the most that the pack may take on the local disk, as bytes or text such as `"20GB"`. A larger pack
-            in the cache is opened in part: its blocks are fetched as loaders need them, and dropped again. What is not
-            in the cache yet is packed in shards, each of which goes there when it is finished and is dropped here.
+        disk_limit: maximum size of the pack on the local disk, in bytes or as text such as `"20GB"`. A larger pack in
+            the cache is opened in part: loaders fetch its blocks when they need them, and evict others. A dataset that
+            is not cached is packed in shards; each is moved to the cache when it is finished.
         options: how the pack is made, in one value, for several datasets; arguments given by name take precedence.
         **arguments: those of `colabstage.options.PackOptions`.
 

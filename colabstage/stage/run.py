@@ -126,11 +126,11 @@ def stage_dataset(
     options: PackOptions | None = None,
     **arguments: Unpack[StageArguments],
 ) -> StagedDataset:
-    r"""Make a dataset local and ready, by the shortest way.
+    r"""Make a dataset local and ready to train on, in the quickest way.
 
-    If it is already staged here, return at once. If there is a packed copy in the cache, copy and verify it. Otherwise
-    read the source with many reads in flight, decode once, write one HDF5 file, and publish that to the cache for the
-    next session.
+    If it is already staged, return at once. If the cache has a packed copy, copy and verify it. Otherwise read the
+    source with many reads in flight, decode once, write one HDF5 file, and publish that to the cache for the next
+    session.
 
         data = stage_dataset("/content/drive/MyDrive/kitti.zip", image_size=(256, 256))
         train = data.loader("train", batch_size=64, device="cuda")
@@ -144,13 +144,12 @@ def stage_dataset(
             .parquet, .bin, .txt) is a dataset too, and so is a local .csv with the paths of images beside it.
         wait: `False` returns before the copy to the cache is finished; `data.wait_published()` waits for it.
         streaming: `True` returns as soon as the pack is planned, and packs in the background, in the order in which
-            the first epoch needs the rows: `data.loader(…)` gives batches at once and waits only for the rows of its
-            batch, `data.wait()` waits for the rest, and `data.ready` tells how much is here. The finished pack is
-            the same, byte for byte. A pack in the cache is copied in the same way.
+            the first epoch needs the rows. `data.loader(…)` waits only for the rows of the next batch, `data.wait()`
+            for all, and `data.ready` says how much has arrived. The finished pack is the same, byte for byte. A pack
+            in the cache is copied in the same way.
         executor: a `concurrent.futures.Executor` whose workers each read and decode a part of the samples; the parts
-            are joined into the same file. For a folder or archive that the workers can open by its path, or with
-            `keep="both"` for any source; workers on other machines must have access to `local_dir` too. Needs space
-            for the pack twice while it runs.
+            are joined into the same file. Workers have to be able to open the source by its path, except with
+            `keep="both"`; on other machines they need `local_dir` too. While it runs, it needs space for two packs.
         progress: `True` for bars, `False` for silence, or a `Progress`.
         options: how the pack is made, in one value, for several datasets; arguments given by name take precedence.
         **arguments: those of `colabstage.options.PackOptions`; and `keep`, `local_dir`, `cache_dir`, `refresh`,
@@ -164,13 +163,12 @@ def stage_dataset(
         SourceNotFoundError, SourceReadError, DriveDisconnectedError: the source cannot be read.
         DriveNotMountedError: the source, `local_dir` or `cache_dir` is on Drive, and none is mounted there.
         SourceAccessError: a login, a permission or a licence is missing. DriveQuotaError: Drive refuses for now.
-        WebPageError: a web page came in place of the data. ChecksumMismatchError: it is another file than asked for.
+        WebPageError: a web page came in place of the data. ChecksumMismatchError: the file does not have this `hash`.
         MissingDependencyError: this kind of source needs a package; the message has the install line.
         ArchiveError: the archive is damaged, unsafe, or not an archive.
         LayoutError: the files form no dataset in any layout. DecodeError: an image cannot be decoded.
         NotEnoughSpaceError: it would not fit; raised before work begins, with figures.
-        TargetExistsError: the pack or the plain files to be replaced include a file that colabstage did not write, or
-            one that was changed since.
+        TargetExistsError: something that would be replaced is not as colabstage wrote it.
         TargetNotWritableError, OptionError: an argument cannot work.
 
     Whatever is raised, what was staged or cached before is unchanged.

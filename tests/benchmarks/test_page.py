@@ -51,6 +51,17 @@ MISS  make_loader / FFCV: 0.50 (at least 1)
     assert "Some CPU, 2 cores, 2026-01-02" in text
 
 
+@pytest.mark.parametrize(
+    ("last", "row"), [("1.40", "| zip of a … zip of e: 5 ratios | 0.90 to 1.40 |"), ("3.50", "| zip of a | 0.90 |")]
+)
+def test_many_kept_promises_of_one_bound_are_one_row(last: str, row: str) -> None:
+    """Unless one of them is missed."""
+    output = "".join(
+        f"zip of {one} {ratio} (at most 3)\n" for one, ratio in zip("abcde", ["0.90"] * 4 + [last], strict=True)
+    )
+    assert row in make_page({"made": output})
+
+
 def test_the_page_is_made_of_the_outputs_that_are_kept() -> None:
     """And those have no progress bars, and no paths of a machine."""
     outputs = read_results()

@@ -451,7 +451,7 @@ def to_numpy(
     A batch is `(x, y)` as `to_keras` gives it: x `(B, H, W, C)`, y int64 `(B,)` for classes. You may keep and change
     it.
 
-    Needs nothing beside numpy and h5py.
+    Needs only numpy and h5py.
 
     Args:
         dataset, batch_size, split: as in `to_keras`.
