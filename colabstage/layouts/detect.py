@@ -11,7 +11,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -108,7 +108,6 @@ class Case:
 
     @cached_property
     def tables(self) -> TableSearch:
-        """Return the tables that may name the images."""
         return self.search(TABLE)
 
     def search(self, kind: FileKind) -> TableSearch:
@@ -134,7 +133,6 @@ class Case:
 
     @cached_property
     def rows(self) -> Found:
-        """Return what tables state about images."""
         return gather(self.tables.state)
 
     @cached_property
@@ -309,15 +307,11 @@ _UNREAD_LABELS = refuse("")
 # --- rivals -----------------------------------------------------------------------------------------------------------
 
 
-def _boxes_beside(state: Callable[[Source], Found]) -> Callable[[Case, Evidence], Found | None]:
+def _boxes_beside(state: Callable[[Source], Found], case: Case, found: Evidence) -> Found | None:
     """Return what some boxes state, except in files that were used."""
-
-    def rival(case: Case, found: Evidence) -> Found | None:
-        # Both may number classes by one list.
-        other = state(case.source.without({name for name in found.used if not is_class_list(name)}))
-        return other if isinstance(other, Evidence) else None
-
-    return rival
+    # Both may number classes by one list.
+    other = state(case.source.without({name for name in found.used if not is_class_list(name)}))
+    return other if isinstance(other, Evidence) else None
 
 
 def _masks_beside(case: Case, found: Evidence) -> Found | None:
@@ -623,7 +617,7 @@ LAYOUTS: tuple[Layout, ...] = (
         Case.state_boxes,
         extensions=(".txt", ".xml", ".json"),
         rivals=(
-            *(Rival(f"boxes ({name})", DETECTION, _boxes_beside(state)) for name, state in _BOXES),
+            *(Rival(f"boxes ({name})", DETECTION, partial(_boxes_beside, state)) for name, state in _BOXES),
             _CALLED,
             _BY_ROWS,
             _BY_MASKS,
@@ -794,11 +788,11 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     archives = files_called(source, words.ARCHIVES)
     is_packed = bool(archives) and len(archives) == len(source.files.where(lambda name: not words.is_note(name)))
     faults = [miss.error for miss in declined if not isinstance(miss.error, EmptySourceError)]
-    unread = [(how, files_called(source, extensions)) for how, extensions in _UNREAD.items()]
+    unread = {how: files_called(source, extensions) for how, extensions in _UNREAD.items()}
     if not (archives or faults):
         others = source.files.not_ending_in({*words.HARMLESS, *words.TABLES, *words.TEXTS} - {""})
-        unread.append((_AS_OBJECT, others.where(lambda name: not words.is_note(name))))
-    for how, files in unread:
+        unread[_AS_OBJECT] = others.where(lambda name: not words.is_note(name))
+    for how, files in unread.items():
         if files:
             what = f"holds files that are not read: {count_kinds(files)} (first '{files.names[0]}')"
             return LayoutError(f"'{source.label}' {what}. {how}")
