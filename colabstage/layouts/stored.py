@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 NPY = ".npy"
 # Nobody writes a longer header; numpy's own limit is 10,000 characters.
 MAX_HEADER_BYTES = 64 * 1024
+OF_MATLAB = "it is a cell array, a struct or an object of MATLAB; save numbers of one shape, or words by char(…)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +314,8 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
 
     base = h5py.check_vlen_dtype(dataset.dtype)
     trouble = "" if dataset.dtype.kind in "biuf" else f"it holds {dataset.dtype}, which are not numbers of one kind"
+    if dataset.attrs.get("MATLAB_class") == b"cell" or "MATLAB_object_decode" in dataset.attrs:
+        trouble = OF_MATLAB
     if base is not None:
         trouble = f"each row has any number of {base} values; cut them to one length, or read it with dataset_h5"
     return StoredArray(name, shape, native, rows, whole, trouble, unwritten=unwritten_part(dataset))

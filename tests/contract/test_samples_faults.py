@@ -10,6 +10,7 @@ import io
 import json
 import pickle
 import re
+import struct
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -1187,6 +1188,34 @@ def test_the_line_for_labels_in_excel_keeps_zeros(tmp_path: Path) -> None:
     folder = write_files(tmp_path / "set", files("images/000{1..8}.jpg", {"labels.xlsx": "x"}))
     packed = pack(folder, tmp_path / "out.h5")
     assert re.search(r"read_excel\('labels\.xlsx'(?!.*dtype)", packed.refusal) is None, packed.refusal
+
+
+def test_an_object_of_matlab_is_no_missing_label(tmp_path: Path) -> None:
+    """Its words, as string("cat"), are beside its name: scipy calls it None, and HDF5 has numbers in place of them."""
+    matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
+    rows, old, new = io.BytesIO(), tmp_path / "old", tmp_path / "new"
+    matlab.savemat(rows, {"X": np.zeros((6, 2))})
+
+    def element(kind: int, content: bytes) -> bytes:
+        return struct.pack("<II", kind, len(content)) + content + bytes(-len(content) % 8)
+
+    number = (
+        element(6, struct.pack("<II", 13, 0))
+        + element(5, struct.pack("<ii", 1, 1))
+        + element(1, b"")
+        + element(6, bytes(4))
+    )
+    words = b"".join(element(1, word) for word in (b"y", b"MCOS", b"string"))
+    made = rows.getvalue() + element(14, element(6, struct.pack("<II", 17, 0)) + words + element(14, number))
+    write_files(old, {"x.mat": made})
+    write_files(new, {"x.mat": b""})
+    with h5py.File(new / "x.mat", "w") as file:
+        file["X"], file["y"] = np.zeros((2, 6)), np.ones((1, 6), np.uint32)
+        file["X"].attrs["MATLAB_class"], file["y"].attrs["MATLAB_class"] = np.bytes_("double"), np.bytes_("string")
+        file["y"].attrs["MATLAB_object_decode"] = 3
+    for folder in (old, new):
+        packed = pack(folder, tmp_path / "out.h5")
+        assert refused(r"'x\.mat/y' cannot be used.*char\(")(packed), str(packed)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from colabstage.layouts.records import (
     split_of_shard,
     splits_of_fields,
 )
-from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
+from colabstage.layouts.stored import NPY, OF_MATLAB, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import (
     Arrays,
     BrokenDatasetError,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 
 NAME = "arrays"
-_MATLAB_HEAD = b"MATLAB 5.0 MAT-file"
+_MATLAB_HEAD, _OBJECT = b"MATLAB 5.0 MAT-file", ("s0", "s1", "s2", "arr")
 _SVHN = re.compile(r"(train|test|extra)_32x32\.mat$")
 _NPZ, _MAT = ".npz", ".mat"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", _MAT)
@@ -477,7 +477,9 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     except Exception as error:  # scipy may raise anything for damaged bytes
         msg = f"'{entry.name}' is a damaged MATLAB file: {error}. Copy it again, or save it again with '-v7.3'."
         raise LayoutError(msg) from error
-    arrays = {key: values for key, values in held.items() if isinstance(values, np.ndarray) and values.size}
+    # MATLAB's own notes, such as __function_workspace__, are arrays too.
+    named = {key: values for key, values in held.items() if not key.startswith("__")}
+    arrays = {key: values for key, values in named.items() if isinstance(values, np.ndarray) and values.size}
     # Characters of several rows are words, padded with blanks; others are a description.
     words_of = {key: np.char.rstrip(one) for key, one in arrays.items() if one.dtype.kind == "U" and one.size > 1}
     numeric = words_of | {
@@ -503,9 +505,12 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
         rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
         name = f"{entry.name}/{key}"
         found.append(StoredArray.in_memory(name, rows, stamp_of(entry), trouble if is_square else ""))
-    cells = [f"{entry.name}/{key}" for key, values in arrays.items() if values.dtype.kind in "OV"]
-    why = "it is a cell array or a struct of MATLAB; save numbers of one shape"
-    return [*found, *(StoredArray.in_memory(name, np.zeros(0), "", why) for name in cells)]
+    for key, values in arrays.items():
+        if values.dtype.kind in "OV":
+            # scipy calls each object "None"; its own name is in it.
+            own = _as_text(values["s0"][0]) if values.dtype.names == _OBJECT else key
+            found.append(StoredArray.in_memory(f"{entry.name}/{own}", np.zeros(0), "", OF_MATLAB))
+    return found
 
 
 def _each_a_sample(source: Source, files: FileEntries) -> str:
