@@ -90,7 +90,7 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
 
 def check_choice(name: str, given: object, kind: object, *, otherwise: str = "") -> None:
     """Refuse an argument that is none of the words of `kind`, a `Literal`. `otherwise`: as of `whole_number`."""
-    if given not in get_args(kind):
+    if not isinstance(given, str) or given not in get_args(kind):
         known = ", ".join(map(repr, get_args(kind)))
         msg = f"{name}={show_value(given)} is unknown; expected one of {known}{otherwise}."
         raise OptionError(msg)

@@ -11,7 +11,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -108,7 +108,6 @@ class Case:
 
     @cached_property
     def tables(self) -> TableSearch:
-        """Return the tables that may name the images."""
         return self.search(TABLE)
 
     def search(self, kind: FileKind) -> TableSearch:
@@ -134,7 +133,6 @@ class Case:
 
     @cached_property
     def rows(self) -> Found:
-        """Return what tables state about images."""
         return gather(self.tables.state)
 
     @cached_property
@@ -177,16 +175,19 @@ class Case:
     def state_audio(
         self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None, pattern: str | None = None
     ) -> Found:
-        """Return what their names, by a pattern, or tables, or otherwise folders, state about clips, as rows of one
-        length."""
+        """Return what `state_clips` does, as rows of one length."""
+        return _as_clips(self.state_clips(labels, pattern), options)
+
+    def state_clips(self, labels: Sequence[str] | None = None, pattern: str | None = None) -> Found:
+        """Return what their names, by a pattern, or tables, or otherwise folders, state about clips."""
         if pattern is not None:
-            return _as_clips(gather(lambda: names_state(self.source, pattern=pattern, kind=AUDIO)), options)
+            return gather(lambda: names_state(self.source, pattern=pattern, kind=AUDIO))
         require_files(self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})")
         found = gather(replace(self.search(AUDIO), labels=labels).state)
         # Where label columns were named, a table is meant.
         if not found.claims and labels is None:
             found = gather(lambda: folders_state(self.source, AUDIO))
-        return _as_clips(found, options)
+        return found
 
     @cached_property
     def card(self) -> tuple[str, dict[str, str]]:
@@ -306,15 +307,11 @@ _UNREAD_LABELS = refuse("")
 # --- rivals -----------------------------------------------------------------------------------------------------------
 
 
-def _boxes_beside(state: Callable[[Source], Found]) -> Callable[[Case, Evidence], Found | None]:
+def _boxes_beside(state: Callable[[Source], Found], case: Case, found: Evidence) -> Found | None:
     """Return what some boxes state, except in files that were used."""
-
-    def rival(case: Case, found: Evidence) -> Found | None:
-        # Both may number classes by one list.
-        other = state(case.source.without({name for name in found.used if not is_class_list(name)}))
-        return other if isinstance(other, Evidence) else None
-
-    return rival
+    # Both may number classes by one list.
+    other = state(case.source.without({name for name in found.used if not is_class_list(name)}))
+    return other if isinstance(other, Evidence) else None
 
 
 def _masks_beside(case: Case, found: Evidence) -> Found | None:
@@ -553,11 +550,22 @@ def _weigh_folders(case: Case) -> Found:
     return found
 
 
+def _weigh_clips(case: Case) -> Found:
+    """Weigh clips of one length; where they have several, what else speaks against them is first, because the line that
+    chooses a length takes the rest as it is."""
+    stated = gather(case.state_clips)
+    found = gather(lambda: _as_clips(stated, AS_THEY_ARE))
+    judged = case.judge(stated) if isinstance(found, Miss) else found
+    return judged if isinstance(judged, Miss) else found
+
+
 def _weigh_text(case: Case) -> Found:
     why, others = tokens.why_no_text(case.source), tokens.data_beside(case.source)
     if why or not others:
         return near(why) if why else tokens.tokens_state(case.source, card=case.card)
-    return Miss(LayoutError(f"'{case.source.label}' holds more than text and tokens: {count_kinds(others)}."))
+    # A text beside tables describes them.
+    kind = LayoutError if others.not_ending_in(words.TABLES) else EmptySourceError
+    return Miss(kind(f"'{case.source.label}' holds more than text and tokens: {count_kinds(others)}."))
 
 
 # Stricter formats first, because a YOLO export often has a JSON or XML file with the same boxes.
@@ -609,7 +617,7 @@ LAYOUTS: tuple[Layout, ...] = (
         Case.state_boxes,
         extensions=(".txt", ".xml", ".json"),
         rivals=(
-            *(Rival(f"boxes ({name})", DETECTION, _boxes_beside(state)) for name, state in _BOXES),
+            *(Rival(f"boxes ({name})", DETECTION, partial(_boxes_beside, state)) for name, state in _BOXES),
             _CALLED,
             _BY_ROWS,
             _BY_MASKS,
@@ -647,7 +655,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: lists_state(case.source, names_state(case.source))),
-    Layout("audio", Case.state_audio, extensions=words.SOUNDS, rivals=(_CALLED._replace(layout=""),)),
+    Layout("audio", Case.state_audio, _weigh_clips, extensions=words.SOUNDS, rivals=(_CALLED._replace(layout=""),)),
     Layout("tokens", lambda case: tokens.tokens_state(case.source), _weigh_text),
 )
 
@@ -760,12 +768,11 @@ _UNREAD = {
         ".pkl", ".pickle", ".p", ".joblib", ".pt", ".pth",
     ),
     "Fetch what they name: dvc pull.": (".dvc",),
-    "Pass pack_dataset a dataset object whose items are (x, y), x an array: pydicom.dcmread(path).pixel_array, "
-    "nibabel.load(path).get_fdata(), or the frames of a video.": (
-        ".dcm", ".dicom", ".nii", ".nii.gz", ".mha", ".nrrd",
-        ".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg",
-    ),
 }  # fmt: skip
+_AS_OBJECT = (
+    "Pass pack_dataset a dataset object whose items are (x, y), x an array: pydicom.dcmread(path).pixel_array, "
+    "nibabel.load(path).get_fdata(), the frames of a video, or what else reads them."
+)
 
 
 def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
@@ -776,16 +783,19 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
         return nearest
     if nearest is not None:
         return LayoutError(f"{nearest} {on_request}")
-    for how, extensions in _UNREAD.items():
-        if names := files_called(source, extensions).names:
-            return LayoutError(
-                f"'{source.label}' holds files that are not read ({len(names):,}, first '{names[0]}'). {how}"
-            )
     # No files of any known kind is a different problem from files that fit no layout, with a different remedy. Tars may
     # be shards, so they were examined.
     archives = files_called(source, words.ARCHIVES)
     is_packed = bool(archives) and len(archives) == len(source.files.where(lambda name: not words.is_note(name)))
     faults = [miss.error for miss in declined if not isinstance(miss.error, EmptySourceError)]
+    unread = {how: files_called(source, extensions) for how, extensions in _UNREAD.items()}
+    if not (archives or faults):
+        others = source.files.not_ending_in({*words.HARMLESS, *words.TABLES, *words.TEXTS} - {""})
+        unread[_AS_OBJECT] = others.where(lambda name: not words.is_note(name))
+    for how, files in unread.items():
+        if files:
+            what = f"holds files that are not read: {count_kinds(files)} (first '{files.names[0]}')"
+            return LayoutError(f"'{source.label}' {what}. {how}")
     if is_packed or not faults:
         msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}; expected {_KINDS}."
         return EmptySourceError(" ".join([msg, *source.tree.notes]))

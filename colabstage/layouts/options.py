@@ -115,8 +115,9 @@ def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
     >>> layout = array_rows(x="spectra", y="concentration")
 
     Args:
-        x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised. x
-            alone may also be a common part of the names of the arrays to use, such as "emnist-digits".
+        x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised; of
+            each split, if several have them. x alone may also be a common part of the names of the arrays to use, such
+            as "emnist-digits".
     """
     return _layout("arrays", arrays_state, x=x, y=y)
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 NPY = ".npy"
 # Nobody writes a longer header; numpy's own limit is 10,000 characters.
 MAX_HEADER_BYTES = 64 * 1024
+OF_MATLAB = "it is a cell array, a struct or an object of MATLAB; save numbers of one shape, or words by char(…)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,9 +290,12 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
 def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> StoredArray:
     import h5py
 
-    if h5py.check_string_dtype(dataset.dtype) is not None:
+    # MATLAB's characters are numbers, a column for each word; a single one is a description.
+    is_chars = dataset.attrs.get("MATLAB_class") == b"char" and dataset.ndim > 1
+    if is_chars or h5py.check_string_dtype(dataset.dtype) is not None:
         text = functools.partial(_text, dataset, name)
-        return StoredArray(name, dataset.shape, np.dtype(object), lambda: rows_of_array(text(), name, ""), text)
+        shape = dataset.shape if not is_chars else dataset.shape[1:] if dataset.shape[1] > 1 else ()
+        return StoredArray(name, shape, np.dtype(object), lambda: rows_of_array(text(), name, ""), text)
     # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) is (N, c, w, h) here.
     matlab = "MATLAB_class" in dataset.attrs and dataset.ndim > 1
     is_table = matlab and dataset.ndim == 2
@@ -310,12 +314,16 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
 
     base = h5py.check_vlen_dtype(dataset.dtype)
     trouble = "" if dataset.dtype.kind in "biuf" else f"it holds {dataset.dtype}, which are not numbers of one kind"
+    if dataset.attrs.get("MATLAB_class") == b"cell" or "MATLAB_object_decode" in dataset.attrs:
+        trouble = OF_MATLAB
     if base is not None:
         trouble = f"each row has any number of {base} values; cut them to one length, or read it with dataset_h5"
     return StoredArray(name, shape, native, rows, whole, trouble, unwritten=unwritten_part(dataset))
 
 
 def _text(dataset: Any, name: str) -> NDArray[Any]:
+    if dataset.dtype.kind == "u":
+        return np.array(["".join(map(chr, codes)).rstrip() for codes in dataset[()].T.tolist()])
     try:
         return np.array(dataset.asstr()[()].tolist(), dtype=np.str_)
     except UnicodeDecodeError as error:

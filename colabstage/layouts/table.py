@@ -237,7 +237,8 @@ class Arrays(_OfSource):
         if self.dtype.kind not in "biufc" or self.dtype.itemsize > (16 if self.dtype.kind == "c" else 8):
             name = f"'{self.source.name(0)}' has" if len(self.source) else "They have"
             expected = "whole numbers, floats of at most 64 bits, or bool"
-            msg = f'{name} dtype {self.dtype}; expected {expected}. Convert them first, for example .astype("float64").'
+            how = 'for example .astype("float64")' if self.dtype.kind in "fc" else "words and dates into numbers"
+            msg = f"{name} dtype {self.dtype}; expected {expected}. Convert them first, {how}."
             raise LayoutError(msg)
 
     def to_array(self, content: Content) -> NDArray[Any]:
@@ -496,7 +497,9 @@ class SampleTable:
     @property
     def unit(self) -> str:
         """Return the plural noun for its samples."""
-        return "images" if isinstance(self.inputs, Images) else _UNITS.get(self.layout, "samples")
+        # Clips are files like images until their length is known.
+        are_images = isinstance(self.inputs, Images) and self.layout != "audio"
+        return "images" if are_images else _UNITS.get(self.layout, "samples")
 
 
 _NONE = FileEntries.of(())

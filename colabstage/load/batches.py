@@ -208,9 +208,13 @@ def _scaled(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def stacked_arrays(name: str, results: list[Any], dtype: DTypeLike | None = None) -> Any:
-    """Stack what a transform returned for each sample into arrays, as `collate_results`; lists are vectors, and what
-    numpy reads as an array counts as one. `dtype`: as `scale_to`."""
-    made = collate_results(name, [_plain(one) if isinstance(one, list) else map_leaves(one, _plain) for one in results])
+    """Stack what a transform returned for each sample into arrays, as `collate_results`; lists of numbers are vectors,
+    and what numpy reads as an array counts as one. `dtype`: as `scale_to`."""
+
+    def is_vector(one: Any) -> bool:
+        return isinstance(one, list) and not any(getattr(part, "shape", ()) for part in one)
+
+    made = collate_results(name, [_plain(one) if is_vector(one) else map_leaves(one, _plain) for one in results])
     return _arrays(made if dtype is None else scale_to(made, torch_dtype(dtype) or torch.float32))
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
+import numpy as np
+
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.images.decode import most_decoding_threads
 from colabstage.io.arguments import check_argument, whole_number
@@ -173,13 +175,14 @@ def _check(batch_size: int, options: LoaderOptions) -> int:
     expected = {"strategy": get_args(Strategy), "shuffle": (True, False, "auto", None)}
     for name, values in expected.items():
         given: object = getattr(options, name)
-        if given not in values or (name == "shuffle" and isinstance(given, int) and not isinstance(given, bool)):
+        if not isinstance(given, str | bool | np.bool_ | None) or given not in values:
             known = ", ".join(str(value) for value in values if value is not None)
             msg = f"{name}={given!r} is unknown; {_GONE.get((name, str(given)), f'expected one of {known}.')}"
             raise OptionError(msg)
     check_argument("drop_last", options.drop_last, "switch")
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
-        if (count := getattr(options, name)) not in ("auto", None):
+        count = getattr(options, name)
+        if not isinstance(count, str | None) or count not in ("auto", None):
             whole_number(name, count, least=least, otherwise=', or "auto"')
     if options.num_workers == 0 and options.prefetch_factor not in ("auto", None):
         msg = f"prefetch_factor={options.prefetch_factor} is of no use with num_workers=0. Leave one of them out."

@@ -203,8 +203,9 @@ def make_loader(
     loader: Loader = object.__new__(Loader)
     DataLoader.__init__(
         loader,
-        view if rows is None else Subset(view, rows.tolist()),
-        plan.batch_size,
+        # By name, as Lightning replaces them where it predicts.
+        dataset=view if rows is None else Subset(view, rows.tolist()),
+        batch_size=plan.batch_size,
         sampler=EpochSampler(visited, seed, given=asked.seed is not None, fixed=is_fixed)
         if shard.world_size == 1
         else RankSampler(visited, seed, shard, given=asked.seed is not None),

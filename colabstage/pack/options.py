@@ -32,12 +32,12 @@ RULES_VERSION = 5
 _NEWER_RULES = {
     **dict.fromkeys(("lmdb", "pixel_table"), 7),
     **dict.fromkeys(("arrow", "webdataset", "images", "coco_classes", "croissant"), 8),
-    **dict.fromkeys(("tokens", "arrays", "file_names", "audio"), 9),
-    "tfrecord": 10,
+    **dict.fromkeys(("file_names", "audio"), 9),
+    **dict.fromkeys(("tfrecord", "tokens", "arrays"), 10),
     "detection": 14,
     "pairs": 16,
     "table": 18,
-    "auto": 22,
+    "auto": 23,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -10,6 +10,7 @@ import io
 import json
 import pickle
 import re
+import struct
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from colabstage.options import (
     Images,
     SampleTable,
     TreeFiles,
+    array_rows,
     audio_clips,
     file_names,
     folders,
@@ -913,6 +915,8 @@ SMALL = np.arange(4 * 8 * 6 * 3, dtype=np.uint8).reshape(4, 8, 6, 3)
 FROM_ONE = [found("train: 0 4, 1 4, 2 4"), noted("stay the numbers")]
 ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
+    row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),
+    row("words as inputs", {"x.npz": npz(x=np.array(["a", "b"]), y=np.arange(2))}, right=[refused("words and dates", but_not="astype")]),
     row("CIFAR's first file alone", files("", {"data_batch_1": batch(4, labels=[0, 1, 0, 1])}), right=[noted("data_batch_1.*5"), lambda packed: packed.found == "train: 0 2, 1 2" and not noted("left out")(packed)]),
     *(row(f"an array beside {name}", files("", {"X.npy": X, name: content}), right=[noted(re.escape(name)), refused(re.escape(name)), found("train: 0 4, 1 4.*")])
       for name, content in NAMED.items()),
@@ -1016,6 +1020,13 @@ NO_LANGUAGE: dict[str, dict[str, Any]] = {
     "YOLO labels alone": {"labels/{train,val}/{0..39}.txt": "0 0.5123 0.5321 0.2511 0.2522\n" * 3, "data.yaml": "names: [a]\n"},
 }
 TEXTS = [
+    *(row(f"no tokens: {name}", files("", {names: np.arange(9000, dtype=np.float32).tobytes()}), right=[refused(r"\.bin' may hold anything")])
+      for name, names in [("point clouds", "training/velodyne/00000{0..2}.bin"), ("events in classes", "{Train,Test}/{0,1}/0000{0,1}.bin"), ("chunks", "train/chunk-0-{0,1}.bin")]),
+    row("tokens in folders of splits", {f"{one}/tokens.bin": np.arange(6000, dtype=np.uint16).tobytes() for one in ("train", "val")}, right=[found("train: 5 rows .*; val: 5 rows .*")]),
+    row("a label beside a text", {"train.jsonl": b'{"text": "to be or not to be, that is the question", "intent": "doubt"}\n' * 90}, right=[noted("Not used.*'intent'")]),
+    *(row(f"no format of ours: {name}", files("", made), right=[refused(f"not read.*{ends}.*items are")])
+      for name, made, ends in [("meshes", {"{train,test}/{bed,sofa}/{0,1}.off": "OFF"}, "8 .off"), ("DICOM without ending", {"IM/IM000{0,1}": "DICM"}, "IM0000"), ("scans and a table", {"{0,1}.mhd": "x", "{0,1}.raw": "x", "labels.csv": "id,label\n0,a\n"}, ".mhd")]),
+    row("a table and a text about it", files("", {"train.csv": "id,price\n1,2\n", "data_description.txt": "price: in dollars"}), right=[refused("One of numbers alone")]),
     *(row(f"no language: {name}", files("", made), right=[refused("txt|jsonl")]) for name, made in NO_LANGUAGE.items()),
     row("tokens of uint32, as advised", {"train.bin": (np.arange(3000, dtype=np.uint32) * 50).tobytes()}, right=[found(r"train: 2 rows .*uint32.*")],
         layout=token_blocks(1024, dtype="uint32")),
@@ -1179,6 +1190,34 @@ def test_the_line_for_labels_in_excel_keeps_zeros(tmp_path: Path) -> None:
     assert re.search(r"read_excel\('labels\.xlsx'(?!.*dtype)", packed.refusal) is None, packed.refusal
 
 
+def test_an_object_of_matlab_is_no_missing_label(tmp_path: Path) -> None:
+    """Its words, as string("cat"), are beside its name: scipy calls it None, and HDF5 has numbers in place of them."""
+    matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
+    rows, old, new = io.BytesIO(), tmp_path / "old", tmp_path / "new"
+    matlab.savemat(rows, {"X": np.zeros((6, 2))})
+
+    def element(kind: int, content: bytes) -> bytes:
+        return struct.pack("<II", kind, len(content)) + content + bytes(-len(content) % 8)
+
+    number = (
+        element(6, struct.pack("<II", 13, 0))
+        + element(5, struct.pack("<ii", 1, 1))
+        + element(1, b"")
+        + element(6, bytes(4))
+    )
+    words = b"".join(element(1, word) for word in (b"y", b"MCOS", b"string"))
+    made = rows.getvalue() + element(14, element(6, struct.pack("<II", 17, 0)) + words + element(14, number))
+    write_files(old, {"x.mat": made})
+    write_files(new, {"x.mat": b""})
+    with h5py.File(new / "x.mat", "w") as file:
+        file["X"], file["y"] = np.zeros((2, 6)), np.ones((1, 6), np.uint32)
+        file["X"].attrs["MATLAB_class"], file["y"].attrs["MATLAB_class"] = np.bytes_("double"), np.bytes_("string")
+        file["y"].attrs["MATLAB_object_decode"] = 3
+    for folder in (old, new):
+        packed = pack(folder, tmp_path / "out.h5")
+        assert refused(r"'x\.mat/y' cannot be used.*char\(")(packed), str(packed)
+
+
 @pytest.mark.parametrize(
     ("shape", "y", "right"),
     [
@@ -1188,6 +1227,8 @@ def test_the_line_for_labels_in_excel_keeps_zeros(tmp_path: Path) -> None:
         ((64, 12), FROM_1[None], found("train: 1 4, 2 4, 3 4.*")),
         ((12, 4, 12), FROM_1[:, None], refused("first and the last axis")),
         (None, FROM_1[:, None], refused("'x.mat/X'.*cell")),
+        ((12, 4, 5), np.zeros((12, 3), np.uint8), found(r"train: 12 rows with targets of \(3,\).*")),
+        ((12, 4), np.array(["cat", "horse"] * 6), found("train: cat 6, horse 6.*")),
     ],
 )
 def test_samples_of_matlab_lie_along_the_axis_of_its_vectors(

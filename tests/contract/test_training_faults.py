@@ -653,6 +653,15 @@ def test_a_dict_of_inputs_is_scaled(path: Path) -> None:
     assert {part.dtype for part in batch.values()} == {torch.float32}
 
 
+def test_a_list_of_arrays_is_several_inputs(path: Path) -> None:
+    """As `default_collate` makes one of each, for every framework; a list of numbers is a vector."""
+    dataset = dataset_h5(path, lambda x: [x, np.array([x.mean()])], target_transform=lambda y: [y, 1])
+    for batches in (make_loader(dataset, 8), to_numpy(dataset, 8)):
+        x, _ = next(iter(batches))
+        assert [tuple(part.shape) for part in x] == [(8, 8, 8, 3), (8, 1)]
+    assert next(iter(to_numpy(dataset, 8)))[1].shape == (8, 2)
+
+
 def test_numbers_of_numpy_are_numbers(path: Path) -> None:
     """As they come from a grid or a data frame."""
     eight, one, two = np.int64(8), np.int64(1), np.int64(2)

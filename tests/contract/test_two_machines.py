@@ -74,7 +74,12 @@ def _begin(home: Path, version: str, world: str, seed: int | None = None) -> int
             Path(tempfile.tempdir).mkdir()
         if seed is not None:
             halts = Random(seed)
-            sys.addaudithook(lambda event, _: event in _HALTS and time.sleep(halts.choice([0, 0, 0, 3e-4, 1e-3, 3e-3])))
+
+            def halt(event: str, _: object) -> None:
+                if event in _HALTS:
+                    time.sleep(halts.choice([0, 0, 0, 3e-4, 1e-3, 3e-3]))
+
+            sys.addaudithook(halt)
         try:
             (home / version).write_text(str(publish(str(home), version)))
         except BaseException:  # noqa: BLE001 - the exit code says so

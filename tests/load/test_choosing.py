@@ -106,6 +106,7 @@ def test_where_a_split_is_read_from(facts: LoaderFacts, asked: dict[str, Any], s
         ({"batch_size": 0}, "batch_size=0"),
         ({"num_workers": -1}, "num_workers=-1"),
         ({"strategy": "magic"}, "auto, device, memory, direct"),
+        *(({name: np.array([1, 2])}, name) for name in ("strategy", "shuffle", "num_workers", "prefetch_factor")),
         ({"batch_size": 2000, "drop_last": True}, "1,000 samples"),
     ],
 )

@@ -104,7 +104,7 @@ def test_paths_on_drive_are_fsspecs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_lightnings_trainer_trains_with_the_data_module_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stages once, and trains and validates with our loaders."""
+    """It stages once, trains and validates with our loaders, and predicts with loaders of their parts."""
     lightning: Any = pytest.importorskip("lightning.pytorch", reason="needs lightning: pip install --group large")
     monkeypatch.chdir(tmp_path)
     write_photos(tmp_path / "photos")
@@ -124,8 +124,15 @@ def test_lightnings_trainer_trains_with_the_data_module_of_the_page(
         def validation_step(self, batch: Any, number: int) -> None:
             self.log("loss", self.training_step(batch, number))
 
+        def predict_step(self, batch: Any, _: int) -> Any:
+            return batch[1]
+
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 0.01)
+
+    class Predicted(names["StagedData"]):  # type: ignore[misc]
+        def predict_dataloader(self) -> Any:
+            return self.val_dataloader()
 
     options = {
         "image_size": 32,
@@ -135,5 +142,7 @@ def test_lightnings_trainer_trains_with_the_data_module_of_the_page(
     }
     quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
     trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet)
-    trainer.fit(Model(), datamodule=names["StagedData"]("photos", 8, **options))
+    staged = Predicted("photos", 8, **options)
+    trainer.fit(Model(), datamodule=staged)
     assert 0 < float(trainer.callback_metrics["loss"]) < 100
+    assert torch.cat(trainer.predict(Model(), datamodule=staged)).tolist() == staged.data["test"].targets.tolist()

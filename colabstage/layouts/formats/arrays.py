@@ -39,7 +39,7 @@ from colabstage.layouts.records import (
     split_of_shard,
     splits_of_fields,
 )
-from colabstage.layouts.stored import NPY, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
+from colabstage.layouts.stored import NPY, OF_MATLAB, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
 from colabstage.layouts.table import (
     Arrays,
     BrokenDatasetError,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 
 NAME = "arrays"
-_MATLAB_HEAD = b"MATLAB 5.0 MAT-file"
+_MATLAB_HEAD, _OBJECT = b"MATLAB 5.0 MAT-file", ("s0", "s1", "s2", "arr")
 _SVHN = re.compile(r"(train|test|extra)_32x32\.mat$")
 _NPZ, _MAT = ".npz", ".mat"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", _MAT)
@@ -119,18 +119,23 @@ def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = N
 
     Args:
         every: paths of all arrays, the key in a file as the last part.
-        x, y: last parts of the names of inputs and targets, if the user named them; x alone may be a common part of the
-            names to use.
+        x, y: last parts of the names of inputs and targets, if the user named them, in each split; x alone may be a
+            common part of the names to use.
     """
+    asked: dict[str, str] = {}
     if x is not None:
+        of_x, of_y = ([] if one is None else _called(every, one) for one in (x, y))
         # EMNIST has six datasets in one archive, each with its splits.
         common = [name for name in every if x in name]
-        if y is None and not _called(every, x) and len(common) > 1:
+        if y is None and not of_x and len(common) > 1:
             return find_splits(common)
-        return [SplitArrays("", _only(every, x), None if y is None else _only(every, y))]
+        if len(of_x) <= 1:
+            return [SplitArrays("", _only(every, x), None if y is None else _only(every, y))]
+        asked = dict.fromkeys(every, "") | dict.fromkeys(of_y, "y") | dict.fromkeys(of_x, "x")
     by_split: dict[str, dict[str, list[str]]] = {}
     for name in every:
         split, role = _split_and_role(name)
+        role = asked.get(name, role)
         by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
     with_x = {split: roles for split, roles in by_split.items() if roles["x"]}
     several = [names for roles in with_x.values() for role, names in roles.items() if role and len(names) > 1]
@@ -160,6 +165,7 @@ def _unclear(names: Sequence[str]) -> str:
         f"Which of the arrays {listed(names)} are inputs and which targets? Expected one of each, such as X and y, or "
         "of each split, such as x_train and y_train. Or say so: layout=array_rows(x='NAME', y='NAME'), "
         "array_rows(x='NAME') for inputs alone, or array_rows('PART'), what the names of all that count have in common."
+        " Or give pack_dataset an object whose items are (x, y)."
     )
 
 
@@ -190,6 +196,8 @@ def _candidates(stored: Mapping[str, StoredArray]) -> list[str]:
     names = [name for name in every if name not in facts] or every
     inputs = [name for name in names if _split_and_role(name)[1] == "x"]
     texts = {name for name in inputs if held[name].is_text and not held[name].trouble}
+    if names and all(held[name].trouble for name in names):
+        _usable(held[names[0]])
     return [name for name in names if name not in texts] if len(texts) < len(inputs) else names
 
 
@@ -469,14 +477,21 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     except Exception as error:  # scipy may raise anything for damaged bytes
         msg = f"'{entry.name}' is a damaged MATLAB file: {error}. Copy it again, or save it again with '-v7.3'."
         raise LayoutError(msg) from error
-    arrays = {key: values for key, values in held.items() if isinstance(values, np.ndarray) and values.size}
-    numeric = {
+    # MATLAB's own notes, such as __function_workspace__, are arrays too.
+    named = {key: values for key, values in held.items() if not key.startswith("__")}
+    arrays = {key: values for key, values in named.items() if isinstance(values, np.ndarray) and values.size}
+    # Characters of several rows are words, padded with blanks; others are a description.
+    words_of = {key: np.char.rstrip(one) for key, one in arrays.items() if one.dtype.kind == "U" and one.size > 1}
+    numeric = words_of | {
         key: values.astype(values.dtype.newbyteorder("="), copy=False)
         for key, values in arrays.items()
         if values.dtype.kind in "biuf"
     }
-    # MATLAB has no arrays of one axis, so labels may be a row as well as a column.
+    # MATLAB has no arrays of one axis, so labels may be a row as well as a column. Without any, the samples are along
+    # the axis that all arrays share.
     counts = {values.size for values in numeric.values() if values.size == max(values.shape) > 1}
+    ends = [{values.shape[0], values.shape[-1]} for values in numeric.values()]
+    counts = counts or (set.intersection(*ends) if len(ends) > 1 else set())
     found = []
     for key, values in numeric.items():
         first, last = values.shape[0] in counts, values.shape[-1] in counts
@@ -485,14 +500,17 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
         # With more than two axes the last one counts samples where nothing says otherwise.
         is_moved = (last or values.ndim > 2) and not (first and (values.ndim == 2 or not last))
         rows = np.moveaxis(values, -1, 0) if is_moved else values
-        rows = values.reshape(-1, 1) if values.size == max(values.shape) else rows
+        rows = values.reshape(-1, 1) if values.size == max(values.shape) and values.ndim > 1 else rows
         # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
         rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
         name = f"{entry.name}/{key}"
         found.append(StoredArray.in_memory(name, rows, stamp_of(entry), trouble if is_square else ""))
-    cells = [f"{entry.name}/{key}" for key, values in arrays.items() if values.dtype.kind in "OV"]
-    why = "it is a cell array or a struct of MATLAB; save numbers of one shape"
-    return [*found, *(StoredArray.in_memory(name, np.zeros(0), "", why) for name in cells)]
+    for key, values in arrays.items():
+        if values.dtype.kind in "OV":
+            # scipy calls each object "None"; its own name is in it.
+            own = _as_text(values["s0"][0]) if values.dtype.names == _OBJECT else key
+            found.append(StoredArray.in_memory(f"{entry.name}/{own}", np.zeros(0), "", OF_MATLAB))
+    return found
 
 
 def _each_a_sample(source: Source, files: FileEntries) -> str:

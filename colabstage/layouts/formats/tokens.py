@@ -27,7 +27,7 @@ from colabstage.layouts.names import BEFORE_NUMBER, parts_of_names
 from colabstage.layouts.reading import Source, broken, decode_text, is_comment, items_of, open_member, spool_folder
 from colabstage.layouts.records import ShardFile, scan_each
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
-from colabstage.trees.bytes import HEAD_BYTES, ByteSource, JoinedBytes, LocalBytes, RequestedBytes
+from colabstage.trees.bytes import ByteSource, JoinedBytes, LocalBytes, RequestedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,10 +89,13 @@ def tokens_state(
     tree = source.tree
     tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
     require_files(tokens or texts, source, f"tokens (.bin) and no text ({', '.join(_TEXTS)})")
-    # .bin says nothing about the content, so a name such as train.bin is required; STL10's files are train_X.bin.
-    named = tokens.where(lambda name: bool(words.split_of_file(name)))
+    # .bin says nothing about the content, so a name such as train.bin or train/tokens.bin is required: point clouds are
+    # training/000000.bin, and STL10's files train_X.bin.
+    own = {name: name if "token" in name.lower() else posixpath.basename(name) for name in tokens.names}
+    named = tokens.where(lambda name: bool(words.split_of_file(own[name])))
     odd = tokens.where(lambda name: not _ARRAY_WORDS.isdisjoint(words.words_of(words.stem_of(name))))
-    odd = odd or tokens.without(set(named.names) if named or not texts else set(tokens.names))
+    in_splits = any(map(words.split_of_file, tokens.names))
+    odd = odd or tokens.without(set(named.names) if in_splits or not texts else set(tokens.names))
     if odd:
         return near(
             f"'{odd[0].name}' may hold anything; expected tokens in train.bin and val.bin, arrays in .npy files."
@@ -102,13 +105,17 @@ def tokens_state(
                    for split, entries in _by_split(named, card).items()}  # fmt: skip
         return Evidence(_token_table(tree, streams, options), "text", frozenset(named.names))
     # A stand-in is as short, and refused.
-    heads = scan_each(texts, lambda _, entry: read_with_retry(lambda: source.head(entry, HEAD_BYTES), entry.name))
+    heads = scan_each(texts, lambda _, entry: read_with_retry(lambda: source.head(entry, _HEAD_BYTES), entry.name))
     for name, head in zip(texts.names, heads, strict=True):
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise broken(name, "it is text in UTF-16", "UTF-8")
     by_split = _by_split(texts, card)
     streams = {split: [_bytes_of_texts(tree, entries)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
+    lines = [items_of(decode_text(head.partition(b"\n")[0])) or () for head in heads]
+    fields = {one[0] for line in lines for one in line if isinstance(one, tuple)} - {options.field}
+    if fields:
+        table = replace(table, notes=(*table.notes, f"Not used: the fields {listed(sorted(fields))}."))
     is_marked = any(head.startswith(_BOM) for head in heads)
     is_plain = options.tokenizer is None and options.separator is None and not is_marked
     # Where their bytes are not the tokens, to be read in place: planning must not tokenize, which takes time, nor store
@@ -116,7 +123,7 @@ def tokens_state(
     if not is_plain or any(name.lower().endswith(".jsonl") for name in texts.names):
         most = f"At most {len(table):,} rows of {options.length:,} tokens; how many shows once the text is tokenized."
         complete = partial(_tokenized, tree, by_split, options, estimate=most)
-        table = replace(table, notes=(most,), complete=complete)
+        table = replace(table, notes=(most, *table.notes[1:]), complete=complete)
     return Evidence(table, "text", frozenset(texts.names))
 
 

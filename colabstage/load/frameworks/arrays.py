@@ -379,8 +379,8 @@ def to_keras(
 
     Args:
         dataset: a `dataset_h5`; or, without torch, the path of a file, a pattern or a list of files. The dataset's
-            transforms are called sample by sample, and must return arrays of one shape; or dicts or tuples of these,
-            for models with several inputs or outputs.
+            transforms are called sample by sample, and must return arrays of one shape; or dicts, tuples or lists of
+            these, for models with several inputs or outputs.
         batch_size: samples in a batch; the last one of an epoch may have fewer.
         **arguments: those of `ArrayOptions`.
         split: which split, if `dataset` is files; `"train"` by default.

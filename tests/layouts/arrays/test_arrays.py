@@ -39,7 +39,8 @@ def h5(values: dict[str, Any], *, userblock: int = 0, matlab: bool = False, **op
             own = options if np.asarray(array).dtype.kind != "O" else {}
             made.create_dataset(key, data=array, **own)
             if matlab:
-                made[key].attrs["MATLAB_class"] = np.bytes_("double")
+                is_text = made[key].dtype == np.uint16
+                made[key].attrs["MATLAB_class"] = np.bytes_("char" if is_text else "double")
     return file.getvalue()
 
 
@@ -80,6 +81,8 @@ READ: dict[str, tuple[dict[str, bytes], Any, Rows, tuple[str, ...]]] = {
     "the recipe's": ({"data.h5": h5({"X_train": X, "Y_train": Y[:, None, None].astype(np.uint8), "X_dev": X[:3], "Y_dev": Y[:3, None, None].astype(np.uint8)})}, "auto",
                      {"train": (X, Y), "dev": (X[:3], Y[:3])}, NUMBERED),
     "MATLAB 7.3, images": ({"a.mat": h5({"X": np.moveaxis(X, 0, -1).T, "y": Y[None] + 1.0}, userblock=512, matlab=True)}, "auto", {"": (X, Y + 1.0)}, ()),
+    "MATLAB 7.3, words": ({"a.mat": h5({"X": FLOATS.T.astype(float), "y": np.array([[*map(ord, one.ljust(4))] for one in WORDS], np.uint16).T}, userblock=512, matlab=True)},
+                          "auto", {"": (FLOATS.astype(float), OF_WORDS)}, ("bird", "cat", "dog")),
     "a split without targets": ({"a.npz": npz(x_train=X, y_train=Y, x_test=X)}, "auto", {"train": (X, Y)}, NUMBERED),
 }  # fmt: skip
 

@@ -198,7 +198,8 @@ NO_WORD = {f"train/{('no', 'yes')[n % 2]}/{n}.wav": wav(tone(n)) for n in range(
 NO_WORD |= {f"val/val/{n}.wav": wav(tone(n)) for n in (4, 5)}
 REFUSED: dict[str, tuple[dict[str, bytes], Any, str]] = {
     "a shorter clip": (WORDS | {"go/short.wav": wav(tone(50, 100))}, "auto", r"short\.wav'.*\b100\b.*length=400"),
-    "one and two channels": ({"a/1.wav": wav(tone(1, channels=2)), "a/2.wav": wav(tone(2))}, "auto", r"mono=True"),
+    "one and two channels": (WORDS | {"go/both.wav": wav(tone(1, channels=2))}, "auto", r"mono=True"),
+    "other lengths in one folder": ({"all/1.wav": wav(tone(1)), "all/2.wav": wav(tone(2, 100))}, "auto", "one class"),
     "another rate": (WORDS | {"go/fast.wav": wav(tone(1), 16_000)}, "auto", "16,000 Hz"),
     "another rate than asked for": (WORDS, audio_clips(rate=16_000), "16,000 Hz"),
     "clips without classes": ({"1.wav": wav(tone(1))}, "audio", "audio"),
