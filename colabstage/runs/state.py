@@ -267,6 +267,19 @@ def frozen_in(parts: Mapping[str, object]) -> list[str]:
     return [name for name, one in _parameters(parts).items() if not one.requires_grad]
 
 
+def plain_numbers(parts: Mapping[str, object]) -> dict[str, float]:
+    """Return the numbers that models have as plain attributes, which no state includes: a temperature, a count of
+    updates. Private ones are their libraries' own."""
+    models = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+    return {
+        f"{name}.{key}": value
+        for part, model in models.items()
+        for name, module in model.named_modules(prefix=part)
+        for key, value in vars(module).items()
+        if type(value) in (int, float) and not key.startswith("_")
+    }
+
+
 def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:
     """Return the names of each optimizer's parameters, in the order by which it numbers their states; "" for those of
     no model among the parts."""
