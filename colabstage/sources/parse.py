@@ -307,8 +307,7 @@ def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> 
         refuse_argument(argument, path, "a path on this machine")
     if "://" in text:
         msg = (
-            f"{argument}={show_address(text)!r} is an address, and only paths of this machine are taken "
-            f"here; {remedy}."
+            f"{argument}={show_address(text)!r} is an address, and only paths of this machine are taken here; {remedy}."
         )
         raise OptionError(msg)
 
