@@ -160,6 +160,13 @@ def check_parts(parts: Mapping[str, object]) -> None:
         # A class has its objects' methods.
         if isinstance(part, type):
             refuse_argument(name, part, f"an object of it: {part.__name__}(…)")
+        weights = part.parameters() if isinstance(part, torch.nn.Module) else ()
+        # FSDP's own class, and the tensors of its second form, have the others only in a call that all ranks make.
+        if type(part).__name__ == "FullyShardedDataParallel" or any(hasattr(one, "to_local") for one in weights):
+            msg = (
+                f"{name} is spread over several ranks, and a run saves what one has. Use torch.distributed.checkpoint."
+            )
+            raise OptionError(msg)
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(part, method, None)) or (name == "loader" and not _tells_place(part)):
                 msg = (

@@ -850,6 +850,16 @@ def test_a_loader_without_a_place_is_refused(data: Path, tmp_path: Path) -> None
         resumable(tmp_path, model=nn.Linear(2, 2), loader=Prepared(dataset_h5(data)))
 
 
+def test_a_model_that_is_spread_over_ranks_is_refused(tmp_path: Path) -> None:
+    """Its weights would be those of one rank, or be waited for in vain."""
+
+    class FullyShardedDataParallel(nn.Linear):
+        """As torch's, which needs a GPU."""
+
+    with pytest.raises(OptionError, match="several ranks"):
+        resumable(tmp_path, model=FullyShardedDataParallel(1, 1))
+
+
 def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
     """It begins anew in each session, as does the schedule of one that is. One of another model has nothing to do with
     the run."""
