@@ -230,11 +230,9 @@ class Run:
             # What cannot be saved is refused now, and not when the first version is due.
             self._numbers, self._plain = numbers_of(self._all_parts()), {*plain_numbers(self._parts)}
             states = self._states()
-            self.notes += [
-                f"{name} has an empty state_dict(), so nothing of it is saved."
-                for name, part in self._parts.items()
-                if isinstance(part, torch.nn.Module) and not states[name]
-            ]
+            models = [name for name, part in self._parts.items() if isinstance(part, torch.nn.Module)]
+            empty = [name for name in models if not states[name]]
+            self.notes += [f"{name} has an empty state_dict(), so nothing of it is saved." for name in empty]
             self._copier.give_back(states)
             stack.callback(self._leave)
             (version, self._session), *_ = _on_each_rank(lambda: self._choose(local))

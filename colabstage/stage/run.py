@@ -14,21 +14,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from colabstage.errors import (
-    ArchiveError,
-    ColabstageError,
-    DecodeError,
-    NotEnoughSpaceError,
-    SourceChangedError,
-    SourceReadError,
-)
+from colabstage.errors import ArchiveError, DecodeError, NotEnoughSpaceError, SourceChangedError, SourceReadError
 from colabstage.h5.info import read_info
 from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder, tag_cache_folder
 from colabstage.io.pipeline import in_thread
 from colabstage.io.receipts import sweep_receipts
-from colabstage.io.units import format_bytes, format_count, listed
+from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back, remove_empty, sweep_orphans
 from colabstage.machine.mounts import required_to_stay, run_with_one_remount
 from colabstage.machine.platforms import detect_platform
@@ -80,6 +73,7 @@ from colabstage.stage.record import (
     check_targets,
     files_receipt,
     files_record,
+    renumbered,
     seal_of,
     set_aside,
     write_record,
@@ -100,7 +94,7 @@ from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import Tree, total_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -379,7 +373,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             if reading.note and (reading.base is None or taken_from is not None):
                 report.note(reading.note)
             if reading.job is not None:
-                report.note(*_renumbered(request.pack_path, reading.job.table.classes))
+                report.note(*renumbered(request, reading.job.table.classes))
             # With an executor only its workers read, so a copy in this process would be useless. If an interrupted run
             # has packed some rows, the stream soon knows which are left, and starts the source then.
             continues = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))
@@ -403,20 +397,6 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
         raise
     finally:
         remove_empty(request.folder)  # after an error, unless something was kept for the next try; or with shards
-
-
-def _renumbered(earlier: Path, classes: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence if classes have other numbers than in an earlier pack, whose models would name them wrongly."""
-    before: tuple[str, ...] = ()
-    with suppress(ColabstageError, OSError):
-        before = read_info(earlier).classes
-    now = {name: number for number, name in enumerate(classes)}
-    if moved := [name for number, name in enumerate(before) if now.get(name, number) != number]:
-        numbers = f"{moved[0]!r} was {before.index(moved[0])} and is {now[moved[0]]}"
-        yield (
-            "Classes have other numbers than in the earlier pack, and in models trained with it: "
-            f"{listed(moved, 3)} ({numbers})."
-        )
 
 
 def _plan(
