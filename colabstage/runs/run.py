@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from colabstage.io.packages import refuse_import
@@ -23,7 +22,7 @@ except ImportError as error:
 
 from colabstage.errors import ColabstageError, DamagedPackError, OptionError, WorkersLostError, kind_of, said_by
 from colabstage.io.arguments import check_argument, whole_number
-from colabstage.io.boundary import public, typed_errors
+from colabstage.io.boundary import public, raise_stopped, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder, temporary_folder
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
@@ -31,7 +30,8 @@ from colabstage.io.report import Report, facts, in_notebook
 from colabstage.io.units import format_bytes, format_duration, listed
 from colabstage.io.workspace import open_spool, remove_own, sweep_orphans
 from colabstage.load.loader import Loader
-from colabstage.machine.mounts import drive_root, require_drive, run_watched, run_with_one_remount
+from colabstage.machine.mounts import drive_root, is_slow_mount, require_drive, run_watched, run_with_one_remount
+from colabstage.machine.platforms import detect_platform
 from colabstage.runs.callbacks import Loop, as_part
 from colabstage.runs.lease import NAME, Heartbeat, Lease, wait_until_free
 from colabstage.runs.listing import PLACES, Version, is_complete, list_versions, plot_history
@@ -48,15 +48,18 @@ from colabstage.runs.state import (
     load_parts,
     names_of,
     numbers_of,
+    plain_numbers,
     random_state,
     set_random_state,
     trains_more,
     unwrapped,
 )
+from colabstage.sources.parse import absolute_path
 from colabstage.stage.publish import restore_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
     from types import FrameType, TracebackType
 
     T = TypeVar("T")
@@ -138,14 +141,13 @@ def resumable(
         TargetExistsError: `folder` has a file `run.json` of something else.
         WorkersLostError: another rank of a distributed training failed or ended. What one rank refuses, all refuse.
     """
-    check_argument("folder", folder, "path")
     keep = whole_number("keep", keep, least=1)
     check_argument("take_over", take_over, "switch")
     parts = {name: as_part(unwrapped(part)) for name, part in parts.items()}
     check_parts(parts)
     if loader is not None:
         check_parts({"loader": loader})
-    place = Path(folder).expanduser().absolute()
+    place = absolute_path(folder, "folder")
     require_drive(place)
     return Run(place, parts, loader, read_interval(every), keep, take_over=take_over, progress=progress)
 
@@ -199,6 +201,9 @@ class Run:
         # Who counts the epochs: a loop over `epochs`, or one that calls `end_epoch`; otherwise the loader.
         self._counts = False
         self._numbers: dict[str, Any] = {}
+        # Until the first step: the plain attributes of models that are numbers. Then those of the very first step.
+        self._plain: set[str] = set()
+        self._plain_began: dict[str, float] = {}
         self._pass: int | None = None
         self._saved: tuple[int, int, int] = self._place()
         self._interval_began = 0.0
@@ -223,8 +228,12 @@ class Run:
             for loop in self._loops():
                 loop.local = local
             # What cannot be saved is refused now, and not when the first version is due.
-            self._numbers = numbers_of(self._all_parts())
-            self._copier.give_back(self._states())
+            self._numbers, self._plain = numbers_of(self._all_parts()), {*plain_numbers(self._parts)}
+            states = self._states()
+            models = [name for name, part in self._parts.items() if isinstance(part, torch.nn.Module)]
+            empty = [name for name in models if not states[name]]
+            self.notes += [f"{name} has an empty state_dict(), so nothing of it is saved." for name in empty]
+            self._copier.give_back(states)
             stack.callback(self._leave)
             (version, self._session), *_ = _on_each_rank(lambda: self._choose(local))
             _on_each_rank(lambda: self._begin(version, local))
@@ -361,7 +370,7 @@ class Run:
         session began. Returns a matplotlib `Figure`."""
         return plot_history(self.history, names)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "; ".join(f"{name} {value}".strip() for name, value in self._facts())
 
     def _repr_html_(self) -> str:
@@ -421,6 +430,14 @@ class Run:
                 f"Epoch {began['epoch']} of loader= was not continued: other code has iterated over it, as by "
                 "next(iter(loader)), since it was restored. Look at batches of a loader of their own."
             )
+        names, self._plain = self._plain, set()
+        plain = {name: value for name, value in plain_numbers(self._parts).items() if name in names} if names else {}
+        if again := [name for name, value in plain.items() if value == self._plain_began.get(name)]:
+            self._note(
+                f"Not restored: {listed(again, 3)}. Training changes them, but plain attributes are no part of a "
+                "state_dict(); set them by run.steps, or make them buffers of their modules."
+            )
+        self._plain_began = {**plain, **self._plain_began}
         then, self._frozen = self._frozen, None
         now = frozen_in(self._parts) if then is not None else []
         if lost := [name for name in now if name not in set(then or ())]:
@@ -451,7 +468,12 @@ class Run:
             return None, 0
         with typed_errors(reads=[self.folder], writes=[]):
             before, there = run_with_one_remount(self._look, self.folder)
-        noted = before.newest if before is not None else ""
+        here, noted = detect_platform(), before.newest if before is not None else ""
+        if here.persistent_dir is None and not here.not_lasting and not is_slow_mount(self.folder):
+            self.notes.append(
+                f"'{self.folder}' is on this machine's own disk, which {here.title} deletes with it. To resume on "
+                "another one, give a folder on a mounted Drive."
+            )
         if noted and noted not in [version.name for version in there]:
             self.notes.append(f"{noted} was passed over: it is noted in '{NAME}', but not in the folder.")
         version = self._newest_whole(there, local)
@@ -522,7 +544,7 @@ class Run:
         self._pass = getattr(self._loader, "epoch", None)
         self.resumed_from = version
         self._random = content["random"]
-        self._frozen = content.get("frozen")
+        self._frozen, self._plain_began = content.get("frozen"), content.get("plain", {})
 
     def _all_parts(self) -> dict[str, Any]:
         # Last, because the loader continues from there once it is loaded.
@@ -604,6 +626,7 @@ class Run:
             "dataset": self._digest,
             "names": names_of(self._parts),
             "frozen": frozen_in(self._parts),
+            "plain": dict(self._plain_began.items() - plain_numbers(self._parts).items()),
             "numbers": self._numbers,
             "random": random_state(),
             "counters": {"epoch": self.epoch, "steps": self.steps},
@@ -659,11 +682,12 @@ class Run:
         if saver is not None:
             self._newest = saver.newest
             saver.close(patience_s=0.0 if self._at_once else END_S)
+        self._shown.changing(self, last=True)
 
     def _end_on_signal(self) -> None:
         stop, self._stop = self._stop, None
         if stop == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise_stopped(KeyboardInterrupt(), "What was saved is kept; the same cell again continues from there.")
         if stop is not None:
             raise SystemExit(128 + stop)
 
@@ -713,18 +737,18 @@ class _Shown:
             stream = sys.stdout if in_notebook() else sys.stderr
             stream.write(text + "\n")
 
-    def changing(self, run: Run) -> None:
-        """Show how far the run is, every two seconds, in a notebook."""
+    def changing(self, run: Run, *, last: bool = False) -> None:
+        """Show how far the run is, every two seconds, in a notebook; at the `last`, how it ended."""
         now = time.monotonic()
-        if not self._wanted or now < self._next_s or not in_notebook():
-            return
-        self._next_s = now + _SHOWN_S
-        from IPython.display import display
+        if self._display is not None and (last or now >= self._next_s):
+            self._display.update(run)
+        elif self._display is None and self._wanted and not last and in_notebook():
+            from IPython.display import display
 
-        if self._display is None:
             self._display = display(run, display_id=True)  # type: ignore[no-untyped-call]
         else:
-            self._display.update(run)
+            return
+        self._next_s = now + _SHOWN_S
 
 
 def _check_numbers(values: Mapping[str, Any]) -> None:

@@ -160,6 +160,13 @@ def check_parts(parts: Mapping[str, object]) -> None:
         # A class has its objects' methods.
         if isinstance(part, type):
             refuse_argument(name, part, f"an object of it: {part.__name__}(…)")
+        weights = part.parameters() if isinstance(part, torch.nn.Module) else ()
+        # FSDP's own class, and the tensors of its second form, have the others only in a call that all ranks make.
+        if type(part).__name__ == "FullyShardedDataParallel" or any(hasattr(one, "to_local") for one in weights):
+            msg = (
+                f"{name} is spread over several ranks, and a run saves what one has. Use torch.distributed.checkpoint."
+            )
+            raise OptionError(msg)
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(part, method, None)) or (name == "loader" and not _tells_place(part)):
                 msg = (
@@ -265,6 +272,19 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 
 def frozen_in(parts: Mapping[str, object]) -> list[str]:
     return [name for name, one in _parameters(parts).items() if not one.requires_grad]
+
+
+def plain_numbers(parts: Mapping[str, object]) -> dict[str, float]:
+    """Return the numbers that models have as plain attributes, which no state includes: a temperature, a count of
+    updates. Private ones are their libraries' own."""
+    models = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+    return {
+        f"{name}.{key}": value
+        for part, model in models.items()
+        for name, module in model.named_modules(prefix=part)
+        for key, value in vars(module).items()
+        if type(value) in (int, float) and not key.startswith("_")
+    }
 
 
 def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:

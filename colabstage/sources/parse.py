@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard, Union
 from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
-from colabstage.io.arguments import check_argument, instead_of, show_value, whereabouts
+from colabstage.io.arguments import check_argument, instead_of, refuse_argument, show_value, whereabouts
 from colabstage.io.environment import LOCAL_DIR_VARIABLE, value_and_name
 from colabstage.io.units import names_secret, show_address
 from colabstage.io.workspace import short_digest
@@ -301,10 +301,13 @@ def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> 
     `remedy` says what accepts an address, or what to do first.
     """
     check_argument(argument, path, "path")
-    if "://" in os.fspath(path):
+    text = os.fspath(path)
+    # A shell writes a variable that is not set as an empty text.
+    if not text or "\0" in text:
+        refuse_argument(argument, path, "a path on this machine")
+    if "://" in text:
         msg = (
-            f"{argument}={show_address(os.fspath(path))!r} is an address, and only paths of this machine are taken "
-            f"here; {remedy}."
+            f"{argument}={show_address(text)!r} is an address, and only paths of this machine are taken here; {remedy}."
         )
         raise OptionError(msg)
 

@@ -8,10 +8,12 @@ that was never synced), every block is hashed again.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from colabstage.errors import CancelledError, ColabstageError, NewerFormatError
+from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
     Manifest,
     check_replaceable_pack,
@@ -23,12 +25,15 @@ from colabstage.h5.manifest import (
 )
 from colabstage.io.files import read_fields, read_json, write_json
 from colabstage.io.receipts import Receipt, Seal, Standing, check_replaceable, file_seal, look_at
+from colabstage.io.units import listed
 from colabstage.io.workspace import free_name, move_vouched
 from colabstage.sources.identity import SourceIdentity, compare_states
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.request import FILES_REMEDY, RECORD_NAME, StageRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from colabstage.io.progress import Cancellation
 
 _RECORD_VERSION = 1
@@ -207,3 +212,16 @@ def set_aside(request: StageRequest) -> list[str]:
     aside = free_name(request.pack_path, ".aside")
     move_vouched(request.pack_path, aside)
     return [f"The manifest of the pack here was spoilt, so it is made again; what was there is kept as '{aside.name}'."]
+
+
+def renumbered(request: StageRequest, classes: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence if classes have other numbers than in the earlier pack, whose models would name them wrongly."""
+    before: tuple[str, ...] = ()
+    with suppress(ColabstageError, OSError):
+        before = read_info(request.pack_path).classes
+    now = {name: number for number, name in enumerate(classes)}
+    if moved := [name for number, name in enumerate(before) if now.get(name, number) != number]:
+        yield (
+            "Classes have other numbers than in the earlier pack, and in models trained with it: "
+            f"{listed(moved, 3)} ({moved[0]!r} was {before.index(moved[0])} and is {now[moved[0]]})."
+        )

@@ -73,6 +73,7 @@ from colabstage.stage.record import (
     check_targets,
     files_receipt,
     files_record,
+    renumbered,
     seal_of,
     set_aside,
     write_record,
@@ -369,6 +370,8 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             taken_from = None if reading.base is None else bring_base(call, reading.base)
             if reading.note and (reading.base is None or taken_from is not None):
                 report.note(reading.note)
+            if reading.job is not None:
+                report.note(*renumbered(request, reading.job.table.classes))
             # With an executor only its workers read, so a copy in this process would be useless. If an interrupted run
             # has packed some rows, the stream soon knows which are left, and starts the source then.
             continues = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))

@@ -159,6 +159,7 @@ def test_a_driver_that_hangs_does_not_hang_doctor(smi: FakeSmi) -> None:
             "'https://example.org/photos.zip' is an .*plan_stage",
         ),
         ({"path": "s3://bucket/photos.h5"}, "'s3://bucket/photos.h5' is an address"),
+        ({"path": ""}, "path='' cannot work"),
     ],
 )
 def test_a_wrong_argument_is_refused(arguments: dict[str, Any], said: str) -> None:

@@ -123,13 +123,23 @@ class Odd:
 def stage():
     return colabstage.stage_dataset('photos', imagesize=3)
 """
+_TRAINING = """
+import torch
+with colabstage.resumable('run', model=torch.nn.Linear(1, 1), every='1 h') as run:
+    for epoch in run.epochs(9):
+        run.step()
+        if epoch == 2:
+            signal.raise_signal(signal.SIGINT)
+"""
 
 
 def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurseries: Nurseries) -> None:
     stop, stopped = (f"colabstage.pack_dataset(Odd(stops=True), 'odd.h5', progress={shown})" for shown in (True, False))
     packs = "colabstage.pack_dataset(Odd(), 'odd.h5', progress=False)"
     outputs = run_cells(
-        _ODD, stop, stopped, "stage()", packs, "%xmode Verbose", "stage()", folder=tmp_path, nurseries=nurseries
+        *(_ODD, stop, stopped, "stage()", packs, "%xmode Verbose", "stage()", _TRAINING),
+        folder=tmp_path,
+        nurseries=nurseries,
     )
     assert re.search(r"^■ pack  [\d,]+ of 900 ", text_in(outputs[1]), re.MULTILINE)
     sentence, typo, broken, everything = (
@@ -141,6 +151,9 @@ def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurs
     assert ("1 / 0" in broken, "Odd()" in broken, "Odd[0]" in broken) == (True, True, True)
     assert [name for name in ("boundary.py", "items.py", "run.py") if name in typo + broken] == []
     assert "boundary.py" in everything
+    assert outputs[7][-1]["traceback"] == ["Stopped. What was saved is kept; the same cell again continues from there."]
+    panels = [one["data"]["text/plain"] for one in outputs[7] if "text/html" in one.get("data", {})]
+    assert any(panel.startswith("epoch 3, step 3; saved step 3 at") for panel in panels)
 
 
 def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:

@@ -635,12 +635,15 @@ def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
         ({"loader": [1, 2]}, "loader"),
         ({"keep": 1.5}, "keep"),
         ({"take_over": "yes"}, "take_over"),
+        ({"folder": "s3://bucket/run"}, "an address"),
+        ({"folder": ""}, "names nothing"),
+        ({"folder": "a\0b"}, "NUL"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], named: str) -> None:
     """Before a folder is created."""
     with pytest.raises(OptionError, match=named):
-        resumable(tmp_path / "run", **{"model": nn.Linear(2, 2), **options})
+        resumable(**{"folder": tmp_path / "run", "model": nn.Linear(2, 2), **options})
     assert not (tmp_path / "run").exists()
     # There would be nothing to continue with.
     with pytest.raises(OptionError, match="model=model"):
@@ -763,6 +766,35 @@ def test_layers_that_stay_frozen_are_noted(tmp_path: Path) -> None:
     assert [len(notes) for notes in said] == [0, 0, 1, 0, 0]
 
 
+def test_numbers_that_no_state_has_are_noted(tmp_path: Path) -> None:
+    """A count and a temperature begin again; what is set by the step, what a batch sets, and a constant do not. Nothing
+    is saved of a part without a state."""
+
+    said = []
+    for _ in range(2):
+        moving: Any = nn.Linear(1, 1)
+        moving.count, moving.tau, moving.by_step, moving.rows = 0, 1.0, 0.0, None
+        with resumable(tmp_path, moving=moving, metric=nn.Module(), progress=False) as run:
+            for number in range(3):
+                moving.count, moving.by_step, moving.rows = moving.count + 1, run.steps / 9, (8, 8, 5)[number]
+                run.step()
+            moving.tau /= 2
+        said.append(run.notes)
+    assert ["metric" in notes[0] for notes in said] == [True, True]
+    assert [len(notes) for notes in said] == [1, 2]
+    assert [f"moving.{name}" in said[1][1] for name in ("count", "tau", "by_step", "rows", "in_features")] == [
+        *(True, True, False, False, False)
+    ]
+
+
+def test_a_run_on_a_disk_that_goes_with_its_machine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for platform, is_noted in (("colab", True), ("jupyter", False)):
+        monkeypatch.setenv("COLABSTAGE_PLATFORM", platform)
+        with resumable(tmp_path / platform, model=nn.Linear(1, 1), progress=False) as run:
+            pass
+        assert ["mounted Drive" in note for note in run.notes] == [True] * is_noted
+
+
 @pytest.mark.parametrize(("done", "noted"), [(2, True), (3, False)])
 def test_a_rest_that_the_loop_does_not_get_is_noted(data: Path, tmp_path: Path, done: int, noted: bool) -> None:
     """As after a look at a batch, once the loader's place is restored; of a whole epoch nothing is left."""
@@ -816,6 +848,16 @@ def test_a_loader_without_a_place_is_refused(data: Path, tmp_path: Path) -> None
 
     with pytest.raises(OptionError, match="Leave loader= out"):
         resumable(tmp_path, model=nn.Linear(2, 2), loader=Prepared(dataset_h5(data)))
+
+
+def test_a_model_that_is_spread_over_ranks_is_refused(tmp_path: Path) -> None:
+    """Its weights would be those of one rank, or be waited for in vain."""
+
+    class FullyShardedDataParallel(nn.Linear):
+        """As torch's, which needs a GPU."""
+
+    with pytest.raises(OptionError, match="several ranks"):
+        resumable(tmp_path, model=FullyShardedDataParallel(1, 1))
 
 
 def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:

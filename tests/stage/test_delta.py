@@ -182,6 +182,22 @@ def test_in_a_new_session_rows_come_from_the_pack_in_the_cache(tmp_path: Path) -
     assert [path for place in (cache, tmp_path / "third") for path in place.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.parametrize("local", ["first", "second"])
+def test_classes_that_get_other_numbers_are_noted(tmp_path: Path, local: str) -> None:
+    """Here and on a new machine: a model that was trained with the earlier pack would name them wrongly."""
+    photos, cache = tmp_path / "photos", tmp_path / "cache"
+    write_photos(photos, 40)
+    stage(photos, tmp_path / "first", cache_dir=cache)
+    said = []
+    for name in ("zebra", "ant"):
+        write(photos / name / "new.jpg", jpeg(len(name) + 1000))
+        said.append(
+            [note for note in stage(photos, tmp_path / local, cache_dir=cache).report.notes if "numbers" in note]
+        )
+    assert said[0] == []
+    assert "'cat', 'dog', 'zebra' ('cat' was 0 and is 1)" in said[1][0]
+
+
 def test_a_record_has_the_columns_of_its_form(tmp_path: Path) -> None:
     """Others under the same number would make every row of the packs that people have be read once more, in silence."""
     write_photos(tmp_path / "photos", 4)
