@@ -148,11 +148,15 @@ class Column:
             return words.is_label_name(self.name)
         return not differ or len(self.cells) < 3 or self.kind in ("number", "comma")
 
-    def numbers(self) -> NDArray[np.float64]:
-        """Return the cells as numbers, NaN for empty cells and others; words for yes are 1, for no 0."""
+    @cached_property
+    def number_of(self) -> dict[str, float]:
+        """Return each distinct cell as a number, NaN for an empty cell and others; words for yes are 1, for no 0."""
         is_flag = self.kind == "flag"
-        known = {cell: float(cell.lower() in words.YES if is_flag else _number(cell)) for cell in self.distinct}
-        return self.as_values(known, np.float64)
+        return {cell: float(cell.lower() in words.YES if is_flag else _number(cell)) for cell in self.distinct}
+
+    def numbers(self) -> NDArray[np.float64]:
+        """Return the cells as these numbers."""
+        return self.as_values(self.number_of, np.float64)
 
 
 def _number(cell: str) -> float:
@@ -401,15 +405,16 @@ def _several_columns(columns: Sequence[Column]) -> Targets:
     if odd is not None:
         msg = f"Several label columns must all be numbers; '{odd.name}' has '{show(min(odd.distinct))}'. Write numbers."
         raise LayoutError(msg)
-    table = np.stack([column.numbers() for column in columns]).T
     # Several columns of 0 and 1 are labels that may apply together, one column for each.
-    if ((table == 0) | (table == 1)).all():
-        return Values(table.astype(np.uint8, order="C")), tuple(column.name for column in columns)
-    for column in columns:
-        # The few distinct cells decide.
+    are_flags = all({*column.number_of.values()} <= {0, 1} for column in columns)
+    # The few distinct cells decide.
+    for column in () if are_flags else columns:
         few = Column(column.name, sorted(column.filled))
         check_kept_apart(column.name, _exact(few) if column.are_all(WHOLE) else few.numbers())
-    return Values(table.astype(np.float32, order="C")), ()
+    table = np.empty((len(columns[0]), len(columns)), np.uint8 if are_flags else np.float32)
+    for place, column in enumerate(columns):
+        table[:, place] = column.as_values(column.number_of, table.dtype)
+    return Values(table), tuple(column.name for column in columns if are_flags)
 
 
 def _as_numbers(column: Column) -> Targets:

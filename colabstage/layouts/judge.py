@@ -586,7 +586,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     yield from _not_here(source, beside)
     if of_files and table.splits is None:
         names = source.ending_in(_BINARY).without(used).where(may_list_a_split).names
-        only = source.only(source.without({*names}).files.names, names)
+        only = names and source.only(source.without({*names}).files.names, names)
         how = f"Write train.txt and val.txt with a path in each line instead{only and f', or leave it out: {only}'}."
         yield _left_over_message(names, beside, "may say which are held out", how)
     if of_files:

@@ -90,6 +90,10 @@ class Lookup:
         base = words.normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
         return bool(self._by_base.get(base) or self._by_stem.get(base) or self._spelled_otherwise(base))
 
+    def are_any(self, written: set[str]) -> bool:
+        """Tell whether any of some bare names is that of a file."""
+        return not written.isdisjoint(self._by_base.last)
+
     def unknown(self, written: Iterable[str]) -> set[str]:
         """Return what is not the bare name of a file, with its extension."""
         return set(written).difference(self._by_base.last)
@@ -614,7 +618,7 @@ def _with_listed_splits(source: Source, rows: _Rows, table: SampleTable, lists: 
         of[of < 0] = len(splits)
         splits.append("train")
     chosen = np.flatnonzero(of >= 0)
-    made = take_rows(replace(table, splits=None), chosen)
+    made = take_rows(table, chosen)
     # What is all to train on may still be divided.
     called = tuple(take_strings(splits, of[chosen])) if is_divided else None
     return replace(made, splits=called, notes=(*table.notes, *notes))

@@ -65,7 +65,7 @@ _IN_CLIP = re.compile(r"(t_?)?(start|begin|onset|end|stop|offset)(_?(time|at|s|s
 _COMPARED = 100
 
 
-@dataclass(slots=True)
+@dataclass
 class LeadingTable:
     """One table whose paths lead to files."""
 
@@ -81,7 +81,7 @@ class LeadingTable:
     def name(self) -> str:
         return self.table.name
 
-    @property
+    @cached_property
     def files(self) -> set[int]:
         return set(self.leads.values()) - {SEVERAL}
 

@@ -354,6 +354,14 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     ),
     # Names, folders and tables that divide the images otherwise.
     "names across folders": (files("siteA/{cat,dog}.{0..2}.png siteB/{cat,dog}.{3..5}.png"), "the images' names"),
+    "a table that is a row off, beside names": (
+        files("{cat,dog}.{0..2}.jpg", {"l.csv": rows("id,label", "{cat,dog}.{0..2}.jpg,{0,0,1,1,1,0}")}),
+        "by 'l.csv' and by the images' names ('cat.0.jpg': '0', 'cat')",
+    ),
+    "a record of each image, of other classes than the folders": (
+        files("{cat,dog}/{0..3}.jpg", {"l.xml": rows('<i f="{cat,dog}/{0..3}.jpg" is="{dog,cat}" at="1 2 3 4"/>')}),
+        "'l.xml'",
+    ),
     "a table of some of the training images": (
         files("train/{cat,dog}/{0..3}.png train/{4..9}.png", {"train.csv": rows("file,label", "{4..9}.png,{cat,dog}")}),
         "'train/cat/0.png': nothing, 'cat'",
@@ -407,6 +415,26 @@ READ: dict[str, tuple[dict[str, bytes], str]] = {
     "rows held out of one folder": (
         files("train/{0..5}.jpg", {"t.csv": rows("fname,label,is_valid", "{0..5}.jpg,{a,b},{False,False,True}")}),
         "table; train: a 2, b 2; valid: a 1, b 1",
+    ),
+    "lists that data.yaml names": (
+        files(
+            "images/{0..5}.jpg",
+            {
+                "labels/{0..5}.txt": _SAME_BOX,
+                "data.yaml": "names: [a]\ntrain: used.txt\nval: rest.txt\n",
+                "used.txt": rows("images/{0..3}.jpg"),
+                "rest.txt": rows("images/{4,5}.jpg"),
+            },
+        ),
+        "detection; train: 4 images, 4 boxes: a 4; val: 2 images, 2 boxes: a 2",
+    ),
+    "test images without classes, beside the folder that wraps the splits": (
+        files("New/New/{train,valid}/{rust,scab}/{0..3}.jpg test/test/{rust1,scab2}.jpg"),
+        "image_folder; train: rust 4, scab 4; valid: rust 4, scab 4",
+    ),
+    "the images of each class in a line": (
+        files("cat/{01a,02a}.jpg dog/{03a,04a}.jpg", {"l.json": {"cat": ["01a", "02a"], "dog": ["03a", "04a"]}}),
+        "image_folder; cat 2, dog 2",
     ),
     # Classes that only look like parts, or like other classes than those of a table.
     "with and without": (files("{with_mask,without_mask}/{0..3}.png"), "image_folder; with_mask 4, without_mask 4"),

@@ -255,7 +255,8 @@ def yolo_state(source: Source) -> Evidence:
     entries = source.ending_in((".txt",))
     images = source.ending_in(IMAGES if entries else ())
     # Mostly no text is called as any image is.
-    if {*stems_of(normal_names(entries.names))}.isdisjoint(stems_of(normal_names(images.names))):
+    stems, ends = {*stems_of(normal_names(entries.names))}, images.endings[0]
+    if not source.made_of(images, Lookup.of).are_any({stem + end for stem in stems for end in ends}):
         images = images[:0]
     # By exact names, because thousands of labels are looked up, with the case of the images' names.
     texts = {_stem(entry.name): entry for entry in entries}
