@@ -37,7 +37,7 @@ _NEWER_RULES = {
     "detection": 14,
     "pairs": 16,
     "table": 18,
-    "auto": 22,
+    "auto": 23,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

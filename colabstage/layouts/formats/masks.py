@@ -22,13 +22,7 @@ from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.lists import check_one_list, lists_state
 from colabstage.layouts.names import bare_stem
 from colabstage.layouts.reading import Source, broken, read_each
-from colabstage.layouts.table import (
-    BrokenDatasetError,
-    Content,
-    Masks,
-    SampleSource,
-    TreeFiles,
-)
+from colabstage.layouts.table import BrokenDatasetError, Content, Masks, SampleSource, TreeFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
