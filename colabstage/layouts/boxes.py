@@ -356,22 +356,22 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     points = points if len(points) > 4 else []
     if points and label is None and not runs:
         return None
-    unread = {
+    unread: dict[str, Sequence[str]] = {
         "masks as run lengths": runs,
         "more points than the corners of a box": points,
         "boxes, and none their class": corners if label is None else (),
         "boxes in another form": () if corners else _other_form(columns),
     }
     what, found = next(((what, found) for what, found in unread.items() if found), ("", ()))
-    if not found and not corners:
-        return None
-    if not found and label is not None:
+    if not found and label is not None and corners:
         others = (one for one in named if words.is_label_name(one.name))
         odd = [one.name for one in others if not same_partition(one.cells, columns[label].cells)]
         if odd:
             msg = f"Which of the columns {listed([label, *odd])} is the class of its boxes? Call the others otherwise."
             raise LayoutError(msg)
         return BoxColumns(corners, label)
+    if not found:
+        return None
     taken = [label] if label is not None else [*found] if corners and not runs else []
     how = f"layout=table_rows(labels={taken!r}), from colabstage.options, takes numbers and words as they are"
     msg = (

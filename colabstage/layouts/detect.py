@@ -106,7 +106,6 @@ class Case:
         return self.search(TABLE)
 
     def search(self, kind: FileKind) -> TableSearch:
-        """Return the search of the tables for what they state about files of a kind."""
         files = self.source.ending_in(kind.extensions)
         return TableSearch(self.source, kind, files, self.source.made_of(files, Lookup.of))
 
@@ -128,7 +127,6 @@ class Case:
 
     @cached_property
     def rows(self) -> Found:
-        """Return what tables state about images."""
         return gather(self.tables.state)
 
     @cached_property
@@ -565,7 +563,6 @@ _BOXES: tuple[tuple[str, Callable[[Source], Found]], ...] = (
 
 
 def _of_many(name: str, state: Callable[[Source], Found], extensions: tuple[str, ...], archive: str = "") -> Layout:
-    """Return the layout of files that hold many samples each."""
     return Layout(name, lambda case: state(case.source), extensions=extensions, archive=archive, of_many=True)
 
 

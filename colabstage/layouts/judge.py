@@ -45,7 +45,7 @@ from colabstage.layouts.records import split_of_shard
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values, files_of
 from colabstage.layouts.texts import NAMED, Naming, Says, may_list_a_split, statements_in
 from colabstage.trees.bytes import HEAD_BYTES, image_ending
-from colabstage.trees.listing import FileEntries, FileEntry, only_line
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 from colabstage.trees.names import UNFINISHED, extension_of
 
 if TYPE_CHECKING:
@@ -350,24 +350,27 @@ def _pair_among(table: SampleTable, parts: Sequence[str]) -> tuple[str, str]:
     same = [one for one in others if words.split_name(one).split == words.split_name(first).split]
     targets = [one for one in same if words.holds_targets(one) or len(parts) == 2]
     # masks, not masks_aug, which belong to images_aug.
-    last, source = min(reversed(targets), key=len, default=""), table.inputs.source
-    assert isinstance(source, TreeFiles)
+    last, tree = min(reversed(targets), key=len, default=""), _tree_of(table)
     # Several masks of an image, for example, are no pairs.
-    do_not = last and isinstance(gather(lambda: pair_names(Source(source.tree), first, last)), Miss)
+    do_not = last and isinstance(gather(lambda: pair_names(Source(tree), first, last)), Miss)
     pair = "a function as layout=" if do_not else f"layout=parts(x='{first}', y='{last}')"
     return first, f"images and masks: {pair}" if last else ""
 
 
 def _only_folder(table: SampleTable, name: str) -> str:
     """Write what takes a class's folder alone, wherever that is, with the folders of annotations of its samples."""
+    tree, files = _tree_of(table), files_of(table)
+    own = whole_path(name, files.folders[0])
+    stems = {words.stem_of(one) for one in files.names if one.startswith(f"{own}/")}
+    named = (one for one in Source(tree).ending_in(words.ANNOTATIONS).names if words.stem_of(one) in stems)
+    beside = sorted({*map(posixpath.dirname, named)}.difference(files.folders[0], [""]))
+    return only_line(tree, own, *beside[:_MOST_PARTS])
+
+
+def _tree_of(table: SampleTable) -> Tree:
     source = table.inputs.source
     assert isinstance(source, TreeFiles)
-    folders = source.entries.folders[0]
-    own = whole_path(name, folders)
-    stems = {words.stem_of(one) for one in source.entries.names if one.startswith(f"{own}/")}
-    named = (one for one in Source(source.tree).ending_in(words.ANNOTATIONS).names if words.stem_of(one) in stems)
-    beside = sorted({*map(posixpath.dirname, named)}.difference(folders, [""]))
-    return only_line(source.tree, own, *beside[:_MOST_PARTS])
+    return source.tree
 
 
 def _called_parts(table: SampleTable) -> str:

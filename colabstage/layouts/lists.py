@@ -90,10 +90,6 @@ class Lookup:
         base = words.normal(written).replace("\\", "/").rstrip("/").rpartition("/")[2]
         return bool(self._by_base.get(base) or self._by_stem.get(base) or self._spelled_otherwise(base))
 
-    def are_any(self, written: set[str]) -> bool:
-        """Tell whether any of some bare names is that of a file."""
-        return not written.isdisjoint(self._by_base.last)
-
     def unknown(self, written: Iterable[str]) -> set[str]:
         """Return what is not the bare name of a file, with its extension."""
         return set(written).difference(self._by_base.last)

@@ -21,8 +21,6 @@ from colabstage.trees.listing import only_line
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from colabstage.layouts.reading import Source
     from colabstage.trees.listing import FileEntries
 
@@ -181,8 +179,12 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     stated = {one: _listed_classes(source, files.take(rows).names, classes) for one, rows in bare.items()}
     lists = {name: class_of for own in stated.values() for name, class_of in own.items()}
     read = sorted([*found, *(one for one in bare if stated[one])])
-    order, ranks = _in_order(files, read)
-    chosen = files.take(order)
+    # The files of a folder are already sorted by name, like all files of a tree.
+    ranks = np.full(len(files.folders[0]), len(read))
+    ranks[[one.number for one in read]] = np.arange(len(read))
+    ranks = ranks[folder_of_file]
+    order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(read))]
+    ranks, chosen = ranks[order], files.take(order)
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.array([-1 if one in bare else numbers[one.name] for one in read], np.int64)[ranks]
     class_of_file = {name: label for class_of in lists.values() for name, label in class_of.items()}
@@ -215,17 +217,6 @@ def _class_folders(
     folders = _unwrap([*filled, *_without_files(source, kind, filled)])
     splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source, paths)
     return sorted(_classes_in(folders, splits, level)), splits
-
-
-def _in_order(files: FileEntries, folders: Sequence[_Class]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Return the rows of the files in some folders, in the order of these, and the place of each one's folder."""
-    paths, folder_of_file = files.folders
-    ranks = np.full(len(paths), len(folders))
-    ranks[[one.number for one in folders]] = np.arange(len(folders))
-    ranks = ranks[folder_of_file]
-    # The files of a folder are already sorted by name, like all files of a tree.
-    order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(folders))]
-    return order, ranks[order]
 
 
 def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:
@@ -358,7 +349,6 @@ def _place_of(parts: tuple[str, ...], level: int) -> int:
 
 
 def _by_split(found: Iterable[_Class]) -> dict[str, set[str]]:
-    """Return the classes of each split."""
     by_split: dict[str, set[str]] = defaultdict(set)
     for one in found:
         by_split[one.split].add(one.name)

@@ -369,7 +369,7 @@ class TableSearch:
         """Tell whether a column has file names while another leads to files only by stems: a count of 2 is no 2.png."""
         is_path = chosen.plain == words.PATHS[0]
         is_path = is_path or all(words.is_telling(cell) and not cell.isdecimal() for cell in chosen.distinct)
-        if is_path or words.is_label_name(column.name):
+        if is_path:
             return False
         written = [cell for cell in column.distinct if cell.lower().endswith(self.kind.extensions)]
         # Addresses say where the files came from, and an id beside them what they are called here.

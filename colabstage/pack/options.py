@@ -32,8 +32,8 @@ RULES_VERSION = 5
 _NEWER_RULES = {
     **dict.fromkeys(("lmdb", "pixel_table"), 7),
     **dict.fromkeys(("arrow", "webdataset", "images", "coco_classes", "croissant"), 8),
-    **dict.fromkeys(("tokens", "arrays", "file_names", "audio"), 9),
-    "tfrecord": 10,
+    **dict.fromkeys(("tokens", "file_names", "audio"), 9),
+    **dict.fromkeys(("arrays", "tfrecord"), 10),
     "detection": 14,
     "pairs": 16,
     "table": 18,

@@ -120,7 +120,7 @@ class FileEntries(Sequence[FileEntry]):
         # What is known of all is known of some.
         for known in self.__dict__.keys() & {"folders", "endings"}:
             texts, numbers = self.__dict__[known]
-            made.__dict__[known] = _renumbered(texts, numbers[rows])
+            made.__dict__[known] = _numbered(take_strings(texts, numbers[rows]))
         return made
 
     def where(self, fits: Callable[[str], bool]) -> FileEntries:
@@ -189,13 +189,6 @@ def _numbered(texts: list[str]) -> tuple[list[str], NDArray[np.integer[Any]]]:
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     # Folders and extensions are few, so their numbers are short.
     return list(numbers), np.fromiter(map(numbers.__getitem__, texts), np.min_scalar_type(len(numbers)), len(texts))
-
-
-def _renumbered(texts: list[str], numbers: NDArray[np.integer[Any]]) -> tuple[list[str], NDArray[np.integer[Any]]]:
-    """Return what `_numbered` returns for some of its texts, given their old numbers."""
-    kept, firsts, places = np.unique(numbers, return_index=True, return_inverse=True)
-    order = np.argsort(firsts)
-    return take_strings(texts, kept[order]), np.argsort(order).astype(np.min_scalar_type(len(kept)))[places]
 
 
 def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> list[str]:

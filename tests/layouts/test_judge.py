@@ -362,6 +362,10 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         files("{cat,dog}/{0..3}.jpg", {"l.xml": rows('<i f="{cat,dog}/{0..3}.jpg" is="{dog,cat}" at="1 2 3 4"/>')}),
         "'l.xml'",
     ),
+    "numbers that lead to images, beside names that lead to none": (
+        files("{0..5}.jpg", {"l.csv": rows("image,count,label", "scan_{a,b,c,d,e,f},{0..5},{cat,dog}")}),
+        "names different files in 'count' and 'image'",
+    ),
     "a table of some of the training images": (
         files("train/{cat,dog}/{0..3}.png train/{4..9}.png", {"train.csv": rows("file,label", "{4..9}.png,{cat,dog}")}),
         "'train/cat/0.png': nothing, 'cat'",
@@ -435,6 +439,17 @@ READ: dict[str, tuple[dict[str, bytes], str]] = {
     "the images of each class in a line": (
         files("cat/{01a,02a}.jpg dog/{03a,04a}.jpg", {"l.json": {"cat": ["01a", "02a"], "dog": ["03a", "04a"]}}),
         "image_folder; cat 2, dog 2",
+    ),
+    "boxes whose image is named twice in each row": (
+        files(
+            "images/{0..2}.jpg",
+            {
+                "b.csv": rows(
+                    "path,file,label,xmin,ymin,xmax,ymax", "images/{0..2}.jpg,{0..2}.jpg,cat,{1,1,1,2,2,2},2,9,9"
+                )
+            },
+        ),
+        "table; 3 images, 6 boxes: cat 6",
     ),
     # Classes that only look like parts, or like other classes than those of a table.
     "with and without": (files("{with_mask,without_mask}/{0..3}.png"), "image_folder; with_mask 4, without_mask 4"),

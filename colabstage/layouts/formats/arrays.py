@@ -866,7 +866,8 @@ class _Table(NamedTuple):
 
 def pixels_state(source: Source) -> Found:
     """Read .csv files whose rows are images: square, with one or three channels, with a class or none."""
-    tables = {entry: _read_head(source, entry) for entry in source.ending_in((".csv", ".gz")) if _is_csv(entry.name)}
+    files = source.ending_in((".csv", ".gz")).where(lambda name: name.lower().removesuffix(".gz").endswith(".csv"))
+    tables = {entry: _read_head(source, entry) for entry in files}
     for entry in (entry for entry, (*_, lacks_header) in tables.items() if lacks_header):
         return near(
             f"'{entry.name}' has numbers in its first line, as many as a square image has and its class, and no header "
@@ -906,10 +907,6 @@ def pixels_state(source: Source) -> Found:
         notes=[f"Tables without classes were left out: {', '.join(left)}."] if left else [],
     )
     return replace(made, used=frozenset(one.name for one in of_pixels))
-
-
-def _is_csv(name: str) -> bool:
-    return name.lower().removesuffix(".gz").endswith(".csv")
 
 
 def _read_head(source: Source, entry: FileEntry) -> tuple[ByteSource | None, _PixelColumns | None, bool]:

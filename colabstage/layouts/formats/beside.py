@@ -38,7 +38,6 @@ def _stem(name: str) -> str:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not empty, with their numbers."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             yield number, line.strip()
@@ -316,7 +315,8 @@ def _label_files(source: Source, images: FileEntries, entries: FileEntries) -> l
     `images` of the path called `labels`; or the one beside the image; or, where none has either, the nearest."""
     # Mostly no text is called as any image is.
     stems, ends = {*stems_of(normal_names(entries.names))}, images.endings[0]
-    if not source.made_of(images, Lookup.of).are_any({stem + end for stem in stems for end in ends}):
+    may_be = {stem + end for stem in stems for end in ends}
+    if source.made_of(images, Lookup.of).unknown(may_be) == may_be:
         return []
     # By exact names, because thousands of labels are looked up, with the case of the images' names.
     texts = {_stem(entry.name): entry for entry in entries}

@@ -60,8 +60,6 @@ _LOSSY = (
 
 
 class _Mask(NamedTuple):
-    """What looking at one mask shows."""
-
     name: str
     counts: NDArray[np.int64] | tuple[()] = ()
     """How many pixels have each value; none for a mask in true colours."""
@@ -357,7 +355,6 @@ def pair_names(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _P
 
 
 def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
-    """Return the images and masks of a source."""
     files = require_files(source.ending_in(words.IMAGES), source, "images")
     folders, of_files = files.folders
     # A folder shared by all files says nothing about one of them: Dataset_with_GT.

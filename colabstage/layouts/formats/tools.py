@@ -478,7 +478,9 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
     placed, notes = join_records(source, {file.name: _records(file, numbers[file.name]) for file in found})
     here, lookup = {one.file.name for one in placed}, source.made_of(images, Lookup.of)
     for file in (one for one in files if one not in found):
-        named = {images.names[number] for number in _images_of(file, lookup)}
+        folder, split = posixpath.dirname(file.name), split_name(stem_of(file.name)).split
+        found_by = (lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name)
+        named = {images.names[number] for number in found_by if number >= 0}
         is_other = bool(named) and here.isdisjoint(named)
         if is_other and file.annotations is not None:
             what = f"no annotation of its {len(named):,} images has {'a category alone' if classes else 'a bbox'}"
@@ -500,13 +502,6 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
     notes = [*left_out_notes((len(placed) - len(kept), "images", "without an annotation")), *notes]
     own, splits = [one.file for one in kept], [one.split for one in kept]
     return Evidence.of_images(source, CLASSES, own, targets, who, splits=splits, classes=called, notes=notes, used=used)
-
-
-def _images_of(file: CocoFile, lookup: Lookup) -> list[int]:
-    """Return the numbers of the images here that a file lists."""
-    folder, split = posixpath.dirname(file.name), split_name(stem_of(file.name)).split
-    found = (lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name)
-    return [number for number in found if number >= 0]
 
 
 def parse_coco(name: str, content: bytes) -> CocoFile | None:
