@@ -366,6 +366,10 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         files("{0..5}.jpg", {"l.csv": rows("image,count,label", "scan_{a,b,c,d,e,f},{0..5},{cat,dog}")}),
         "names different files in 'count' and 'image'",
     ),
+    "pairs of images": (
+        files("{0..3}.jpg", {"l.csv": rows("image,pair,same", "{0,0,1,2,3}.jpg,{1,2,3,0,1}.jpg,{1,0,0,1,0}")}),
+        "names different files in 'image' and 'pair'",
+    ),
     "a table of some of the training images": (
         files("train/{cat,dog}/{0..3}.png train/{4..9}.png", {"train.csv": rows("file,label", "{4..9}.png,{cat,dog}")}),
         "'train/cat/0.png': nothing, 'cat'",
@@ -450,6 +454,10 @@ READ: dict[str, tuple[dict[str, bytes], str]] = {
             },
         ),
         "table; 3 images, 6 boxes: cat 6",
+    ),
+    "the other eye beside each": (
+        files("{a,b}{1,2}.jpg", {"l.csv": rows("image,fellow,label", "{a1,a2,b1,b2}.jpg,{a2,a1,b2,b1}.jpg,{x,x,y,y}")}),
+        "table; x 2, y 2",
     ),
     # Classes that only look like parts, or like other classes than those of a table.
     "with and without": (files("{with_mask,without_mask}/{0..3}.png"), "image_folder; with_mask 4, without_mask 4"),
