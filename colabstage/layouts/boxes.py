@@ -345,29 +345,34 @@ class BoxColumns(NamedTuple):
 
 def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     """Return the columns of a table that are boxes; `None` if there are none. Boxes in another form are an error."""
-    runs = next((name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)), None)
+    corners = _corners_of(columns)
+    runs = [name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)][:1]
     named = [one for one in columns.values() if words.is_label_name(one.name) or one.plain in _BOX_LABELS]
     # In words, where another one says the same.
     same = (one for one in named if not one.is_numeric and same_partition(one.cells, named[0].cells))
     label = next((one.name for one in (*same, *named)), None)
-    corners = _corners_of(columns)
-    other = [] if corners or runs else _other_form(columns)
-    points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)]
     # x1 to x5 without y are measurements.
-    are_points = bool(corners) and len(points) > 4
-    if not (runs or corners or other) or (are_points and not runs and label is None):
+    points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)] if corners else []
+    points = points if len(points) > 4 else []
+    if points and label is None and not runs:
         return None
-    if corners and label is not None and not are_points and not runs:
-        others = (one.name for one in named if words.is_label_name(one.name))
-        odd = [name for name in others if not same_partition(columns[name].cells, columns[label].cells)]
+    unread: dict[str, Sequence[str]] = {
+        "masks as run lengths": runs,
+        "more points than the corners of a box": points,
+        "boxes, and none their class": corners if label is None else (),
+        "boxes in another form": () if corners else _other_form(columns),
+    }
+    what, found = next(((what, found) for what, found in unread.items() if found), ("", ()))
+    if not found and label is not None and corners:
+        others = (one for one in named if words.is_label_name(one.name))
+        odd = [one.name for one in others if not same_partition(one.cells, columns[label].cells)]
         if odd:
             msg = f"Which of the columns {listed([label, *odd])} is the class of its boxes? Call the others otherwise."
             raise LayoutError(msg)
         return BoxColumns(corners, label)
-    found = [runs] if runs else points if are_points else other or [*corners]
-    what = "boxes in another form" if other else "boxes, and none their class"
-    what = "masks as run lengths" if runs else "more points than the corners of a box" if are_points else what
-    taken = [label] if label is not None else [] if runs or other else found
+    if not found:
+        return None
+    taken = [label] if label is not None else [*found] if corners and not runs else []
     how = f"layout=table_rows(labels={taken!r}), from colabstage.options, takes numbers and words as they are"
     msg = (
         f"Its column{'s' if len(found) > 1 else ''} {listed(found, 6)} {'hold' if len(found) > 1 else 'holds'} {what}. "

@@ -7,9 +7,10 @@ may be one label or several.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -148,11 +149,15 @@ class Column:
             return words.is_label_name(self.name)
         return not differ or len(self.cells) < 3 or self.kind in ("number", "comma")
 
-    def numbers(self) -> NDArray[np.float64]:
-        """Return the cells as numbers, NaN for empty cells and others; words for yes are 1, for no 0."""
+    @cached_property
+    def number_of(self) -> dict[str, float]:
+        """Return each distinct cell as a number, NaN for an empty cell and others; words for yes are 1, for no 0."""
         is_flag = self.kind == "flag"
-        known = {cell: float(cell.lower() in words.YES if is_flag else _number(cell)) for cell in self.distinct}
-        return self.as_values(known, np.float64)
+        return {cell: float(cell.lower() in words.YES if is_flag else _number(cell)) for cell in self.distinct}
+
+    def numbers(self) -> NDArray[np.float64]:
+        """Return the cells as these numbers."""
+        return self.as_values(self.number_of, np.float64)
 
 
 def _number(cell: str) -> float:
@@ -192,11 +197,7 @@ def find_roles(
     roles = ColumnRoles(tuple(labels or ()), None if split is None else split.name, group or scene)
     if labels:
         return roles._replace(number=_numbering(columns, labels[0]) if len(labels) == 1 else None)
-    # Width and height of the images: both, because one alone may be a person's.
-    plain = {words.plain_name(name): name for name in columns}
-    sides = [(one, one.replace("width", "height")) for one in plain if "width" in one]
-    apart = {group, *(plain[one] for pair in sides if pair[1] in plain for one in pair)}
-    apart.update(name for name in inputs if not words.is_label_name(name))
+    apart = {group, *_sides_of_images(columns), *itertools.filterfalse(words.is_label_name, inputs)}
     candidates = {one.name: one for one in rest if one.name not in apart and one.may_be_label}
     named = words.label_names(candidates)
     if not named:
@@ -207,6 +208,13 @@ def find_roles(
     # The one in words, where several have the same content.
     label = next((name for name in named if not candidates[name].is_numeric), named[0])
     return roles._replace(labels=(label,), number=_numbering(columns, label))
+
+
+def _sides_of_images(columns: Iterable[str]) -> set[str]:
+    """Return the columns of width and height of the images: both, because one alone may be a person's."""
+    plain = {words.plain_name(name): name for name in columns}
+    sides = [(one, one.replace("width", "height")) for one in plain if "width" in one]
+    return {plain[one] for pair in sides if pair[1] in plain for one in pair}
 
 
 def _numbering(columns: Mapping[str, Column], label: str) -> str | None:
@@ -259,22 +267,31 @@ def splits_of_column(column: Column) -> list[str]:
 
 def _split_column(columns: Sequence[Column]) -> Column | None:
     """Return the column that contains only names of splits, or yes and no for one split."""
-    for column in columns:
-        numbered = [*map(list(column.cells).count, "012")] if column.distinct == {*"012"} else []
-        # Most samples are to train on; two numbers may be either way round.
-        if column.plain in words.SPLIT_COLUMNS and numbered and numbered[0] == max(numbered):
-            return column
-        # Each row has its own name, such as train_129225, which is no split.
-        are_few = 2 * len(column.distinct) <= len(column)
-        others = {
-            cell
-            for cell in column.distinct
-            if cell.lower() not in words.SPLITS and not (are_few and "/" not in cell and words.split_name(cell).split)
-        }
-        if column.distinct and not others and not words.is_label_name(column.name):
-            return column
-        if column.plain in words.SPLIT_COLUMNS and (others < column.distinct or column.is_numeric):
-            raise _odd_split(column.name, f"names splits and other values: {listed(sorted(map(show, others)))}")
+    found = next(filter(_names_splits, columns), None)
+    return _flag_column(columns) if found is None else found
+
+
+def _names_splits(column: Column) -> bool:
+    """Tell whether a column has the name of a split in each row. Refuse one that is called so and names others too."""
+    is_called = column.plain in words.SPLIT_COLUMNS
+    numbered = [*map(list(column.cells).count, "012")] if is_called and column.distinct == {*"012"} else []
+    # Most samples are to train on; two numbers may be either way round.
+    if numbered and numbered[0] == max(numbered):
+        return True
+    # Each row has its own name, such as train_129225, which is no split.
+    are_few = 2 * len(column.distinct) <= len(column)
+    others = {cell for cell in column.distinct if cell.lower() not in words.SPLITS}
+    others -= {cell for cell in others if are_few and "/" not in cell and words.split_name(cell).split}
+    if column.distinct and not others and not words.is_label_name(column.name):
+        return True
+    if is_called and (others < column.distinct or column.is_numeric):
+        raise _odd_split(column.name, f"names splits and other values: {listed(sorted(map(show, others)))}")
+    return False
+
+
+def _flag_column(columns: Sequence[Column]) -> Column | None:
+    """Return the column that says by yes and no whether each row is in one split. Refuse several, and one that would
+    hold most rows out."""
     flags = [one for one in columns if one.plain in words.FLAGS and len(one.distinct) > 1]
     flags = [one for one in flags if {cell.lower() for cell in one.distinct} <= words.YES | words.NO]
     if len(flags) > 1:
@@ -295,7 +312,7 @@ def _odd_split(column: str, what: str) -> LayoutError:
 
 def same_partition(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Tell whether two labellings of the same samples are equal up to names."""
-    return divides_further(one, other) and divides_further(other, one)
+    return one is other or (divides_further(one, other) and divides_further(other, one))
 
 
 def divides_further(finer: Sequence[Any], classes: Sequence[Any]) -> bool:
@@ -401,15 +418,16 @@ def _several_columns(columns: Sequence[Column]) -> Targets:
     if odd is not None:
         msg = f"Several label columns must all be numbers; '{odd.name}' has '{show(min(odd.distinct))}'. Write numbers."
         raise LayoutError(msg)
-    table = np.stack([column.numbers() for column in columns]).T
     # Several columns of 0 and 1 are labels that may apply together, one column for each.
-    if ((table == 0) | (table == 1)).all():
-        return Values(table.astype(np.uint8, order="C")), tuple(column.name for column in columns)
-    for column in columns:
-        # The few distinct cells decide.
+    are_flags = all({*column.number_of.values()} <= {0, 1} for column in columns)
+    # The few distinct cells decide.
+    for column in () if are_flags else columns:
         few = Column(column.name, sorted(column.filled))
         check_kept_apart(column.name, _exact(few) if column.are_all(WHOLE) else few.numbers())
-    return Values(table.astype(np.float32, order="C")), ()
+    table = np.empty((len(columns[0]), len(columns)), np.uint8 if are_flags else np.float32)
+    for place, column in enumerate(columns):
+        table[:, place] = column.as_values(column.number_of, table.dtype)
+    return Values(table), tuple(column.name for column in columns if are_flags)
 
 
 def _as_numbers(column: Column) -> Targets:
@@ -436,37 +454,33 @@ def _as_sets(column: Column, words_of_cell: Callable[[str], list[str]]) -> Targe
 
 def _check_classes(column: Column, missing: set[str], sample: Callable[[int], str]) -> None:
     """Refuse cells that a person would not call classes, because each distinct one would become a class."""
-    cells, known, mark = column.cells, column.distinct, ","
+    cells, known = column.cells, column.distinct
     numbers = {cell for cell in known if NUMBER.fullmatch(cell) and not _CODE.fullmatch(cell)}
     filled = [cell for cell in cells if cell not in missing]
-    others = [cell for cell in filled if cell not in numbers]
-    lists = sorted(filter(is_list, known))
+    words_among = [cell for cell in filled if cell not in numbers]
     by_comma = {cell: [part.strip() for part in cell.split(",")] for cell in known if "," in cell}
     parts = [part for found in by_comma.values() for part in found]
+    # The parts of a single name with a comma do not occur elsewhere.
+    recur = len(set(parts)) < len(parts) or not known.isdisjoint(parts)
     spaced = {cell for cell in known if len(cell.split()) > 1}
-    if column.kind == "comma":
-        cell = next(filter(_DECIMAL_COMMA.fullmatch, cells))
-        what = "a number with a comma: write a point, and nothing between thousands"
-    elif 0 < len(others) <= len(filled) / 4:
-        cell, what, mark = others[0], "and most are numbers: correct them, or take the rows out", ""
-    elif lists:
-        cell, mark = lists[0], ""
-        what = "a list written as text: write a column for each number, or | between several labels"
-    elif by_comma and (len(set(parts)) < len(parts) or not known.isdisjoint(parts)):
-        # The parts of a single name with a comma do not occur elsewhere.
-        cell, what = min(by_comma), "one class or several labels"
-    elif spaced and (
-        column.plain in words.SETS_OF_LABELS or {word for cell in spaced for word in cell.split()} <= known
-    ):
-        cell, what, mark = min(spaced), "one class or several labels", "," if by_comma else " "
-    else:
-        return
-    several = f", table_rows(separator='{mark}') for several labels" if mark else ""
-    msg = (
-        f"'{column.name}' has cells such as '{show(cell)}' (the first is that of '{sample(cells.index(cell))}'), "
-        f"{what}. Or say what it is: layout=table_rows(separator='') for one class{several}."
+    are_sets = column.plain in words.SETS_OF_LABELS or {word for cell in spaced for word in cell.split()} <= known
+    commas = filter(_DECIMAL_COMMA.fullmatch, cells if column.kind == "comma" else ())
+    point, fill = "write a point, and nothing between thousands", "correct them, or take the rows out"
+    split, several = "write a column for each number, or | between several labels", "one class or several labels"
+    doubts: tuple[tuple[Iterable[str], str, str], ...] = (
+        (commas, f"a number with a comma: {point}", ","),
+        (words_among if len(words_among) <= len(filled) / 4 else (), f"and most are numbers: {fill}", ""),
+        (sorted(filter(is_list, known)), f"a list written as text: {split}", ""),
+        (sorted(by_comma) if recur else (), several, ","),
+        (sorted(spaced) if are_sets else (), several, "," if by_comma else " "),
     )
-    raise LayoutError(msg)
+    for cell, what, mark in ((cell, what, mark) for found, what, mark in doubts for cell in found):
+        more = f", table_rows(separator='{mark}') for several labels" if mark else ""
+        msg = (
+            f"'{column.name}' has cells such as '{show(cell)}' (the first is that of '{sample(cells.index(cell))}'), "
+            f"{what}. Or say what it is: layout=table_rows(separator='') for one class{more}."
+        )
+        raise LayoutError(msg)
 
 
 def is_list(cell: str) -> bool:

@@ -67,13 +67,7 @@ from colabstage.layouts.formats import (
 from colabstage.layouts.formats.tables import LISTS
 from colabstage.layouts.judge import TO_EXTRACT, files_called, judge, may_label, why_not_classes
 from colabstage.layouts.lists import LIST_ENDS, MOST_LISTS, Lookup, is_class_list, lists_state
-from colabstage.layouts.names import (
-    folders_state,
-    names_may_say,
-    names_state,
-    nothing_states,
-    second_copy,
-)
+from colabstage.layouts.names import folders_state, names_may_say, names_state, nothing_states, second_copy
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
@@ -111,7 +105,6 @@ class Case:
         return self.search(TABLE)
 
     def search(self, kind: FileKind) -> TableSearch:
-        """Return the search of the tables for what they state about files of a kind."""
         files = self.source.ending_in(kind.extensions)
         return TableSearch(self.source, kind, files, self.source.made_of(files, Lookup.of))
 
@@ -579,7 +572,6 @@ _BOXES: tuple[tuple[str, Callable[[Source], Found]], ...] = (
 
 
 def _of_many(name: str, state: Callable[[Source], Found], extensions: tuple[str, ...], archive: str = "") -> Layout:
-    """Return the layout of files that hold many samples each."""
     return Layout(name, lambda case: state(case.source), extensions=extensions, archive=archive, of_many=True)
 
 
@@ -605,12 +597,7 @@ LAYOUTS: tuple[Layout, ...] = (
         croissant.NAME,
         lambda case: case.described,
         extensions=croissant.EXTENSIONS,
-        rivals=(
-            _CALLED,
-            Rival("boxes", DETECTION, lambda case, _: case.state_boxes()),
-            _BY_MASKS,
-            _BY_ROWS,
-        ),
+        rivals=(_CALLED, Rival("boxes", DETECTION, lambda case, _: case.state_boxes()), _BY_MASKS, _BY_ROWS),
     ),
     Layout(
         DETECTION,
@@ -639,18 +626,10 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         masks.NAME,
         lambda case: case.masks,
-        rivals=(
-            _BY_NAMES,
-            Rival("folders that look like classes", "", _classes_of_masks),
-        ),
+        rivals=(_BY_NAMES, Rival("folders that look like classes", "", _classes_of_masks)),
     ),
     Layout("images", lambda case: lists_state(case.source, nothing_states(case.source)), _weigh_nothing),
-    Layout(
-        "image_folder",
-        lambda case: case.folders,
-        _weigh_folders,
-        rivals=(_BY_NAMES,),
-    ),
+    Layout("image_folder", lambda case: case.folders, _weigh_folders, rivals=(_BY_NAMES,)),
     Layout("arrays", lambda case: arrays.arrays_state(case.source)),
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),

@@ -79,8 +79,8 @@ class Evidence:
     ) -> Evidence:
         """Return what states the targets of images, a file each, and their splits, "" for none."""
         read = TreeFiles(source.tree, files)
-        table = SampleTable(layout, _numbered_apart(read.entries.names), Images(read), targets)
-        table = replace(table, splits=known_splits(splits), classes=tuple(classes), notes=tuple(notes))
+        keys, stated = _numbered_apart(read.entries.names), known_splits(splits)
+        table = SampleTable(layout, keys, Images(read), targets, stated, classes=tuple(classes), notes=tuple(notes))
         return cls(table, who, frozenset(used))
 
     @property

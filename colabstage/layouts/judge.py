@@ -45,11 +45,11 @@ from colabstage.layouts.records import split_of_shard
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values, files_of
 from colabstage.layouts.texts import NAMED, Naming, Says, may_list_a_split, statements_in
 from colabstage.trees.bytes import HEAD_BYTES, image_ending
-from colabstage.trees.listing import FileEntries, FileEntry, only_line
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 from colabstage.trees.names import UNFINISHED, extension_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -79,6 +79,7 @@ _ARRAYS = (".npy", ".npz", ".mat")
 _BINARY = (*_ARRAYS, ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
 _IN_PATHS, _IN_NAMES = r"paths: layout=file_names(r'([^/]+)/[^/]+$')", "names: layout=file_names(PATTERN)"
+_INNERMOST = "the inner folders: layout=folders(level=-1)"
 _UNLABELLED = ' layout="images" reads the images without labels.'
 _MORE, _LABELS = "may hold more of them", "may hold their labels"
 
@@ -325,39 +326,51 @@ def _labels(table: SampleTable) -> NDArray[Any]:
 
 def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -> str:
     """Write what chooses a reading: a part of the source, the innermost folders, or two folders of parts."""
-    source = table.inputs.source
-    assert isinstance(source, TreeFiles)
+    folders = files_of(table).folders[0]
+    first, pair = _pair_among(table, parts)
+    outer = first if outer and pair else outer
+    alone = f"one of the outer folders alone: {_only_folder(table, outer)}" if outer else ""
+    where = _IN_NAMES if {*map(posixpath.basename, folders)} <= {*parts} else _IN_PATHS
+    ways = [alone, pair, "" if parts else _INNERMOST, f"the class in the {where}"]
+    # The others read images; and a folder of clips alone may be a class.
+    if table.layout != "image_folder":
+        own = whole_path(outer, folders)
+        has_inner = any(folder.startswith(f"{own}/") for folder in folders)
+        ways = [alone * has_inner, "the class in the paths: layout=audio_clips(pattern=PATTERN)"]
+    ways = list(filter(None, ways if table.layout != "array_folder" else ways[:1]))
+    return f"Say which is meant, from colabstage.options: {'; '.join(ways)}." if ways else ""
+
+
+def _pair_among(table: SampleTable, parts: Sequence[str]) -> tuple[str, str]:
+    """Return the folder of parts that is most likely of images, and what reads it with that of masks; "" for none."""
     # Masks in 'gt' belong to images in 'img', those of one split to each other; and masks are no JPEGs.
-    lossy = {one for name in source.entries.ending_in(words.JPEGS).folders[0] for one in name.split("/")}
+    lossy = {one for name in files_of(table).ending_in(words.JPEGS).folders[0] for one in name.split("/")}
     ranks = {one: (words.holds_targets(one), not words.holds_images(one), one not in lossy) for one in parts}
     first, *others = sorted(parts, key=ranks.__getitem__) or [""]
     same = [one for one in others if words.split_name(one).split == words.split_name(first).split]
     targets = [one for one in same if words.holds_targets(one) or len(parts) == 2]
     # masks, not masks_aug, which belong to images_aug.
-    last = min(reversed(targets), key=len, default="")
-    outer = first if outer and last else outer
+    last, tree = min(reversed(targets), key=len, default=""), _tree_of(table)
     # Several masks of an image, for example, are no pairs.
-    do_not = last and isinstance(gather(lambda: pair_names(Source(source.tree), first, last)), Miss)
+    do_not = last and isinstance(gather(lambda: pair_names(Source(tree), first, last)), Miss)
     pair = "a function as layout=" if do_not else f"layout=parts(x='{first}', y='{last}')"
-    # A class's folder alone, wherever that is in the source, with the folders of annotations of its samples.
-    folders = source.entries.folders[0]
-    own = whole_path(outer, folders)
-    stems = {words.stem_of(name) for name in source.entries.names if outer and name.startswith(f"{own}/")}
-    named = (name for name in Source(source.tree).ending_in(words.ANNOTATIONS).names if words.stem_of(name) in stems)
-    beside = sorted({*map(posixpath.dirname, named)}.difference(folders, [""]))
-    alone = only_line(source.tree, own, *beside[:_MOST_PARTS])
-    ways = [
-        f"one of the outer folders alone: {alone}" if outer else "",
-        f"images and masks: {pair}" if last else "",
-        "" if parts else "the inner folders: layout=folders(level=-1)",
-        f"the class in the {_IN_NAMES if {*map(posixpath.basename, folders)} <= {*parts} else _IN_PATHS}",
-    ]
-    # The others read images; and a folder of clips alone may be a class.
-    if table.layout != "image_folder":
-        has_inner = any(folder.startswith(f"{own}/") for folder in folders)
-        ways = [ways[0] * has_inner, "the class in the paths: layout=audio_clips(pattern=PATTERN)"]
-    ways = list(filter(None, ways if table.layout != "array_folder" else ways[:1]))
-    return f"Say which is meant, from colabstage.options: {'; '.join(ways)}." if ways else ""
+    return first, f"images and masks: {pair}" if last else ""
+
+
+def _only_folder(table: SampleTable, name: str) -> str:
+    """Write what takes a class's folder alone, wherever that is, with the folders of annotations of its samples."""
+    tree, files = _tree_of(table), files_of(table)
+    own = whole_path(name, files.folders[0])
+    stems = {words.stem_of(one) for one in files.names if one.startswith(f"{own}/")}
+    named = (one for one in Source(tree).ending_in(words.ANNOTATIONS).names if words.stem_of(one) in stems)
+    beside = sorted({*map(posixpath.dirname, named)}.difference(files.folders[0], [""]))
+    return only_line(tree, own, *beside[:_MOST_PARTS])
+
+
+def _tree_of(table: SampleTable) -> Tree:
+    source = table.inputs.source
+    assert isinstance(source, TreeFiles)
+    return source.tree
 
 
 def _called_parts(table: SampleTable) -> str:
@@ -365,28 +378,31 @@ def _called_parts(table: SampleTable) -> str:
     classes = table.classes
     if bare := sorted(filter(words.is_unlabelled, classes)):
         return f"{listed(bare)} says that its {table.unit} have no label. Move it away."
-    splits = {name: read for name in classes if (read := words.split_name(name)).split}
-    # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing; training_fake beside
-    # training_real are two classes of one split.
-    several = len({read.split for read in splits.values()}) > 1 or len(set(splits.values())) < len(splits)
-    odd = {name for name in classes if words.is_role(name)}
-    odd |= {name for name, read in splits.items() if several or not read.rest}
-    # Folds, or pictures before and after, are all parts; "depth" among other words is a class.
-    parts = {name for name in classes if words.is_part(name)}
-    odd |= parts if len(parts | splits.keys()) == len(classes) else set()
-    # One stands among real classes, but a test is none; and neither are images beside masks.
-    odd |= {name for name in classes if words.holds_targets(name)} if any(map(words.holds_images, odd)) else set()
-    is_held_out = any(read.split != "train" and not read.rest for read in splits.values())
-    if len(odd) > 1 or is_held_out or (odd and len(classes) < 3):
+    if odd := _parts_among(classes):
         what = f"{'is a name' if len(odd) == 1 else 'are names'} of parts of a dataset"
         outer = min({*classes} - odd or classes)
         return f"{listed(sorted(odd))} {what}. {_choice(table, outer=outer, parts=sorted(classes))}"
     folders = {name for folder in files_of(table).folders[0] for name in folder.split("/")} - {*classes}
     # train_images and val_images above the classes are splits, despite the word images.
-    if table.splits is not None:
-        folders = {name for name in folders if not words.is_split(name)}
-    below = sorted(filter(words.is_role, folders))
+    splits = set() if table.splits is None else {*filter(words.is_split, folders)}
+    below = sorted(filter(words.is_role, folders - splits))
     return f"{listed(below)} hold parts of each sample. {_choice(table, parts=below)}" if len(below) > 1 else ""
+
+
+def _parts_among(classes: Sequence[str]) -> set[str]:
+    """Return the classes named like parts of a dataset, or of each sample, if these can be no classes."""
+    splits = {name: read for name in classes if (read := words.split_name(name)).split}
+    # "train" among ships and cars is a vehicle, "test tube" beside "beaker" a thing; training_fake beside
+    # training_real are two classes of one split.
+    several = len({read.split for read in splits.values()}) > 1 or len(set(splits.values())) < len(splits)
+    odd = {*filter(words.is_role, classes)} | {name for name, read in splits.items() if several or not read.rest}
+    # Folds, or pictures before and after, are all parts; "depth" among other words is a class.
+    parts = {*filter(words.is_part, classes)}
+    odd |= parts if {*classes} <= parts | splits.keys() else set()
+    # One stands among real classes, but a test is none; and neither are images beside masks.
+    odd |= {*filter(words.holds_targets, classes)} if any(map(words.holds_images, odd)) else set()
+    is_held_out = any(read.split != "train" and not read.rest for read in splits.values())
+    return odd if len(odd) > 1 or is_held_out or len(classes) < 3 else set()
 
 
 def _deeper(table: SampleTable) -> str:
@@ -464,32 +480,33 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= NAMED
     if not are_same:
         return "", False
-    first = posixpath.basename(names[rows[0][0]])
+    firsts = [names[own[0]] for own in rows]
     # Masks of images in JPEG are in another format.
     formats = [{extension_of(names[row]) in words.JPEGS for row in own} for own in rows]
-    are_apart = [*map(len, formats)] == [1] * len(formats) and len(set.union(*formats)) > 1
+    are_apart = all(len(one) == 1 for one in formats) and len(set.union(*formats)) > 1
     # cat/cat_0_flip.jpg and dog/dog_0_flip.jpg are called after their classes.
     in_all = set.intersection(*({*words.letters_of(name)} for name in classes))
     called = [{*words.letters_of(name)} - in_all for name in classes]
-    if not are_apart and all(
-        not own.isdisjoint(words.letters_of(words.stem_of(names[row[0]])))
-        for own, row in zip(called, rows, strict=True)
-    ):
+    stems_of_firsts = map(words.letters_of, map(words.stem_of, firsts))
+    if not are_apart and not any(own.isdisjoint(stem) for own, stem in zip(called, stems_of_firsts, strict=True)):
         return "", False
-    # All names of one folder, because the first ones in order are 0, 1, 10, 100, …, with gaps in between. There may be
-    # several series, each with its own words: img_0, photo_0, img_0_flip.
-    series: dict[str, list[int]] = defaultdict(list)
-    for row in rows[0].tolist():
-        found = words.NUMBERED.fullmatch(bare_stem(names[row], every))
-        if found is None or are_apart:
-            return first, False
+    own = (bare_stem(names[row], every) for row in rows[0].tolist())
+    return posixpath.basename(firsts[0]), not are_apart and _are_counted(own, may_repeat=bool(table.splits))
+
+
+def _are_counted(stems: Iterable[str], *, may_repeat: bool) -> bool:
+    """Tell whether all stems in a folder are counted. `may_repeat`: whether each split may count from the beginning:
+    train/cat/0.jpg, test/cat/0.jpg."""
+    # All of them, because the first ones in order are 0, 1, 10, 100, …, with gaps in between. There may be several
+    # series, each with its own words: img_0, photo_0, img_0_flip.
+    series = defaultdict[str, list[int]](list)
+    for stem in stems:
+        if (found := words.NUMBERED.fullmatch(stem)) is None:
+            return False
         series[f"{found[1]} {found[3]}"].append(int(found[2]))
-    # Each split may count from the beginning: train/cat/0.jpg, test/cat/0.jpg.
-    counts = {word: sorted({*found} if table.splits else found) for word, found in series.items()}
-    are_counted = all(
-        _is_series(found) and (len(counts) == 1 or not re.search(r"\d", word)) for word, found in counts.items()
-    )
-    return first, are_counted
+    counts = {word: sorted({*found} if may_repeat else found) for word, found in series.items()}
+    is_one = len(counts) == 1
+    return all(_is_series(found) and (is_one or not re.search(r"\d", word)) for word, found in counts.items())
 
 
 def _is_series(found: Sequence[int]) -> bool:
@@ -567,43 +584,33 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     """Yield why files may hold more samples, their targets or their splits, whatever states these: fields of their own
     records, files without an extension, masks, archives; and if nothing labels them, images and any annotations."""
     table, used = found.table, found.used
-    of_files = bool(files_of(table))
-    of_arrays, is_bare = table.layout == "arrays", table.targets is None
+    of_files, of_arrays, is_bare = bool(files_of(table)), table.layout == "arrays", table.targets is None
     beside = f"the {'arrays' if of_arrays else table.unit} of '{source.label}'"
-    if not of_files and table.splits is None:
-        # Folds are made for an experiment, and do not say which rows are held out.
-        fields = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
-        lists = source.ending_in(words.TEXTS).without(used).where(may_be_list).names
-        how = "Save an array 'split' beside the others, with a word for each row: train, val or test."
-        how = how if of_arrays else "Call each file after its split, or name it in the configs of a README."
-        names = [*filter(may_list_a_split, fields * of_arrays), *lists]
-        yield _left_over_message(names, beside, "may say which of them are held out", how)
-    # Such images have texts instead of labels, and the further fields are about both.
-    if is_bare and not of_arrays and {*map(words.plain_name, found.unused)}.isdisjoint(words.CAPTIONS):
-        how = "Call what does 'label', or give a function as layout=."
-        names = list(filter(words.may_be_label, found.unused))
-        yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")
+    if not of_files:
+        yield from _fields_left_over(source, found, beside)
     yield from _not_here(source, beside)
     if of_files and table.splits is None:
         names = source.ending_in(_BINARY).without(used).where(may_list_a_split).names
-        only = source.only(source.without({*names}).files.names, names)
+        only = names and source.only(source.without({*names}).files.names, names)
         how = f"Write train.txt and val.txt with a path in each line instead{only and f', or leave it out: {only}'}."
         yield _left_over_message(names, beside, "may say which are held out", how)
     if of_files:
         how = "Give their names an ending, such as .jpg."
         yield _left_over_message(_without_ending(source), beside, _MORE, how)
-    if is_bare and not of_files:
+    elif is_bare:
         others = source.ending_in(words.ANNOTATIONS).without(used)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
         yield _left_over_message(others.where(lambda name: not words.is_note(name)).names, beside, _LABELS, how)
-    if table.layout in (*_OF_ROWS, PAIRS):
-        masks = _masks_left_over(source, found)
-        for first in masks[:1]:
-            folder, stem = words.folder_of(first), words.stem_of(first)
-            is_named = words.is_role(folder) and not words.holds_images(folder)
-            which = folder if is_named else stem.removeprefix(words.before_last_word(stem))
-            how = f"For images and masks give layout=image_masks('{which}'), from colabstage.options."
-            yield _left_over_message(masks, beside, "may hold their masks", how)
+    masks = _masks_left_over(source, found) if table.layout in (*_OF_ROWS, PAIRS) else []
+    for first in masks[:1]:
+        folder, stem = words.folder_of(first), words.stem_of(first)
+        which = folder if _is_of_annotations(folder) else stem.removeprefix(words.before_last_word(stem))
+        how = f"For images and masks give layout=image_masks('{which}'), from colabstage.options."
+        yield _left_over_message(masks, beside, "may hold their masks", how)
+    records = source.ending_in(words.RECORD_ENDS if of_files else ()).without(used)
+    records = records.where(lambda name: words.RECORDS.fullmatch(name) is not None)
+    if records:
+        yield _left_over_message(records.names, beside, _MORE, _one_kind(source, found, records))
     opened = {posixpath.basename(part.label) for part in source.tree.parts()} | used
     archives = files_called(source, words.ARCHIVES).where(
         # Tars are opened if samples are records.
@@ -611,15 +618,31 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
             (of_files or not name.lower().endswith(_TARS)) and opened.isdisjoint({name, posixpath.basename(name)})
         )
     )
-    records = source.ending_in(words.RECORD_ENDS).without(used).where(lambda name: bool(words.RECORDS.fullmatch(name)))
-    if of_files and records:
-        yield _left_over_message(records.names, beside, _MORE, _one_kind(source, found, records))
-    if not archives:
-        return
-    folder, paths = source.addresses(archives[:1])
-    first = "" if source.tree.address_of(archives[0]) else f"Extract all of it, {TO_EXTRACT}. "
-    how = f"{first}Give it in a list of sources, {[folder, *paths]}."
-    yield _left_over_message(archives.names, beside, "may hold more of them, or their labels", how)
+    if archives:
+        folder, paths = source.addresses(archives[:1])
+        extract = "" if source.tree.address_of(archives[0]) else f"Extract all of it, {TO_EXTRACT}. "
+        how = f"{extract}Give it in a list of sources, {[folder, *paths]}."
+        yield _left_over_message(archives.names, beside, "may hold more of them, or their labels", how)
+
+
+def _fields_left_over(source: Source, found: Evidence, beside: str) -> Iterator[str]:
+    """Yield why fields of records, or arrays, that were not used may state the splits, or the labels where nothing
+    does."""
+    table, of_arrays = found.table, found.table.layout == "arrays"
+    if table.splits is None:
+        # Folds are made for an experiment, and do not say which rows are held out.
+        fields = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
+        lists = source.ending_in(words.TEXTS).without(found.used).where(may_be_list).names
+        of_rows = "Save an array 'split' beside the others, with a word for each row: train, val or test."
+        how = of_rows if of_arrays else "Call each file after its split, or name it in the configs of a README."
+        names = [*filter(may_list_a_split, fields * of_arrays), *lists]
+        yield _left_over_message(names, beside, "may say which of them are held out", how)
+    # Such images have texts instead of labels, and the further fields are about both.
+    has_texts = not {*map(words.plain_name, found.unused)}.isdisjoint(words.CAPTIONS)
+    if table.targets is None and not of_arrays and not has_texts:
+        how = "Call what does 'label', or give a function as layout=."
+        names = list(filter(words.may_be_label, found.unused))
+        yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")
 
 
 def _not_here(source: Source, beside: str) -> Iterator[str]:
@@ -681,8 +704,7 @@ def _masks_left_over(source: Source, found: Evidence) -> list[str]:
     masks = [
         name
         for name in rest
-        if (words.is_role(words.folder_of(name)) and not words.holds_images(words.folder_of(name)))
-        or words.before_last_word(posixpath.splitext(name)[0]) in stems
+        if _is_of_annotations(words.folder_of(name)) or words.before_last_word(posixpath.splitext(name)[0]) in stems
     ]
     return sorted(masks) if 2 * len(masks) >= len(stems) else []
 
@@ -748,4 +770,9 @@ def _is_beside_parts(name: str, classes: set[str]) -> bool:
     """Tell whether a file is in a folder of annotations inside a class's folder: MOT17-02/gt/gt.txt."""
     *folders, _ = name.split("/")
     first = next((place for place, folder in enumerate(folders) if folder in classes), len(folders))
-    return any(words.is_role(folder) and not words.holds_images(folder) for folder in folders[first + 1 :])
+    return any(map(_is_of_annotations, folders[first + 1 :]))
+
+
+def _is_of_annotations(folder: str) -> bool:
+    """Tell whether a folder's name is a part of every sample, and not its image."""
+    return words.is_role(folder) and not words.holds_images(folder)

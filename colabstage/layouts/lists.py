@@ -614,7 +614,7 @@ def _with_listed_splits(source: Source, rows: _Rows, table: SampleTable, lists: 
         of[of < 0] = len(splits)
         splits.append("train")
     chosen = np.flatnonzero(of >= 0)
-    made = take_rows(replace(table, splits=None), chosen)
+    made = take_rows(table, chosen)
     # What is all to train on may still be divided.
     called = tuple(take_strings(splits, of[chosen])) if is_divided else None
     return replace(made, splits=called, notes=(*table.notes, *notes))
@@ -706,17 +706,21 @@ def parse_class_list(name: str, content: bytes) -> ClassList:
             raise _odd(name, show(error)) from error
     if not isinstance(found, dict):
         return ClassList(())
-    written = {words.SPLITS[key]: paths for key, paths in found.items() if isinstance(key, str) and key in words.SPLITS}
-    lists = {split: paths if isinstance(paths, list) else [paths] for split, paths in written.items()}
-    splits = {split: [one for one in paths if isinstance(one, str) and one] for split, paths in lists.items()}
-    names, count = _in_order(name, found.get("names")), found.get("nc")
+    names, count, shape = _in_order(name, found.get("names")), found.get("nc"), found.get("kpt_shape", ["0", "0"])
     if names and count is not None and count != str(len(names)):
         raise broken(name, f"it says nc: {show(count)} and names {len(names):,} classes", "as many names as nc says")
-    shape = found.get("kpt_shape", ["0", "0"])
-    is_shape = isinstance(shape, list) and len(shape) == 2
-    if not is_shape or not all(isinstance(part, str) and _NUMBER.fullmatch(part) for part in shape):
+    is_pair = isinstance(shape, list) and [*map(type, shape)] == [str, str]
+    if not is_pair or not all(map(_NUMBER.fullmatch, shape)):
         raise _odd(name, f"kpt_shape is {show_content(shape)}")
-    return ClassList(names, (int(shape[0]), int(shape[1])), {split: paths for split, paths in splits.items() if paths})
+    return ClassList(names, (int(shape[0]), int(shape[1])), _paths_of_splits(found))
+
+
+def _paths_of_splits(found: dict[Any, Any]) -> dict[str, list[str]]:
+    """Return the folders and lists that a file names for each split, one or several."""
+    written = {words.SPLITS[key]: paths for key, paths in found.items() if isinstance(key, str) and key in words.SPLITS}
+    lists = {split: paths if isinstance(paths, list) else [paths] for split, paths in written.items()}
+    every = {split: [one for one in paths if isinstance(one, str) and one] for split, paths in lists.items()}
+    return {split: paths for split, paths in every.items() if paths}
 
 
 def _in_order(file: str, names: Any) -> tuple[str, ...]:

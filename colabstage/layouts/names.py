@@ -14,18 +14,15 @@ from colabstage.errors import LayoutError
 from colabstage.io.units import format_count, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, FileKind, images_of, left_out_notes, require_files
-from colabstage.layouts.table import (
-    BrokenDatasetError,
-    Values,
-    class_indices,
-)
+from colabstage.layouts.table import BrokenDatasetError, Values, class_indices
 from colabstage.layouts.words import before_last_word, split_name, split_of_path, stem_of
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from colabstage.layouts.reading import Source
+    from colabstage.trees.listing import FileEntries
 
 
 # The only unambiguous form: a word, a dot and a number.
@@ -165,12 +162,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     folder is the class, counted from the first that differs, from 1; negative from the innermost.
     """
     files = require_files(source.ending_in(kind.extensions), source, f"{kind.noun} ({', '.join(kind.extensions)})")
-    paths, folder_of_file = files.folders
-    split_paths = [tuple(path.split("/")) if path else () for path in paths]
-    filled = [(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(split_paths)]
-    folders = _unwrap([*filled, *_without_files(source, kind, filled)])
-    splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source, paths)
-    every = sorted(_classes_in(folders, splits, level))
+    every, splits = _class_folders(source, kind, files, level)
     flat = _flat_splits(every) if splits and level is None else set()
     # Numbered before folders without files are dropped, as in torchvision.
     classes = sorted({one.name for one in every if one.split not in flat})
@@ -182,24 +174,20 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
             f"the layout {kind.layout} needs one folder for each class, with the {kind.noun} of the class in it."
         )
         raise LayoutError(msg)
-    lists: dict[str, dict[str, str]] = {}
-    listed_folders = []
-    for one in every:
-        if one.number >= 0 and one.split in flat:
-            names = [files.names[number] for number in np.flatnonzero(folder_of_file == one.number).tolist()]
-            stated = _listed_classes(source, names, classes)
-            lists |= stated
-            listed_folders += [one] if stated else []
-    read = sorted([*found, *listed_folders])
+    folder_of_file = files.folders[1]
+    bare = {one: np.flatnonzero(folder_of_file == one.number) for one in every if one.number >= 0 and one.split in flat}
+    stated = {one: _listed_classes(source, files.take(rows).names, classes) for one, rows in bare.items()}
+    lists = {name: class_of for own in stated.values() for name, class_of in own.items()}
+    read = sorted([*found, *(one for one in bare if stated[one])])
     # The files of a folder are already sorted by name, like all files of a tree.
-    ranks = np.full(len(filled), len(read), np.int32)
+    ranks = np.full(len(files.folders[0]), len(read))
     ranks[[one.number for one in read]] = np.arange(len(read))
     ranks = ranks[folder_of_file]
     order = np.argsort(ranks, kind="stable")[: np.count_nonzero(ranks < len(read))]
     ranks, chosen = ranks[order], files.take(order)
     numbers = {name: number for number, name in enumerate(classes)}
-    labels = np.array([-1 if one.split in flat else numbers[one.name] for one in read], np.int64)[ranks]
-    class_of_file = {name: label for stated in lists.values() for name, label in stated.items()}
+    labels = np.array([-1 if one in bare else numbers[one.name] for one in read], np.int64)[ranks]
+    class_of_file = {name: label for class_of in lists.values() for name, label in class_of.items()}
     for row in np.flatnonzero(labels < 0).tolist():
         labels[row] = numbers[class_of_file[chosen.names[row]]]
     train = [top for top, split in splits.items() if split == "train" and not split_name(top).split]
@@ -216,6 +204,19 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
         source, kind.layout, chosen, Values(labels), who, splits=own, classes=classes, notes=notes
     )
     return replace(made, used=frozenset(lists), is_guess=True)
+
+
+def _class_folders(
+    source: Source, kind: FileKind, files: FileEntries, level: int | None
+) -> tuple[list[_Class], dict[str, str]]:
+    """Return the folders in those of classes, in the order of their samples; and the folders of splits above them, with
+    the splits, nothing where there are none."""
+    paths = files.folders[0]
+    split_paths = [tuple(path.split("/")) if path else () for path in paths]
+    filled = [(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(split_paths)]
+    folders = _unwrap([*filled, *_without_files(source, kind, filled)])
+    splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source, paths)
+    return sorted(_classes_in(folders, splits, level)), splits
 
 
 def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:
@@ -285,21 +286,15 @@ def _split_folders(paths: list[tuple[str, ...]], source: Source, folders: Sequen
     """
     tops = sorted({parts[0] for parts in paths})
     deep = {parts[0] for parts in paths if _has_classes(parts)}
-    read = {top: split_name(top) for top in tops}
     splits = {top: words.SPLITS[top.lower()] for top in tops if top.lower() in words.SPLITS}
-    rests = {read[top].rest for top in deep if read[top].split}
-    if len(splits) < 2 and len(rests) == 1:
-        spelled = {top: name.split for top, name in read.items() if name.split and name.rest in rests}
-        bare = [top for top in deep if not read[top].split and read[top].rest in rests and read[top].rest]
-        if len(bare) == 1 and "train" not in spelled.values():
-            spelled[bare[0]] = "train"
-        splits = spelled if len(spelled) > 1 else splits
+    splits = splits if len(splits) > 1 else _called_alike(tops, deep) or splits
     # A split without class folders beside splits that have them is unlabelled: seg_pred, single_prediction.
+    has_classes = not deep.isdisjoint(splits)
     others = [top for top in tops if top not in splits]
     # A single "train" among other folders is a class of vehicles, unless it has classes and test_stg1 beside it none.
-    if len(splits) < 2 and any(top in deep or not read[top].split or not deep & splits.keys() for top in others):
+    if len(splits) < 2 and any(top in deep or not split_name(top).split or not has_classes for top in others):
         return {}
-    others = [top for top in others if top in deep or not deep & splits.keys()]
+    others = [top for top in others if top in deep or not has_classes]
     if others or len(set(splits.values())) < len(splits):
         what = f"others ({listed(others)})" if others else "several for one split"
         only = only_line(source.tree, *(whole_path(top, folders) for top in sorted(splits)))
@@ -309,6 +304,18 @@ def _split_folders(paths: list[tuple[str, ...]], source: Source, folders: Sequen
         )
         raise LayoutError(msg)
     return splits
+
+
+def _called_alike(tops: Sequence[str], deep: Collection[str]) -> dict[str, str]:
+    """Return folders whose names agree apart from the split, of which some hold folders (`deep`), with the splits;
+    empty unless there are several."""
+    read = {top: split_name(top) for top in tops}
+    rests = {read[top].rest for top in deep if read[top].split}
+    splits = {top: name.split for top, name in read.items() if name.split and name.rest in rests}
+    bare = [top for top in deep if not read[top].split and read[top].rest in rests and read[top].rest]
+    if len(bare) == 1 and "train" not in splits.values():
+        splits[bare[0]] = "train"
+    return splits if len(rests) == 1 and len(splits) > 1 else {}
 
 
 def _classes_in(folders: list[_Folder], splits: dict[str, str], level: int | None) -> Iterator[_Class]:
@@ -342,7 +349,6 @@ def _place_of(parts: tuple[str, ...], level: int) -> int:
 
 
 def _by_split(found: Iterable[_Class]) -> dict[str, set[str]]:
-    """Return the classes of each split."""
     by_split: dict[str, set[str]] = defaultdict(set)
     for one in found:
         by_split[one.split].add(one.name)

@@ -20,7 +20,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import boxes_of_rows, find_box_columns, find_image_sides
+from colabstage.layouts.boxes import BoxColumns, boxes_of_rows, find_box_columns, find_image_sides
 from colabstage.layouts.columns import (
     Column,
     ColumnRoles,
@@ -46,7 +46,7 @@ from colabstage.layouts.evidence import (
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state
 from colabstage.layouts.reading import BEGINNING_BYTES, Source
-from colabstage.layouts.table import BrokenDatasetError, Targets, Values
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Targets, Values
 from colabstage.trees.listing import FileEntries, take_strings
 from colabstage.trees.names import first_repeated
 
@@ -65,7 +65,7 @@ _IN_CLIP = re.compile(r"(t_?)?(start|begin|onset|end|stop|offset)(_?(time|at|s|s
 _COMPARED = 100
 
 
-@dataclass(slots=True)
+@dataclass
 class LeadingTable:
     """One table whose paths lead to files."""
 
@@ -81,7 +81,7 @@ class LeadingTable:
     def name(self) -> str:
         return self.table.name
 
-    @property
+    @cached_property
     def files(self) -> set[int]:
         return set(self.leads.values()) - {SEVERAL}
 
@@ -99,6 +99,11 @@ class LeadingTable:
     def columns(self) -> dict[str, Column]:
         """Return the columns by name, except the path."""
         return {column.name: column for column in self.table.columns if column is not self.path}
+
+
+# What a column that leads to files is compared by with others: whether most cells are whole names, because stems may be
+# any number; how many files it leads to; and whether it is named like a path.
+_Rank = tuple[bool, int, bool]
 
 
 class _Rows(NamedTuple):
@@ -264,23 +269,7 @@ class TableSearch:
 
         A label column never is one: "2" may be a class, and also the stem of 2.png.
         """
-        folder = posixpath.dirname(table.name)
-        found: dict[Column, tuple[tuple[bool, int, bool], dict[str, int]]] = {}
-        for column in sorted(table.columns, key=lambda column: -len(column.distinct)):
-            # Row numbers that a program wrote lead to files only by chance: they are in another order.
-            numbers = words.is_index_name(column.name) and list(column.cells) == list(map(str, range(len(column))))
-            cells = column if len(column) else Column(column.name, [column.name])
-            # A column needs no index of stems if it has fewer distinct cells than whole names already found.
-            fewer = any(rank[0] and rank[1] > len(cells.distinct) for rank, _ in found.values())
-            if words.is_label_name(column.name) or numbers or fewer:
-                continue
-            leads, whole = self.lookup.search_each(cells.distinct, folder)
-            hits = len(cells) if len(leads) == len(cells.distinct) else sum(map(leads.__contains__, cells.cells))
-            # Half of the rows, because tables name missing files; or half of the files, because boxes repeat a few.
-            if leads and (2 * hits > len(cells) or 2 * len(leads) > len(self.lookup)):
-                reached = len(set(leads.values()))
-                # Whole names beat stems, which any number may match; then more files; then columns named like paths.
-                found[column] = (2 * whole > len(leads), reached, column.plain in words.PATHS), leads
+        folder, found = posixpath.dirname(table.name), self._leading_columns(table)
         if not found:
             return None
         best = max((column for column in table.columns if column in found), key=lambda column: found[column][0])
@@ -312,6 +301,24 @@ class TableSearch:
             )
         path, leads = bare.columns[table.columns.index(best)], leads | {best.name: self.lookup.find(best.name, folder)}
         return LeadingTable(bare, path, leads, has_header=False)
+
+    def _leading_columns(self, table: Table) -> dict[Column, tuple[_Rank, dict[str, int]]]:
+        """Return the columns that lead to files, with the file of each cell: half of the rows, because tables name
+        missing files; or to half of the files, because boxes repeat a few."""
+        folder, found = posixpath.dirname(table.name), dict[Column, tuple[_Rank, dict[str, int]]]()
+        for column in sorted(table.columns, key=lambda column: -len(column.distinct)):
+            # Row numbers that a program wrote lead to files only by chance: they are in another order.
+            numbers = words.is_index_name(column.name) and list(column.cells) == list(map(str, range(len(column))))
+            cells = column if len(column) else Column(column.name, [column.name])
+            # A column needs no index of stems if it has fewer distinct cells than whole names already found.
+            fewer = any(rank[0] and rank[1] > len(cells.distinct) for rank, _ in found.values())
+            if words.is_label_name(column.name) or numbers or fewer:
+                continue
+            leads, whole = self.lookup.search_each(cells.distinct, folder)
+            hits = len(cells) if len(leads) == len(cells.distinct) else sum(map(leads.__contains__, cells.cells))
+            if leads and (2 * hits > len(cells) or 2 * len(leads) > len(self.lookup)):
+                found[column] = (2 * whole > len(leads), len(set(leads.values())), column.plain in words.PATHS), leads
+        return found
 
     def _lead_to_folders(self, table: Table) -> LeadingTable | None:
         """Return a table with a row for each file in the folders that its rows name: most of them, by one column."""
@@ -362,7 +369,7 @@ class TableSearch:
         """Tell whether a column has file names while another leads to files only by stems: a count of 2 is no 2.png."""
         is_path = chosen.plain == words.PATHS[0]
         is_path = is_path or all(words.is_telling(cell) and not cell.isdecimal() for cell in chosen.distinct)
-        if is_path or words.is_label_name(column.name):
+        if is_path:
             return False
         written = [cell for cell in column.distinct if cell.lower().endswith(self.kind.extensions)]
         # Addresses say where the files came from, and an id beside them what they are called here.
@@ -373,35 +380,24 @@ class TableSearch:
     def _choose_tables(self, notes: list[str]) -> list[LeadingTable]:
         """Return one table, or those of the splits; tables about other files are left out."""
         found = self.claiming
-        splits = sorted((one for one in found if one.split), key=lambda one: words.SPLIT_ORDER[one.split])
-        names = [one.split for one in splits]
-        most = max(found, key=lambda one: len(one.files))
-        kept, may_leave = [most], len(found) == 1
         # Parts of a table are beside each other, called alike up to numbers, and name other files each.
         parts = {(posixpath.dirname(one.name), *words.letters_of(one.name), *sorted(one.table.header)) for one in found}
-        files = set[int]().union(*(one.files for one in found))
-        if len(parts) == 1 and len(files) == sum(len(one.files) for one in found):
+        if len(parts) == 1 and len(_files_of(found)) == sum(len(one.files) for one in found):
             return found
+        splits = sorted((one for one in found if one.split), key=lambda one: words.SPLIT_ORDER[one.split])
+        names = {one.split for one in splits}
+        most = max(found, key=lambda one: len(one.files))
+        kept, may_leave = [most], len(found) == 1
         # One table for each split, one of them for training: the usual form of competitions. Another table about the
         # same files may have better labels; only tables about other files can be left out.
-        if "train" in names and len(set(names)) == len(names):
-            kept, stated = splits, set[int]().union(*(one.files for one in splits))
+        if "train" in names and len(names) == len(splits):
+            kept, stated = splits, _files_of(splits)
             may_leave = all(one.split or stated.isdisjoint(one.files) for one in found)
         # ChestX-ray14, for example, has labels for all images, and boxes for one in a hundred.
         elif any(map(words.is_label_name, most.table.header)):
             may_leave = all(one is most or FEW * len(one.files) <= len(most.files) for one in found)
-        if len(found) > 1 and not may_leave:
-            stating = [one for one in found if one.has_labels] or found
-            # Without endings, numbers of classes are the names of files by chance.
-            stating = [one for one in stating if 2 * sum(map(words.is_sample, one.leads)) > len(one.leads)] or stating
-            if len(stating) == 1:
-                return stating
-            shown = max(stating, key=lambda one: len(one.files)).name
-            msg = (
-                f"Several tables do ({listed([one.name for one in found])}), and not as splits. Say which: "
-                f"layout=table_rows(table={shown!r}), from colabstage.options."
-            )
-            raise LayoutError(msg)
+        if not may_leave:
+            return [_only_stating(found)]
         beside = f"beside those of {listed([one.name for one in kept])},"
         notes += self._left_out(found, kept, {one.name: f"of '{one.name}' {beside}" for one in found})
         return kept
@@ -426,22 +422,13 @@ class TableSearch:
         rows = self._rows_with_files(complete, roles)
         self._check_shift(rows)
         targets: Targets
+        firsts, corners = [*range(len(rows.files))], tuple[str, ...]()
         if boxes is not None:
-            in_splits = dict.fromkeys(zip(rows.files.tolist(), rows.splits, strict=True))
-            if (twice := first_repeated([self.files.names[number] for number, _ in in_splits])) is not None:
-                msg = f"Rows of '{twice}' are in several splits. Take it out of all but one."
-                raise LayoutError(msg)
-            sides = find_image_sides(found[0].columns)
-            sides = sides if all(one.columns.keys() >= {*sides} for one in complete) else []
-            corners = [rows.column(name) for name in boxes.corners]
-            # A row is a box here, and a sample is an image, represented by its first row.
-            firsts, targets, classes = boxes_of_rows(
-                rows.files, corners, rows.column(boxes.label), self.files.names, [rows.column(name) for name in sides]
-            )
-            notes += self._notes(rows, roles, (*boxes.corners, *(sides if targets.sizes is not None else ())))
-        else:
-            notes += self._notes(rows, roles, ())
-            firsts = list(range(len(rows.files)))
+            firsts, targets, classes = self._boxes(rows, boxes)
+            sides = find_image_sides(rows.places[0][0].columns) if targets.sizes is not None else []
+            corners = (*boxes.corners, *sides)
+        notes += self._notes(rows, roles, corners)
+        if boxes is None:
             targets, classes = self._targets(rows, roles, notes)
         if roles.number is not None:
             numbering = [one for one in complete if roles.number in one.columns]
@@ -450,7 +437,7 @@ class TableSearch:
             targets, classes = renumbered(targets, classes, numbered), tuple(numbered)
             notes.append(note)
         # Other tables of the same files may say which are held out.
-        stated = set[int]().union(*(one.files for one in complete))
+        stated = _files_of(complete)
         used = [one.name for one in self.claiming if one in complete or stated.isdisjoint(one.files)]
         chosen = self.files.take(rows.files[np.array(firsts, np.int64)])
         who, splits = listed([one.name for one in found]), [rows.splits[row] for row in firsts]
@@ -461,6 +448,19 @@ class TableSearch:
             return made
         groups = rows.column(roles.group).cells
         return replace(made, table=replace(made.table, groups=tuple(groups[row] for row in firsts)))
+
+    def _boxes(self, rows: _Rows, columns: BoxColumns) -> tuple[list[int], Boxes, tuple[str, ...]]:
+        """Return the first row of each image, which represents it, the boxes of all rows, and their classes."""
+        in_splits = dict.fromkeys(zip(rows.files.tolist(), rows.splits, strict=True))
+        if (twice := first_repeated([self.files.names[number] for number, _ in in_splits])) is not None:
+            msg = f"Rows of '{twice}' are in several splits. Take it out of all but one."
+            raise LayoutError(msg)
+        sides = find_image_sides(rows.places[0][0].columns)
+        sides = sides if all(one.columns.keys() >= {*sides} for one, _ in rows.places) else []
+        corners, label, height_and_width = (
+            [rows.column(name) for name in names] for names in (columns.corners, [columns.label], sides)
+        )
+        return boxes_of_rows(rows.files, corners, label[0], self.files.names, height_and_width)
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; of several labels, the one in a competition's sample submission."""
@@ -505,7 +505,7 @@ class TableSearch:
 
     def _left_out(self, found: list[LeadingTable], kept: list[LeadingTable], which: Mapping[str, str]) -> list[str]:
         """Return notes on the files that only other tables name than those that are kept."""
-        stated = set[int]().union(*(one.files for one in kept))
+        stated = _files_of(kept)
         rest = [(one.name, len(stated.union(one.files)) - len(stated)) for one in found if one not in kept]
         return left_out_notes(*((count, self.kind.noun, which[name]) for name, count in rest))
 
@@ -618,6 +618,26 @@ class TableSearch:
         )
         rest = len(self.files) - len(np.unique(rows.files))
         return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
+
+
+def _files_of(tables: Sequence[LeadingTable]) -> set[int]:
+    """Return the files that any of some tables names."""
+    return set[int]().union(*(one.files for one in tables))
+
+
+def _only_stating(tables: Sequence[LeadingTable]) -> LeadingTable:
+    """Return the one of several tables that may state labels; refuse several."""
+    stating = [one for one in tables if one.has_labels] or tables
+    # Without endings, numbers of classes are the names of files by chance.
+    stating = [one for one in stating if 2 * sum(map(words.is_sample, one.leads)) > len(one.leads)] or stating
+    if len(stating) > 1:
+        shown = max(stating, key=lambda one: len(one.files)).name
+        msg = (
+            f"Several tables do ({listed([one.name for one in tables])}), and not as splits. Say which: "
+            f"layout=table_rows(table={shown!r}), from colabstage.options."
+        )
+        raise LayoutError(msg)
+    return stating[0]
 
 
 def rows_in_classes(

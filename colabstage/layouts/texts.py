@@ -69,7 +69,7 @@ class Naming:
     def compare(self) -> dict[str, Says]:
         """Return what each states about the samples, beside what labels them; and of a list that names them by ids, and
         of the one that has their ids, that they state the same, if they do."""
-        labels, files = labels_of_samples(self.table), files_of(self.table)
+        labels, files = labels_of_samples(self.table) if self.texts else (), files_of(self.table)
         if not labels or not files:
             return dict.fromkeys(self.lines, Says.MORE)
         kind = FileKind(self.table.layout, self.table.unit, (extension_of(self.table.keys[0]),))
@@ -103,7 +103,8 @@ class Naming:
         """Return what lines state that are no rows: the classes of the samples that they name, or something else."""
         named: dict[Statement, list[set[str]]] = {}
         for part, one in lines:
-            named.setdefault(one, []).append({name for row in self._lookup.search(part) for name in labels[row]})
+            rows = self._lookup.search(one.paths.get(part, part))
+            named.setdefault(one, []).append({name for row in rows for name in labels[row]})
         agreeing = 0
         for one, classes in named.items():
             # Boxes and records say more of their sample than the path, and records may be about several classes.

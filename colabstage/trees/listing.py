@@ -116,7 +116,12 @@ class FileEntries(Sequence[FileEntry]):
             return self
         sizes, times, positions, executable = [column[rows] for column in self._columns]
         places = rows.astype(np.int64) if self.places is None else self.places[rows]
-        return FileEntries(take_strings(self.names, rows), sizes, times, positions, executable, places)
+        made = FileEntries(take_strings(self.names, rows), sizes, times, positions, executable, places)
+        # What is known of all is known of some.
+        for known in self.__dict__.keys() & {"folders", "endings"}:
+            texts, numbers = self.__dict__[known]
+            made.__dict__[known] = _numbered(take_strings(texts, numbers[rows]))
+        return made
 
     def where(self, fits: Callable[[str], bool]) -> FileEntries:
         """Return those whose names fit, in the same order."""

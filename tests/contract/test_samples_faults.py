@@ -932,6 +932,8 @@ ARRAYS = [
       for name, called, cells, right in [
           ("words", "split", ["train"] * 9 + ["test"] * 3, found("train: 0 3, 1 3, 2 3 .*; test: 0 1, 1 1, 2 1.*")), ("a flag", "is_valid", [False] * 9 + [True] * 3, found("train: 0 3, 1 3, 2 3 .*; valid: 0 1, 1 1, 2 1.*")),
           ("numbers", "split", [0] * 9 + [1] * 3, refused("'split'"))]),
+    row("two arrays of splits that disagree", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, split=np.array(["train"] * 9 + ["test"] * 3), subset=np.array(["test"] * 3 + ["train"] * 9))}),
+        right=[refused("'x.npz/subset'.*'x.npz/split'")]),
     *(row(f"rows of each split by number: {name}", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, **{name: np.arange(9), "test_idx": np.arange(9, 12)})}), right=[refused("test_idx")])
       for name in ("train_idx", "train_indices")),
     row("fewer names than classes", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1, class_names=np.array(["a", "b"]))}), right=[refused("0 to 2")]),

@@ -354,6 +354,22 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     ),
     # Names, folders and tables that divide the images otherwise.
     "names across folders": (files("siteA/{cat,dog}.{0..2}.png siteB/{cat,dog}.{3..5}.png"), "the images' names"),
+    "a table that is a row off, beside names": (
+        files("{cat,dog}.{0..2}.jpg", {"l.csv": rows("id,label", "{cat,dog}.{0..2}.jpg,{0,0,1,1,1,0}")}),
+        "by 'l.csv' and by the images' names ('cat.0.jpg': '0', 'cat')",
+    ),
+    "a record of each image, of other classes than the folders": (
+        files("{cat,dog}/{0..3}.jpg", {"l.xml": rows('<i f="{cat,dog}/{0..3}.jpg" is="{dog,cat}" at="1 2 3 4"/>')}),
+        "'l.xml'",
+    ),
+    "numbers that lead to images, beside names that lead to none": (
+        files("{0..5}.jpg", {"l.csv": rows("image,count,label", "scan_{a,b,c,d,e,f},{0..5},{cat,dog}")}),
+        "names different files in 'count' and 'image'",
+    ),
+    "pairs of images": (
+        files("{0..3}.jpg", {"l.csv": rows("image,pair,same", "{0,0,1,2,3}.jpg,{1,2,3,0,1}.jpg,{1,0,0,1,0}")}),
+        "names different files in 'image' and 'pair'",
+    ),
     "a table of some of the training images": (
         files("train/{cat,dog}/{0..3}.png train/{4..9}.png", {"train.csv": rows("file,label", "{4..9}.png,{cat,dog}")}),
         "'train/cat/0.png': nothing, 'cat'",
@@ -407,6 +423,41 @@ READ: dict[str, tuple[dict[str, bytes], str]] = {
     "rows held out of one folder": (
         files("train/{0..5}.jpg", {"t.csv": rows("fname,label,is_valid", "{0..5}.jpg,{a,b},{False,False,True}")}),
         "table; train: a 2, b 2; valid: a 1, b 1",
+    ),
+    "lists that data.yaml names": (
+        files(
+            "images/{0..5}.jpg",
+            {
+                "labels/{0..5}.txt": _SAME_BOX,
+                "data.yaml": "names: [a]\ntrain: used.txt\nval: rest.txt\n",
+                "used.txt": rows("images/{0..3}.jpg"),
+                "rest.txt": rows("images/{4,5}.jpg"),
+            },
+        ),
+        "detection; train: 4 images, 4 boxes: a 4; val: 2 images, 2 boxes: a 2",
+    ),
+    "test images without classes, beside the folder that wraps the splits": (
+        files("New/New/{train,valid}/{rust,scab}/{0..3}.jpg test/test/{rust1,scab2}.jpg"),
+        "image_folder; train: rust 4, scab 4; valid: rust 4, scab 4",
+    ),
+    "the images of each class in a line": (
+        files("cat/{01a,02a}.jpg dog/{03a,04a}.jpg", {"l.json": {"cat": ["01a", "02a"], "dog": ["03a", "04a"]}}),
+        "image_folder; cat 2, dog 2",
+    ),
+    "boxes whose image is named twice in each row": (
+        files(
+            "images/{0..2}.jpg",
+            {
+                "b.csv": rows(
+                    "path,file,label,xmin,ymin,xmax,ymax", "images/{0..2}.jpg,{0..2}.jpg,cat,{1,1,1,2,2,2},2,9,9"
+                )
+            },
+        ),
+        "table; 3 images, 6 boxes: cat 6",
+    ),
+    "the other eye beside each": (
+        files("{a,b}{1,2}.jpg", {"l.csv": rows("image,fellow,label", "{a1,a2,b1,b2}.jpg,{a2,a1,b2,b1}.jpg,{x,x,y,y}")}),
+        "table; x 2, y 2",
     ),
     # Classes that only look like parts, or like other classes than those of a table.
     "with and without": (files("{with_mask,without_mask}/{0..3}.png"), "image_folder; with_mask 4, without_mask 4"),

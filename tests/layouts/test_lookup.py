@@ -35,6 +35,8 @@ def find(files: list[str], written: str, table: str = "l.csv") -> str | None:
         (["a/img/1.jpg", "b/img/1.jpg"], "1.jpg", "c/l.csv", None),
         (["img/a/1.jpg", "img/b/1.jpg"], "1.jpg", "ann/a/l.csv", "img/a/1.jpg"),
         (["a/x/1.jpg", "a/y/1.jpg", "b/1.jpg"], "1.jpg", "a/z/l.csv", None),
+        (["a/1.jpg", "b/a/1.jpg"], "a/1", "l.csv", "a/1.jpg"),
+        (["a/1.jpg", "b/a/1.jpg"], "a/1", "b/l.csv", "b/a/1.jpg"),
         (["a.jpg", "A.jpg"], "A.JPG", "l.csv", None),
         (["a.jpg", "A.jpg"], "A.jpg", "l.csv", "A.jpg"),
         (["images/a b.jpg"], "https://example.org/images/a%20b.jpg?w=100", "l.csv", "images/a b.jpg"),

@@ -26,7 +26,7 @@ from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers, show
-from colabstage.layouts.evidence import Evidence, FileKind, Found, left_out_notes, near, renumbered, require_files
+from colabstage.layouts.evidence import Evidence, FileKind, Found, Miss, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list
 from colabstage.layouts.names import folders_state
@@ -62,7 +62,7 @@ from colabstage.trees.bytes import ByteSource, SourceFile
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -97,6 +97,7 @@ _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 _ORDER = [*dict.fromkeys([*words.SPLITS.values(), *_SPLITS_BESIDE.values()])]
 # The names that numpy.savez gives to unnamed arrays.
 _NUMBERED = re.compile(r"arr_\d+")
+_NO_TARGETS = "; there are no targets"
 _SAME_DIGIT = str.maketrans("123456789", "0" * 9)
 
 
@@ -138,23 +139,27 @@ def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = N
         role = asked.get(name, role)
         by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
     with_x = {split: roles for split, roles in by_split.items() if roles["x"]}
-    several = [names for roles in with_x.values() for role, names in roles.items() if role and len(names) > 1]
-    if several:
-        raise LayoutError(_unclear(several[0]))
+    for names in (names for roles in with_x.values() for role, names in roles.items() if role and len(names) > 1):
+        raise LayoutError(_unclear(names))
     found = [SplitArrays(split, roles["x"][0], next(iter(roles["y"]), None)) for split, roles in with_x.items()]
-    bare = [one.split for one in found if one.y is None]
-    # For another split or none: x_train beside labels. If they were left out, all samples would lack labels.
-    has_more = any(roles["y"] for split, roles in by_split.items() if split not in with_x)
-    # Nor may nothing be left to train on.
-    if not (bare and has_more) and not ({"", "train"} & {*bare} and len(bare) < len(found)):
+    targets = [name for roles in by_split.values() for name in roles["y"]]
+    if found and _is_complete(found, targets):
+        # What is of no split is trained on, beside others. Training rows are first, whatever the order of the files.
         named = [one if len(found) == 1 or one.split else one._replace(split="train") for one in found]
-        if found and len({one.split for one in named}) == len(named):
-            # Training rows are first, whatever the order of the files.
-            return sorted(named, key=lambda one: _ORDER.index(one.split) if one.split else 0)
+        return sorted(named, key=lambda one: _ORDER.index(one.split) if one.split else 0)
     # A single array is the inputs, unless it is called as targets are.
-    if len(every) == 1 and not any(roles["y"] for roles in by_split.values()):
+    if len(every) == 1 and not targets:
         return [SplitArrays("", every[0], None)]
     raise LayoutError(_unclear(every))
+
+
+def _is_complete(found: Sequence[SplitArrays], targets: Sequence[str]) -> bool:
+    """Tell whether no targets are left where inputs lack them, and labelled rows to train on are left, and once."""
+    bare = {one.split for one in found if one.y is None}
+    # For another split or none: x_train beside labels. If they were left out, all samples would lack labels.
+    has_more = len(targets) > len(found) - len(bare)
+    nothing_to_train = len(bare) < len(found) and not bare.isdisjoint({"", "train"})
+    return not (bare and has_more) and not nothing_to_train and not {"", "train"} <= {one.split for one in found}
 
 
 def _unclear(names: Sequence[str]) -> str:
@@ -271,6 +276,56 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     published, used_files = published_arrays(source)
     files = source.ending_in(_SUFFIXES)
     require_files(files or published, source, "arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)")
+    matched = _matched(source, files, published, x, y)
+    if isinstance(matched, Miss):
+        return matched
+    stored, every, joined = matched
+    # Like unlabelled test images: if some rows had no labels, none could have any.
+    chosen = [one for one in every if one.y is not None] or every
+    used, stated = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
+    xs, ys = ([_usable(stored[name]) for name in names] for names in (used, stated))
+    _check_lengths(chosen, stored)
+    inputs = _as_inputs(xs)
+    targets, classes = _as_targets(ys, inputs, xs) if ys else (None, ())
+    texts = _class_names(stored, len(classes) if isinstance(targets, Masks) else 0)
+    targets, classes = _named(targets, classes, ys, texts[:1])
+    known = {*stated, *(array.name for array in texts), *(one.x for one in every)}
+    rest = {name: array for name, array in stored.items() if name not in known}
+    beside = {name: array for name, array in rest.items() if array.shape[:1] == xs[0].shape[:1]}
+    if x is None and targets is None and beside:
+        return near(_unclear([*used, *beside]))
+    of_rows: Sequence[str] = [one.split for one, x_rows in zip(chosen, xs, strict=True) for _ in range(x_rows.shape[0])]
+    splits = {} if any(of_rows) else _splits_beside(source, beside)
+    groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")
+    unused = [name for name in rest if name not in splits and name != groups]
+    bare = [one.x for one in every if one not in chosen]
+    notes = [
+        f"Inputs are the rows of {listed(used)}{f', targets those of {listed(stated)}' if ys else _NO_TARGETS}.",
+        *left_out_notes(*((stored[name].shape[0], "rows", f"of '{name}', which has no targets,") for name in bare)),
+        *_notes_on_files(source, [*xs, *ys]),
+        *([f"Other arrays were left out: {listed(unused)}."] if unused else []),
+        *([f"Rows with the same '{groups}' stay in one split."] if groups else []),
+        *([f"Each of {joined:,} files holds rows of samples, one label for each; they are joined."] if joined else []),
+        *(note_on_numbers(stated[0], targets.values, classes) if isinstance(targets, Values) else ()),
+    ]
+    table = SampleTable(
+        layout=NAME,
+        keys=tuple(name for array in xs for name in array.row_names),
+        inputs=inputs,
+        targets=targets,
+        splits=known_splits(next(iter(splits.values()), of_rows)),
+        groups=_as_words(stored[groups].whole().reshape(-1)) if groups else None,
+        classes=classes,
+        notes=tuple(notes),
+    )
+    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(unused))
+
+
+def _matched(
+    source: Source, files: FileEntries, published: Sequence[StoredArray], x: str | None, y: str | None
+) -> tuple[dict[str, StoredArray], list[SplitArrays], int] | Miss:
+    """Return all arrays by name, those that are inputs and targets, and how many files were joined; or why there are
+    none."""
     if len(files) > _MAX_FILES:
         # A few are read: with so many files each is a sample, their folders may be classes, or each holds rows.
         spread = {_numbers_in(files.names[one * (len(files) - 1) // _LOOKED_AT]) for one in range(_LOOKED_AT + 1)}
@@ -280,70 +335,36 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         # For each the file itself, and one handle each for its inputs and targets, if these are read in place.
         allow_open_files(3 * len(files))
     found, joined = _join_series(_find_arrays(source, files, takes_packs=x is not None), x, y)
-    stored = {array.name: array for array in [*found, *published]}
+    stored = {one.name: one for one in [*found, *published]}
     try:
-        chosen = (_find_numbered(stored) if x is None else []) or find_splits(_candidates(stored), x=x, y=y)
+        every = (_find_numbered(stored) if x is None else []) or find_splits(_candidates(stored), x=x, y=y)
+        return stored, every, joined
     except LayoutError as error:
         patterns = {_DIGITS.sub("#", name) for name in files.names}
         are_numbered = x is None and len(files) >= max(_FEW_FILES, 2 * len(patterns))
         return near(_each_a_sample(source, files) if are_numbered else str(error))
-    # Like unlabelled test images: if some rows had no labels, none could have any.
-    unlabelled = [one for one in chosen if one.y is None and any(other.y is not None for other in chosen)]
-    chosen = [one for one in chosen if one not in unlabelled]
-    used, stated = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
-    xs, ys = ([_usable(stored[name]) for name in names] for names in (used, stated))
-    _check_lengths(chosen, stored)
-    inputs = _as_inputs(xs)
-    targets, classes = _as_targets(ys, inputs, xs) if ys else (None, ())
-    texts = _class_names(stored, len(classes) if isinstance(targets, Masks) else 0)
-    targets, classes = _named(targets, classes, ys, texts[:1])
-    known = {*used, *stated, *(array.name for array in texts), *(one.x for one in unlabelled)}
-    rest = [name for name in stored if name not in known]
-    beside = [name for name in rest if stored[name].shape[:1] == xs[0].shape[:1]]
-    if x is None and targets is None and beside:
-        return near(_unclear([*used, *beside]))
-    splits: Sequence[str] = [one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]
-    may_split = (name for name in beside if _is_split_field(name) and len(stored[name].shape) == 1)
-    for name in may_split if not any(splits) else ():
-        fields = {_bare(posixpath.basename(name)): _as_words(stored[name].whole())}
-        splits = splits_of_fields(source.label, fields)[1] or splits
-        rest = [one for one in rest if one != name or not any(splits)]
-    groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")
-    rest = [name for name in rest if name != groups]
-    which = f", targets those of {listed(stated)}" if ys else "; there are no targets"
-    lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
+
+
+def _splits_beside(source: Source, beside: Mapping[str, StoredArray]) -> dict[str, Sequence[str]]:
+    """Return the arrays that say which split each row belongs to, all alike, and the splits."""
+    held = {name: one for name, one in beside.items() if _is_split_field(name) and len(one.shape) == 1}
+    fields = {name: {_bare(posixpath.basename(name)): _as_words(one.whole())} for name, one in held.items()}
+    found = {name: splits for name, one in fields.items() if (splits := splits_of_fields(source.label, one)[1])}
+    for name, splits in found.items():
+        if splits != next(iter(found.values())):
+            raise broken(name, f"it says other splits than '{next(iter(found))}'", "one array of splits")
+    return found
+
+
+def _notes_on_files(source: Source, used: Sequence[StoredArray]) -> Iterator[str]:
+    """Say which of CIFAR's files are missing, and how much of other files was never written."""
     batches = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
     there = sorted({*map(posixpath.basename, batches.names)})
-    notes = [
-        f"Inputs are the rows of {listed(used)}{which}.",
-        *left_out_notes(*lost),
-        *([f"Only {listed(there)} of CIFAR's {_BATCHES} files to train on."] if 0 < len(there) < _BATCHES else []),
-        *(
-            f"{one.unwritten} of '{one.name}' were never written, and are read as 0."
-            for array in (*xs, *ys)
-            for one in array.parts or (array,)
-            if one.unwritten
-        ),
-    ]
-    if rest:
-        notes.append(f"Other arrays were left out: {listed(rest)}.")
-    if groups:
-        notes.append(f"Rows with the same '{groups}' stay in one split.")
-    if joined:
-        notes.append(f"Each of {joined:,} files holds rows of samples, one label for each; they are joined.")
-    if isinstance(targets, Values):
-        notes += note_on_numbers(stated[0], targets.values, classes)
-    table = SampleTable(
-        layout=NAME,
-        keys=tuple(name for array in xs for name in array.row_names),
-        inputs=inputs,
-        targets=targets,
-        splits=known_splits(splits),
-        groups=_as_words(stored[groups].whole().reshape(-1)) if groups else None,
-        classes=classes,
-        notes=tuple(notes),
-    )
-    return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(rest))
+    if 0 < len(there) < _BATCHES:
+        yield f"Only {listed(there)} of CIFAR's {_BATCHES} files to train on."
+    for part in itertools.chain.from_iterable(one.parts or (one,) for one in used):
+        if part.unwritten:
+            yield f"{part.unwritten} of '{part.name}' were never written, and are read as 0."
 
 
 def _class_names(stored: Mapping[str, StoredArray], least: int) -> list[StoredArray]:
@@ -421,24 +442,21 @@ def _joined(
 ) -> tuple[list[StoredArray], int]:
     """Return a series' arrays, each joined into one, and how many files have inputs; empty if a file lacks rows."""
     by_name = {next(iter(files.values())).name: files for files in columns}
-    of_rows = [name for name, files in by_name.items() if files and all(one.shape for one in files.values())]
+    of_rows = [name for name, files in by_name.items() if all(one.shape for one in files.values())]
     try:
         splits = find_splits([name for name in of_rows if not is_class_names(name)], x=x, y=y)
     except LayoutError:
         return [], 0
     # Texts have the width of the longest one in the file.
-    alike = {
-        name
-        for name in of_rows
-        if len({(one.shape[1:], one.is_text or one.dtype) for one in by_name[name].values()}) == 1
-    }
-    for split in splits:
-        if split.y is None or not {split.x, split.y} <= alike:
-            return [], 0
-        # One array has inputs, and the other one label for each of them.
-        sides = [(one.shape, by_name[split.y][number].shape) for number, one in by_name[split.x].items()]
-        if not all(len(x_shape) > 1 and x_shape[0] == y_shape[0] == math.prod(y_shape) for x_shape, y_shape in sides):
-            return [], 0
+    forms = {name: {(one.shape[1:], one.is_text or one.dtype) for one in by_name[name].values()} for name in of_rows}
+    alike = {name for name, own in forms.items() if len(own) == 1}
+    if any(one.y is None or not {one.x, one.y} <= alike for one in splits):
+        return [], 0
+    # One array has inputs, and the other one label for each of them.
+    pairs = ((by_name[split.x], by_name[split.y or ""]) for split in splits)
+    sides = [(one.shape, ys[number].shape) for xs, ys in pairs for number, one in xs.items()]
+    if not all(len(x_shape) > 1 and x_shape[0] == y_shape[0] == math.prod(y_shape) for x_shape, y_shape in sides):
+        return [], 0
     found = []
     for name, files in by_name.items():
         # Names of targets may sort in another order than those of their inputs.
@@ -866,28 +884,17 @@ class _Table(NamedTuple):
 
 def pixels_state(source: Source) -> Found:
     """Read .csv files whose rows are images: square, with one or three channels, with a class or none."""
-    of_pixels: dict[FileEntry, tuple[ByteSource | None, _PixelColumns]] = {}
-    files = source.ending_in((".csv", ".gz"))
-    for entry in files.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
-        # A .csv.gz shows its header only unpacked.
-        packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
-        head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
-        columns = _read_columns(entry.name, head)
-        if columns is not None:
-            of_pixels[entry] = packed, columns
-            continue
-        cells = _cells(head.partition(b"\n")[0])
-        if all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None:
-            return near(
-                f"'{entry.name}' has numbers in its first line, as many as a square image has and its class, and no "
-                "header that says so. Write one above it: label,pixel0,pixel1, and so on."
-            )
+    files = source.ending_in((".csv", ".gz")).where(lambda name: name.lower().removesuffix(".gz").endswith(".csv"))
+    tables = {entry: _read_head(source, entry) for entry in files}
+    for entry in (entry for entry, (*_, lacks_header) in tables.items() if lacks_header):
+        return near(
+            f"'{entry.name}' has numbers in its first line, as many as a square image has and its class, and no header "
+            "that says so. Write one above it: label,pixel0,pixel1, and so on."
+        )
+    of_pixels = {entry: (packed, columns) for entry, (packed, columns, _) in tables.items() if columns is not None}
     copies = _copies(source, list(of_pixels))
-    found = [
-        _read_rows(packed or open_member(source.tree, entry), entry, columns)
-        for entry, (packed, columns) in of_pixels.items()
-        if entry not in copies
-    ]
+    rest = {entry: one for entry, one in of_pixels.items() if entry not in copies}
+    found = [_read_rows(one or open_member(source.tree, entry), entry, own) for entry, (one, own) in rest.items()]
     require_files(found, source, "table of pixels (.csv with columns label, pixel0, … or label, pixels)")
     # Whichever is taken, the other may be the dataset; numbers beside photographs are mostly measurements of them. But
     # a few pictures beside many rows only show what these are.
@@ -898,11 +905,14 @@ def pixels_state(source: Source) -> Found:
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels] or found
-    first = labelled[0]
-    if (other := next((one for one in labelled if one.columns.shape != first.columns.shape), None)) is not None:
+    first, counts = labelled[0], [len(one.images) for one in labelled]
+    for other in (one for one in labelled if one.columns.shape != first.columns.shape):
         what = f"its images have the shape {other.columns.shape}, and those of '{first.name}' {first.columns.shape}"
         raise broken(other.name, what, f"one for all, such as {only_line(source.tree, first.name)}")
-    splits = [split for one in labelled for split in one.splits or [split_of_shard(one.name)] * len(one.images)]
+    fields = {name: list[Any]() for one in labelled for name in one.columns.others}
+    if any(one.splits for one in labelled):
+        own = (one.splits or [split_of_shard(one.name)] * count for one, count in zip(labelled, counts, strict=True))
+        fields["split"] = [*itertools.chain.from_iterable(own)]
     left = [one.name for one in found if one not in labelled]
     made = records_state(
         PIXELS,
@@ -910,12 +920,21 @@ def pixels_state(source: Source) -> Found:
         Images(join_samples([one.images for one in labelled]), decoded=True, own_channels=True),
         make_labels(np.array([label for one in labelled for label in one.labels], np.int64), ()),
         shards=[one.name for one in labelled],
-        shard_of=np.repeat(np.arange(len(labelled)), [len(one.images) for one in labelled]),
-        fields={name: list[Any]() for one in labelled for name in one.columns.others}
-        | ({"split": splits} if any(one.splits for one in labelled) else {}),
+        shard_of=np.repeat(np.arange(len(labelled)), counts),
+        fields=fields,
         notes=[f"Tables without classes were left out: {', '.join(left)}."] if left else [],
     )
     return replace(made, used=frozenset(one.name for one in of_pixels))
+
+
+def _read_head(source: Source, entry: FileEntry) -> tuple[ByteSource | None, _PixelColumns | None, bool]:
+    """Return the content of a .csv.gz, which shows its header only unpacked; a table's columns of pixels, if any; and
+    whether it is rows of pixels without a header."""
+    packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
+    head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
+    columns, cells = _read_columns(entry.name, head), _cells(head.partition(b"\n")[0])
+    are_numbers = all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None
+    return packed, columns, columns is None and are_numbers
 
 
 def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:

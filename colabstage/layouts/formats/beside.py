@@ -6,6 +6,7 @@ import math
 import posixpath
 import re
 from collections import defaultdict
+from itertools import filterfalse
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +38,6 @@ def _stem(name: str) -> str:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not empty, with their numbers."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             yield number, line.strip()
@@ -254,27 +254,16 @@ def yolo_state(source: Source) -> Evidence:
     """
     entries = source.ending_in((".txt",))
     images = source.ending_in(IMAGES if entries else ())
-    # Mostly no text is called as any image is.
-    if {*stems_of(normal_names(entries.names))}.isdisjoint(stems_of(normal_names(images.names))):
-        images = images[:0]
-    # By exact names, because thousands of labels are looked up, with the case of the images' names.
-    texts = {_stem(entry.name): entry for entry in entries}
-    files = [_label_file_of(name, texts) for name in images.names]
-    if not any(files):
-        nearest = _nearest_of(images, entries)
-        read = source.texts(list(nearest.values())[:_SNIFFED])
-        # VisDrone's files are in the same places, but have another form.
-        if all(_is_box(_numbers(line)) for text in read.values() for _, line in _lines(text)):
-            files = [nearest.get(name) for name in images.names]
+    files = _label_files(source, images, entries)
     there = [file for file in files if file is not None]
     lists, classes = read_class_list(source) if there else ([], ClassList(()))
-    folders_of = zip(map(posixpath.dirname, images.names), files, strict=True)
-    beside = any(file is not None and folder == posixpath.dirname(file.name) for folder, file in folders_of)
     # If there are rows of numbers in the places of YOLO's boxes, they are meant as boxes; captions and other labels are
     # not.
     some = [file for file in there if file.size][:_SNIFFED]
     is_text = bool(some) and not any(map(_has_numbers, source.texts(some).values()))
-    if not there or is_text or (beside and not classes.names):
+    pairs = [(image, file.name) for image, file in zip(images.names, files, strict=False) if file is not None]
+    are_beside = not classes.names and any(posixpath.dirname(one) == posixpath.dirname(file) for one, file in pairs)
+    if not there or is_text or are_beside:
         msg = (
             f"'{source.label}' has no text file of YOLO's form for any image, neither in a folder labels beside one "
             "called images, nor beside the images with a classes.txt."
@@ -288,7 +277,6 @@ def yolo_state(source: Source) -> Evidence:
         rows[name] = parse_yolo(name, content, pose=pose)
         return Record("", [(int(row[0]), _corners(row[1:])) for row in rows[name]])
 
-    labels = {entry.name for entry in texts.values()}.difference(lists)
     stated, notes = _stated_splits(images, classes)
     splits = stated or [*map(split_of_path, images.names)]
     # A split without any label file is not one without objects.
@@ -296,6 +284,7 @@ def yolo_state(source: Source) -> Evidence:
     kept = [number for number, split in enumerate(splits) if split in labelled]
     notes += left_out_notes((len(images) - len(kept), "images", "of splits without a label file"))
     images, files = images.take(np.array(kept)), [files[number] for number in kept]
+    labels = {*entries.names}.difference(lists)
     placed, more = records_beside(source, images, files, parse, "label file", labels=labels)
     notes += more
     if stated:
@@ -305,8 +294,7 @@ def yolo_state(source: Source) -> Evidence:
         notes.append(f"Of each box {counted(classes.keypoints[0], 'keypoints', 'were')} left out.")
     elif why := _may_be_poses(every):
         raise broken(there[0].name, f"its lines and all others have {why}")
-    polygons = sum(len(row) > 5 for row in every)
-    if polygons:
+    if polygons := sum(len(row) > 5 for row in every):
         notes.append(f"Boxes around polygons, and around oriented boxes, are kept without these: {polygons:,}.")
     names = names_of_numbers(classes.names, {name: [int(row[0]) for row in found] for name, found in rows.items()})
     return boxes_state(
@@ -322,30 +310,44 @@ def yolo_state(source: Source) -> Evidence:
     )
 
 
-def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
-    """Return the label file that Ultralytics would use: with the last folder `images` of the path replaced by `labels`;
-    or the one beside the image."""
-    stem = _stem(image)
-    head, found, tail = f"/{stem}".rpartition("/images/")
-    moved = f"{head}/labels/{tail}".lstrip("/") if found else ""
-    return texts.get(moved) or texts.get(stem)
+def _label_files(source: Source, images: FileEntries, entries: FileEntries) -> list[FileEntry | None]:
+    """Return the label file of each image, or nothing: the one that Ultralytics would use, with the last folder
+    `images` of the path called `labels`; or the one beside the image; or, where none has either, the nearest."""
+    # Mostly no text is called as any image is.
+    stems, ends = {*stems_of(normal_names(entries.names))}, images.endings[0]
+    may_be = {stem + end for stem in stems for end in ends}
+    if source.made_of(images, Lookup.of).unknown(may_be) == may_be:
+        return []
+    # By exact names, because thousands of labels are looked up, with the case of the images' names.
+    texts = {_stem(entry.name): entry for entry in entries}
+    parts = [(stem, f"/{stem}".rpartition("/images/")) for stem in map(_stem, images.names)]
+    moved = [f"{head}/labels/{tail}".lstrip("/") if found else "" for _, (head, found, tail) in parts]
+    files = [texts.get(other) or texts.get(stem) for other, (stem, _) in zip(moved, parts, strict=True)]
+    if any(files):
+        return files
+    nearest = _nearest_of(images, entries)
+    read = source.texts(list(nearest.values())[:_SNIFFED])
+    # VisDrone's files are in the same places, but have another form.
+    are_boxes = all(_is_box(_numbers(line)) for text in read.values() for _, line in _lines(text))
+    return [nearest.get(name) for name in images.names] if are_boxes else []
 
 
 def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], list[str]]:
     """Return the split of each image from the folders that data.yaml names, empty if it names none; and notes."""
     folders, of_files = images.folders
-    places, notes = list[tuple[str, str]](), list[str]()
     there = {part for folder in folders for part in normal(folder).split("/")}
-    for split, path in ((split, path) for split, paths in classes.splits.items() for path in paths):
-        # By parts from the end: `../train/images` is relative to where the file was written.
-        parts = [part for part in normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        if not parts or path.lower().endswith(LIST_ENDS):
-            continue
-        places.append((split, f"/{'/'.join(parts)}/"))
-        called = [part for part in parts if not words.is_role(part)]
-        # People who hold nothing out name the images to train on again.
-        if called and called[-1] not in there and path not in classes.splits.get("train", ()):
-            notes.append(f"'{path}', which data.yaml calls '{split}', is not there.")
+    stated_in = [(split, path) for split, paths in classes.splits.items() for path in paths]
+    # By parts from the end: `../train/images` is relative to where the file was written.
+    parts_of = {
+        path: [part for part in normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
+        for _, path in stated_in
+        if not path.lower().endswith(LIST_ENDS)
+    }
+    places = [(split, f"/{'/'.join(parts)}/") for split, path in stated_in if (parts := parts_of.get(path))]
+    lasts = {path: next(filterfalse(words.is_role, reversed(parts)), "") for path, parts in parts_of.items()}
+    # People who hold nothing out name the images to train on again.
+    lost = {path for path, last in lasts.items() if last and last not in there} - {*classes.splits.get("train", ())}
+    notes = [f"'{path}', which data.yaml calls '{split}', is not there." for split, path in stated_in if path in lost]
     found = [{split for split, place in places if place in f"/{normal(folder)}/"} for folder in folders]
     own = [split_of_path(f"{folder}/") for folder in folders]
     for folder, split, splits in zip(folders, own, found, strict=True):

@@ -22,13 +22,7 @@ from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.lists import check_one_list, lists_state
 from colabstage.layouts.names import bare_stem
 from colabstage.layouts.reading import Source, broken, read_each
-from colabstage.layouts.table import (
-    BrokenDatasetError,
-    Content,
-    Masks,
-    SampleSource,
-    TreeFiles,
-)
+from colabstage.layouts.table import BrokenDatasetError, Content, Masks, SampleSource, TreeFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -66,8 +60,6 @@ _LOSSY = (
 
 
 class _Mask(NamedTuple):
-    """What looking at one mask shows."""
-
     name: str
     counts: NDArray[np.int64] | tuple[()] = ()
     """How many pixels have each value; none for a mask in true colours."""
@@ -363,7 +355,6 @@ def pair_names(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _P
 
 
 def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
-    """Return the images and masks of a source."""
     files = require_files(source.ending_in(words.IMAGES), source, "images")
     folders, of_files = files.folders
     # A folder shared by all files says nothing about one of them: Dataset_with_GT.
@@ -374,9 +365,11 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     of_masks = np.array([any(map(_MASK_FOLDER.fullmatch, parts)) for parts in spelled], np.bool_)
     of_images = np.array([any(map(words.holds_images, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
-    # Few of a million names end so, and only those are searched.
+    # Few of a million names end so, and only those are searched; mostly none does, which all of them show at once.
+    lowered = "\0".join([*files.names, ""]).lower()
     ends = tuple(word + ending.lower() for word in _MASK_ENDS for ending in files.endings[0])
-    for row in [row for row, name in enumerate(map(str.lower, files.names)) if name.endswith(ends)]:
+    ends = tuple(end for end in ends if f"{end}\0" in lowered)
+    for row in [row for row, name in enumerate(files.names) if name.lower().endswith(ends)] if ends else ():
         if not of_images[of_files[row]]:
             are_masks[row] |= _MASK_SUFFIX.search(words.stem_of(files.names[row])) is not None
     if y is None and not are_masks.any() and len(files.endings[0]) > 1:

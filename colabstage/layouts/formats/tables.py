@@ -140,7 +140,8 @@ def _parse_items(name: str, text: str) -> Table:
 def _parse_words(name: str, text: str) -> Table:
     lines = text.splitlines()
     comments = list(itertools.takewhile(is_comment, filter(None, lines)))
-    lines = [line for line in lines if line.strip() and not is_comment(line)]
+    lines = list(filter(str.strip, lines))
+    lines = list(itertools.filterfalse(is_comment, lines)) if "#" in text else lines
     first = lines[0] if lines else ""
     delimiter = next((mark for mark in _DELIMITERS if mark in first), None)
     # The last comment above the rows may be their header: "# file label".

@@ -250,7 +250,6 @@ def _tokens_of_text(tree: Tree, entry: FileEntry, options: TokenOptions) -> Iter
 
 
 def _chunks(tree: Tree, entry: FileEntry) -> Iterator[bytes]:
-    """Yield the content without a byte order mark."""
     chunks = tree.chunks(entry)
     yield next(chunks, b"").removeprefix(_BOM)
     yield from chunks

@@ -481,13 +481,12 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
         folder, split = posixpath.dirname(file.name), split_name(stem_of(file.name)).split
         found_by = (lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name)
         named = {images.names[number] for number in found_by if number >= 0}
-        if not named or not here.isdisjoint(named):
-            continue
-        if file.annotations is not None:
+        is_other = bool(named) and here.isdisjoint(named)
+        if is_other and file.annotations is not None:
             what = f"no annotation of its {len(named):,} images has {'a category alone' if classes else 'a bbox'}"
             expected = f"annotations like those of '{found[0].name}', or its images moved away with it"
             raise broken(file.name, what, expected)
-        notes.append(f"The images of '{file.name}' have no annotations there.")
+        notes += [f"The images of '{file.name}' have no annotations there."] if is_other else []
     used = frozenset(file.name for file in files).union(beside.names)
     who = "COCO's annotations"
     if not classes:
