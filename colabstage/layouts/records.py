@@ -27,7 +27,7 @@ from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import Form, as_corners
+from colabstage.layouts.boxes import BOX_KEYS, BOX_LABELS, FURTHER, Form, FoundForm, as_corners, by_field, find_form
 from colabstage.layouts.columns import (
     MISSING,
     MOST_DIGITS,
@@ -82,6 +82,10 @@ LABELS = (
 )  # fmt: skip
 # Texts of samples: captions, or labels if no other field is one, and they are short and repeat.
 _TEXTS = ("txt", "text")
+# The four numbers of each box of an image, their labels, and these in words, if they have both.
+_OfImage = tuple[Sequence[Sequence[float]], Sequence[Label], Sequence[Label]]
+# How many images with boxes are examined to find the meaning of the four numbers.
+_LOOKED_AT = 64
 
 
 class Labels(NamedTuple):
@@ -91,6 +95,9 @@ class Labels(NamedTuple):
     classes: tuple[str, ...]
     used: tuple[str, ...] = ()
     """The fields that state them."""
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    """The files beside the records that name the classes."""
 
 
 def records_state(
@@ -135,6 +142,7 @@ def records_state(
         classes=labels.classes,
         notes=(
             *notes,
+            *labels.notes,
             *([f"Splits are as '{split}' says."] if split else []),
             *([f"Not used: {listed(left)}."] if left else []),
             *_missing_shards(shards),
@@ -145,7 +153,7 @@ def records_state(
     empty = {name for name in left if len(fields[name]) and all(value is None for value in _as_labels(fields[name]))}
     unused = tuple(name for name in left if name not in empty)
     files = [shards[number] for number in shard_of.tolist()]
-    return Evidence(table, who, frozenset(shards), unused=unused, files=files)
+    return Evidence(table, who, frozenset({*shards, *labels.files}), unused=unused, files=files)
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------
@@ -369,17 +377,80 @@ def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Label
     return Labels(Values(values), found if names else class_numbers(values))
 
 
+def boxes_of_records(
+    values: Sequence[Any],
+    samples: Sequence[str],
+    size_of: Callable[[int], tuple[int, int] | None],
+    names_of: Callable[[str], Sequence[str]],
+    *,
+    found: FoundForm | None = None,
+    how: str = "",
+) -> Labels:
+    """Make boxes of what the records of N samples hold: a list of objects, a list for each field of them, or `None`.
+
+    `size_of`: returns the height and width of a sample's image. `names_of`: returns the classes that the numbers in a
+    field stand for. `found`: what the four numbers are, if something says it. `how`: a line that says it.
+    """
+    each = [by_field(value) for value in values]
+    keys = dict.fromkeys(key for one in each for key in one)
+    box = next((key for key in BOX_KEYS if key in keys), BOX_KEYS[0])
+    label, *others = [key for key in BOX_LABELS if key in keys] or [BOX_LABELS[0]]
+    words = (key for key in others for one in each if any(isinstance(own, str) for own in one.get(key) or ()))
+    word = next(words, "")
+    made = [_checked(one, sample, (box, label, word)) for one, sample in zip(each, samples, strict=True)]
+    filled = [number for number, (places, *_) in enumerate(made) if places]
+    columns = dict(_further(each, sum(len(places) for places, *_ in made)))
+    if found is None:
+        found = find_form(
+            [np.array(made[number][0], float) for number in filled],
+            lambda number: size_of(filled[number]),
+            most=_LOOKED_AT,
+            stated="xyxy" if box == BOX_KEYS[0] else None,
+            areas=columns.get("area"),
+        )
+    if found.trouble:
+        what = f"its boxes and others {found.trouble} (first {made[filled[0]][0][0]})"
+        raise broken(samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{how}")
+    labels = make_boxes(made, samples, form=found.form, names=names_of(label), relative=found.relative, columns=columns)
+    left = [key for key in keys if key not in (box, label, word, *FURTHER)]
+    parts = " as parts of width and height" if found.relative else ""
+    note = f"The boxes are written as {found.form}{parts}{f'; left out: {listed(left)}' if left else ''}."
+    return labels._replace(notes=(note,))
+
+
+def _checked(one: Mapping[str, Any], sample: str, keys: tuple[str, str, str]) -> _OfImage:
+    """Return the numbers, classes and words of a sample's objects, which are under `keys`."""
+    box, label, word = keys
+    places, stated = one.get(box) or [], one.get(label) or []
+    if len(places) != len(stated) or not all(isinstance(own, list | tuple) and len(own) == 4 for own in places):
+        what = f"it has {len(places)} boxes in '{box}' and {len(stated)} classes in '{label}'"
+        raise broken(sample, what, "four numbers and a class each")
+    odd = next((own for own in stated if not isinstance(own, int | float | str | None)), None)
+    if odd is not None:
+        raise broken(sample, f"its label is {show_content(odd)}", "a number or a word")
+    return places, stated, one.get(word) or [None] * len(stated)
+
+
+def _further(each: Sequence[Mapping[str, Any]], total: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the further facts about boxes that all `total` boxes have."""
+    for key, (name, kind) in FURTHER.items():
+        own = [value for one in each for value in one.get(key) or ()]
+        if 0 < len(own) == total and all(isinstance(value, int | float) for value in own):
+            yield name, np.array(own, kind)
+
+
 def make_boxes(
-    boxes: Sequence[tuple[Sequence[Sequence[float]], Sequence[Label], Sequence[Label]]],
+    boxes: Sequence[_OfImage],
     samples: Sequence[str],
     *,
     form: Form = "xyxy",
     names: Sequence[str] = (),
     relative: bool = False,
+    columns: Mapping[str, NDArray[Any]] = MappingProxyType({}),
 ) -> Labels:
     """Make boxes of N samples, given the four numbers of each, their labels, and these in words, if they have both.
 
-    `names`: the classes that numbers stand for; by default as the words say.
+    `names`: the classes that numbers stand for; by default as the words say. `columns`: further facts about each box.
     """
     # A box has no name, but its sample has one.
     owners = [sample for sample, (_, own, _) in zip(samples, boxes, strict=True) for _ in own]
@@ -388,9 +459,15 @@ def make_boxes(
     called = dict(enumerate(names)) or _words_of(compare_fields(labels, texts, owners))
     targets, classes, *_ = make_labels(labels, owners, names=called)
     numbers = getattr(targets, "values", np.zeros(0, np.int64))
-    places = np.array([place for own, *_ in boxes for place in own], np.float64).reshape(-1, 4)
+    places = as_corners(np.array([place for own, *_ in boxes for place in own], np.float64).reshape(-1, 4), form)
+    odd = np.flatnonzero(~(np.isfinite(places).all(axis=1) & (places[:, 2:] >= places[:, :2]).all(axis=1)))
+    if len(odd):
+        written = [f"{number:g}" for own, *_ in boxes for place in own for number in place][4 * odd[0] :][:4]
+        raise broken(
+            owners[odd[0]], f"it has the box {', '.join(written)}, which is no {form}", "finite numbers in order"
+        )
     offsets = offsets_of([len(own) for _, own, _ in boxes])
-    return Labels(Boxes(offsets, as_corners(places, form), {"labels": numbers}, relative=relative), classes)
+    return Labels(Boxes(offsets, places, {"labels": numbers, **columns}, relative=relative), classes)
 
 
 def decode_label(content: bytes, name: str) -> str:
@@ -530,13 +607,19 @@ def _open_listed(tree: Tree, entry: FileEntry) -> ByteSource:
 
 
 def labelled_shards(
-    shards: Sequence[str], fields: Sequence[Mapping[str, FieldValues]], counts: Sequence[int]
+    shards: Sequence[str],
+    fields: Sequence[Mapping[str, FieldValues]],
+    counts: Sequence[int],
+    others: Sequence[Sequence[Any]] = (),
 ) -> tuple[list[int], list[str]]:
     """Return the numbers of the shards to read, and a note on the others: those of held-out splits without any label,
-    as competitions publish them, beside others that have some. `fields`: of each; `counts`: how many records it has."""
+    as competitions publish them, beside others that have some. `fields`: of each; `counts`: how many records it has;
+    `others`: the boxes or masks of each."""
     splits = [split_of_shard(name) or "train" for name in shards]
     columns = ([_as_labels(own[name]) for name in label_fields(own)] for own in fields)
     are_labelled = [any(value is not None for column in own for value in column) for own in columns]
+    # Boxes and masks come before labels, and a split needs what the others have.
+    are_labelled = [*map(any, others)] if any(map(any, others)) else are_labelled
     bare = {*splits} - {"train", *itertools.compress(splits, are_labelled)} if any(are_labelled) else set()
     lost = sum(count for count, split in zip(counts, splits, strict=True) if split in bare)
     notes = left_out_notes((lost, "records", f"of {listed(sorted(bare))}, which have no labels,"))

@@ -6,7 +6,7 @@ import functools
 import posixpath
 import re
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from colabstage.layouts.evidence import Evidence, Found, Miss, left_out_notes, n
 from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.lists import check_one_list, lists_state
 from colabstage.layouts.names import bare_stem
-from colabstage.layouts.reading import Source, broken, read_each
+from colabstage.layouts.reading import Source, broken, items_of, read_each
+from colabstage.layouts.records import Labels
 from colabstage.layouts.table import (
     BrokenDatasetError,
     Content,
@@ -31,7 +32,7 @@ from colabstage.layouts.table import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -233,6 +234,29 @@ def check_lossless(content: Content) -> None:
     if isinstance(content, bytes) and is_lossy(content):
         msg = f"The mask cannot be used: {_LOSSY}."
         raise DecodeError(msg)
+
+
+def is_mask_name(name: str) -> bool:
+    """Tell whether the field of a record is called as masks are."""
+    return bool(_MASK_FOLDER.fullmatch(_spelled(name)) or _MASK_SUFFIX.search(name))
+
+
+def mask_field(where: str, names: Iterable[str], dataset: str = "dataset") -> str:
+    """Return the field that is called as masks are, of those of a record that hold a second image; "" for none.
+    `dataset`: the line that opens the records as a dataset object."""
+    found = [*filter(is_mask_name, names)]
+    found = [name for name in found if _OBJECTS.isdisjoint(words.words_of(name))] or found
+    if len(found) > 1:
+        line = f"pack_dataset({dataset}.remove_columns({found[1:]}), 'packed.h5')"
+        raise broken(where, f"{listed(found)} may all be masks", f"one mask of each image: {line} takes '{found[0]}'")
+    return next(iter(found), "")
+
+
+def masks_of_records(source: Source, masks: SampleSource) -> Labels:
+    """Return the masks of records as targets, with what files beside these say of their values."""
+    used, named = _classes(source)
+    targets = Masks(masks, named.colors) if named.colors else find_masks(masks, spread=False)
+    return Labels(targets, targets.classes or named.names, (), tuple(_notes_on_colors(named)), tuple(used))
 
 
 NAME = "pairs"
@@ -530,7 +554,7 @@ def _classes(source: Source) -> tuple[list[str], MaskClasses]:
     named = source.ending_in(words.TABLES).where(lambda name: "class" in posixpath.basename(name).lower())
     tables = source.parse_once(named, parse_table)
     found = {name: made for name, table in tables.items() if (made := _of_table(table)) is not None}
-    texts = source.ending_in((".txt",) if not found else ())
+    texts = source.ending_in((".txt", ".json") if not found else ())
     for base, read in _LISTS.items():
         named = texts.where(lambda name: posixpath.basename(name).lower() == base)  # noqa: B023
         found = found or {name: made for name, text in source.texts(named).items() if (made := read(text)).names}
@@ -544,10 +568,17 @@ def _of_labelmap(text: str) -> MaskClasses:
     return MaskClasses(tuple(name for name, *_ in painted), colors or None)
 
 
-# CVAT's, beside masks in Pascal VOC's folders; fast.ai's list of names, in the order of their numbers.
+def _of_numbers(text: str) -> MaskClasses:
+    """Return the names in a JSON that maps each number from 0 to one."""
+    names: dict[str, Any] = dict(one for one in items_of(text) or () if isinstance(one, tuple))
+    return MaskClasses(tuple(map(str, names.values())) if [*names] == [*map(str, range(len(names)))] else ())
+
+
+# CVAT's, beside masks in Pascal VOC's folders; fast.ai's list of names, in the order of their numbers; the Hub's.
 _LISTS: dict[str, Callable[[str], MaskClasses]] = {
     "labelmap.txt": _of_labelmap,
     "codes.txt": lambda text: MaskClasses(tuple(filter(None, map(str.strip, text.splitlines())))),
+    "id2label.json": _of_numbers,
 }
 
 
