@@ -3,6 +3,7 @@ boxes."""
 
 from __future__ import annotations
 
+import json
 import math
 import posixpath
 import re
@@ -356,6 +357,12 @@ def box_key(value: Any) -> str | None:
     return next((key for key in BOX_KEYS if key in value), None) if isinstance(value, Mapping) else None
 
 
+def stated_form(key: str, beside: Iterable[str]) -> Form | None:
+    """Return the form that is stated by the key of boxes, or by the keys beside it: only COCO's annotations have both
+    of these; `None` if nothing states it."""
+    return "xyxy" if key == BOX_KEYS[0] else "xywh" if {"category_id", "image_id"} <= {*beside} else None
+
+
 def by_field(value: Any) -> Mapping[str, Any]:
     """Return the objects of an image, a list of them or a list for each field, as a list for each field."""
     if not isinstance(value, list):
@@ -394,6 +401,17 @@ def objects_of(fields: Mapping[str, Any], about: Sequence[str]) -> list[Any]:
     if len(about) < 2:
         return list(fields[about[0]]) if about else []
     return [dict(zip(about, row, strict=True)) for row in zip(*(fields[name] for name in about), strict=True)]
+
+
+def object_columns(where: str, columns: Iterable[Column]) -> dict[str, list[Any]]:
+    """Return the values of the columns that hold objects, or a part of them each, as JSON."""
+    nested = [one for one in columns if one.filled and all(cell[0] in "[{" for cell in one.filled)]
+    try:
+        values = {one.name: [json.loads(cell or "null") for cell in one.cells] for one in nested}
+    except (ValueError, RecursionError):
+        return {}
+    examples = {name: next(filter(None, own), None) for name, own in values.items()}
+    return {name: values[name] for name in box_fields(where, examples)}
 
 
 # --- columns of tables ------------------------------------------------------------------------------------------------

@@ -27,7 +27,16 @@ from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import BOX_KEYS, BOX_LABELS, FURTHER, Form, FoundForm, as_corners, by_field, find_form
+from colabstage.layouts.boxes import (
+    BOX_KEYS,
+    BOX_LABELS,
+    FURTHER,
+    FoundForm,
+    as_corners,
+    by_field,
+    find_form,
+    stated_form,
+)
 from colabstage.layouts.columns import (
     MISSING,
     MOST_DIGITS,
@@ -82,8 +91,6 @@ LABELS = (
 )  # fmt: skip
 # Texts of samples: captions, or labels if no other field is one, and they are short and repeat.
 _TEXTS = ("txt", "text")
-# The four numbers of each box of an image, their labels, and these in words, if they have both.
-_OfImage = tuple[Sequence[Sequence[float]], Sequence[Label], Sequence[Label]]
 # How many images with boxes are examined to find the meaning of the four numbers.
 _LOOKED_AT = 64
 
@@ -223,15 +230,20 @@ def labels_of_fields(
     label, *others = called
     _refuse_no_labels({label: fields[label]}, samples)
     found = {other: compare_fields(columns[label], columns[other], samples, (label, other)) for other in others}
-    stated, values = classes.get(label, ()), columns[label]
+    stated = _named(columns[label], classes.get(label, ()), samples, label)
+    names = stated or next(filter(None, map(_words_of, found.values())), {})
+    same = [other for other in others if found[other]]
+    return make_labels(columns[label], samples, names=names)._replace(used=(label, *same))
+
+
+def _named(values: FieldValues, stated: Sequence[str], samples: Sequence[str], field: str) -> dict[int, str]:
+    """Return the names that are stated for numbers, by number; refuse numbers that have none."""
     values = values.tolist() if isinstance(values, np.ndarray) else values
     top = max((value for value in values if isinstance(value, int)), default=-1) if stated else -1
     if top >= len(stated) > 0:
-        what = f"its {label} is {top}, and {len(stated)} classes are named, from 0 ({listed(list(stated), 3)})"
+        what = f"its {field} is {top}, and {len(stated)} classes are named, from 0 ({listed(list(stated), 3)})"
         raise broken(samples[values.index(top)], what, "a name for each number")
-    names = dict(enumerate(stated)) or next(filter(None, map(_words_of, found.values())), {})
-    same = [other for other in others if found[other]]
-    return make_labels(columns[label], samples, names=names)._replace(used=(label, *same))
+    return dict(enumerate(stated))
 
 
 def _words_of(found: Mapping[Label, Label]) -> dict[int, str]:
@@ -393,81 +405,43 @@ def boxes_of_records(
     """
     each = [by_field(value) for value in values]
     keys = dict.fromkeys(key for one in each for key in one)
-    box = next((key for key in BOX_KEYS if key in keys), BOX_KEYS[0])
-    label, *others = [key for key in BOX_LABELS if key in keys] or [BOX_LABELS[0]]
-    words = (key for key in others for one in each if any(isinstance(own, str) for own in one.get(key) or ()))
+    box, label = (next((key for key in known if key in keys), known[0]) for known in (BOX_KEYS, BOX_LABELS))
+    for one, sample in zip(each, samples, strict=True):
+        own, stated = one.get(box) or (), one.get(label) or ()
+        if len(own) != len(stated) or not all(isinstance(place, list | tuple) and len(place) == 4 for place in own):
+            what = f"it has {len(own)} boxes in '{box}' and {len(stated)} classes in '{label}'"
+            raise broken(sample, what, "four numbers and a class each")
+        _refuse_no_labels({label: stated}, [sample] * len(stated))
+    counts = [len(one.get(box) or ()) for one in each]
+    flat = {key: [value for one in each for value in one.get(key) or ()] for key in keys}
+    whole = [key for key, own in flat.items() if len(own) == sum(counts)]
+    words = (key for key in whole if key in BOX_LABELS and key != label and isinstance(next(iter(flat[key]), 0), str))
     word = next(words, "")
-    made = [_checked(one, sample, (box, label, word)) for one, sample in zip(each, samples, strict=True)]
-    filled = [number for number, (places, *_) in enumerate(made) if places]
-    columns = dict(_further(each, sum(len(places) for places, *_ in made)))
-    if found is None:
-        found = find_form(
-            [np.array(made[number][0], float) for number in filled],
-            lambda number: size_of(filled[number]),
-            most=_LOOKED_AT,
-            stated="xyxy" if box == BOX_KEYS[0] else None,
-            areas=columns.get("area"),
-        )
-    if found.trouble:
-        what = f"its boxes and others {found.trouble} (first {made[filled[0]][0][0]})"
+    further = [key for key in whole if key in FURTHER and all(isinstance(value, int | float) for value in flat[key])]
+    columns = {FURTHER[key][0]: np.array(flat[key], FURTHER[key][1]) for key in further}
+    places, offsets = np.array(flat.get(box, ()), np.float64).reshape(-1, 4), offsets_of(counts)
+    filled = np.flatnonzero(counts).tolist()
+    form, relative, trouble = found or find_form(
+        [places[offsets[number] : offsets[number + 1]] for number in filled],
+        lambda number: size_of(filled[number]),
+        most=_LOOKED_AT,
+        stated=stated_form(box, keys),
+        areas=columns.get("area"),
+    )
+    if trouble:
+        what = f"its boxes and others {trouble} (first {flat[box][0]})"
         raise broken(samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{how}")
-    labels = make_boxes(made, samples, form=found.form, names=names_of(label), relative=found.relative, columns=columns)
-    left = [key for key in keys if key not in (box, label, word, *FURTHER)]
-    parts = " as parts of width and height" if found.relative else ""
-    note = f"The boxes are written as {found.form}{parts}{f'; left out: {listed(left)}' if left else ''}."
-    return labels._replace(notes=(note,))
-
-
-def _checked(one: Mapping[str, Any], sample: str, keys: tuple[str, str, str]) -> _OfImage:
-    """Return the numbers, classes and words of a sample's objects, which are under `keys`."""
-    box, label, word = keys
-    places, stated = one.get(box) or [], one.get(label) or []
-    if len(places) != len(stated) or not all(isinstance(own, list | tuple) and len(own) == 4 for own in places):
-        what = f"it has {len(places)} boxes in '{box}' and {len(stated)} classes in '{label}'"
-        raise broken(sample, what, "four numbers and a class each")
-    odd = next((own for own in stated if not isinstance(own, int | float | str | None)), None)
-    if odd is not None:
-        raise broken(sample, f"its label is {show_content(odd)}", "a number or a word")
-    return places, stated, one.get(word) or [None] * len(stated)
-
-
-def _further(each: Sequence[Mapping[str, Any]], total: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the further facts about boxes that all `total` boxes have."""
-    for key, (name, kind) in FURTHER.items():
-        own = [value for one in each for value in one.get(key) or ()]
-        if 0 < len(own) == total and all(isinstance(value, int | float) for value in own):
-            yield name, np.array(own, kind)
-
-
-def make_boxes(
-    boxes: Sequence[_OfImage],
-    samples: Sequence[str],
-    *,
-    form: Form = "xyxy",
-    names: Sequence[str] = (),
-    relative: bool = False,
-    columns: Mapping[str, NDArray[Any]] = MappingProxyType({}),
-) -> Labels:
-    """Make boxes of N samples, given the four numbers of each, their labels, and these in words, if they have both.
-
-    `names`: the classes that numbers stand for; by default as the words say. `columns`: further facts about each box.
-    """
     # A box has no name, but its sample has one.
-    owners = [sample for sample, (_, own, _) in zip(samples, boxes, strict=True) for _ in own]
-    labels = [label for _, own, _ in boxes for label in own]
-    texts = [text for *_, own in boxes for text in own]
-    called = dict(enumerate(names)) or _words_of(compare_fields(labels, texts, owners))
-    targets, classes, *_ = make_labels(labels, owners, names=called)
-    numbers = getattr(targets, "values", np.zeros(0, np.int64))
-    places = as_corners(np.array([place for own, *_ in boxes for place in own], np.float64).reshape(-1, 4), form)
-    odd = np.flatnonzero(~(np.isfinite(places).all(axis=1) & (places[:, 2:] >= places[:, :2]).all(axis=1)))
-    if len(odd):
-        written = [f"{number:g}" for own, *_ in boxes for place in own for number in place][4 * odd[0] :][:4]
-        raise broken(
-            owners[odd[0]], f"it has the box {', '.join(written)}, which is no {form}", "finite numbers in order"
-        )
-    offsets = offsets_of([len(own) for _, own, _ in boxes])
-    return Labels(Boxes(offsets, places, {"labels": numbers, **columns}, relative=relative), classes)
+    owners = [samples[number] for number in np.repeat(np.arange(len(counts)), counts).tolist()]
+    texts, labels = flat.get(word, [None] * len(owners)), flat.get(label, [])
+    names = _named(labels, names_of(label), owners, label) or _words_of(compare_fields(labels, texts, owners))
+    targets, classes, *_ = make_labels(labels, owners, names=names)
+    numbers = {"labels": getattr(targets, "values", np.zeros(0, np.int64))}
+    left = listed([key for key in keys if key not in (box, label, word, *further)])
+    parts = " as parts of width and height" if relative else ""
+    note = f"The boxes are written as {form}{parts}{f'; left out: {left}' if left else ''}."
+    made = Boxes(offsets, as_corners(places, form), numbers | columns, relative=relative)
+    return Labels(made, classes, notes=(note,))
 
 
 def decode_label(content: bytes, name: str) -> str:

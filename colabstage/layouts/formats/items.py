@@ -17,7 +17,17 @@ from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, La
 from colabstage.io.arguments import instead_of, is_frame, show_value
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
-from colabstage.layouts.boxes import BOX_KEYS, BOX_LABELS, FURTHER, OBJECTS, Form, as_corners, box_key, find_form
+from colabstage.layouts.boxes import (
+    BOX_LABELS,
+    FURTHER,
+    OBJECTS,
+    Form,
+    as_corners,
+    box_key,
+    by_field,
+    find_form,
+    stated_form,
+)
 from colabstage.layouts.columns import show
 from colabstage.layouts.formats.masks import find_masks, mask_field
 from colabstage.layouts.records import names_of_feature
@@ -461,14 +471,9 @@ def _find_boxes(target: Any, name: str) -> _Found:
         raise _unknown(odd, name)
     if key is None:
         return _Found(np.zeros((0, 4)))
-    if isinstance(target, Mapping):
-        form = _stated_form(target[key], name) or ("xyxy" if key == BOX_KEYS[0] else None)
-        boxes, columns = target[key], {str(one): value for one, value in target.items() if one != key}
-    else:
-        boxes = [one.get(key) for one in each]
-        columns = {str(other): [one.get(other) for one in each] for other in each[0] if other not in BOX_KEYS}
-        # The annotations of COCO's own reader: only these have both.
-        form = "xywh" if {"category_id", "image_id"} <= columns.keys() else None
+    fields = by_field(target if isinstance(target, Mapping) else each)
+    boxes, columns = fields[key], {str(one): value for one, value in fields.items() if one != key}
+    form = _stated_form(boxes, name) or stated_form(key, columns)
     values = _read_numbers(boxes, "boxes", name)
     values = values if values.size else np.zeros((0, 4))
     if values.ndim != 2 or values.shape[1] != 4 or not np.isfinite(values).all():

@@ -247,15 +247,15 @@ def mask_field(where: str, names: Iterable[str], dataset: str = "dataset") -> st
     found = [*filter(is_mask_name, names)]
     found = [name for name in found if _OBJECTS.isdisjoint(words.words_of(name))] or found
     if len(found) > 1:
-        line = f"pack_dataset({dataset}.remove_columns({found[1:]}), 'packed.h5')"
-        raise broken(where, f"{listed(found)} may all be masks", f"one mask of each image: {line} takes '{found[0]}'")
+        line = f": pack_dataset({dataset}.remove_columns({found[1:]}), 'packed.h5') takes '{found[0]}'"
+        raise broken(where, f"{listed(found)} may all be masks", f"one mask of each image{line * bool(dataset)}")
     return next(iter(found), "")
 
 
-def masks_of_records(source: Source, masks: SampleSource) -> Labels:
-    """Return the masks of records as targets, with what files beside these say of their values."""
+def masks_of_records(source: Source, masks: SampleSource, *, spread: bool = False) -> Labels:
+    """Return masks as targets, with what files beside them say of their values; `spread` as for `find_masks`."""
     used, named = _classes(source)
-    targets = Masks(masks, named.colors) if named.colors else find_masks(masks, spread=False)
+    targets = Masks(masks, named.colors) if named.colors else find_masks(masks, spread=spread)
     return Labels(targets, targets.classes or named.names, (), tuple(_notes_on_colors(named)), tuple(used))
 
 
@@ -322,10 +322,9 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
     if y is None:
         _refuse_further(sides, pairs)
     objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
-    used, named = _classes(source)
     files = TreeFiles(source.tree, [mask for _, mask in pairs])
     try:
-        targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
+        targets, classes, _, notes, used = masks_of_records(source, files, spread=source.tree.kind == "folder")
     except BrokenDatasetError as error:
         image, mask = (one.name for one in pairs[0])
         if posixpath.splitext(image)[0] != posixpath.splitext(mask)[0]:
@@ -334,17 +333,17 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
         msg = f"'{image}' and '{mask}' may be one picture in two formats; take one: {kept}. As masks: {error}"
         raise BrokenDatasetError(msg) from error
     images = [image for image, _ in pairs]
-    notes = [
-        *_notes_on_colors(named),
+    notes = (
+        *notes,
         *left_out_notes(
             (len(sides.images) - len(pairs), "images", "without a mask"),
             (objects, "masks", "that number single objects"),
             (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
         ),
-    ]
+    )
     # If some images are in no split's folder, the folders are something else.
-    splits, classes = [words.split_of_path(image.name) for image in images], targets.classes or named.names
-    used += [mask.name for mask in sides.masks]
+    splits = [words.split_of_path(image.name) for image in images]
+    used = (*used, *(mask.name for mask in sides.masks))
     made = Evidence.of_images(
         source, NAME, images, targets, "the masks", splits=splits, classes=classes, notes=notes, used=used
     )

@@ -189,6 +189,11 @@ def records(*examples: dict[str, Any]) -> dict[str, bytes]:
     return {"a.tfrecord": records_of({"image": picture(n), **one} for n, one in enumerate(examples))}
 
 
+def tars_in_order(*rows: Any) -> dict[str, bytes]:
+    """A shard of pictures with a json each."""
+    return {"a.tar": tar_of([{"png": picture(n), "json": json.dumps(row)} for n, row in enumerate(rows)])}
+
+
 def features_of(**features: list[Any]) -> dict[str, bytes]:
     """The same, given the values of each feature."""
     return records(*(dict(zip(features, row, strict=True)) for row in zip(*features.values(), strict=True)))
@@ -364,6 +369,27 @@ def parts_of(boxes: Any, form: str) -> Any:
     ]
 
 
+def tfds(form: str = "", **more: list[Any]) -> dict[str, bytes]:
+    """Records of TFDS with boxes of a form, and what it writes beside them."""
+    sides = (8, 6, 8, 6) if form.startswith("REL") or not form else (1,) * 4
+    boxes = [
+        [own / side for box in row for own, side in zip([box[at] for at in (1, 0, 3, 2)], sides, strict=True)]
+        for row in CORNERS
+    ]
+    kind = "tensorflow_datasets.core.features."
+    box = {"pythonClassName": f"{kind}bounding_boxes.BBoxFeature", "boundingBox": {"bboxFormat": form} if form else {}}
+    inner = {"pythonClassName": f"{kind}features_dict.FeaturesDict", "featuresDict": {"features": {"bbox": box}}}
+    outer = {"pythonClassName": f"{kind}sequence_feature.Sequence", "sequence": {"feature": inner}}
+    made = features_of(**{"objects/bbox": boxes, "objects/label": WHICH, "objects/is_crowd": WHICH}, **more)
+    described = {"featuresDict": {"features": {"image": {}, "objects": outer}}}
+    return {**made, "features.json": json.dumps(described).encode(), "objects-label.labels.txt": b"cat\ndog\n"}
+
+
+def images_and(name: str, text: str) -> dict[str, Any]:
+    """Three image files, and a table of them."""
+    return {**{f"{n}.png": picture(n) for n in range(3)}, name: text}
+
+
 PETS = {
     "objects": {
         "bbox": {},
@@ -388,6 +414,14 @@ STATED: dict[str, tuple[Any, str, str]] = {
     "boxes before a class of the scene": (lambda: hub(PETS | {"scene": ["in", "out"]}, scene=[0, 1, 0], objects=objects()), BOXED, "Not used: 'scene'"),
     "a test without boxes": (lambda: {"train.parquet": table(objects=objects(labels=NAMED))["a.parquet"], "test.parquet": table(objects=typed(objects([[]] * 3, [[]] * 3), objects(labels=NAMED)))["a.parquet"]}, f"train: {BOXED}", "3 records of 'test'"),
     **{f"masks under '{name}'": (lambda name=name: table(**{name: SHADES}), "3 masks", "") for name in ("annotation", "label", "segmentation_mask", "seg")},
+    **{f"TFDS: {form or 'nothing stated'}": (lambda form=form: tfds(form), BOXED, "yxyx") for form in ("", "REL_YXYX", "YXYX")},
+    "TFDS: lists of classes beside": (lambda: tfds(labels=[[1, 0], [0], [1]]), BOXED, "'labels'"),
+    "TFDS: masks before a class": (lambda: features_of(annotation=SHADES, label=[0, 1, 0]), "3 masks", "'label'"),
+    "json: a list of objects": (lambda: tars_in_order(*({"objects": [{"bbox": box, "category": name} for box, name in zip(*row, strict=True)]} for row in zip(BBOX, NAMED, strict=True))), BOXED, "xywh"),
+    "json: a field of each": (lambda: tars_in_order(*objects(CORNERS, NAMED, "boxes", "labels")), BOXED, "xyxy"),
+    "json: files of its own": (lambda: {"a.tar": tar_of([{"png": picture(n), "json": '{"id": 1}', "bbox.json": json.dumps(one)} for n, one in enumerate(objects(labels=NAMED))])}, BOXED, "Not used: 'id'"),
+    "lines of JSON": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "objects": one}) + "\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "xywh"),
+    "a table with JSON in it": (lambda: images_and("labels.tsv", "path\tobjects\n" + "".join(f"{n}.png\t{json.dumps(one)}\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "xywh"),
     "masks before a class of the scene": (lambda: hub({"scene_category": ["in", "out"]}, scene_category=[0, 1, 0], annotation=SHADES), "3 masks", "'scene_category'"),
     "masks of classes before those of objects": (lambda: table(instance_mask=SHADES, semantic_mask=SHADES), "3 masks", "'instance_mask'"),
     "the Hub's names of masks": (lambda: {**table(label=SHADES), "id2label.json": '{"0": "sky", "1": "road"}'}, "3 masks of sky, road", ""),
@@ -592,6 +626,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "records: boxes and masks": (lambda: records({**KEYS, "image/segmentation/class/encoded": MASKS[0]}), r"boxes .*masks"),
     "records: no records": (lambda: {"train-00000-of-00001": b"what is this, if not a record?"}, "TFRecord"),
     "hub: a box of either form": (lambda: table(objects=[{"bbox": [[0, 0, 2, 3]], "category": [0]}]), "xyxy"),
+    "hub: boxes and masks": (lambda: table(objects=[{"bbox": [[1, 2, 3, 4]], "category": [0]}], mask=[MASKS[0]]), r"'mask' masks.*load_dataset\('dataset', split='train'\)\.remove_columns\('mask'\)"),
+    "hub: two masks": (lambda: table(mask=[MASKS[0]], label=[MASKS[1]]), r"'mask', 'label' may all be masks.*remove_columns\(\['label'\]\)"),
+    "hub: two fields of boxes": (lambda: table(faces=[{"bbox": [[1, 2, 3, 4]], "category": [0]}], hands=[{"bbox": [[1, 2, 3, 4]], "category": [0]}]), "'faces', 'hands' all hold boxes.*'objects'"),
+    "hub: a box of no named class": (lambda: hub({"objects": {"category": kinds("cat")}}, objects=[{"boxes": [[1, 2, 3, 4]], "category": [1]}]), "category is 1, and 1 classes"),
+    "hub: a row without a mask": (lambda: table(mask=[MASKS[0], None]), "row 1 has no bytes in 'mask'"),
+    "TFDS: no features.json": (lambda: features_of(**{"objects/bbox": [[0.0, 0.0, 0.5, 1.0]]}), r"'objects/bbox'.*features\.json"),
+    "json: boxes and masks": (lambda: {"a.tar": tar_of([{"png": picture(0), "seg.png": MASKS[0], "json": '{"boxes": [[1, 2, 3, 4]], "labels": [0]}'}])}, "boxes and masks"),
     "hub: three numbers": (lambda: table(objects=[{"bbox": [[1, 2, 3]], "category": [0]}]), "four"),
     **{f"{name}: no images": (lambda write=write, name=name: {name: write({"text": ["a"], "label": [1]})}, "text, label") for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
     **{f"{name}: an image elsewhere": (lambda write=write, name=name: {name: write({"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]})}, "row 1|bytes")
