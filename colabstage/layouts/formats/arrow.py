@@ -103,35 +103,35 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     # Of several labels those that all files have.
     labelling = [name for name in candidates if name in flat]
     called = [name for name in labelling if name in in_all] or labelling
-    shapes = {name: _example_of(kind) for name, kind in kinds.items()}
-    about = box_fields(source.label, shapes)
+    about = box_fields(source.label, shapes := {name: _example_of(kind) for name, kind in kinds.items()})
     odd = next((name for name in candidates if plain_name(name) in (*first, *LABELS)), None)
     if not called and not about and not mask and odd is not None:
-        what = f"the column '{odd}' holds {kinds[odd]} values, which are not labels"
-        raise broken(source.label, what, "one number or word in each row")
+        expected = "one number or word in each row"
+        raise broken(source.label, f"the column '{odd}' holds {kinds[odd]} values, which are not labels", expected)
     columns = list(dict.fromkeys([*about, *(() if about or mask else called), *splits, *filter(None, [mask])]))
     _refuse_other_columns(source, files, features, [image, *columns])
     parts = scan_each(files, lambda _, file: file.scan(image, columns, mask))
-    lengths = [np.asarray(part[mask]) if mask else np.zeros(0) for part in parts]
+    lengths = [np.asarray(part.get(mask, ())) for part in parts]
     targets = [[*map(boxes_in, objects_of(part, about)), *(own >= 0)] for part, own in zip(parts, lengths, strict=True)]
     numbers, lost = labelled_shards(entries.names, parts, [*map(len, files)], targets)
     files, parts = [files[number] for number in numbers], [parts[number] for number in numbers]
     fields = {name: _joined([part[name] for part in parts]) for name in columns}
     contents = join_samples([file.samples() for file in files])
-    rows = [contents.name(number) for number in range(len(contents))]
+    rows = [*map(contents.name, range(len(contents)))]
     classes, views = {name: names_of_feature(features.get(name)) for name in columns}, list[_ArrowFile]()
+    if about and mask:
+        how = f"one of both: pack_dataset({dataset}.remove_columns('{mask}'), 'packed.h5') leaves out the masks"
+        raise broken(source.label, f"{listed(about)} hold boxes, and '{mask}' masks", how)
     if about:
-        _refuse_masks(source.label, dataset, about, mask)
         named = partial(names_of_feature, features.get(about[0])) if len(about) == 1 else classes.__getitem__
-        how = _corners_line(dataset, about[0], shapes[about[0]])
-        labels = boxes_of_records(objects_of(fields, about), rows, partial(size_in_file, contents), named, how=how)
+        sizes, how = partial(size_in_file, contents), _corners_line(dataset, about[0], shapes[about[0]])
+        labels = boxes_of_records(objects_of(fields, about), rows, sizes, named, how=how)
     elif all_have([None if size < 0 else size for size in fields.get(mask, ())], rows, "mask"):
         views = [file.view(mask, lengths[number]) for file, number in zip(files, numbers, strict=True)]
         labels = masks_of_records(source, join_samples([view.samples() for view in views]))
     else:
         labels = labels_of_fields(fields, rows, first=first, classes=classes)
-    called_so = {name: dict(enumerate(classes[name])) for name in splits if classes[name]}
-    fields |= {name: [own.get(value, value) for value in fields[name]] for name, own in called_so.items()}
+    in_words = {name: _in_words(fields[name], classes[name]) for name in splits if classes[name]}
     inputs, *notes = clip_rows(contents, sound) if is_sound and len(contents) else (Images(contents),)
     made = records_state(
         NAME,
@@ -140,7 +140,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         labels._replace(used=labels.used or (*about, mask)),
         shards=entries.names,
         shard_of=np.repeat(numbers, [len(file) for file in files]),
-        fields=fields | {name: () for name in names if name not in (image, *columns)},
+        fields=fields | in_words | {name: () for name in names if name not in (image, *columns)},
         notes=[*notes, *lost],
     )
     complete = partial(_measured, files, views) if any(file.is_parquet for file in files) else None
@@ -407,6 +407,12 @@ def _values_of(column: Any, known: dict[str, str]) -> NDArray[np.int64] | list[A
     return [known.setdefault(value, value) if type(value) is str else value for value in column.to_pylist()]
 
 
+def _in_words(values: Sequence[Any] | NDArray[np.int64], names: Sequence[str]) -> list[Any]:
+    """Return values with the names of classes in place of their numbers."""
+    called = dict(enumerate(names))
+    return [called.get(value, value) for value in values]
+
+
 def _joined(parts: Sequence[list[Any] | NDArray[np.int64]]) -> list[Any] | NDArray[np.int64]:
     """Return the values of all parts, as an array if all parts are arrays."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
@@ -471,14 +477,6 @@ def _as_object(source: Source, files: FileEntries) -> str:
         return f"datasets.load_dataset('{source.label}', split='{split or 'train'}')"
     in_split = f"['{split}']" if split else ""
     return f"datasets.load_from_disk('{source.label}'){in_split}"
-
-
-def _refuse_masks(label: str, dataset: str, about: Sequence[str], mask: str) -> None:
-    if mask:
-        line = f"pack_dataset({dataset}.remove_columns('{mask}'), 'packed.h5')"
-        raise broken(
-            label, f"{listed(about)} hold boxes, and '{mask}' masks", f"one of both: {line} leaves out the masks"
-        )
 
 
 def _corners_line(dataset: str, field: str, shape: Any) -> str:
