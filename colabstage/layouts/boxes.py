@@ -3,9 +3,11 @@ boxes."""
 
 from __future__ import annotations
 
+import json
 import math
 import posixpath
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,18 +23,29 @@ from colabstage.layouts.table import Boxes, BrokenDatasetError, offsets_of
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from colabstage.trees.listing import FileEntries, FileEntry
 
 NAME = "detection"
-# Fields of records and items that hold boxes, and the fields in these with the class of each box, by preference.
+# Fields of records and items that hold boxes; in these, those with the four numbers, the class, and further facts of
+# each box. Each by preference; of the numbers, only the first name always means corners.
 OBJECTS = ("objects", "annotations")
-BOX_LABELS = ("labels", "label", "category_id", "category", "categories", "class_labels", "class_id", "class")
-# What the four numbers of a box mean: its corners; first corner, width and height; or centre, width and height.
-Form = Literal["xyxy", "xywh", "cxcywh"]
+BOX_KEYS = ("boxes", "bboxes", "bbox")
+BOX_LABELS = (
+    "labels", "label", "category_id", "category", "categories", "class_labels", "class_id", "class", "class_name",
+    "category_name", "name", "type",
+)  # fmt: skip
+FURTHER: dict[str, tuple[str, type[np.generic]]] = {
+    "iscrowd": ("iscrowd", np.uint8),
+    "is_crowd": ("iscrowd", np.uint8),
+    "area": ("area", np.float32),
+}
+# What the four numbers of a box mean: its corners, x or y first; first corner, width and height; or centre, width and
+# height.
+Form = Literal["xyxy", "xywh", "cxcywh", "yxyx"]
 Points = list[tuple[float, float]]
 
 
@@ -253,31 +266,59 @@ def turned(points: Points, around: tuple[float, float], degrees: Any) -> Points:
 def as_corners(places: NDArray[np.float64], form: Form) -> NDArray[np.float64]:
     """Return boxes `(M, 4)` of a form as xyxy."""
     first, last = places[:, :2], places[:, 2:]
-    if form == "xyxy":
-        return places
+    if form in ("xyxy", "yxyx"):
+        return places if form == "xyxy" else places[:, [1, 0, 3, 2]]
     begin = first if form == "xywh" else first - last / 2
     return np.concatenate([begin, begin + last], axis=1)
 
 
-def find_form(
-    boxes: Sequence[NDArray[np.float64]], size_of: Callable[[int], tuple[int, int] | None], *, most: int
-) -> tuple[Form, str]:
-    """Return what the four numbers of some images' boxes mean, `(M, 4)` each, by what is possible for all; or why it is
-    unknown.
+class FoundForm(NamedTuple):
+    """What the four numbers of boxes mean."""
 
-    `size_of`: returns the width and height of one of the images, if known. `most`: how many are looked at.
+    form: Form
+    relative: bool = False
+    """Whether they are fractions of width and height."""
+    trouble: str = ""
+    """Why that is unknown; "" if it is known."""
+
+
+def find_form(
+    boxes: Sequence[NDArray[np.float64]],
+    size_of: Callable[[int], tuple[int, int] | None],
+    *,
+    most: int,
+    stated: Form | None = None,
+    areas: NDArray[Any] | None = None,
+) -> FoundForm:
+    """Return what the four numbers of some images' boxes mean, `(M, 4)` each: the only form in which all are possible
+    and inside their images, or nearly all, or whose areas are those that are stated.
+
+    `size_of`: returns the height and width of one of the images, if known. `most`: how many are looked at. `stated`:
+    the form, if something says it. `areas`: `(N,)`, of the boxes of all images, if known.
     """
-    may = [True, True]
-    for number, places in enumerate(boxes):
-        size = size_of(number) if number < most else None
-        # A box may end a pixel beyond the edge, because tools disagree on where pixels are.
-        ends = (np.inf, np.inf) if size is None else (size[0] + 1, size[1] + 1)
-        first, last = places[:, :2], places[:, 2:]
-        may[0] &= bool(np.all(last >= first) and np.all(last <= ends))
-        may[1] &= bool(np.all(places >= 0) and np.all(first + last <= ends))
-    if not len(boxes) or may[0] != may[1]:
-        return "xyxy" if may[0] else "xywh", ""
-    return "xyxy", "may be xyxy as well as xywh" if may[0] else "are not inside their images"
+    every = np.concatenate([np.zeros((0, 4)), *boxes])
+    relative = bool(len(every)) and every.max() <= 1 and bool(np.any(every != np.rint(every)))
+    if stated is not None or not len(every):
+        return FoundForm(stated or "xyxy", relative)
+    sizes = [(1, 1) if relative else size_of(number) if number < most else None for number in range(len(boxes))]
+    ends = np.repeat(
+        [[np.inf] * 2 if size is None else [*reversed(size)] for size in sizes], [*map(len, boxes)], axis=0
+    )
+    # A box may end a pixel beyond the edge, because tools disagree on where pixels are.
+    edge = 0.01 if relative else 1
+    forms: tuple[Form, ...] = ("xyxy", "xywh", "cxcywh") if relative else ("xyxy", "xywh")
+    corners = {form: as_corners(every, form) for form in forms}
+    sides = {form: own[:, 2:] - own[:, :2] for form, own in corners.items() if (own[:, 2:] >= own[:, :2]).all()}
+    outside = {
+        form: (corners[form][:, :2] < -edge).any(axis=1) | (corners[form][:, 2:] > ends + edge).any(axis=1)
+        for form in sides
+    }
+    fitting = [form for form in sides if not outside[form].any()]
+    fitting = fitting or [form for form in sides if outside[form].mean() < _MANY_OUTSIDE]
+    if len(fitting) > 1 and areas is not None:
+        fitting = [form for form in fitting if np.allclose(sides[form].prod(axis=1), areas, rtol=0.01)] or fitting
+    may = f"may be {' as well as '.join(fitting)}" if len(fitting) > 1 else "are not inside their images"
+    return FoundForm(next(iter(fitting), "xyxy"), relative, "" if len(fitting) == 1 else may)
 
 
 # As a part of all boxes; tools that let boxes reach outside have fewer.
@@ -306,6 +347,71 @@ def other_form(boxes: Boxes) -> tuple[str, int]:
         if ((begin >= -edge) & (end >= begin) & (end <= sides + edge)).all() and not np.array_equal(end, last)
     ]
     return " or ".join(fitting), int(own[np.argmax(outside)])
+
+
+# --- fields of records ------------------------------------------------------------------------------------------------
+
+
+def box_key(value: Any) -> str | None:
+    """Return the key of a mapping under which boxes are; `None` if there is none."""
+    return next((key for key in BOX_KEYS if key in value), None) if isinstance(value, Mapping) else None
+
+
+def stated_form(key: str, beside: Iterable[str]) -> Form | None:
+    """Return the form that is stated by the key of boxes, or by the keys beside it: only COCO's annotations have both
+    of these; `None` if nothing states it."""
+    return "xyxy" if key == BOX_KEYS[0] else "xywh" if {"category_id", "image_id"} <= {*beside} else None
+
+
+def by_field(value: Any) -> Mapping[str, Any]:
+    """Return the objects of an image, a list of them or a list for each field, as a list for each field."""
+    if not isinstance(value, list):
+        return value or {}
+    return {key: [one.get(key) for one in value] for key in dict.fromkeys(key for one in value for key in one)}
+
+
+def boxes_in(value: Any) -> Sequence[Any]:
+    """Return the boxes among the objects of an image."""
+    objects = by_field(value)
+    return objects.get(box_key(objects) or "") or ()
+
+
+def holds_boxes(value: Any) -> bool:
+    """Tell whether a value is the objects of an image: a list of them, or a list for each field."""
+    if isinstance(value, list):
+        return bool(value) and all((key := box_key(one)) and isinstance(one[key], list) for one in value)
+    rows = value[key] if (key := box_key(value)) is not None else None
+    return isinstance(rows, list) and all(isinstance(row, list) for row in rows)
+
+
+def box_fields(where: str, record: Mapping[str, Any]) -> list[str]:
+    """Return the field of a record that holds its objects, whatever it is called, or the fields that hold a list for
+    each part of them; nothing if there are none."""
+    if holds_boxes(record) and any(isinstance(record.get(key), list) for key in BOX_LABELS):
+        return [name for name in record if name in (*BOX_KEYS, *BOX_LABELS, *FURTHER)]
+    found = [name for name, value in record.items() if holds_boxes(value)]
+    found = [name for name in OBJECTS if name in found] or found
+    if len(found) > 1 and found[0] not in OBJECTS:
+        raise broken(where, f"its fields {listed(found)} all hold boxes", f"one that counts, called '{OBJECTS[0]}'")
+    return found[:1]
+
+
+def objects_of(fields: Mapping[str, Any], about: Sequence[str]) -> list[Any]:
+    """Return the objects of each record, given the values of all by field, and what `box_fields` found."""
+    if len(about) < 2:
+        return list(fields[about[0]]) if about else []
+    return [dict(zip(about, row, strict=True)) for row in zip(*(fields[name] for name in about), strict=True)]
+
+
+def object_columns(where: str, columns: Iterable[Column]) -> dict[str, list[Any]]:
+    """Return the values of the columns that hold objects, or a part of them each, as JSON."""
+    nested = [one for one in columns if one.filled and all(cell[0] in "[{" for cell in one.filled)]
+    try:
+        values = {one.name: [json.loads(cell or "null") for cell in one.cells] for one in nested}
+    except (ValueError, RecursionError):
+        return {}
+    examples = {name: next(filter(None, own), None) for name, own in values.items()}
+    return {name: values[name] for name in box_fields(where, examples)}
 
 
 # --- columns of tables ------------------------------------------------------------------------------------------------

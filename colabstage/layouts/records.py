@@ -27,7 +27,16 @@ from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import Form, as_corners
+from colabstage.layouts.boxes import (
+    BOX_KEYS,
+    BOX_LABELS,
+    FURTHER,
+    FoundForm,
+    as_corners,
+    by_field,
+    find_form,
+    stated_form,
+)
 from colabstage.layouts.columns import (
     MISSING,
     MOST_DIGITS,
@@ -82,6 +91,8 @@ LABELS = (
 )  # fmt: skip
 # Texts of samples: captions, or labels if no other field is one, and they are short and repeat.
 _TEXTS = ("txt", "text")
+# How many images with boxes are examined to find the meaning of the four numbers.
+_LOOKED_AT = 64
 
 
 class Labels(NamedTuple):
@@ -91,6 +102,9 @@ class Labels(NamedTuple):
     classes: tuple[str, ...]
     used: tuple[str, ...] = ()
     """The fields that state them."""
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    """The files beside the records that name the classes."""
 
 
 def records_state(
@@ -135,6 +149,7 @@ def records_state(
         classes=labels.classes,
         notes=(
             *notes,
+            *labels.notes,
             *([f"Splits are as '{split}' says."] if split else []),
             *([f"Not used: {listed(left)}."] if left else []),
             *_missing_shards(shards),
@@ -145,7 +160,7 @@ def records_state(
     empty = {name for name in left if len(fields[name]) and all(value is None for value in _as_labels(fields[name]))}
     unused = tuple(name for name in left if name not in empty)
     files = [shards[number] for number in shard_of.tolist()]
-    return Evidence(table, who, frozenset(shards), unused=unused, files=files)
+    return Evidence(table, who, frozenset({*shards, *labels.files}), unused=unused, files=files)
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------
@@ -215,15 +230,20 @@ def labels_of_fields(
     label, *others = called
     _refuse_no_labels({label: fields[label]}, samples)
     found = {other: compare_fields(columns[label], columns[other], samples, (label, other)) for other in others}
-    stated, values = classes.get(label, ()), columns[label]
+    stated = _named(columns[label], classes.get(label, ()), samples, label)
+    names = stated or next(filter(None, map(_words_of, found.values())), {})
+    same = [other for other in others if found[other]]
+    return make_labels(columns[label], samples, names=names)._replace(used=(label, *same))
+
+
+def _named(values: FieldValues, stated: Sequence[str], samples: Sequence[str], field: str) -> dict[int, str]:
+    """Return the names that are stated for numbers, by number; refuse numbers that have none."""
     values = values.tolist() if isinstance(values, np.ndarray) else values
     top = max((value for value in values if isinstance(value, int)), default=-1) if stated else -1
     if top >= len(stated) > 0:
-        what = f"its {label} is {top}, and {len(stated)} classes are named, from 0 ({listed(list(stated), 3)})"
+        what = f"its {field} is {top}, and {len(stated)} classes are named, from 0 ({listed(list(stated), 3)})"
         raise broken(samples[values.index(top)], what, "a name for each number")
-    names = dict(enumerate(stated)) or next(filter(None, map(_words_of, found.values())), {})
-    same = [other for other in others if found[other]]
-    return make_labels(columns[label], samples, names=names)._replace(used=(label, *same))
+    return dict(enumerate(stated))
 
 
 def _words_of(found: Mapping[Label, Label]) -> dict[int, str]:
@@ -369,28 +389,59 @@ def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Label
     return Labels(Values(values), found if names else class_numbers(values))
 
 
-def make_boxes(
-    boxes: Sequence[tuple[Sequence[Sequence[float]], Sequence[Label], Sequence[Label]]],
+def boxes_of_records(
+    values: Sequence[Any],
     samples: Sequence[str],
+    size_of: Callable[[int], tuple[int, int] | None],
+    names_of: Callable[[str], Sequence[str]],
     *,
-    form: Form = "xyxy",
-    names: Sequence[str] = (),
-    relative: bool = False,
+    found: FoundForm | None = None,
+    how: str = "",
 ) -> Labels:
-    """Make boxes of N samples, given the four numbers of each, their labels, and these in words, if they have both.
+    """Make boxes of what the records of N samples hold: a list of objects, a list for each field of them, or `None`.
 
-    `names`: the classes that numbers stand for; by default as the words say.
+    `size_of`: returns the height and width of a sample's image. `names_of`: returns the classes that the numbers in a
+    field stand for. `found`: what the four numbers are, if something says it. `how`: a line that says it.
     """
+    each = [by_field(value) for value in values]
+    keys = dict.fromkeys(key for one in each for key in one)
+    box, label = (next((key for key in known if key in keys), known[0]) for known in (BOX_KEYS, BOX_LABELS))
+    for one, sample in zip(each, samples, strict=True):
+        own, stated = one.get(box) or (), one.get(label) or ()
+        if len(own) != len(stated) or not all(isinstance(place, list | tuple) and len(place) == 4 for place in own):
+            what = f"it has {len(own)} boxes in '{box}' and {len(stated)} classes in '{label}'"
+            raise broken(sample, what, "four numbers and a class each")
+        _refuse_no_labels({label: stated}, [sample] * len(stated))
+    counts = [len(one.get(box) or ()) for one in each]
+    flat = {key: [value for one in each for value in one.get(key) or ()] for key in keys}
+    whole = [key for key, own in flat.items() if len(own) == sum(counts)]
+    words = (key for key in whole if key in BOX_LABELS and key != label and isinstance(next(iter(flat[key]), 0), str))
+    word = next(words, "")
+    further = [key for key in whole if key in FURTHER and all(isinstance(value, int | float) for value in flat[key])]
+    columns = {FURTHER[key][0]: np.array(flat[key], FURTHER[key][1]) for key in further}
+    places, offsets = np.array(flat.get(box, ()), np.float64).reshape(-1, 4), offsets_of(counts)
+    filled = np.flatnonzero(counts).tolist()
+    form, relative, trouble = found or find_form(
+        [places[offsets[number] : offsets[number + 1]] for number in filled],
+        lambda number: size_of(filled[number]),
+        most=_LOOKED_AT,
+        stated=stated_form(box, keys),
+        areas=columns.get("area"),
+    )
+    if trouble:
+        what = f"its boxes and others {trouble} (first {flat[box][0]})"
+        raise broken(samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{how}")
     # A box has no name, but its sample has one.
-    owners = [sample for sample, (_, own, _) in zip(samples, boxes, strict=True) for _ in own]
-    labels = [label for _, own, _ in boxes for label in own]
-    texts = [text for *_, own in boxes for text in own]
-    called = dict(enumerate(names)) or _words_of(compare_fields(labels, texts, owners))
-    targets, classes, *_ = make_labels(labels, owners, names=called)
-    numbers = getattr(targets, "values", np.zeros(0, np.int64))
-    places = np.array([place for own, *_ in boxes for place in own], np.float64).reshape(-1, 4)
-    offsets = offsets_of([len(own) for _, own, _ in boxes])
-    return Labels(Boxes(offsets, as_corners(places, form), {"labels": numbers}, relative=relative), classes)
+    owners = [samples[number] for number in np.repeat(np.arange(len(counts)), counts).tolist()]
+    texts, labels = flat.get(word, [None] * len(owners)), flat.get(label, [])
+    names = _named(labels, names_of(label), owners, label) or _words_of(compare_fields(labels, texts, owners))
+    targets, classes, *_ = make_labels(labels, owners, names=names)
+    numbers = {"labels": getattr(targets, "values", np.zeros(0, np.int64))}
+    left = listed([key for key in keys if key not in (box, label, word, *further)])
+    parts = " as parts of width and height" if relative else ""
+    note = f"The boxes are written as {form}{parts}{f'; left out: {left}' if left else ''}."
+    made = Boxes(offsets, as_corners(places, form), numbers | columns, relative=relative)
+    return Labels(made, classes, notes=(note,))
 
 
 def decode_label(content: bytes, name: str) -> str:
@@ -530,13 +581,19 @@ def _open_listed(tree: Tree, entry: FileEntry) -> ByteSource:
 
 
 def labelled_shards(
-    shards: Sequence[str], fields: Sequence[Mapping[str, FieldValues]], counts: Sequence[int]
+    shards: Sequence[str],
+    fields: Sequence[Mapping[str, FieldValues]],
+    counts: Sequence[int],
+    others: Sequence[Sequence[Any]] = (),
 ) -> tuple[list[int], list[str]]:
     """Return the numbers of the shards to read, and a note on the others: those of held-out splits without any label,
-    as competitions publish them, beside others that have some. `fields`: of each; `counts`: how many records it has."""
+    as competitions publish them, beside others that have some. `fields`: of each; `counts`: how many records it has;
+    `others`: the boxes or masks of each."""
     splits = [split_of_shard(name) or "train" for name in shards]
     columns = ([_as_labels(own[name]) for name in label_fields(own)] for own in fields)
     are_labelled = [any(value is not None for column in own for value in column) for own in columns]
+    # Boxes and masks come before labels, and a split needs what the others have.
+    are_labelled = [*map(any, others)] if any(map(any, others)) else are_labelled
     bare = {*splits} - {"train", *itertools.compress(splits, are_labelled)} if any(are_labelled) else set()
     lost = sum(count for count, split in zip(counts, splits, strict=True) if split in bare)
     notes = left_out_notes((lost, "records", f"of {listed(sorted(bare))}, which have no labels,"))

@@ -12,7 +12,7 @@ import posixpath
 import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,14 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import BoxColumns, boxes_of_rows, find_box_columns, find_image_sides
+from colabstage.layouts.boxes import (
+    BoxColumns,
+    boxes_of_rows,
+    find_box_columns,
+    find_image_sides,
+    object_columns,
+    objects_of,
+)
 from colabstage.layouts.columns import (
     Column,
     ColumnRoles,
@@ -42,11 +49,13 @@ from colabstage.layouts.evidence import (
     near,
     renumbered,
     require_files,
+    size_in_file,
 )
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state
 from colabstage.layouts.reading import BEGINNING_BYTES, Source
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Targets, Values
+from colabstage.layouts.records import boxes_of_records
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Targets, TreeFiles, Values
 from colabstage.trees.listing import FileEntries, take_strings
 from colabstage.trees.names import first_repeated
 
@@ -416,19 +425,24 @@ class TableSearch:
         # The first table decides for all: test.csv may have too few rows to tell a class from a number. Four columns of
         # corners are boxes, unless the user named them as labels or the files are audio clips.
         is_bare = self.labels is None and self.kind.layout == TABLE.layout and not found[0].folders
-        boxes = find_box_columns(found[0].columns) if is_bare else None
-        roles = self._roles(found, notes) if boxes is None else find_roles(found[0].columns, labels=[boxes.label])
+        columns = found[0].columns
+        objects = [*object_columns(found[0].name, columns.values())] if is_bare else []
+        boxes = find_box_columns(columns) if is_bare and not objects else None
+        of_boxes = objects or ([] if boxes is None else [boxes.label])
+        roles = find_roles(columns, labels=of_boxes) if of_boxes else self._roles(found, notes)
         complete = self._complete(found, roles, notes)
         rows = self._rows_with_files(complete, roles)
         self._check_shift(rows)
         targets: Targets
         firsts, corners = [*range(len(rows.files))], tuple[str, ...]()
-        if boxes is not None:
+        if objects:
+            targets, classes = self._objects(rows, objects, notes)
+        elif boxes is not None:
             firsts, targets, classes = self._boxes(rows, boxes)
             sides = find_image_sides(rows.places[0][0].columns) if targets.sizes is not None else []
             corners = (*boxes.corners, *sides)
         notes += self._notes(rows, roles, corners)
-        if boxes is None:
+        if not objects and boxes is None:
             targets, classes = self._targets(rows, roles, notes)
         if roles.number is not None:
             numbering = [one for one in complete if roles.number in one.columns]
@@ -595,6 +609,19 @@ class TableSearch:
             notes.append(f"{format_count(len(again), 'rows')} {'names' if len(again) == 1 else 'name'} {which}{other}.")
         notes += notes_on_targets(columns, targets, classes)
         return targets, classes
+
+    def _objects(self, rows: _Rows, columns: list[str], notes: list[str]) -> tuple[Targets, tuple[str, ...]]:
+        """Return the boxes in columns of JSON, whose rows are about an image each."""
+        files = self.files.take(rows.files)
+        if (twice := first_repeated(files.names)) is not None:
+            msg = f"Two rows name '{twice}'. Write the objects of each image in one row."
+            raise LayoutError(msg)
+        values = objects_of(object_columns("", map(rows.column, columns)), columns)
+        sizes = partial(size_in_file, TreeFiles(self.source.tree, files))
+        labels = boxes_of_records(values, files.names, sizes, lambda _: ())
+        assert labels.targets is not None
+        notes += labels.notes
+        return labels.targets, labels.classes
 
     def _notes(self, rows: _Rows, roles: ColumnRoles, corners: tuple[str, ...]) -> list[str]:
         first = rows.places[0][0]

@@ -31,12 +31,13 @@ RULES_VERSION = 5
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
     **dict.fromkeys(("lmdb", "pixel_table"), 7),
-    **dict.fromkeys(("arrow", "webdataset", "images", "coco_classes", "croissant"), 8),
-    **dict.fromkeys(("file_names", "audio"), 9),
-    **dict.fromkeys(("tfrecord", "tokens", "arrays"), 10),
+    **dict.fromkeys(("images", "coco_classes", "croissant"), 8),
+    **dict.fromkeys(("arrow", "webdataset", "file_names", "audio"), 9),
+    **dict.fromkeys(("tokens", "arrays"), 10),
+    "tfrecord": 11,
     "detection": 14,
-    "pairs": 16,
-    "table": 18,
+    "pairs": 17,
+    "table": 19,
     "auto": 23,
 }
 

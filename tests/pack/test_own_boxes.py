@@ -275,7 +275,7 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
     ("item", "says"),
     [
         (lambda i: (picture(i), VOC_TARGET), r"dict of 'annotation'.*wrap_dataset_for_transforms_v2"),
-        (lambda i: (picture(i), [{"type": "Car", "bbox": [30, 9, 39, 20]}]), r"words under 'type'.*wrap_dataset_for"),
+        (lambda i: (picture(i), [{"type": "Car", "bbox": [30, 9, 39, 20]}]), r"'Car' under 'type'.*wrap_dataset_for"),
         (some(boxes=lambda i: np.full((1, 4), 0.5), labels=lambda i: [0]), r"\[0.5, 0.5, 0.5, 0.5\].*in pixels"),
         (some(boxes=lambda i: [[9, 9, 2, 2]], labels=lambda i: [0]), r"Items\[0\].*no xyxy; expected x0 <= x1"),
         (some(boxes=lambda i: [[1, 2, np.nan, 4]], labels=lambda i: [0]), r"finite"),

@@ -18,39 +18,41 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError, kind_of
-from colabstage.images.decode import probe_image
+from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
-from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, find_form
-from colabstage.layouts.evidence import Evidence, require_files
+from colabstage.io.units import listed
+from colabstage.layouts.boxes import box_fields, box_key, boxes_in, objects_of
+from colabstage.layouts.evidence import Evidence, require_files, size_in_file
+from colabstage.layouts.formats.masks import is_mask_name, mask_field, masks_of_records
 from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.records import (
     LABELS,
-    Label,
-    Labels,
     ScanMemory,
     ScanWindow,
     ShardFile,
+    all_have,
+    boxes_of_records,
     label_fields,
     labelled_shards,
     labels_of_fields,
-    make_boxes,
     names_of_feature,
     open_shard,
     records_state,
     scan_each,
+    split_of_shard,
 )
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleSource, SampleTable, join_samples
+from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleSource, SampleTable, join_samples
 from colabstage.layouts.words import SPLIT_FIELDS, plain_name
 from colabstage.trees.bytes import SourceFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from colabstage.trees.listing import FileEntries
 
 NAME = "arrow"
 EXTENSIONS = (".parquet", ".arrow")
@@ -67,18 +69,15 @@ _PARQUET, _FEATHER = b"PAR1", b"ARROW1"
 # Types whose values all fit into int64.
 _WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"})
 _IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture", "photo")
-_BOX = "bbox"
-# How many images with boxes are examined to find the meaning of the four numbers.
-_LOOKED_AT = 64
 
 
 def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence:
     """Read parquet or Arrow files that have a column of images, or otherwise of clips of sound.
 
-    x is that column, of clips the rows that `sound` describes; y the first ClassLabel of `datasets`, or the column
-    label: integers, numbers or words; otherwise the boxes in a column `objects`, as xyxy or xywh, whichever is possible
-    for all of them. Splits are those in the names of all files or of their folders (train-00000-of-00002.parquet), or
-    those in a column split.
+    x is that column, of clips the rows that `sound` describes; y the boxes in a column such as `objects`, as xyxy or
+    xywh, whichever is possible for all of them, or a second image that is called a mask; otherwise the first ClassLabel
+    of `datasets`, or the column label: integers, numbers or words. Splits are those in the names of all files or of
+    their folders (train-00000-of-00002.parquet), or those in a column split.
     """
     # Files that `datasets` computes and stores beside the data start so.
     entries = source.ending_in(EXTENSIONS).where(
@@ -87,10 +86,10 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     require_files(entries, source, "parquet or Arrow files")
     kept, memory = _Kept(), ScanMemory()
     files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry, memory), kept))
-    image, is_sound = _content_column(source.label, files[0].schema)
+    image, others, is_sound = _content_columns(source.label, files[0].schema)
+    mask = mask_field(source.label, others, dataset := _as_object(source, entries))
     # Those of all files: a test set that lacks the labels may come first.
-    of_files = [_features(file.schema) for file in files]
-    features = {name: one for own in reversed(of_files) for name, one in own.items()}
+    features = {name: one for file in reversed(files) for name, one in _features(file.schema).items()}
     kinds = {field.name: field.type for file in reversed(files) for field in file.schema}
     names = list(dict.fromkeys(name for file in files for name in file.schema.names))
     in_all = set(names).intersection(*(file.schema.names for file in files))
@@ -100,60 +99,78 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     splits = [name for name in flat if plain_name(name) in SPLIT_FIELDS and name in in_all]
     # The first ClassLabel of `datasets` precedes any column that is named like a label.
     first = sorted((plain_name(name) for name in typed if name not in splits), key="label".__ne__)
-    candidates = label_fields([name for name in names if name != image], first)
+    candidates = label_fields([name for name in names if name not in (image, mask)], first)
     # Of several labels those that all files have.
     labelling = [name for name in candidates if name in flat]
     called = [name for name in labelling if name in in_all] or labelling
-    objects = next((name for name in OBJECTS if not called and f"{_BOX}: " in str(kinds.get(name))), "")
+    about = box_fields(source.label, shapes := {name: _example_of(kind) for name, kind in kinds.items()})
     odd = next((name for name in candidates if plain_name(name) in (*first, *LABELS)), None)
-    if not called and not objects and odd is not None:
-        what = f"the column '{odd}' holds {kinds[odd]} values, which are not labels"
-        raise broken(source.label, what, "one number or word in each row")
-    columns = list(dict.fromkeys([*called, *splits, *filter(None, [objects])]))
-    # A different schema would otherwise appear as a missing column in the middle of packing.
-    lacking = {
-        file.name: file.schema.names
-        for file, own in zip(files, of_files, strict=True)
-        if {image, *columns}.difference(file.schema.names) or any(own.get(one) != features.get(one) for one in columns)
-    }
-    for name, header in lacking.items():
-        only = source.only({file.name for file in files} - lacking.keys(), lacking)
-        what = f"it and others have different columns or classes ({', '.join(header)})"
-        raise broken(name, what, f"files of one dataset{only and f', or some of them alone, {only}'}")
-    parts = scan_each(files, lambda _, file: file.scan(image, columns))
-    numbers, lost = labelled_shards(entries.names, parts, [*map(len, files)])
+    if not called and not about and not mask and odd is not None:
+        expected = "one number or word in each row"
+        raise broken(source.label, f"the column '{odd}' holds {kinds[odd]} values, which are not labels", expected)
+    columns = list(dict.fromkeys([*about, *(() if about or mask else called), *splits, *filter(None, [mask])]))
+    _refuse_other_columns(source, files, features, [image, *columns])
+    parts = scan_each(files, lambda _, file: file.scan(image, columns, mask))
+    lengths = [np.asarray(part.get(mask, ())) for part in parts]
+    targets = [[*map(boxes_in, objects_of(part, about)), *(own >= 0)] for part, own in zip(parts, lengths, strict=True)]
+    numbers, lost = labelled_shards(entries.names, parts, [*map(len, files)], targets)
     files, parts = [files[number] for number in numbers], [parts[number] for number in numbers]
     fields = {name: _joined([part[name] for part in parts]) for name in columns}
     contents = join_samples([file.samples() for file in files])
-    classes = {name: names_of_feature(features.get(name)) for name in columns}
-    if objects:
-        labels = _boxes_of_rows(fields[objects], contents, classes[objects])._replace(used=(objects,))
+    rows = [*map(contents.name, range(len(contents)))]
+    classes, views = {name: names_of_feature(features.get(name)) for name in columns}, list[_ArrowFile]()
+    if about and mask:
+        how = f"one of both: pack_dataset({dataset}.remove_columns('{mask}'), 'packed.h5') leaves out the masks"
+        raise broken(source.label, f"{listed(about)} hold boxes, and '{mask}' masks", how)
+    if about:
+        named = partial(names_of_feature, features.get(about[0])) if len(about) == 1 else classes.__getitem__
+        sizes, how = partial(size_in_file, contents), _corners_line(dataset, about[0], shapes[about[0]])
+        labels = boxes_of_records(objects_of(fields, about), rows, sizes, named, how=how)
+    elif all_have([None if size < 0 else size for size in fields.get(mask, ())], rows, "mask"):
+        views = [file.view(mask, lengths[number]) for file, number in zip(files, numbers, strict=True)]
+        labels = masks_of_records(source, join_samples([view.samples() for view in views]))
     else:
-        rows = [contents.name(number) for number in range(len(contents))]
         labels = labels_of_fields(fields, rows, first=first, classes=classes)
-    for name in splits:
-        called_so = dict(enumerate(classes[name]))
-        fields[name] = [called_so.get(value, value) for value in fields[name]] if called_so else fields[name]
+    in_words = {name: _in_words(fields[name], classes[name]) for name in splits if classes[name]}
     inputs, *notes = clip_rows(contents, sound) if is_sound and len(contents) else (Images(contents),)
     made = records_state(
         NAME,
         "columns of the rows",
         inputs,
-        labels,
+        labels._replace(used=labels.used or (*about, mask)),
         shards=entries.names,
         shard_of=np.repeat(numbers, [len(file) for file in files]),
-        fields=fields | {name: () for name in names if name not in (image, *columns)},
+        fields=fields | in_words | {name: () for name in names if name not in (image, *columns)},
         notes=[*notes, *lost],
     )
-    complete = partial(_measured, files) if any(file.is_parquet for file in files) else None
+    complete = partial(_measured, files, views) if any(file.is_parquet for file in files) else None
     return replace(made, table=replace(made.table, complete=complete))
 
 
-def _measured(files: Sequence[_ArrowFile], table: SampleTable) -> SampleTable:
-    """Return the table with the length of each image or clip."""
-    scan_each(files, lambda _, file: file.measure())
-    source = join_samples([file.samples() for file in files])
-    return replace(table, inputs=replace(table.inputs, source=source), complete=None)
+def _refuse_other_columns(
+    source: Source, files: Sequence[_ArrowFile], features: Mapping[str, Any], columns: Sequence[str]
+) -> None:
+    # A different schema would otherwise appear as a missing column in the middle of packing.
+    of_columns = {one: own for one, own in features.items() if one in columns}
+    lacking = {
+        file.name: file.schema.names
+        for file in files
+        if {*columns}.difference(file.schema.names)
+        or {one: own for one, own in _features(file.schema).items() if one in columns} != of_columns
+    }
+    for name, header in lacking.items():
+        only = source.only({file.name for file in files} - lacking.keys(), lacking)
+        what = f"it and others have different columns or classes ({', '.join(header)})"
+        raise broken(name, what, f"files of one dataset{only and f', or some of them alone, {only}'}")
+
+
+def _measured(files: Sequence[_ArrowFile], masks: Sequence[_ArrowFile], table: SampleTable) -> SampleTable:
+    """Return the table with the length of each image or clip, and of each mask."""
+    scan_each([*files, *masks], lambda _, file: file.measure())
+    source, targets = join_samples([file.samples() for file in files]), table.targets
+    if isinstance(targets, Masks) and masks:
+        targets = replace(targets, source=join_samples([file.samples() for file in masks]))
+    return replace(table, inputs=replace(table.inputs, source=source), targets=targets, complete=None)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -255,41 +272,62 @@ class _ArrowFile:
                 yield from islice(found, first, None)
             first = max(0, first - count)
 
-    def scan(self, image: str, columns: Sequence[str]) -> dict[str, list[Any] | NDArray[np.int64]]:
-        """Return the values of some columns, and note where each batch begins, and how long each image is; in Parquet
-        only about how long, from the size of all."""
+    def scan(self, image: str, columns: Sequence[str], mask: str) -> dict[str, list[Any] | NDArray[np.int64]]:
+        """Return the values of some columns, of that of masks how long each is, and -1 for none; and note where each
+        batch begins, and how long each image is. In Parquet only about how long, from the size of all."""
         self._image = image
         known: dict[str, str] = {}
+        read = [name for name in columns if name != mask or not self.is_parquet]
 
         def values_of(batches: Iterator[Any]) -> dict[str, list[Any] | NDArray[np.int64]]:
-            parts = [{name: _values_of(batch.column(name), known) for name in columns} for batch in batches]
-            return {name: _joined([part[name] for part in parts]) for name in columns}
+            parts = [{name: values(batch, name) for name in read} for batch in batches]
+            return {name: _joined([part[name] for part in parts]) for name in read}
+
+        def values(batch: Any, name: str) -> list[Any] | NDArray[np.int64]:
+            return self._lengths(batch, name) if name == mask else _values_of(batch.column(name), known)
 
         if not self.is_parquet:
             return values_of(self._measure([image, *columns]))
         with self._errors():
-            groups = self._groups()
-            found = values_of(self._batches(columns)) if columns else {}
-        self.sizes = np.repeat(*np.array(groups, np.int64).reshape(-1, 2).T)
-        counts = [min(_ROWS, count - first) for _, count in groups for first in range(0, count, _ROWS)]
-        self._starts = np.cumsum([0, *counts]).astype(np.int64)
+            sizes, counts, nulls = self._groups(image)
+            if nulls.any():
+                self.measure()  # names the row
+            found = values_of(self._batches(read)) if read else {}
+            masks, _, without = self._groups(mask or image)
+        self.sizes = np.repeat(sizes, counts)
+        starts = [min(_ROWS, rows - first) for rows in counts.tolist() for first in range(0, rows, _ROWS)]
+        self._starts = np.cumsum([0, *starts]).astype(np.int64)
+        if (without % counts).any():
+            self.view(mask, ()).measure()
+        return found | {mask: np.repeat(np.where(without, -1, masks), counts)} if mask else found
+
+    def view(self, column: str, sizes: Any) -> _ArrowFile:
+        """Return the same file with another column in place of that of the images, given how long its values are."""
+        found = _ArrowFile(self.shard, _Kept(), column, self._starts)
+        found.sizes = np.asarray(sizes, np.int64)
         return found
 
-    def _groups(self) -> list[tuple[int, int]]:
-        """Return how many bytes an image of each row group takes, and how many rows the group has."""
+    def _groups(self, column: str) -> NDArray[np.int64]:
+        """Return of each row group how many bytes a value of a column takes, how many rows it has, and how many of
+        these are without bytes, int64 `(3, N)`."""
         metadata = self._open().metadata
         found = []
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             columns = [group.column(place) for place in range(group.num_columns)]
-            own = next(one for one in columns if one.path_in_schema in (self._image, f"{self._image}.bytes"))
-            if own.statistics is not None and own.statistics.null_count:
-                self.measure()  # names the row
-            found.append((own.total_uncompressed_size // max(1, group.num_rows), group.num_rows))
+            own = next(one for one in columns if one.path_in_schema in (column, f"{column}.bytes"))
+            nulls = own.statistics.null_count if own.statistics is not None else None
+            found.append((own.total_uncompressed_size // max(1, group.num_rows), group.num_rows, nulls or 0))
+        return np.array(found, np.int64).reshape(-1, 3).T
+
+    def _lengths(self, batch: Any, column: str) -> NDArray[np.int64]:
+        """Return how many bytes each value of a column has, -1 for none."""
+        lengths = self._arrow.compute.binary_length(_bytes_column(batch.column(column))).fill_null(-1)
+        found: NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
         return found
 
     def _without_bytes(self, row: int) -> BrokenDatasetError:
-        what = f"row {row:,} has no bytes in its image, and may name a file instead"
+        what = f"row {row:,} has no bytes in '{self._image}', and may name a file instead"
         return broken(self.name, what, "images inside, as push_to_hub and save_to_disk of datasets put them")
 
     def measure(self) -> None:
@@ -301,11 +339,10 @@ class _ArrowFile:
         sizes: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
         with self._errors():
             for batch in self._batches(columns):
-                column = _bytes_column(batch.column(self._image))
-                if column.null_count:
-                    raise self._without_bytes(sum(map(len, sizes)) + column.is_null().to_pylist().index(True))
-                lengths = self._arrow.compute.binary_length(column)
-                sizes.append(lengths.to_numpy(zero_copy_only=False).astype(np.int64))
+                lengths = self._lengths(batch, self._image)
+                if (lengths < 0).any():
+                    raise self._without_bytes(sum(map(len, sizes)) + int(np.argmin(lengths)))
+                sizes.append(lengths)
                 yield batch
         self.sizes = np.concatenate(sizes)
         self._starts = np.cumsum([len(one) for one in sizes]).astype(np.int64)
@@ -370,6 +407,12 @@ def _values_of(column: Any, known: dict[str, str]) -> NDArray[np.int64] | list[A
     return [known.setdefault(value, value) if type(value) is str else value for value in column.to_pylist()]
 
 
+def _in_words(values: Sequence[Any] | NDArray[np.int64], names: Sequence[str]) -> list[Any]:
+    """Return values with the names of classes in place of their numbers."""
+    called = dict(enumerate(names))
+    return [called.get(value, value) for value in values]
+
+
 def _joined(parts: Sequence[list[Any] | NDArray[np.int64]]) -> list[Any] | NDArray[np.int64]:
     """Return the values of all parts, as an array if all parts are arrays."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
@@ -385,8 +428,9 @@ def _bytes_column(column: Any) -> Any:
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _content_column(label_of_tree: str, schema: Any) -> tuple[str, bool]:
-    """Return the column of the samples' contents, and whether they are clips of sound."""
+def _content_columns(label_of_tree: str, schema: Any) -> tuple[str, list[str], bool]:
+    """Return the column of the samples' contents, those of further images, and whether the samples are clips of
+    sound."""
     types = {name: one.get("_type") for name, one in _features(schema).items()}
     binary = [name for name in schema.names if str(schema.field(name).type).startswith(_BYTES)]
     # Without types, a column of the name that `datasets` gives it.
@@ -399,7 +443,9 @@ def _content_column(label_of_tree: str, schema: Any) -> tuple[str, bool]:
             "x=table[COLUMNS].to_numpy('float32'), y=table[LABEL].to_numpy())."
         )
         raise LayoutError(msg)
-    return next((name for name in _IMAGE_COLUMNS if name in images), [*images, *sounds][0]), not images
+    pictures = [name for name in images if not is_mask_name(name)] or images
+    content = next((name for name in _IMAGE_COLUMNS if name in images), [*pictures, *sounds][0])
+    return content, [name for name in images if name != content], not images
 
 
 # Types by their names in pyarrow, so that importing this module does not need pyarrow.
@@ -415,32 +461,29 @@ def _features(schema: Any) -> dict[str, Any]:
         return {}
 
 
-def _boxes_of_rows(values: Sequence[Any] | NDArray[Any], source: SampleSource, classes: tuple[str, ...]) -> Labels:
-    """Return the boxes of all images, and the names of their classes."""
-    boxes: list[tuple[list[list[float]], list[Label], list[Label]]] = []
-    names = [source.name(number) for number in range(len(values))]
-    for value, name in zip(values, names, strict=True):
-        # `datasets` stores a list of objects as one list for each field.
-        one = value or {}
-        if isinstance(one, list):
-            one = {key: [each.get(key) for each in one] for key in one[0]}
-        key = next((key for key in BOX_LABELS if key in one), "")
-        found, stated = one.get(_BOX) or [], one.get(key) or []
-        if len(found) != len(stated) or any(box is None or len(box) != 4 for box in found):
-            what = f"it has {len(found)} boxes and {len(stated)} classes"
-            raise broken(name, what, "four numbers and a class each")
-        odd = next((each for each in stated if not isinstance(each, int | float | str | None)), None)
-        if odd is not None:
-            raise broken(name, f"its label is {kind_of(odd)}", "a number or a word")
-        boxes.append((found, stated, [None] * len(stated)))
-    filled = [number for number, (found, *_) in enumerate(boxes) if found]
+def _example_of(kind: Any) -> Any:
+    """Return a value of the shape that a type's values have."""
+    if not kind.num_fields:
+        return None
+    if hasattr(kind, "value_type"):
+        return [_example_of(kind.value_type)]
+    return {kind.field(place).name: _example_of(kind.field(place).type) for place in range(kind.num_fields)}
 
-    def size_of(number: int) -> tuple[int, int]:
-        image = probe_image(bytes(source.read(filled[number])))
-        return image.width, image.height
 
-    form, trouble = find_form([np.array(boxes[number][0], float) for number in filled], size_of, most=_LOOKED_AT)
-    if trouble:
-        what = f"its boxes and others {trouble} (first {boxes[filled[0]][0][0]})"
-        raise broken(names[filled[0]], what, "COCO's JSON beside image files, or a function as layout=")
-    return make_boxes(boxes, names, form=form, names=classes)
+def _as_object(source: Source, files: FileEntries) -> str:
+    """Return the line that opens the files as `datasets` does."""
+    split = split_of_shard(files.names[0])
+    if not files.names[0].endswith(".arrow"):
+        return f"datasets.load_dataset('{source.label}', split='{split or 'train'}')"
+    in_split = f"['{split}']" if split else ""
+    return f"datasets.load_from_disk('{source.label}'){in_split}"
+
+
+def _corners_line(dataset: str, field: str, shape: Any) -> str:
+    """Return the line that packs a dataset whose field holds a list for each part of the objects, as corners."""
+    if not isinstance(shape, dict):
+        return ""
+    corners = f"[[x, y, x + w, y + h] for x, y, w, h in own['{box_key(shape)}']]"
+    made = f"lambda rows: rows | {{'{field}': [own | {{'boxes': {corners}}} for own in rows['{field}']]}}"
+    line = f"pack_dataset({dataset}.with_transform({made}), 'packed.h5')"
+    return f": {line} if they are xywh, and with [x, y, w, h] if they are corners"

@@ -17,9 +17,19 @@ from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, La
 from colabstage.io.arguments import instead_of, is_frame, show_value
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
-from colabstage.layouts.boxes import BOX_LABELS, OBJECTS, Form, as_corners, find_form
+from colabstage.layouts.boxes import (
+    BOX_LABELS,
+    FURTHER,
+    OBJECTS,
+    Form,
+    as_corners,
+    box_key,
+    by_field,
+    find_form,
+    stated_form,
+)
 from colabstage.layouts.columns import show
-from colabstage.layouts.formats.masks import find_masks
+from colabstage.layouts.formats.masks import find_masks, mask_field
 from colabstage.layouts.records import names_of_feature
 from colabstage.layouts.table import Arrays, Images, SampleSource, SampleTable, Targets, UnreadBoxes, numbered_samples
 from colabstage.machine.mounts import InCaller, call_here
@@ -223,9 +233,14 @@ class _Pairs:
 
 def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
     xs, ys = ([key for key in known if key in item] for known in (_X_KEYS, _Y_KEYS))
-    # Boxes with their labels, or in a column of objects, are one target.
-    if not any(isinstance(item[key], Mapping) for key in ys) and _has_boxes(item):
+    # Boxes with their labels, or in a column of objects, are one target. They and masks come before labels, which are
+    # those of the first object, or of the scene.
+    objects = [key for key, value in item.items() if key not in xs and _are_objects(value)]
+    mask = mask_field(name, [key for key, value in item.items() if key not in xs and _is_pillow_image(value)])
+    if not objects and _has_boxes(item):
         ys = [_REST]
+    elif objects or mask:
+        ys = [*objects, *filter(None, [mask])]
     elif not ys:
         ys = [key for key in OBJECTS if key in item and (item[key] is None or _may_hold_boxes(item[key]))]
     if len(xs) != 1 or len(ys) > 1:
@@ -254,13 +269,13 @@ def _is_pillow_image(value: Any) -> bool:
 
 
 def _size_of_item(x: Any) -> tuple[int, int] | None:
-    """Return the width and height of an image; `None` if its shape does not say which axes they are."""
+    """Return the height and width of an image; `None` if its shape does not say which axes they are."""
     if _is_pillow_image(x):
-        return x.size[0], x.size[1]
+        return x.size[1], x.size[0]
     shape = tuple(getattr(x, "shape", ()))
     if len(shape) == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3, 4):
-        return shape[2], shape[1]
-    return (shape[1], shape[0]) if len(shape) == 2 or shape[2:] in ((1,), (3,), (4,)) else None
+        return shape[1], shape[2]
+    return (shape[0], shape[1]) if len(shape) == 2 or shape[2:] in ((1,), (3,), (4,)) else None
 
 
 def _as_input(value: Any, name: str) -> NDArray[Any]:
@@ -339,10 +354,6 @@ def array_of(value: Any) -> NDArray[Any]:
 # An item is read once, its image and its boxes together, so the number of boxes is known only when all items have been
 # read. The first items decide everything else before.
 
-# By preference. Only the first name always means corners.
-_BOX_KEYS = ("boxes", "bboxes", "bbox")
-# The types for COCO's files.
-_FURTHER: dict[str, type[np.generic]] = {"iscrowd": np.uint8, "area": np.float32}
 # What torchvision's BoundingBoxes call their forms.
 _FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
 # What a target may consist of if an image has no boxes.
@@ -397,16 +408,18 @@ def _may_hold_boxes(target: Any) -> bool:
     return isinstance(target, Mapping) or (_is_list(target) and all(isinstance(one, Mapping) for one in target))
 
 
+def _are_objects(value: Any) -> bool:
+    """Tell whether a value is a dict or a list of dicts, with boxes."""
+    each = list(value) if _is_list(value) else [value]
+    return bool(each) and all(box_key(one) is not None for one in each)
+
+
 def _has_boxes(item: Mapping[Any, Any]) -> bool:
     """Tell whether an item that is a mapping has rows of boxes itself; one box for an image is something else."""
-    value = item.get(_box_key(item) or "")
+    value = item.get(box_key(item) or "")
     if isinstance(value, list | tuple):
         return all(_is_list(one) or len(getattr(one, "shape", ())) == 1 for one in value)
     return len(getattr(value, "shape", ())) == 2
-
-
-def _box_key(target: Any) -> str | None:
-    return next((key for key in _BOX_KEYS if key in target), None) if isinstance(target, Mapping) else None
 
 
 def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
@@ -418,10 +431,10 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
         raise _unknown(seen[0][2], seen[0][0], "no boxes, like the items after it")
     name, _, target, found = filled[0]
     places = [one[3].places for one in filled]
-    form, trouble = find_form(places, lambda number: _size_of_item(filled[number][1]), most=len(filled))
-    if found.form is not None:
-        form, trouble = found.form, ""
-    if not trouble and all(each.max() <= 1 for each in places):
+    form, _, trouble = find_form(
+        places, lambda number: _size_of_item(filled[number][1]), most=len(filled), stated=found.form
+    )
+    if all(each.max() <= 1 for each in places):
         trouble = "do not reach beyond 1, as normalized coordinates"
     if trouble:
         msg = (
@@ -430,12 +443,13 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
         )
         raise LayoutError(msg)
     label = next((key for key in BOX_LABELS if key in found.columns), None)
-    words = (key for key, each in found.columns.items() if _is_list(each) and len(each) and isinstance(each[0], str))
+    words = [key for key, each in found.columns.items() if _is_list(each) and len(each) and isinstance(each[0], str)]
     # torchvision's Kitti says what a box is under 'type'.
-    if label is None and (words_key := next(words, None)) is not None:
-        raise _unknown(target, name, f"boxes whose classes are words under {words_key!r}")
+    if words and label in (None, *words):
+        what = f"boxes whose classes are words, {found.columns[label or words[0]][0]!r} under {label or words[0]!r}"
+        raise _unknown(target, name, f"{what}. Number the classes, as by a dict of their names")
     columns: dict[str, tuple[str, type[np.generic]]] = {} if label is None else {label: ("labels", np.int64)}
-    columns |= {name: (name, kind) for name, kind in _FURTHER.items() if name in found.columns}
+    columns |= {key: own for key, own in FURTHER.items() if key in found.columns}
     left = ", ".join(repr(key) for key in found.columns if key not in columns)
     note = " and ".join([f"Of each target the boxes (written as {form})", *map(repr, columns)])
     note += f" are kept; left out: {left}." if left else " are kept."
@@ -451,20 +465,15 @@ def _find_boxes(target: Any, name: str) -> _Found:
     if not _may_hold_boxes(target):
         raise _odd(name, f"{type(target).__name__} as its target, and other items have boxes", "a dict of them")
     each = [target] if isinstance(target, Mapping) else list(target)
-    key = next(map(_box_key, each), None)
-    odd = next((one for one in each if _box_key(one) != key or key is None), None)
+    key = next(map(box_key, each), None)
+    odd = next((one for one in each if box_key(one) != key or key is None), None)
     if odd is not None and odd.keys() - _NAMES_OF_IMAGES:
         raise _unknown(odd, name)
     if key is None:
         return _Found(np.zeros((0, 4)))
-    if isinstance(target, Mapping):
-        form = _stated_form(target[key], name) or ("xyxy" if key == _BOX_KEYS[0] else None)
-        boxes, columns = target[key], {str(one): value for one, value in target.items() if one != key}
-    else:
-        boxes = [one.get(key) for one in each]
-        columns = {str(other): [one.get(other) for one in each] for other in each[0] if other not in _BOX_KEYS}
-        # The annotations of COCO's own reader: only these have both.
-        form = "xywh" if {"category_id", "image_id"} <= columns.keys() else None
+    fields = by_field(target if isinstance(target, Mapping) else each)
+    boxes, columns = fields[key], {str(one): value for one, value in fields.items() if one != key}
+    form = _stated_form(boxes, name) or stated_form(key, columns)
     values = _read_numbers(boxes, "boxes", name)
     values = values if values.size else np.zeros((0, 4))
     if values.ndim != 2 or values.shape[1] != 4 or not np.isfinite(values).all():

@@ -6,7 +6,7 @@ import functools
 import posixpath
 import re
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from colabstage.layouts.evidence import Evidence, Found, Miss, left_out_notes, n
 from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.lists import check_one_list, lists_state
 from colabstage.layouts.names import bare_stem
-from colabstage.layouts.reading import Source, broken, read_each
+from colabstage.layouts.reading import Source, broken, items_of, read_each
+from colabstage.layouts.records import Labels
 from colabstage.layouts.table import BrokenDatasetError, Content, Masks, SampleSource, TreeFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -227,6 +228,29 @@ def check_lossless(content: Content) -> None:
         raise DecodeError(msg)
 
 
+def is_mask_name(name: str) -> bool:
+    """Tell whether the field of a record is called as masks are."""
+    return bool(_MASK_FOLDER.fullmatch(_spelled(name)) or _MASK_SUFFIX.search(name))
+
+
+def mask_field(where: str, names: Iterable[str], dataset: str = "dataset") -> str:
+    """Return the field that is called as masks are, of those of a record that hold a second image; "" for none.
+    `dataset`: the line that opens the records as a dataset object."""
+    found = [*filter(is_mask_name, names)]
+    found = [name for name in found if _OBJECTS.isdisjoint(words.words_of(name))] or found
+    if len(found) > 1:
+        line = f": pack_dataset({dataset}.remove_columns({found[1:]}), 'packed.h5') takes '{found[0]}'"
+        raise broken(where, f"{listed(found)} may all be masks", f"one mask of each image{line * bool(dataset)}")
+    return next(iter(found), "")
+
+
+def masks_of_records(source: Source, masks: SampleSource, *, spread: bool = False) -> Labels:
+    """Return masks as targets, with what files beside them say of their values; `spread` as for `find_masks`."""
+    used, named = _classes(source)
+    targets = Masks(masks, named.colors) if named.colors else find_masks(masks, spread=spread)
+    return Labels(targets, targets.classes or named.names, (), tuple(_notes_on_colors(named)), tuple(used))
+
+
 NAME = "pairs"
 # Folders of masks and of the images that they belong to, by the words in their names, after any others.
 _MASK_FOLDER = re.compile(
@@ -290,10 +314,9 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
     if y is None:
         _refuse_further(sides, pairs)
     objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
-    used, named = _classes(source)
     files = TreeFiles(source.tree, [mask for _, mask in pairs])
     try:
-        targets = Masks(files, named.colors) if named.colors else find_masks(files, spread=source.tree.kind == "folder")
+        targets, classes, _, notes, used = masks_of_records(source, files, spread=source.tree.kind == "folder")
     except BrokenDatasetError as error:
         image, mask = (one.name for one in pairs[0])
         if posixpath.splitext(image)[0] != posixpath.splitext(mask)[0]:
@@ -302,17 +325,17 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
         msg = f"'{image}' and '{mask}' may be one picture in two formats; take one: {kept}. As masks: {error}"
         raise BrokenDatasetError(msg) from error
     images = [image for image, _ in pairs]
-    notes = [
-        *_notes_on_colors(named),
+    notes = (
+        *notes,
         *left_out_notes(
             (len(sides.images) - len(pairs), "images", "without a mask"),
             (objects, "masks", "that number single objects"),
             (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
         ),
-    ]
+    )
     # If some images are in no split's folder, the folders are something else.
-    splits, classes = [words.split_of_path(image.name) for image in images], targets.classes or named.names
-    used += [mask.name for mask in sides.masks]
+    splits = [words.split_of_path(image.name) for image in images]
+    used = (*used, *(mask.name for mask in sides.masks))
     made = Evidence.of_images(
         source, NAME, images, targets, "the masks", splits=splits, classes=classes, notes=notes, used=used
     )
@@ -523,7 +546,7 @@ def _classes(source: Source) -> tuple[list[str], MaskClasses]:
     named = source.ending_in(words.TABLES).where(lambda name: "class" in posixpath.basename(name).lower())
     tables = source.parse_once(named, parse_table)
     found = {name: made for name, table in tables.items() if (made := _of_table(table)) is not None}
-    texts = source.ending_in((".txt",) if not found else ())
+    texts = source.ending_in((".txt", ".json") if not found else ())
     for base, read in _LISTS.items():
         named = texts.where(lambda name: posixpath.basename(name).lower() == base)  # noqa: B023
         found = found or {name: made for name, text in source.texts(named).items() if (made := read(text)).names}
@@ -537,10 +560,17 @@ def _of_labelmap(text: str) -> MaskClasses:
     return MaskClasses(tuple(name for name, *_ in painted), colors or None)
 
 
-# CVAT's, beside masks in Pascal VOC's folders; fast.ai's list of names, in the order of their numbers.
+def _of_numbers(text: str) -> MaskClasses:
+    """Return the names in a JSON that maps each number from 0 to one."""
+    names: dict[str, Any] = dict(one for one in items_of(text) or () if isinstance(one, tuple))
+    return MaskClasses(tuple(map(str, names.values())) if [*names] == [*map(str, range(len(names)))] else ())
+
+
+# CVAT's, beside masks in Pascal VOC's folders; fast.ai's list of names, in the order of their numbers; the Hub's.
 _LISTS: dict[str, Callable[[str], MaskClasses]] = {
     "labelmap.txt": _of_labelmap,
     "codes.txt": lambda text: MaskClasses(tuple(filter(None, map(str.strip, text.splitlines())))),
+    "id2label.json": _of_numbers,
 }
 
 

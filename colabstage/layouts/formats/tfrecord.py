@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
+import posixpath
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,11 +23,11 @@ import numpy as np
 from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import counted, listed
+from colabstage.layouts.boxes import BOX_KEYS, BOX_LABELS, FURTHER, Form, FoundForm, box_fields, boxes_in
 from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
-from colabstage.layouts.formats.masks import find_masks
+from colabstage.layouts.formats.masks import is_mask_name, mask_field, masks_of_records
 from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.records import (
-    Label,
     Labels,
     Part,
     ScanMemory,
@@ -34,17 +35,17 @@ from colabstage.layouts.records import (
     ShardFile,
     ShardParts,
     all_have,
+    boxes_of_records,
     fields_of,
     is_known_field,
     join_fields,
     labelled_shards,
     labels_of_fields,
-    make_boxes,
     open_shard,
     records_state,
     scan_each,
 )
-from colabstage.layouts.table import Content, Images, SampleSource
+from colabstage.layouts.table import Content, Images, Masks, SampleSource
 from colabstage.layouts.words import RECORDS, stem_of
 from colabstage.trees.bytes import image_ending
 
@@ -72,10 +73,13 @@ _SIZES = (
     ("width", "image/width", "cols"),
     ("depth", "channels", "image/channels", "image/depth"),
 )
-_BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
+_OF_BOXES = {"label": "image/object/class/label", "class_name": "image/object/class/text"}
 # What TensorFlow's own converters say of the file besides, and what is read.
 _OF_FILES = tuple(f"image/{name}" for name in ("format", "colorspace", "filename", "source_id", "key/sha256"))
-_NO_LABELS = {*_CORNERS, *_MASKS, *itertools.chain(*_SIZES), _BOX_LABEL, _BOX_TEXT, *_OF_FILES}
+_NO_LABELS = {*_CORNERS, *_MASKS, *itertools.chain(*_SIZES), *_OF_BOXES.values(), *_OF_FILES}
+# How TFDS calls the forms of boxes, and keys of its features.json that are no names of features.
+_FORMS: dict[str, Form] = {"YXYX": "yxyx", "XYXY": "xyxy", "XYWH": "xywh"}
+_STRUCTURE = frozenset({"featuresDict", "features", "sequence", "feature", "content"})
 # Longer records are read in parts while they are scanned, this much of each feature at once.
 _SHORT_BYTES, _HEAD_BYTES = 16 * 1024, 512
 # The longest label, and how much of a text is read; of a list that is not a label so many values are shown.
@@ -223,10 +227,6 @@ def _numbers(read: Read, kind: int, values: Span) -> list[Any]:
     return found
 
 
-# The boxes of one image: corners as parts of width and height, labels, and these in words, if it has both.
-_Boxes = tuple[list[tuple[float, ...]], list[Label], list[str | None]]
-
-
 class _Record(NamedTuple):
     """What a record states about its image."""
 
@@ -238,8 +238,8 @@ class _Record(NamedTuple):
     mask: Span | None
     shape: tuple[int, int, int]
     """Height, width and depth of pixels; zeros for an image file."""
-    boxes: _Boxes | None
-    """`None` if it has none of their features."""
+    objects: dict[str, list[Any]] | None
+    """Its boxes, and what is stated of each, by field; `None` if it has none of their features."""
 
 
 class _Example:
@@ -320,21 +320,24 @@ class _Example:
                 return head[:_MOST_LABEL_BYTES]
             raise broken(self.name, f"its '{name}' is not text") from error
 
-    def boxes(self) -> _Boxes | None:
-        """Return its boxes; `None` if it has none of their features."""
-        if not any(name in self.features for name in _CORNERS):
+    def objects(self, box: str) -> dict[str, list[Any]] | None:
+        """Return its boxes, as TensorFlow's object detection has them or in a feature of TFDS, and what is stated of
+        each; `None` if it has none of these features."""
+        corners = [self.values(box)[side::4] for side in range(4)] if box else [*map(self.values, _CORNERS)]
+        if not any(name in self.features for name in (box, *_CORNERS)):
             return None
-        corners = [self.values(name) for name in _CORNERS]
-        labels, texts = self._texts(_BOX_LABEL), self._texts(_BOX_TEXT)
-        labels, words = labels or texts, [text if isinstance(text, str) else None for text in texts or labels]
-        if any(len(values) != len(labels) for values in (*corners, words)):
-            raise broken(self.name, "it has corners, labels and names of boxes in different numbers")
-        return list(zip(*corners, strict=True)), labels, words
+        if len({*map(len, corners)}) > 1:
+            raise broken(self.name, "it has corners of boxes in different numbers")
+        beside = {name: f"{posixpath.dirname(box)}/{name}" for name in (*BOX_LABELS, *FURTHER)} if box else _OF_BOXES
+        stated = {name: values for name, feature in beside.items() if (values := self._texts(feature))}
+        return {BOX_KEYS[-1]: list(zip(*corners, strict=True)), **stated}
 
-    def as_record(self, stored: Part, image: Span) -> _Record:
-        masks = (span for name in _MASKS if (span := self.first(name)) is not None and self.is_image(span))
+    def as_record(self, stored: Part, image: Span, box: str) -> _Record:
+        spans = {name: span for name in filter(_is_mask, self.features) if (span := self.first(name)) is not None}
+        masks = [name for name, span in spans.items() if self.is_image(span)]
+        mask = next((name for name in _MASKS if name in masks), "") or mask_field(self.name, masks, "")
         shape = _NO_PIXELS if self.is_image(image) else self.shape(image)
-        return _Record(self.name, stored, image, next(masks, None), shape, self.boxes())
+        return _Record(self.name, stored, image, spans.get(mask), shape, self.objects(box))
 
 
 @contextmanager
@@ -369,21 +372,25 @@ def tfrecord_state(source: Source) -> Evidence:
     (train-00000-of-01024).
     """
     shards = _record_files(source)
+    described = source.ending_in((".json",)).where(lambda name: posixpath.basename(name) == "features.json")
+    forms = dict(_forms_of(source.texts(described).values()))
+    box = next(iter(box_fields(source.label, {name: {BOX_KEYS[-1]: []} for name in forms})), "")
     window = ScanWindow(shards[0], _SHORT_BYTES)
     with _example(window, *next(_scan_records(window)), f"{shards[0].name}[0]") as first:
         image = first.image_feature()
-        lengths = (
-            {field: len(values) for field, values in first.fields(image).items() if _is_one(values)} if image else {}
-        )
+        stated = first.fields(image).items() if image and not box else ()
+        lengths = {field: len(values) for field, values in stated if _is_one(values)}
     if not image:
         msg = (
             f"The first record of '{source.label}' holds no image file (JPEG, PNG, GIF, BMP, TIFF, WebP) but the "
             f"features {', '.join(sorted(first.features)) or 'of no Example'}. Give layout= a function that reads it."
         )
         raise LayoutError(msg)
-    scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, lengths))
+    scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, lengths, box))
     names, who = [shard.name for shard in shards], "fields of the records"
-    kept, lost = labelled_shards(names, [stated for _, stated, _ in scanned], [len(found) for found, *_ in scanned])
+    targets = [[one.mask or boxes_in(one.objects) for one in found] for found, *_ in scanned]
+    counts = [*map(len, targets)]
+    kept, lost = labelled_shards(names, [stated for _, stated, _ in scanned], counts, targets)
     scanned = [scanned[number] for number in kept]
     records = [record for found, _, _ in scanned for record in found]
     fields = join_fields([(stated, len(found)) for found, stated, _ in scanned])
@@ -394,16 +401,20 @@ def tfrecord_state(source: Source) -> Evidence:
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
     stored = ShardParts(shards, parts, [record.name for record in records])
     lists = source.ending_in((".txt",)).where(lambda name: name.endswith(_CLASSES))
-    named = {name: _field_of(stem_of(stem_of(name))) for name in lists.names}
+    named = {name: _short(stem_of(stem_of(name)).replace("-", "/")) for name in lists.names}
     classes = {named[name]: text.splitlines() for name, text in source.texts(lists).items()}
-    labels = _labels_of(records, fields, stored, notes, classes)
+    labels = _labels_of(source, records, fields, stored, classes=classes, stated=(box, forms.get(box)))
     shapes = np.array([record.shape for record in records], np.int64).reshape(-1, 3)
     inputs = Images(_inside(stored, [record.image for record in records], shapes), decoded=bool(shapes.any()))
     # What may be a label by another name, and is not read.
-    others = (name for name in first.features if not _field_of(name) and name not in (image, *_NO_LABELS))
-    fields |= {_short(name): [] for name in others}
-    made = records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], fields=fields, notes=notes)
-    return replace(made, used=made.used.union(name for name, field in named.items() if field in labels.used))
+    others = [name for name in first.features if not _field_of(name) and name not in (image, *_NO_LABELS)]
+    fields |= {_short(name): [] for name in others if not (_is_mask(name) and isinstance(labels.targets, Masks))}
+    unknown = next((name for name in others if name.endswith("/bbox")), None)
+    if labels.targets is None and unknown is not None:
+        raise broken(first.name, f"its '{unknown}' may be boxes in any form", "features.json, as TFDS writes it beside")
+    files = [name for name, field in named.items() if field in labels.used]
+    labels = labels._replace(files=(*labels.files, *files, *(described.names if box else ())))
+    return records_state(NAME, who, inputs, labels, shards=names, shard_of=parts[:, 0], fields=fields, notes=notes)
 
 
 def _record_files(source: Source) -> list[ShardFile]:
@@ -434,7 +445,7 @@ def _record_files(source: Source) -> list[ShardFile]:
 
 
 def _scan_shard(
-    shard: ShardFile, number: int, image: str, lengths: Mapping[str, int]
+    shard: ShardFile, number: int, image: str, lengths: Mapping[str, int], box: str
 ) -> tuple[list[_Record], dict[str, list[Any]], int]:
     """Return every record of a file that has an image, what these state, and how many have none, in one pass."""
     window = ScanWindow(shard, _SHORT_BYTES)
@@ -446,7 +457,7 @@ def _scan_shard(
             if found is None and (other := example.image_feature()):
                 raise broken(example.name, f"its image is in '{other}', and that of others in '{image}'", "one name")
             if found is not None:
-                records.append(example.as_record(Part(number, start, length + _CRC.size), found))
+                records.append(example.as_record(Part(number, start, length + _CRC.size), found, box))
                 stated.append(
                     {field: _one(example, field, values, lengths) for field, values in example.fields(image).items()}
                 )
@@ -462,6 +473,11 @@ def _field_of(feature: str) -> str:
     class_label for image/class/label; "" for any other."""
     field = _short(feature)
     return field if is_known_field(field) else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_mask(feature: str) -> bool:
+    return feature in _MASKS or is_mask_name(_short(feature))
 
 
 def _short(feature: str) -> str:
@@ -501,25 +517,58 @@ def _read_inside(records: SampleSource, ends: NDArray[np.int64], shapes: NDArray
 
 
 def _labels_of(
+    source: Source,
     records: Sequence[_Record],
     fields: Mapping[str, list[Any]],
-    stored: SampleSource,
-    notes: list[str],
+    stored: ShardParts,
+    *,
     classes: Mapping[str, Sequence[str]],
+    stated: tuple[str, FoundForm | None],
 ) -> Labels:
     """Return the targets: boxes or masks if there are any, because a label beside boxes is most often that of the
-    first. `classes`: what the numbers in a field stand for."""
-    names = [record.name for record in records]
+    first. `classes`: what the numbers in a field stand for. `stated`: the feature of TFDS that holds boxes, and how."""
+    names, (box, form) = [record.name for record in records], stated
     masks = [record.mask for record in records]
-    bare = sum(record.boxes is None for record in records)
+    bare = sum(record.objects is None for record in records)
     if bare < len(records):
         if any(masks):
-            what = f"it and others have boxes ('{_CORNERS[0]}', …) and masks as well"
+            what = f"it and others have boxes ('{box or _CORNERS[0]}', …) and masks as well"
             raise broken(names[0], what, "one of them; give layout= a function")
+        objects = [record.objects for record in records]
+        folder = posixpath.dirname(box)
+        found = boxes_of_records(
+            objects,
+            names,
+            lambda _: None,
+            lambda label: classes.get(_short(f"{folder}/{label}"), ()),
+            found=form or _OF_OD,
+        )
         # A feature without values is often not written at all.
-        notes += [f"{counted(bare, 'records', 'have')} no features of boxes: kept without boxes."] if bare else []
-        return make_boxes([record.boxes or ([], [], []) for record in records], names, relative=True)
+        notes = [f"{counted(bare, 'records', 'have')} no features of boxes: kept without boxes."] if bare else []
+        used = (_short(f"{folder}/{key}") for one in objects for key in one or ())
+        return found._replace(used=tuple(dict.fromkeys(used)), notes=(*found.notes, *notes))
     if all_have(masks, names, "mask"):
-        found = find_masks(_inside(stored, [mask for mask in masks if mask]), spread=False)
-        return Labels(found, found.classes)
+        return masks_of_records(source, _inside(stored, [mask for mask in masks if mask]))
     return labels_of_fields(fields, names, classes=classes)
+
+
+_OF_OD = FoundForm("xyxy", relative=True)
+
+
+def _forms_of(texts: Iterable[str]) -> Iterator[tuple[str, FoundForm]]:
+    """Yield the features that are boxes by TFDS' features.json, and how these are written."""
+    for text in texts:
+        with suppress(ValueError):
+            yield from _box_features(json.loads(text), "")
+
+
+def _box_features(feature: Any, path: str) -> Iterator[tuple[str, FoundForm]]:
+    if not isinstance(feature, dict):
+        return
+    if str(feature.get("pythonClassName") or feature.get("type")).endswith(".BBoxFeature"):
+        # Where it is not stated, because it could not be once, it is this.
+        stated = str((feature.get("boundingBox") or {}).get("bboxFormat") or "REL_YXYX")
+        form = _FORMS.get(stated.removeprefix("REL_"))
+        yield from [(path, FoundForm(form, stated.startswith("REL_")))] if form and "/" in path else ()
+    for key, inner in feature.items():
+        yield from _box_features(inner, path if key in _STRUCTURE else posixpath.join(path, key))

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, SourceChangedError
-from colabstage.layouts.evidence import Found, Miss, left_out_notes, require_files
-from colabstage.layouts.formats.masks import find_masks
+from colabstage.layouts.boxes import box_fields, boxes_in
+from colabstage.layouts.evidence import Found, Miss, left_out_notes, require_files, size_in_file
+from colabstage.layouts.formats.masks import masks_of_records
 from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.records import (
-    Labels,
     Part,
     ScanMemory,
     ScanWindow,
     ShardFile,
     ShardParts,
     all_have,
+    boxes_of_records,
     decode_label,
     fields_of,
     is_known_field,
@@ -64,6 +65,8 @@ _KINDS = (
 _NUMBERS, _DOCUMENT, _TEXT = ("cls", "class", "label"), "json", "txt"
 _LABELS = (*_NUMBERS, _DOCUMENT, _TEXT)
 _ROLES = dict.fromkeys(_KINDS, "content") | {end: end for end in _LABELS}
+# What the boxes in a json are called here, wherever they are in it.
+_OBJECTS = "boxes of the json"
 _MASKS = ("seg.png", "mask.png", "segmentation.png", "labels.png")
 _LABEL_ENDS = tuple(f".{rest}" for rest in (*_LABELS, *_MASKS))
 # Longer files are not labels.
@@ -169,16 +172,21 @@ def _is_labelled(kind: str, ends: Iterable[str]) -> bool:
 
 def _stated(address: str, files: _Files, unread: set[str]) -> dict[str, Any]:
     """Return what the files of a sample state, by field; further fields of the json are added to `unread`."""
-    texts = {end: decode_label(one, address) for end in _LABELS if isinstance(one := files.get(end), bytes)}
-    found: dict[str, Any] = {}
-    if _DOCUMENT in texts:
+    texts = {end: decode_label(one, address) for end, one in files.items() if isinstance(one, bytes)}
+    fields: dict[str, Any] = {}
+    for end in (end for end in texts if end.rpartition(".")[2] == _DOCUMENT):
         try:
-            document = json.loads(texts[_DOCUMENT])
+            document = json.loads(texts[end])
         except (ValueError, RecursionError) as error:
-            raise broken(address + ".json", f"it is not JSON ({error})") from error
-        fields = document if isinstance(document, dict) else {"label": document}
-        found = {name: value for name, value in fields.items() if is_known_field(name)}
-        unread |= fields.keys() - found.keys()
+            raise broken(".".join([address, end]), f"it is not JSON ({error})") from error
+        # What is no mapping is called as its file: bbox.json.
+        fields |= document if isinstance(document, dict) else {end.rpartition(".")[0] or "label": document}
+    about = box_fields(address, fields)
+    filled = {name: value for name, value in fields.items() if value != [] and name not in about}
+    found = {name: value for name, value in filled.items() if is_known_field(name)}
+    unread |= filled.keys() - found.keys()
+    if fields:
+        found[_OBJECTS] = fields[about[0]] if len(about) == 1 else {name: fields[name] for name in about}
     own: dict[str, Any] = {end: parse_label(texts[end]) for end in _NUMBERS if end in texts}
     own |= {_TEXT: texts[_TEXT]} if _TEXT in texts else {}
     # A field of the json and a file may have the same name.
@@ -220,15 +228,27 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
     for odd in filter(None, (found.odd for found in scanned)):
         raise broken(odd, "it is one of several images, arrays or clips of a sample", "one, or one called .jpg alone")
     called, who = [shard.name for shard in shards], "fields of the samples"
-    kept, lost = labelled_shards(called, [one.fields for one in scanned], [len(one.samples) for one in scanned])
+    targets = [
+        [
+            sample.mask or boxes_in(own)
+            for sample, own in zip(one.samples, one.fields.get(_OBJECTS) or itertools.repeat(None), strict=False)
+        ]
+        for one in scanned
+    ]
+    kept, lost = labelled_shards(called, [one.fields for one in scanned], [*map(len, targets)], targets)
     scanned = [scanned[number] for number in kept]
     samples = [sample for found in scanned for sample in found.samples]
     names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
     fields = join_fields([(found.fields, len(found.samples)) for found in scanned])
     masks = [sample.mask for sample in samples]
-    if all_have(masks, names, "mask"):
-        found = find_masks(ShardParts(shards, [mask for mask in masks if mask], names), spread=False)
-        labels = Labels(found, found.classes)
+    parts = np.array([sample.content for sample in samples], np.int64)
+    contents, objects = ShardParts(shards, parts, names), fields.pop(_OBJECTS, [])
+    if any(map(boxes_in, objects)) and all_have(objects, names, "json"):
+        if any(masks):
+            raise broken(names[0], "it and others have boxes and masks as well", "one of them")
+        labels = boxes_of_records(objects, names, partial(size_in_file, contents), lambda _: ())
+    elif all_have(masks, names, "mask"):
+        labels = masks_of_records(source, ShardParts(shards, [mask for mask in masks if mask], names))
     else:
         labels = labels_of_fields(fields, names, first=(*_NUMBERS, *(f"json_{name}" for name in _NUMBERS)))
     without = sum(found.without for found in scanned)
@@ -238,8 +258,7 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
         notes.append(f"Other files of the samples were left out: {', '.join(left)}.")
     if labels.targets is None:
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
-    parts = np.array([sample.content for sample in samples], np.int64)
-    inputs = _make_inputs(ShardParts(shards, parts, names), [one.kind for one in samples], sound, notes)
+    inputs = _make_inputs(contents, [one.kind for one in samples], sound, notes)
     unread = sorted(frozenset().union(*(found.unread for found in scanned)))
     fields |= {name: list[Any]() for name in unread}
     return records_state(NAME, who, inputs, labels, shards=called, shard_of=parts[:, 0], fields=fields, notes=notes)

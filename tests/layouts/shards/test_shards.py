@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import json
 import os
 import pickle
@@ -36,6 +37,7 @@ from colabstage.errors import (
 from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, Boxes, Masks, SampleTable, audio_clips
 from colabstage.trees.open import JoinedTree, open_tree
+from tests.layouts.described import described
 from tests.layouts.known import MemoryTree, wav
 from tests.layouts.readers import by_split, completed, contents, labels, picture, read
 from tests.layouts.shards.writing import (
@@ -187,6 +189,11 @@ def records(*examples: dict[str, Any]) -> dict[str, bytes]:
     return {"a.tfrecord": records_of({"image": picture(n), **one} for n, one in enumerate(examples))}
 
 
+def tars_in_order(*rows: Any) -> dict[str, bytes]:
+    """A shard of pictures with a json each."""
+    return {"a.tar": tar_of([{"png": picture(n), "json": json.dumps(row)} for n, row in enumerate(rows)])}
+
+
 def features_of(**features: list[Any]) -> dict[str, bytes]:
     """The same, given the values of each feature."""
     return records(*(dict(zip(features, row, strict=True)) for row in zip(*features.values(), strict=True)))
@@ -198,15 +205,20 @@ def table(**columns: Any) -> dict[str, bytes]:
     return {"a.parquet": parquet_of({"png": [picture(n) for n in range(count)], "width": [6] * count, **columns})}
 
 
-def hub(classes: dict[str, list[str]], **columns: Any) -> dict[str, bytes]:
-    """The same with what `datasets` notes of the columns that are classes."""
+def hub(classes: dict[str, Any], **columns: Any) -> dict[str, bytes]:
+    """The same with what `datasets` notes of the columns that are classes, or hold some."""
     arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
     count, file = len(next(iter(columns.values()))), io.BytesIO()
-    features = {name: {"_type": "ClassLabel", "names": names} for name, names in classes.items()}
+    features = {name: one if isinstance(one, dict) else kinds(*one) for name, one in classes.items()}
     noted = {"huggingface": json.dumps({"info": {"features": features}})}
     rows = arrow.table({"image": [picture(n) for n in range(count)], **columns}).replace_schema_metadata(noted)
     pytest.importorskip("pyarrow.parquet").write_table(rows, file)
     return {"a.parquet": file.getvalue()}
+
+
+def kinds(*names: str) -> dict[str, Any]:
+    """A ClassLabel of `datasets`."""
+    return {"_type": "ClassLabel", "names": [*names]}
 
 
 def database(*words: str) -> dict[str, bytes]:
@@ -326,6 +338,109 @@ def test_masks_are_targets(files: Any) -> None:
     for number in range(4):
         mask = found.targets.source.read(number)
         np.testing.assert_array_equal(Image.open(io.BytesIO(bytes(mask))), Image.open(io.BytesIO(MASKS[number])))
+
+
+# Images are 8 x 6, and these boxes only xywh.
+BBOX: Any = [[[1, 2, 3, 4], [0, 0, 6, 8]], [], [[3, 5, 2, 2.5]]]
+CORNERS = [[[x, y, x + w, y + h] for x, y, w, h in row] for row in BBOX]
+WHICH = [[1, 0], [], [1]]
+
+
+def objects(boxes: Any = BBOX, labels: Any = WHICH, box: str = "bbox", label: str = "category", **more: Any) -> Any:
+    """A list for each field of the objects of three images."""
+    fields = {box: boxes, label: labels, **more}
+    return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+
+
+def typed(values: Any, others: Any) -> Any:
+    """A column of these values, of the type of others."""
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
+    return arrow.array(values, arrow.array(others).type)
+
+
+def parts_of(boxes: Any, form: str) -> Any:
+    """Boxes as parts of width and height, in a form."""
+    made: Any = {
+        "xyxy": lambda x, y, w, h: (x, y, x + w, y + h),
+        "cxcywh": lambda x, y, w, h: (x + w / 2, y + h / 2, w, h),
+    }
+    return [
+        [[own / side for own, side in zip(made[form](*one), (6, 8, 6, 8), strict=True)] for one in row] for row in boxes
+    ]
+
+
+def tfds(form: str = "", **more: list[Any]) -> dict[str, bytes]:
+    """Records of TFDS with boxes of a form, and what it writes beside them."""
+    sides = (8, 6, 8, 6) if form.startswith("REL") or not form else (1,) * 4
+    boxes = [
+        [own / side for box in row for own, side in zip([box[at] for at in (1, 0, 3, 2)], sides, strict=True)]
+        for row in CORNERS
+    ]
+    kind = "tensorflow_datasets.core.features."
+    box = {"pythonClassName": f"{kind}bounding_boxes.BBoxFeature", "boundingBox": {"bboxFormat": form} if form else {}}
+    inner = {"pythonClassName": f"{kind}features_dict.FeaturesDict", "featuresDict": {"features": {"bbox": box}}}
+    outer = {"pythonClassName": f"{kind}sequence_feature.Sequence", "sequence": {"feature": inner}}
+    made = features_of(**{"objects/bbox": boxes, "objects/label": WHICH, "objects/is_crowd": WHICH}, **more)
+    described = {"featuresDict": {"features": {"image": {}, "objects": outer}}}
+    return {**made, "features.json": json.dumps(described).encode(), "objects-label.labels.txt": b"cat\ndog\n"}
+
+
+def images_and(name: str, text: str) -> dict[str, Any]:
+    """Three image files, and a table of them."""
+    return {**{f"{n}.png": picture(n) for n in range(3)}, name: text}
+
+
+PETS = {
+    "objects": {
+        "bbox": {},
+        "pose": {"_type": "List", "feature": kinds("left")},
+        "category": {"_type": "List", "feature": kinds("cat", "dog")},
+    }
+}
+NAMED = [["dog", "cat"], [], ["dog"]]
+BOXED = "3 images, 3 boxes: cat 1, dog 2"
+SHADES = [grey(np.full((8, 6), n % 3, np.uint8)) for n in range(3)]
+# fmt: off
+STATED: dict[str, tuple[Any, str, str]] = {
+    "the schema's names": (lambda: hub(PETS, objects=objects(pose=WHICH, id=WHICH)), BOXED, "written as xywh; left out: 'pose', 'id'"),
+    **{f"words under '{name}'": (lambda name=name: table(objects=objects(labels=NAMED, label=name)), BOXED, "") for name in ("categories", "label", "class_name", "type")},
+    "words beside numbers": (lambda: table(objects=objects(label="category_id", category_name=NAMED)), BOXED, ""),
+    **{f"the field '{name}'": (lambda name=name: table(**{name: objects(labels=NAMED)}), BOXED, "") for name in ("annotations", "faces", "labels")},
+    "a column for each field": (lambda: table(bboxes=BBOX, category=NAMED), BOXED, ""),
+    "corners by their name": (lambda: table(objects=objects([[[1, 1, 2, 2]]], [["cat"]], "boxes")), "1 images, 1 boxes: cat 1", "xyxy"),
+    "sizes by their area": (lambda: table(objects=objects([[[0, 1, 2, 2]]], [["cat"]], area=[[4.0]])), "1 images, 1 boxes: cat 1", "xywh"),
+    "one box reaches outside": (lambda: table(objects=objects([*[[[3, 3, 2, 2]]] * 8, [[4, 6, 9, 9]]], [["cat"]] * 9)), "9 images, 9 boxes: cat 9", "xywh"),
+    **{f"parts of the image, {form}": (lambda form=form: table(objects=objects(parts_of(BBOX, form), NAMED)), BOXED, f"{form} as parts") for form in ("xyxy", "cxcywh")},
+    "boxes before a class of the scene": (lambda: hub(PETS | {"scene": ["in", "out"]}, scene=[0, 1, 0], objects=objects()), BOXED, "Not used: 'scene'"),
+    "a test without boxes": (lambda: {"train.parquet": table(objects=objects(labels=NAMED))["a.parquet"], "test.parquet": table(objects=typed(objects([[]] * 3, [[]] * 3), objects(labels=NAMED)))["a.parquet"]}, f"train: {BOXED}", "3 records of 'test'"),
+    **{f"masks under '{name}'": (lambda name=name: table(**{name: SHADES}), "3 masks", "") for name in ("annotation", "label", "segmentation_mask", "seg")},
+    **{f"TFDS: {form or 'nothing stated'}": (lambda form=form: tfds(form), BOXED, "yxyx") for form in ("", "REL_YXYX", "YXYX")},
+    "TFDS: lists of classes beside": (lambda: tfds(labels=[[1, 0], [0], [1]]), BOXED, "'labels'"),
+    "TFDS: masks before a class": (lambda: features_of(annotation=SHADES, label=[0, 1, 0]), "3 masks", "'label'"),
+    "json: a list of objects": (lambda: tars_in_order(*({"objects": [{"bbox": box, "category": name} for box, name in zip(*row, strict=True)]} for row in zip(BBOX, NAMED, strict=True))), BOXED, "xywh"),
+    "json: a field of each": (lambda: tars_in_order(*objects(CORNERS, NAMED, "boxes", "labels")), BOXED, "xyxy"),
+    "json: files of its own": (lambda: {"a.tar": tar_of([{"png": picture(n), "json": '{"id": 1}', "bbox.json": json.dumps(one)} for n, one in enumerate(objects(labels=NAMED))])}, BOXED, "Not used: 'id'"),
+    "lines of JSON": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "objects": one}) + "\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "xywh"),
+    "a table with JSON in it": (lambda: images_and("labels.tsv", "path\tobjects\n" + "".join(f"{n}.png\t{json.dumps(one)}\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "xywh"),
+    "masks before a class of the scene": (lambda: hub({"scene_category": ["in", "out"]}, scene_category=[0, 1, 0], annotation=SHADES), "3 masks", "'scene_category'"),
+    "masks of classes before those of objects": (lambda: table(instance_mask=SHADES, semantic_mask=SHADES), "3 masks", "'instance_mask'"),
+    "the Hub's names of masks": (lambda: {**table(label=SHADES), "id2label.json": '{"0": "sky", "1": "road"}'}, "3 masks of sky, road", ""),
+    "a test without masks": (lambda: {"train.parquet": hub({}, mask=SHADES)["a.parquet"], "test.parquet": hub({}, mask=typed([None] * 3, [SHADES[0]]))["a.parquet"]}, "train: 3 masks", "3 records of 'test'"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", STATED)
+def test_boxes_and_masks_are_fields_of_records(case: str) -> None:
+    """Whatever the field is called; how boxes are written is proved by the images, or stated by name or area."""
+    make, expected, noted = STATED[case]
+    found = read(make())
+    assert described(found) == expected
+    assert noted in " ".join(found.notes)
+    if expected == BOXED:
+        assert isinstance(found.targets, Boxes)
+        corners = found.targets.boxes * ([6, 8, 6, 8] if found.targets.relative else 1)
+        np.testing.assert_allclose(corners, [*itertools.chain(*CORNERS)], atol=1e-6)
 
 
 @pytest.mark.parametrize("channels", [3, 1])
@@ -511,6 +626,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "records: boxes and masks": (lambda: records({**KEYS, "image/segmentation/class/encoded": MASKS[0]}), r"boxes .*masks"),
     "records: no records": (lambda: {"train-00000-of-00001": b"what is this, if not a record?"}, "TFRecord"),
     "hub: a box of either form": (lambda: table(objects=[{"bbox": [[0, 0, 2, 3]], "category": [0]}]), "xyxy"),
+    "hub: boxes and masks": (lambda: table(objects=[{"bbox": [[1, 2, 3, 4]], "category": [0]}], mask=[MASKS[0]]), r"'mask' masks.*load_dataset\('dataset', split='train'\)\.remove_columns\('mask'\)"),
+    "hub: two masks": (lambda: table(mask=[MASKS[0]], label=[MASKS[1]]), r"'mask', 'label' may all be masks.*remove_columns\(\['label'\]\)"),
+    "hub: two fields of boxes": (lambda: table(faces=[{"bbox": [[1, 2, 3, 4]], "category": [0]}], hands=[{"bbox": [[1, 2, 3, 4]], "category": [0]}]), "'faces', 'hands' all hold boxes.*'objects'"),
+    "hub: a box of no named class": (lambda: hub({"objects": {"category": kinds("cat")}}, objects=[{"boxes": [[1, 2, 3, 4]], "category": [1]}]), "category is 1, and 1 classes"),
+    "hub: a row without a mask": (lambda: table(mask=[MASKS[0], None]), "row 1 has no bytes in 'mask'"),
+    "TFDS: no features.json": (lambda: features_of(**{"objects/bbox": [[0.0, 0.0, 0.5, 1.0]]}), r"'objects/bbox'.*features\.json"),
+    "json: boxes and masks": (lambda: {"a.tar": tar_of([{"png": picture(0), "seg.png": MASKS[0], "json": '{"boxes": [[1, 2, 3, 4]], "labels": [0]}'}])}, "boxes and masks"),
     "hub: three numbers": (lambda: table(objects=[{"bbox": [[1, 2, 3]], "category": [0]}]), "four"),
     **{f"{name}: no images": (lambda write=write, name=name: {name: write({"text": ["a"], "label": [1]})}, "text, label") for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
     **{f"{name}: an image elsewhere": (lambda write=write, name=name: {name: write({"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]})}, "row 1|bytes")
@@ -534,7 +656,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parquet: another split than the file": (lambda: {f"{name}.parquet": parquet_of(columns_of(range(2), split=[name, "test"])) for name in ("train", "test")}, r"'train\.parquet\[1\]'.*'test'"),
     "parquet: two datasets": (lambda: {f"{name}-0.parquet": parquet_of(columns_of(range(2))) for name in ("en/train", "en/test", "de/train", "de/test")}, r"'de', 'en'.*only='de'"),
     "parquet: a number that nothing calls a label": (lambda: table(score=[0.5, 0.25]), "'score' beside the images of"),
-    "parquet: a second image, and no label": (lambda: table(annotation=[picture(n) for n in range(2)]), "'annotation' beside the images of"),
+    "parquet: a second image, and no label": (lambda: table(depth=[picture(n) for n in range(2)]), "'depth' beside the images of"),
     "LMDB: a pickle": (lambda: {"db/data.mdb": lmdb_of({b"1": pickle.dumps((b"x", 1))})}, "Pickles are never"),
     **{f"LMDB: says {said} samples": (lambda said=said: {"db/data.mdb": lmdb_of({b"image-1": picture(1), b"image-2": picture(2), b"num-samples": said.encode()})}, rf"says that it has {said} samples, and has 2")
        for said in ("1", "3")},
