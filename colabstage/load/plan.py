@@ -27,7 +27,7 @@ LOADER_REMEDIES = dict.fromkeys(
     ("batch_sampler", "collate_fn", "multiprocessing_context", "persistent_workers", "pin_memory", "timeout",
      "worker_init_fn"),
     "loader.plan says what is chosen instead; torch.utils.data.DataLoader takes it, with data['train'] as its dataset.",
-)  # fmt: skip
+) | {"generator": "Write seed=0: the order, and what transforms draw, then depend on it alone."}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -511,6 +511,7 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "shuffle of unknown name": lambda w: w.loader(shuffle="yes"),
     "a loader's argument that is misspelt": lambda w: w.loader(suffle=True),
     "an argument of torch's loader": lambda w: w.loader(pin_memory=True),
+    "a generator for the order": lambda w: w.loader(generator=None),
     "one that is needed, misspelt": lambda w: make_loader(w.open(), batch=4),  # type: ignore[call-arg]
     "a dtype that is none": lambda w: w.loader(dtype="float33"),
     "a dtype of whole numbers": lambda w: w.loader(dtype="int64"),

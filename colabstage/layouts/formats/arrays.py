@@ -133,10 +133,13 @@ def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = N
         if len(of_x) <= 1:
             return [SplitArrays("", _only(every, x), None if y is None else _only(every, y))]
         asked = dict.fromkeys(every, "") | dict.fromkeys(of_y, "y") | dict.fromkeys(of_x, "x")
+    # In ply_data.h5 with data, label and normal, its own name says nothing of the last.
+    called = {_file_and_key(name)[0] for name in every if _split_and_role(_file_and_key(name)[1])[1]}
     by_split: dict[str, dict[str, list[str]]] = {}
     for name in every:
         split, role = _split_and_role(name)
-        role = asked.get(name, role)
+        file, key = _file_and_key(name)
+        role = asked.get(name, _split_and_role(key)[1] if file in called else role)
         by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
     with_x = {split: roles for split, roles in by_split.items() if roles["x"]}
     for names in (names for roles in with_x.values() for role, names in roles.items() if role and len(names) > 1):

@@ -27,7 +27,7 @@ from colabstage.layouts.names import BEFORE_NUMBER, parts_of_names
 from colabstage.layouts.reading import Source, broken, decode_text, is_comment, items_of, open_member, spool_folder
 from colabstage.layouts.records import ShardFile, scan_each
 from colabstage.layouts.table import Arrays, SampleTable, join_samples, rows_of_file, stamp_of
-from colabstage.trees.bytes import ByteSource, JoinedBytes, LocalBytes, RequestedBytes
+from colabstage.trees.bytes import HEAD_BYTES, ByteSource, JoinedBytes, LocalBytes, RequestedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,16 +105,16 @@ def tokens_state(
                    for split, entries in _by_split(named, card).items()}  # fmt: skip
         return Evidence(_token_table(tree, streams, options), "text", frozenset(named.names))
     # A stand-in is as short, and refused.
-    heads = scan_each(texts, lambda _, entry: read_with_retry(lambda: source.head(entry, _HEAD_BYTES), entry.name))
+    heads = scan_each(texts, lambda _, entry: read_with_retry(lambda: source.head(entry, HEAD_BYTES), entry.name))
     for name, head in zip(texts.names, heads, strict=True):
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise broken(name, "it is text in UTF-16", "UTF-8")
     by_split = _by_split(texts, card)
     streams = {split: [_bytes_of_texts(tree, entries)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
-    lines = [items_of(decode_text(head.partition(b"\n")[0])) or () for head in heads]
-    fields = {one[0] for line in lines for one in line if isinstance(one, tuple)} - {options.field}
-    if fields:
+    some = [source.head(one, _HEAD_BYTES).partition(b"\n")[0] for one in texts.ending_in((".jsonl",))[:_LOOKED_AT]]
+    items = (one for line in some for one in items_of(decode_text(line)) or ())
+    if fields := {one[0] for one in items if isinstance(one, tuple)} - {options.field}:
         table = replace(table, notes=(*table.notes, f"Not used: the fields {listed(sorted(fields))}."))
     is_marked = any(head.startswith(_BOM) for head in heads)
     is_plain = options.tokenizer is None and options.separator is None and not is_marked
