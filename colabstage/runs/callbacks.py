@@ -91,23 +91,18 @@ class LightningLoop(Loop):
 
     def join(self, run: Run) -> Callable[[], object]:
         _check_alone(self._owner.world_size)
-        last = self.state_dict
 
-        class Counting(self._library.Callback):  # type: ignore[misc,name-defined]
-            def on_train_start(self, trainer: Any, module: Any) -> None:
-                run.restore_random()
+        def step(_: Any, _trainer: Any, _module: Any, outputs: Any, *_batch: Any) -> None:
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            run.step(**({} if loss is None else {"loss": loss}))
 
-            def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-                loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-                run.step(**({} if loss is None else {"loss": loss}))
-
-            def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-                run.end_epoch()
-
-            def on_train_end(self, trainer: Any, module: Any) -> None:
-                last()
-
-        counting = Counting()
+        events = {
+            "on_train_start": lambda *_: run.restore_random(),
+            "on_train_batch_end": step,
+            "on_train_epoch_end": lambda *_: run.end_epoch(),
+            "on_train_end": lambda *_: self.state_dict(),
+        }
+        counting = type("Counting", (self._library.Callback,), events)()
         self._owner.callbacks.append(counting)
         return lambda: self._owner.callbacks.remove(counting)
 
@@ -182,18 +177,16 @@ class KerasLoop(Loop):
                 variable.assign(value.numpy())
 
     def join(self, run: Run) -> Callable[[], object]:
-        class Counting(self._library.callbacks.Callback):  # type: ignore[misc,name-defined]
-            def on_train_begin(self, logs: Any = None) -> None:
-                run.restore_random()
+        def end(_: Any, _epoch: int, logs: Any = None) -> None:
+            run.log(**_columns(logs))
+            run.end_epoch()
 
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                run.step()
-
-            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                run.log(**_columns(logs))
-                run.end_epoch()
-
-        self.callback = Counting()
+        events = {
+            "on_train_begin": lambda *_, **_all: run.restore_random(),
+            "on_train_batch_end": lambda *_, **_all: run.step(),
+            "on_epoch_end": end,
+        }
+        self.callback = type("Counting", (self._library.callbacks.Callback,), events)()
         return lambda: None
 
 

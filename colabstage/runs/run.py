@@ -687,7 +687,7 @@ class Run:
     def _end_on_signal(self) -> None:
         stop, self._stop = self._stop, None
         if stop == signal.SIGINT:
-            raise_stopped(KeyboardInterrupt(), "What was saved is kept; the same cell again continues from there.")
+            raise_stopped(KeyboardInterrupt(), "What was saved is kept; running this again continues from there.")
         if stop is not None:
             raise SystemExit(128 + stop)
 

@@ -151,7 +151,7 @@ def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurs
     assert ("1 / 0" in broken, "Odd()" in broken, "Odd[0]" in broken) == (True, True, True)
     assert [name for name in ("boundary.py", "items.py", "run.py") if name in typo + broken] == []
     assert "boundary.py" in everything
-    assert outputs[7][-1]["traceback"] == ["Stopped. What was saved is kept; the same cell again continues from there."]
+    assert outputs[7][-1]["traceback"] == ["Stopped. What was saved is kept; running this again continues from there."]
     panels = [one["data"]["text/plain"] for one in outputs[7] if "text/html" in one.get("data", {})]
     assert any(panel.startswith("epoch 3, step 3; saved step 3 at") for panel in panels)
 
