@@ -367,6 +367,9 @@ def by_field(value: Any) -> Mapping[str, Any]:
     """Return the objects of an image, a list of them or a list for each field, as a list for each field."""
     if not isinstance(value, list):
         return value or {}
+    # What is no object is no box, which is refused where the boxes are read.
+    if not all(isinstance(one, Mapping) for one in value):
+        return {BOX_KEYS[0]: value}
     return {key: [one.get(key) for one in value] for key in dict.fromkeys(key for one in value for key in one)}
 
 

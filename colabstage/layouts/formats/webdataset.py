@@ -172,25 +172,31 @@ def _is_labelled(kind: str, ends: Iterable[str]) -> bool:
 
 def _stated(address: str, files: _Files, unread: set[str]) -> dict[str, Any]:
     """Return what the files of a sample state, by field; further fields of the json are added to `unread`."""
-    texts = {end: decode_label(one, address) for end, one in files.items() if isinstance(one, bytes)}
+    documents = [end for end in files if end.rpartition(".")[2] == _DOCUMENT]
+    named = dict.fromkeys((*_LABELS, *documents))
+    texts = {end: decode_label(one, address) for end in named if isinstance(one := files.get(end), bytes)}
     fields: dict[str, Any] = {}
-    for end in (end for end in texts if end.rpartition(".")[2] == _DOCUMENT):
+    for end in filter(texts.__contains__, documents):
         try:
             document = json.loads(texts[end])
         except (ValueError, RecursionError) as error:
             raise broken(".".join([address, end]), f"it is not JSON ({error})") from error
         # What is no mapping is called as its file: bbox.json.
-        fields |= document if isinstance(document, dict) else {end.rpartition(".")[0] or "label": document}
+        own = document if isinstance(document, dict) else {end.rpartition(".")[0] or "label": document}
+        twice = next((name for name in own if fields.get(name, own[name]) != own[name]), None)
+        if twice is not None:
+            raise broken(address, f"two of its JSON files have different values under '{twice}'", "one")
+        fields |= own
     about = box_fields(address, fields)
     filled = {name: value for name, value in fields.items() if value != [] and name not in about}
     found = {name: value for name, value in filled.items() if is_known_field(name)}
     unread |= filled.keys() - found.keys()
     if fields:
         found[_OBJECTS] = fields[about[0]] if len(about) == 1 else {name: fields[name] for name in about}
-    own: dict[str, Any] = {end: parse_label(texts[end]) for end in _NUMBERS if end in texts}
-    own |= {_TEXT: texts[_TEXT]} if _TEXT in texts else {}
+    of_files: dict[str, Any] = {end: parse_label(texts[end]) for end in _NUMBERS if end in texts}
+    of_files |= {_TEXT: texts[_TEXT]} if _TEXT in texts else {}
     # A field of the json and a file may have the same name.
-    return own | {f"json.{name}" if name in own else name: value for name, value in found.items()}
+    return of_files | {f"json.{name}" if name in of_files else name: value for name, value in found.items()}
 
 
 def _split_name(name: str) -> tuple[str, str]:

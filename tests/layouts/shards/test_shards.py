@@ -632,6 +632,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "hub: a box of no named class": (lambda: hub({"objects": {"category": kinds("cat")}}, objects=[{"boxes": [[1, 2, 3, 4]], "category": [1]}]), "category is 1, and 1 classes"),
     "hub: a row without a mask": (lambda: table(mask=[MASKS[0], None]), "row 1 has no bytes in 'mask'"),
     "TFDS: no features.json": (lambda: features_of(**{"objects/bbox": [[0.0, 0.0, 0.5, 1.0]]}), r"'objects/bbox'.*features\.json"),
+    "json: another label in another json": (lambda: {"a.tar": tar_of([{"png": picture(0), "json": '{"label": 0}', "meta.json": '{"label": 1}'}])}, "different values under 'label'"),
+    "hub: numbers in place of objects": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "objects": [5] if n else [{"bbox": [1, 2, 3, 4], "label": "cat"}]}) + "\n" for n in range(3))), "'boxes'"),
     "json: boxes and masks": (lambda: {"a.tar": tar_of([{"png": picture(0), "seg.png": MASKS[0], "json": '{"boxes": [[1, 2, 3, 4]], "labels": [0]}'}])}, "boxes and masks"),
     "hub: three numbers": (lambda: table(objects=[{"bbox": [[1, 2, 3]], "category": [0]}]), "four"),
     **{f"{name}: no images": (lambda write=write, name=name: {name: write({"text": ["a"], "label": [1]})}, "text, label") for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
