@@ -130,7 +130,9 @@ def test_lightnings_trainer_trains_with_the_data_module_of_the_page(
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 0.01)
 
-    class Predicted(names["StagedData"]):  # type: ignore[misc]
+    of_page: Any = names["StagedData"]
+
+    class Predicted(of_page):  # type: ignore[misc]
         def predict_dataloader(self) -> Any:
             return self.val_dataloader()
 
