@@ -45,7 +45,7 @@ from colabstage.layouts.records import (
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleSource, SampleTable, join_samples
 from colabstage.layouts.words import SPLIT_FIELDS, plain_name
-from colabstage.trees.bytes import SourceFile
+from colabstage.trees.bytes import SourceFile, image_ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +87,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     kept, memory = _Kept(), ScanMemory()
     files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry, memory), kept))
     image, others, is_sound = _content_columns(source.label, files[0].schema)
-    mask = mask_field(source.label, others, dataset := _as_object(source, entries))
+    mask = mask_field(source.label, _are_images(files, others), dataset := _as_object(source, entries))
     # Those of all files: a test set that lacks the labels may come first.
     features = {name: one for file in reversed(files) for name, one in _features(file.schema).items()}
     kinds = {field.name: field.type for file in reversed(files) for field in file.schema}
@@ -145,6 +145,12 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     )
     complete = partial(_measured, files, views) if any(file.is_parquet for file in files) else None
     return replace(made, table=replace(made.table, complete=complete))
+
+
+def _are_images(files: Sequence[_ArrowFile], columns: Sequence[str]) -> list[str]:
+    """Return the columns that are called as masks are and hold image files, by the first value that is there."""
+    named = filter(is_mask_name, columns)
+    return [one for one in named if image_ending(next(filter(None, (file.first(one) for file in files)), b""))]
 
 
 def _refuse_other_columns(
@@ -300,6 +306,13 @@ class _ArrowFile:
         if (without % counts).any():
             self.view(mask, ()).measure()
         return found | {mask: np.repeat(np.where(without, -1, masks), counts)} if mask else found
+
+    def first(self, column: str) -> bytes:
+        """Return the first value of a column in the first batch that is no null, if it is there."""
+        with self._errors():
+            batch = next(self._batches([column]) if column in self.schema.names else iter(()), None)
+        values = () if batch is None else _bytes_column(batch.column(column))
+        return next((bytes(value.as_py()) for value in values if value.is_valid), b"")
 
     def view(self, column: str, sizes: Any) -> _ArrowFile:
         """Return the same file with another column in place of that of the images, given how long its values are."""

@@ -630,6 +630,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "hub: two masks": (lambda: table(mask=[MASKS[0]], label=[MASKS[1]]), r"'mask', 'label' may all be masks.*remove_columns\(\['label'\]\)"),
     "hub: two fields of boxes": (lambda: table(faces=[{"bbox": [[1, 2, 3, 4]], "category": [0]}], hands=[{"bbox": [[1, 2, 3, 4]], "category": [0]}]), "'faces', 'hands' all hold boxes.*'objects'"),
     "hub: a box of no named class": (lambda: hub({"objects": {"category": kinds("cat")}}, objects=[{"boxes": [[1, 2, 3, 4]], "category": [1]}]), "category is 1, and 1 classes"),
+    "parquet: bytes that are no mask": (lambda: table(mask=[b"\x93NUMPY"]), "'mask' beside the images of"),
     "hub: a row without a mask": (lambda: table(mask=[MASKS[0], None]), "row 1 has no bytes in 'mask'"),
     "TFDS: no features.json": (lambda: features_of(**{"objects/bbox": [[0.0, 0.0, 0.5, 1.0]]}), r"'objects/bbox'.*features\.json"),
     "json: another label in another json": (lambda: {"a.tar": tar_of([{"png": picture(0), "json": '{"label": 0}', "meta.json": '{"label": 1}'}])}, "different values under 'label'"),
