@@ -290,8 +290,7 @@ def _names_splits(column: Column) -> bool:
 
 
 def _flag_column(columns: Sequence[Column]) -> Column | None:
-    """Return the column that says by yes and no whether each row is in one split. Refuse several, and one that would
-    hold most rows out."""
+    """Return the column of yes and no for one split. Refuse several, and one that would hold most rows out."""
     flags = [one for one in columns if one.plain in words.FLAGS and len(one.distinct) > 1]
     flags = [one for one in flags if {cell.lower() for cell in one.distinct} <= words.YES | words.NO]
     if len(flags) > 1:

@@ -412,9 +412,7 @@ def _first_of_other_boxes(one: SampleTable, other: SampleTable, first: Boxes, se
         for label, at in zip(theirs, same, strict=True)
         for own in set(labels[at].tolist())
     )
-    called: dict[int, int] = {}
-    for (label, own), _ in counts.most_common():
-        called.setdefault(label, own)
+    called = {label: own for (label, own), _ in reversed(counts.most_common())}
     are_merged = len(set(called.values())) < len(called)
     # cat of the one may be Katze of the other, but not its dog. Numbers may be counted from 1.
     renamed = {(other.classes[label], one.classes[own]) for label, own in called.items()}

@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -107,18 +108,12 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
             f"The {table.unit} of '{source.label}' may have the classes {listed(table.classes)}, by {found.who}, but "
             f'{why} layout="{table.layout}" takes them anyway.'
         )
-    checks = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _untrained, _boxes_lost)
-    why = next((why for check in checks if (why := check(table))), "")
-    why = (
-        why
-        or _trained_in_held_out(source, table)
-        or _several_sets(source, found)
-        or _shards_twice(source, found)
-        or _documents(source, table)
-    )
+    of_tables = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _untrained, _boxes_lost)
+    of_sources = (_trained_in_held_out, _several_sets, _shards_twice, _documents)
+    faults = (*(partial(check, table) for check in of_tables), *(partial(check, source, found) for check in of_sources))
     others, are_few = _of_other_kinds(source, found)
-    why = why or others or next(filter(None, _left_over(source, found)), "")
-    if why:
+    every = itertools.chain((find() for find in faults), [others], _left_over(source, found))
+    if why := next(filter(None, every), ""):
         decline = near if why == others and are_few else refuse
         return decline(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
     return found.noting(*(_notes_on_folders(source, table) if by_folders else _notes_on_labels(table)))
@@ -165,9 +160,9 @@ def _split_twice(table: SampleTable) -> str:
     return what if len(several) > 1 else ""
 
 
-def _trained_in_held_out(source: Source, table: SampleTable) -> str:
+def _trained_in_held_out(source: Source, found: Evidence) -> str:
     """Find a sample to train on in a folder of held-out ones, beside folders of other splits."""
-    folders, folder_of = files_of(table).folders
+    table, (folders, folder_of) = found.table, files_of(found.table).folders
     splits, (other, _) = words.splits_of_folders(folders), folder_of_no_split(table)
     if len({*splits} - {""}) < 2 or not (other or "train" in (table.splits or ())):
         return ""
@@ -253,10 +248,10 @@ def _boxes_lost(table: SampleTable) -> str:
     return f"The boxes of '{table.keys[chosen[0]]}' lie outside of the image (first {edges}). Scale them as it was."
 
 
-def _documents(source: Source, table: SampleTable) -> str:
+def _documents(source: Source, found: Evidence) -> str:
     """Find a Google document beside samples without labels."""
-    note = next((note for note in source.tree.notes if "Google" in note), "") if table.targets is None else ""
-    return note and f"Nothing labels the {table.unit}, and a document may: {note} Download it as CSV beside them."
+    note = next((note for note in source.tree.notes if "Google" in note), "") if found.table.targets is None else ""
+    return note and f"Nothing labels the {found.table.unit}, and a document may: {note} Download it as CSV beside them."
 
 
 def _several_sets(source: Source, found: Evidence) -> str:
@@ -495,8 +490,7 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
 
 
 def _are_counted(stems: Iterable[str], *, may_repeat: bool) -> bool:
-    """Tell whether all stems in a folder are counted. `may_repeat`: whether each split may count from the beginning:
-    train/cat/0.jpg, test/cat/0.jpg."""
+    """Tell whether stems are counted; again for each split, if they `may_repeat`: train/cat/0.jpg, test/cat/0.jpg."""
     # All of them, because the first ones in order are 0, 1, 10, 100, …, with gaps in between. There may be several
     # series, each with its own words: img_0, photo_0, img_0_flip.
     series = defaultdict[str, list[int]](list)
@@ -626,8 +620,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
 
 
 def _fields_left_over(source: Source, found: Evidence, beside: str) -> Iterator[str]:
-    """Yield why fields of records, or arrays, that were not used may state the splits, or the labels where nothing
-    does."""
+    """Yield why unused fields of records, or arrays, may state the splits, or the labels where nothing does."""
     table, of_arrays = found.table, found.table.layout == "arrays"
     if table.splits is None:
         # Folds are made for an experiment, and do not say which rows are held out.

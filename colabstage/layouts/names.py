@@ -209,8 +209,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
 def _class_folders(
     source: Source, kind: FileKind, files: FileEntries, level: int | None
 ) -> tuple[list[_Class], dict[str, str]]:
-    """Return the folders in those of classes, in the order of their samples; and the folders of splits above them, with
-    the splits, nothing where there are none."""
+    """Return the folders in those of classes, in the order of their samples; and those of splits above, if any."""
     paths = files.folders[0]
     split_paths = [tuple(path.split("/")) if path else () for path in paths]
     filled = [(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(split_paths)]
@@ -307,8 +306,7 @@ def _split_folders(paths: list[tuple[str, ...]], source: Source, folders: Sequen
 
 
 def _called_alike(tops: Sequence[str], deep: Collection[str]) -> dict[str, str]:
-    """Return folders whose names agree apart from the split, of which some hold folders (`deep`), with the splits;
-    empty unless there are several."""
+    """Return folders whose names agree apart from the split, with it; empty unless one holds folders (`deep`)."""
     read = {top: split_name(top) for top in tops}
     rests = {read[top].rest for top in deep if read[top].split}
     splits = {top: name.split for top, name in read.items() if name.split and name.rest in rests}

@@ -110,8 +110,7 @@ class LeadingTable:
         return {column.name: column for column in self.table.columns if column is not self.path}
 
 
-# What a column that leads to files is compared by with others: whether most cells are whole names, because stems may be
-# any number; how many files it leads to; and whether it is named like a path.
+# Whether most cells of a column are whole names; how many files it leads to; whether it is named like a path.
 _Rank = tuple[bool, int, bool]
 
 
@@ -261,16 +260,15 @@ class TableSearch:
     def _why_none(self) -> str:
         names = listed([*self.tables])
         which = f"The table {names} has no" if len(self.tables) == 1 else f"None of the tables {names} has a"
-        shown = ""
-        for table in [*self.tables.values()][:1]:
-            # Shown together, 1.JPG and 1.jpg, or 7 and 00007.png, explain the mistake.
-            cells = listed([show(column.cells[0]) for column in table.columns[:_PLAIN_COLUMNS] if table.count])
-            shown = (
-                f" The first row of '{table.name}' is {cells}, and a file is called '{self.files.names[0]}'. Write "
-                "paths as the files are called."
-            )
-            if not table.count:
-                shown = f" '{table.name}' {'has a header and no rows' if table.columns else 'is empty'}."
+        first = next(iter(self.tables.values()))
+        # Shown together, 1.JPG and 1.jpg, or 7 and 00007.png, explain the mistake.
+        cells = listed([show(column.cells[0]) for column in first.columns[:_PLAIN_COLUMNS] if first.count])
+        shown = (
+            f" The first row of '{first.name}' is {cells}, and a file is called '{self.files.names[0]}'. Write paths "
+            "as the files are called."
+        )
+        if not first.count:
+            shown = f" '{first.name}' {'has a header and no rows' if first.columns else 'is empty'}."
         return f"{which} column in which most rows lead to {self.kind.noun} of '{self.source.label}'.{shown}"
 
     def lead(self, table: Table) -> LeadingTable | None:
@@ -326,6 +324,7 @@ class TableSearch:
             leads, whole = self.lookup.search_each(cells.distinct, folder)
             hits = len(cells) if len(leads) == len(cells.distinct) else sum(map(leads.__contains__, cells.cells))
             if leads and (2 * hits > len(cells) or 2 * len(leads) > len(self.lookup)):
+                # Whole names beat stems, which any number may match.
                 found[column] = (2 * whole > len(leads), len(set(leads.values())), column.plain in words.PATHS), leads
         return found
 

@@ -366,6 +366,14 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         files("{0..5}.jpg", {"l.csv": rows("image,count,label", "scan_{a,b,c,d,e,f},{0..5},{cat,dog}")}),
         "names different files in 'count' and 'image'",
     ),
+    "numbers that lead to images, beside files that are not there": (
+        files("{0..5}.jpg", {"l.csv": rows("photo,count,label", "scan_{a,b,c,d,e,f}.jpg,{0..5},{cat,dog}")}),
+        "names different files in 'count' and 'photo'",
+    ),
+    "two columns of the same images": (
+        files("{0..3}.jpg", {"l.csv": rows("left,right,label", "{0,1,2,3}.jpg,{1,0,3,2}.jpg,{x,y,y,x}")}),
+        "names different files in 'left' and 'right'",
+    ),
     "pairs of images": (
         files("{0..3}.jpg", {"l.csv": rows("image,pair,same", "{0,0,1,2,3}.jpg,{1,2,3,0,1}.jpg,{1,0,0,1,0}")}),
         "names different files in 'image' and 'pair'",
@@ -454,6 +462,10 @@ READ: dict[str, tuple[dict[str, bytes], str]] = {
             },
         ),
         "table; 3 images, 6 boxes: cat 6",
+    ),
+    "paths without endings, beside what the files were called": (
+        files("{0..3}.jpg", {"l.csv": rows("path,original,label", "{0..3},scan_{a,b,c,d}.png,{x,y}")}),
+        "table; x 2, y 2",
     ),
     "the other eye beside each": (
         files("{a,b}{1,2}.jpg", {"l.csv": rows("image,fellow,label", "{a1,a2,b1,b2}.jpg,{a2,a1,b2,b1}.jpg,{x,x,y,y}")}),

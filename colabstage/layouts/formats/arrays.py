@@ -327,8 +327,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
 def _matched(
     source: Source, files: FileEntries, published: Sequence[StoredArray], x: str | None, y: str | None
 ) -> tuple[dict[str, StoredArray], list[SplitArrays], int] | Miss:
-    """Return all arrays by name, those that are inputs and targets, and how many files were joined; or why there are
-    none."""
+    """Return all arrays by name, those that are inputs and targets, and how many files were joined; or why none."""
     if len(files) > _MAX_FILES:
         # A few are read: with so many files each is a sample, their folders may be classes, or each holds rows.
         spread = {_numbers_in(files.names[one * (len(files) - 1) // _LOOKED_AT]) for one in range(_LOOKED_AT + 1)}
@@ -931,8 +930,8 @@ def pixels_state(source: Source) -> Found:
 
 
 def _read_head(source: Source, entry: FileEntry) -> tuple[ByteSource | None, _PixelColumns | None, bool]:
-    """Return the content of a .csv.gz, which shows its header only unpacked; a table's columns of pixels, if any; and
-    whether it is rows of pixels without a header."""
+    """Return the content of a .csv.gz; a table's columns of pixels, if any; and whether it has pixels and no header."""
+    # It shows its header only unpacked.
     packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
     head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
     columns, cells = _read_columns(entry.name, head), _cells(head.partition(b"\n")[0])
