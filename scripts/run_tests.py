@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -88,7 +87,7 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def run_pytest(command: list[str], variables: dict[str, str], until: float) -> int:
-    """Run pytest, or its nursery, but not beyond `until` on the clock of `time.monotonic`; return its exit code."""
+    """Run pytest, but not beyond `until` on the clock of `time.monotonic`; return its exit code."""
     start = time.monotonic()
     with subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, start_new_session=True
@@ -110,22 +109,16 @@ def run_environment(environment: str, options: list[str], marks: str, until: flo
     """Run the tests that pytest's options select in one environment, but not beyond `until`; return whether all passed.
     `in_memory`: whether to write there."""
     print(f"\n== {environment}", flush=True)
-    # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk.
-    count = min(2 * len(os.sched_getaffinity(0)), 4)
+    # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk. A
+    # process without tests takes some from another, because a few tests take a hundred times as long as most.
+    processes = ["-n", f"{min(2 * len(os.sched_getaffinity(0)), 4)}", "--dist=worksteal", "-p", "tests.longest_first"]
     with own_folder() as disk, own_folder(MEMORY) if in_memory else nullcontext(disk) as folder:
         # A short name: the sockets that tests make below it may have 107 characters in all.
         own = ["-o", f"cache_dir={folder}/cache", f"--basetemp={folder}/t"]
         # OpenMP's threads spin while they wait, which takes the cores from the processes beside.
         variables = {"TMPDIR": str(folder), "TESTS_ON_DISK": str(disk), "OMP_WAIT_POLICY": "PASSIVE"}
-        arguments = [*UNUSED, *OPTIONS, *own, *options, "-m", marks, "tests"]
-        python, nursery, address = f"{ROOT}/{environment}/bin/python", f"{ROOT}/tests/nursery.py", f"{folder}/nursery"
-        # To import torch and all modules takes seconds: once, and not in each process.
-        if run_pytest([python, "-P", nursery, "tests", address, f"{os.getpid()}", *arguments], variables, until):
-            return False
-        forked = shlex.join([python, "-S", "-E", nursery, "ask", address, "python"])
-        # A process without tests takes some from another, because a few tests take a hundred times as long as most.
-        processes = [f"--tx={count}*popen//python={forked}", "--dist=worksteal", "-p", "tests.longest_first"]
-        command = [python, "-P", "-m", "pytest", *arguments]
+        command = [f"{ROOT}/{environment}/bin/python", "-P", "-m", "pytest", *UNUSED, *OPTIONS, *own, *options]
+        command += ["-m", marks, "tests"]
         exit_code = run_pytest([*command, *processes], variables, until)
         if exit_code == pytest.ExitCode.TESTS_FAILED:
             failed = json.loads((folder / "cache/v/cache/lastfailed").read_text(encoding="utf-8"))

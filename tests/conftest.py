@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -95,21 +95,15 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     return result
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Tell one of xdist's processes whose end ends the run: it may be forked from elsewhere."""
-    node.workerinput["owner"] = os.getpid()
-
-
 @pytest.fixture(scope="session")
-def nurseries(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Nurseries:
+def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Nurseries:
     """Processes with a framework already imported, from which others are forked; all test processes of the run share
     them."""
     from tests.nurseries import Nurseries  # the smoke tests run where this package is missing
 
     folder = tmp_path_factory.getbasetemp()
-    one_of_several: dict[str, int] | None = getattr(pytestconfig, "workerinput", None)
-    return Nurseries(folder.parent, one_of_several["owner"]) if one_of_several else Nurseries(folder, os.getpid())
+    side_by_side = "PYTEST_XDIST_WORKER" in os.environ
+    return Nurseries(folder.parent if side_by_side else folder, os.getppid() if side_by_side else os.getpid())
 
 
 @pytest.fixture(scope="session")

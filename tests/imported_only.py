@@ -1,10 +1,6 @@
-"""A pytest plugin that imports what tests need and looks for none in their modules: processes are forked from it."""
+"""A pytest plugin that imports the modules of the tests and looks for no test in them, so that they are compiled."""
 
 from contextlib import suppress
-from importlib import import_module
-
-# What many tests import when they run: what torch's optimizers need, and the S3 server with its client.
-_BY_MANY = ("torch._dynamo", "moto.server", "s3fs")
 
 
 def pytest_pycollect_makeitem() -> list[object]:
@@ -13,13 +9,7 @@ def pytest_pycollect_makeitem() -> list[object]:
 
 
 def pytest_collection_finish() -> None:
-    """Import the rest while pytest rewrites assertions: a plugin among it, imported before, would be an error.
-
-    And have Hypothesis note the constants of all modules, as it would for the first test of each process.
-    """
-    for name in _BY_MANY:
-        with suppress(ImportError):
-            import_module(name)
+    """Have Hypothesis note the constants of all modules, as it would for the first test, in each process at once."""
     with suppress(ImportError):
         from hypothesis.internal.conjecture.providers import _get_local_constants
 

@@ -2,12 +2,9 @@
 
 `python nursery.py KIND SOCKET OWNER` starts a process that imports what is slow to import, and then forks whenever it
 is asked to, until the process with the number OWNER is gone. KIND is one of `PRELOADED`.
-`python nursery.py tests SOCKET OWNER OPTION...` imports all that pytest would with these options: what it forks are
-xdist's processes, each of which would take seconds for that.
-`python nursery.py ask SOCKET ROLE ARGUMENT...` asks for a kernel, for nbclient, for a script or for what `python
-ARGUMENT...` is, and ends as that does.
+`python nursery.py ask SOCKET ROLE ARGUMENT...` asks for a kernel, for nbclient or for a script, and ends as that does.
 `python nursery.py compile` imports once what several processes would compile at the same time.
-Nothing of colabstage is imported for notebooks and scripts, so that they import it as they would anywhere.
+Nothing of colabstage is imported here, so that notebooks and scripts import it as they would anywhere.
 """
 
 from __future__ import annotations
@@ -22,9 +19,8 @@ import signal
 import socket
 import sys
 import tempfile
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
 _JUPYTER = (
     *("ipykernel.kernelapp", "ipykernel.debugger", "ipywidgets", "nbclient.cli"),
@@ -36,13 +32,13 @@ PRELOADED = {
     "tensorflow": ("tensorflow", "keras", *_JUPYTER),
 }
 # Also used by the servers and clusters of tests.
-_OTHERS = ("distributed", "datasets", "jupyterlab.labapp", "playwright.sync_api")
+_OTHERS = ("moto.server", "s3fs", "distributed", "datasets", "jupyterlab.labapp", "playwright.sync_api")
 _ANSWER = 16
 _INTERRUPT = b"i"
 
 
 def ask(address: str, role: str, arguments: list[str], folder: str, environment: dict[str, str]) -> int:
-    """Run what is asked for in a forked process with our standard streams; return its exit code.
+    """Run a kernel, nbclient or a script in a forked process with our standard streams; return its exit code.
 
     An interrupt is passed on, since Jupyter interrupts a kernel by a signal to the process that it started. If our
     parent dies, this process ends, and with it the forked one: a killed test leaves no kernels.
@@ -58,7 +54,7 @@ def ask(address: str, role: str, arguments: list[str], folder: str, environment:
     return int(answer) if answer else 1
 
 
-def main(kind: str, address: str, owner: int, options: list[str]) -> None:
+def main(kind: str, address: str, owner: int) -> None:
     """Import everything in a new process, and return once it listens; it forks on request until its owner is gone."""
     owners = os.pidfd_open(owner)
     reading, writing = os.pipe()
@@ -70,10 +66,7 @@ def main(kind: str, address: str, owner: int, options: list[str]) -> None:
         sys.exit(os.waitstatus_to_exitcode(status) or 1)
     os.close(reading)
     os.setsid()
-    if kind == "tests":
-        _import_tests(options)
-    else:
-        _import(*PRELOADED[kind])
+    _import(*PRELOADED[kind])
     # Half of a short process's time went into looking for garbage among a million imported objects, and into the pages
     # that this copies.
     gc.collect()
@@ -104,14 +97,6 @@ def _import(*names: str) -> None:
             importlib.import_module(name)
 
 
-def _import_tests(options: list[str]) -> None:
-    """Import the modules of the tests as pytest does, with assertions rewritten; it finds them in `sys.modules`."""
-    import pytest
-
-    with open(os.devnull, "w", encoding="utf-8") as nothing, redirect_stdout(nothing):
-        pytest.main([*options, "-p", "tests.imported_only", "--collect-only"])
-
-
 def _fork_for_all(listening: socket.socket, owner: int) -> None:
     """Fork a process for each request, until the owner has ended."""
     while True:
@@ -137,13 +122,11 @@ def _attend(connection: socket.socket) -> None:
     child = os.fork()
     if not child:
         connection.close()
+        os.setsid()
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        request = json.loads(data)
-        # The first terminal that the head of a session opens is the session's, and ends it: tests open some.
-        (os.setpgrp if request["role"] == "python" else os.setsid)()
-        _become(**request)
+        _become(**json.loads(data))
     for stream in streams:
         os.close(stream)
     ended = os.pidfd_open(child)
@@ -186,9 +169,6 @@ def _become(role: str, arguments: list[str], folder: str, environment: dict[str,
             # Like a front end with a user: nbclient says that nobody can answer, and then Drive is not mounted.
             AsyncKernelClient.allow_stdin = property(lambda _: True, lambda *_: None)  # type: ignore[assignment]
             NbClientApp.launch_instance(argv=arguments)
-        elif role == "python":
-            sys.modules["__main__"] = main = ModuleType("__main__")
-            exec(arguments[arguments.index("-c") + 1], main.__dict__)
         else:
             sys.argv[:] = arguments
             runpy.run_path(arguments[0], run_name="__main__")
@@ -212,4 +192,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "compile":
         _import(*_JUPYTER, *_OTHERS)
         sys.exit()
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
