@@ -45,7 +45,7 @@ REPORT_S = 15
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 6 << 30
 # Plugins that take each process a third of a second to import.
-UNUSED = ("-p", "no:anyio", "-p", "no:testmon")
+UNUSED = ("-p", "no:anyio", "-p", "no:pytest-testmon")
 OPTIONS = ("-q", "--durations=15", "--durations-min=5")
 # More failures than these are not caused by a busy machine.
 MOST_TRIED_AGAIN = 4

@@ -107,6 +107,7 @@ def test_the_code_of_a_page_runs_in_order(name: str, here: Path, monkeypatch: py
         pytest.skip(f"all but the blocks that need {' and '.join(missing)} ran: pip install {' '.join(missing)}")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.fuse
 def test_the_drive_page_runs_on_a_simulated_drive(here: Path) -> None:
@@ -122,6 +123,7 @@ def test_the_drive_page_runs_on_a_simulated_drive(here: Path) -> None:
         assert list((drive.cloud / "MyDrive/colabstage").glob("photos-*.h5"))
 
 
+@pytest.mark.slow
 def test_the_page_on_sources_runs(here: Path) -> None:
     """With a server that stands for the web, and archives beside it."""
     zip_photos(here / "photos.zip", here / "photos")
@@ -131,6 +133,7 @@ def test_the_page_on_sources_runs(here: Path) -> None:
     assert list((here / "copies" / "photos").rglob("*.jpg"))
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_page_on_kaggle_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With Kaggle's own package, against a service that stands for Kaggle, and with a contest's files."""

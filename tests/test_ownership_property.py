@@ -317,6 +317,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENES)
 @given(stranger=STRANGERS)
 @QUICK

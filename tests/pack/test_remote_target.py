@@ -96,6 +96,7 @@ def test_what_is_there_is_replaced_only_when_asked(
         pack_dataset(photos, "s3://data/set.h5", shards=2, overwrite=True, progress=False)
 
 
+@pytest.mark.slow
 def test_uploaded_shards_of_a_failed_run_are_used(
     photos: Path, expected: Files, s3: BucketService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ class _SeemsLost(Executor):
         return self.pool.submit(fn, *args, **kwargs)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_late_leaves_nothing(
     tmp_path: Path, photos: Path, s3: BucketService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

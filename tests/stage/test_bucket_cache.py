@@ -56,6 +56,7 @@ def staged(source: Path, local: Path, **options: Any) -> Any:
     return stage_dataset(source, **{"local_dir": local, "cache_dir": CACHE, "progress": False, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketService, tmp_path: Path) -> None:
     """Only shards and manifests stay in the bucket; another machine reads them, or joins them if it has room; and the

@@ -460,6 +460,7 @@ def _dressed(folder: Path, form: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["folders", "zip", "masks", "boxes", "table"]),
     st.sampled_from(_FORMS),
