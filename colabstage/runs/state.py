@@ -274,6 +274,13 @@ def frozen_in(parts: Mapping[str, object]) -> list[str]:
     return [name for name, one in _parameters(parts).items() if not one.requires_grad]
 
 
+def has_unsaved(part: object) -> bool:
+    """Return whether a model has more than its state: attributes that are no settings, as metrics count in."""
+    modules = part.modules() if isinstance(part, torch.nn.Module) else ()
+    values = [value for module in modules for key, value in vars(module).items() if not key.startswith("_")]
+    return not all(isinstance(value, str | int | float | tuple | None) for value in values)
+
+
 def plain_numbers(parts: Mapping[str, object]) -> dict[str, float]:
     """Return the numbers that models have as plain attributes, which no state includes: a temperature, a count of
     updates. Private ones are their libraries' own."""
