@@ -202,9 +202,8 @@ class Run:
         # Who counts the epochs: a loop over `epochs`, or one that calls `end_epoch`; otherwise the loader.
         self._counts = False
         self._numbers: dict[str, Any] = {}
-        # The plain attributes of models that are numbers; what they were at the very first step, but for those that
-        # each epoch begins anew; and the epoch in which they were last looked at.
-        self._plain: set[str] = set()
+        # The models' plain numbers at the very first step, but for those that each epoch begins anew; and the epoch in
+        # which they were last looked at.
         self._plain_began: dict[str, float] = {}
         self._plain_epoch: int | None = None
         self._pass: int | None = None
@@ -231,7 +230,7 @@ class Run:
             for loop in self._loops():
                 loop.local = local
             # What cannot be saved is refused now, and not when the first version is due.
-            self._numbers, self._plain = numbers_of(self._all_parts()), {*plain_numbers(self._parts)}
+            self._numbers = numbers_of(self._all_parts())
             states = self._states()
             empty = [name for name, part in self._parts.items() if not states[name] and has_unsaved(part)]
             self.notes += [f"{name} has an empty state_dict(), so nothing of it is saved." for name in empty]
@@ -452,7 +451,7 @@ class Run:
             for name in again:
                 del self._plain_began[name]
             return
-        self._plain_began = {name: plain[name] for name in self._plain & plain.keys()} | self._plain_began
+        self._plain_began = {**plain, **self._plain_began}
         if again:
             self._note(
                 f"Not restored: {listed(again, 3)}. Training changes them, but plain attributes are no part of a "
