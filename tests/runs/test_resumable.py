@@ -636,6 +636,8 @@ def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
         ({"loader": [1, 2]}, "loader"),
         ({"keep": 1.5}, "keep"),
         ({"take_over": "yes"}, "take_over"),
+        # As torch's, which needs a GPU: a state_dict() of one rank, or of all in vain.
+        ({"model": type("FullyShardedDataParallel", (nn.Linear,), {})(1, 1)}, "several ranks"),
         ({"folder": "s3://bucket/run"}, "an address"),
         ({"folder": ""}, "names nothing"),
         ({"folder": "a\0b"}, "NUL"),
@@ -850,16 +852,6 @@ def test_a_loader_without_a_place_is_refused(data: Path, tmp_path: Path) -> None
 
     with pytest.raises(OptionError, match="Leave loader= out"):
         resumable(tmp_path, model=nn.Linear(2, 2), loader=Prepared(dataset_h5(data)))
-
-
-def test_a_model_that_is_spread_over_ranks_is_refused(tmp_path: Path) -> None:
-    """Its weights would be those of one rank, or be waited for in vain."""
-
-    class FullyShardedDataParallel(nn.Linear):
-        """As torch's, which needs a GPU."""
-
-    with pytest.raises(OptionError, match="several ranks"):
-        resumable(tmp_path, model=FullyShardedDataParallel(1, 1))
 
 
 def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
