@@ -126,7 +126,6 @@ def parameters(speller: Speller, arguments: type[Any] | None = None) -> list[ins
 
 
 def defaults(speller: Speller, arguments: type[Any] | None = None) -> dict[str, Any]:
-    """Return the default of each of the `parameters`."""
     return {one.name: one.default for one in parameters(speller, arguments)}
 
 

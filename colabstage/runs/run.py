@@ -42,6 +42,7 @@ from colabstage.runs.state import (
     check_parts,
     dataset_digest,
     frozen_in,
+    has_unsaved,
     held_by,
     is_scheduled,
     kind_of_part,
@@ -201,9 +202,10 @@ class Run:
         # Who counts the epochs: a loop over `epochs`, or one that calls `end_epoch`; otherwise the loader.
         self._counts = False
         self._numbers: dict[str, Any] = {}
-        # Until the first step: the plain attributes of models that are numbers. Then those of the very first step.
-        self._plain: set[str] = set()
+        # The models' plain numbers at the very first step, but for those that each epoch begins anew; and the epoch in
+        # which they were last looked at.
         self._plain_began: dict[str, float] = {}
+        self._plain_epoch: int | None = None
         self._pass: int | None = None
         self._saved: tuple[int, int, int] = self._place()
         self._interval_began = 0.0
@@ -228,10 +230,9 @@ class Run:
             for loop in self._loops():
                 loop.local = local
             # What cannot be saved is refused now, and not when the first version is due.
-            self._numbers, self._plain = numbers_of(self._all_parts()), {*plain_numbers(self._parts)}
+            self._numbers = numbers_of(self._all_parts())
             states = self._states()
-            models = [name for name, part in self._parts.items() if isinstance(part, torch.nn.Module)]
-            empty = [name for name in models if not states[name]]
+            empty = [name for name, part in self._parts.items() if not states[name] and has_unsaved(part)]
             self.notes += [f"{name} has an empty state_dict(), so nothing of it is saved." for name in empty]
             self._copier.give_back(states)
             stack.callback(self._leave)
@@ -430,20 +431,31 @@ class Run:
                 f"Epoch {began['epoch']} of loader= was not continued: other code has iterated over it, as by "
                 "next(iter(loader)), since it was restored. Look at batches of a loader of their own."
             )
-        names, self._plain = self._plain, set()
-        plain = {name: value for name, value in plain_numbers(self._parts).items() if name in names} if names else {}
-        if again := [name for name, value in plain.items() if value == self._plain_began.get(name)]:
-            self._note(
-                f"Not restored: {listed(again, 3)}. Training changes them, but plain attributes are no part of a "
-                "state_dict(); set them by run.steps, or make them buffers of their modules."
-            )
-        self._plain_began = {**plain, **self._plain_began}
+        if self._plain_epoch != self.epoch:
+            self._look_at_plain(is_first=self._plain_epoch is None)
         then, self._frozen = self._frozen, None
         now = frozen_in(self._parts) if then is not None else []
         if lost := [name for name in now if name not in set(then or ())]:
             self._note(
                 f"Frozen in this session, but not where the saved one ended: {listed(lost, 3)}. Decide by run.epoch "
                 "what is frozen; versions do not include it."
+            )
+
+    def _look_at_plain(self, *, is_first: bool) -> None:
+        """Note plain attributes that have begun again with the session; called at the first step of each epoch."""
+        self._plain_epoch = self.epoch
+        plain = plain_numbers(self._parts)
+        again = [name for name, value in plain.items() if value == self._plain_began.get(name)]
+        if not is_first:
+            # A count of this epoch's batches, or a setting.
+            for name in again:
+                del self._plain_began[name]
+            return
+        self._plain_began = {**plain, **self._plain_began}
+        if again:
+            self._note(
+                f"Not restored: {listed(again, 3)}. Training changes them, but plain attributes are no part of a "
+                "state_dict(); set them by run.steps, or make them buffers of their modules."
             )
 
     def _begin(self, version: Version | None, local: Path) -> None:

@@ -274,17 +274,22 @@ def frozen_in(parts: Mapping[str, object]) -> list[str]:
     return [name for name, one in _parameters(parts).items() if not one.requires_grad]
 
 
+def _attributes(name: str, part: object) -> dict[str, Any]:
+    """Return the plain attributes of a model and its modules, which no state includes, by name; private ones are their
+    libraries' own."""
+    modules = part.named_modules(prefix=name) if isinstance(part, torch.nn.Module) else ()
+    return {f"{at}.{key}": one for at, module in modules for key, one in vars(module).items() if key[0] != "_"}
+
+
+def has_unsaved(part: object) -> bool:
+    """Return whether a model has plain attributes that are no settings, such as what a metric counts in."""
+    return not all(isinstance(one, str | int | float | tuple | None) for one in _attributes("", part).values())
+
+
 def plain_numbers(parts: Mapping[str, object]) -> dict[str, float]:
-    """Return the numbers that models have as plain attributes, which no state includes: a temperature, a count of
-    updates. Private ones are their libraries' own."""
-    models = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
-    return {
-        f"{name}.{key}": value
-        for part, model in models.items()
-        for name, module in model.named_modules(prefix=part)
-        for key, value in vars(module).items()
-        if type(value) in (int, float) and not key.startswith("_")
-    }
+    """Return the plain attributes that are numbers: a temperature, a count of updates."""
+    found = {key: one for name, part in parts.items() for key, one in _attributes(name, part).items()}
+    return {key: one for key, one in found.items() if type(one) in (int, float)}
 
 
 def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:

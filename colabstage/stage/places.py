@@ -203,6 +203,8 @@ def _has_blocks(open_it: Callable[[], RemoteFile], manifest: Manifest, cancellat
     with given_up(), contextlib.closing(open_it()) as opened:
         # Hashes tell more than a question after each block whether the content is still the same.
         file = opened.without_version_check()
+        if file.facts.size not in (None, manifest.size):  # replaced since it was listed
+            return False
 
         def digest(block: tuple[int, int]) -> str:
             return Checksum("xxh3_64", "").digest_of(read_through(file, *block, policy=RetryPolicy()))

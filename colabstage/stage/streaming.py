@@ -134,7 +134,6 @@ class BackgroundPack:
 
     @property
     def state(self) -> str:
-        """Return its state, as `StageReport.state`."""
         try:
             # Readers learn of a failure before the work has cleaned up, and the report says so only afterwards.
             self.arrival.check()

@@ -137,7 +137,6 @@ class FileEntries(Sequence[FileEntry]):
         return self._by_ending(lambda extension: extension in extensions)
 
     def not_ending_in(self, extensions: Collection[str]) -> FileEntries:
-        """Return all entries that `ending_in` does not."""
         return self._by_ending(lambda extension: extension not in extensions)
 
     def _by_ending(self, fits: Callable[[str], bool]) -> FileEntries:

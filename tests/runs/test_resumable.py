@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import threading
@@ -635,6 +636,8 @@ def test_the_history_spans_all_sessions(data: Path, tmp_path: Path) -> None:
         ({"loader": [1, 2]}, "loader"),
         ({"keep": 1.5}, "keep"),
         ({"take_over": "yes"}, "take_over"),
+        # As torch's, which needs a GPU: a state_dict() of one rank, or of all in vain.
+        ({"model": type("FullyShardedDataParallel", (nn.Linear,), {})(1, 1)}, "several ranks"),
         ({"folder": "s3://bucket/run"}, "an address"),
         ({"folder": ""}, "names nothing"),
         ({"folder": "a\0b"}, "NUL"),
@@ -767,24 +770,25 @@ def test_layers_that_stay_frozen_are_noted(tmp_path: Path) -> None:
 
 
 def test_numbers_that_no_state_has_are_noted(tmp_path: Path) -> None:
-    """A count and a temperature begin again; what is set by the step, what a batch sets, and a constant do not. Nothing
-    is saved of a part without a state."""
-
+    """A count and a temperature begin again; what is set by the step, what a batch sets, a count of each epoch, and a
+    constant do not. Nothing is saved of a part that counts without a state, and a loss has nothing to save."""
     said = []
-    for _ in range(2):
+    for session in range(2):
         moving: Any = nn.Linear(1, 1)
-        moving.count, moving.tau, moving.by_step, moving.rows = 0, 1.0, 0.0, None
-        with resumable(tmp_path, moving=moving, metric=nn.Module(), progress=False) as run:
-            for number in range(3):
-                moving.count, moving.by_step, moving.rows = moving.count + 1, run.steps / 9, (8, 8, 5)[number]
-                run.step()
-            moving.tau /= 2
-        said.append(run.notes)
-    assert ["metric" in notes[0] for notes in said] == [True, True]
-    assert [len(notes) for notes in said] == [1, 2]
-    assert [f"moving.{name}" in said[1][1] for name in ("count", "tau", "by_step", "rows", "in_features")] == [
-        *(True, True, False, False, False)
-    ]
+        moving.count, moving.tau, moving.by_step, moving.rows, moving.batches = 0, 1.0, 0.0, None, 0
+        metric: Any = nn.Module()
+        metric.seen = []
+        with resumable(tmp_path, moving=moving, metric=metric, loss=nn.MSELoss(), progress=False) as run:
+            for _ in run.epochs(2 * session + 2):
+                moving.batches = 0
+                for number in range(3):
+                    moving.count, moving.by_step, moving.rows = moving.count + 1, run.steps / 9, (8, 8, 5)[number]
+                    moving.batches += 1
+                    run.step()
+                moving.tau /= 2
+        said.append([note for note in run.notes if "state_dict" in note])
+    assert [[note.split()[0] for note in notes] for notes in said] == [["metric"], ["metric", "Not"]]
+    assert re.findall(r"moving\.(\w+)", said[1][1]) == ["count", "tau"]
 
 
 def test_a_run_on_a_disk_that_goes_with_its_machine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -848,16 +852,6 @@ def test_a_loader_without_a_place_is_refused(data: Path, tmp_path: Path) -> None
 
     with pytest.raises(OptionError, match="Leave loader= out"):
         resumable(tmp_path, model=nn.Linear(2, 2), loader=Prepared(dataset_h5(data)))
-
-
-def test_a_model_that_is_spread_over_ranks_is_refused(tmp_path: Path) -> None:
-    """Its weights would be those of one rank, or be waited for in vain."""
-
-    class FullyShardedDataParallel(nn.Linear):
-        """As torch's, which needs a GPU."""
-
-    with pytest.raises(OptionError, match="several ranks"):
-        resumable(tmp_path, model=FullyShardedDataParallel(1, 1))
 
 
 def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:

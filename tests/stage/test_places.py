@@ -162,6 +162,22 @@ def test_a_run_that_dies_takes_no_evidence_of_the_one_before(kept: Kept, monkeyp
     assert kept.versions()[NAME] == NEW
 
 
+def test_a_file_that_is_replaced_before_it_is_compared_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = FolderPlace(tmp_path / "kept")
+    kept, look = Kept(place, place.folder, None), place._opener
+    kept.write(NAME, NEW)
+
+    def replace(*asked: Any) -> Any:
+        kept.write(NAME, b"")
+        return look(*asked)
+
+    monkeypatch.setattr(place, "_opener", replace)
+    with pytest.raises(TargetExistsError, match="no manifest beside it describes it"):
+        kept.publish()
+
+
 def test_without_the_right_to_remove_what_is_new_is_published(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a login that may add objects to a bucket; replacing one is refused."""
 

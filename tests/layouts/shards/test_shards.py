@@ -228,12 +228,6 @@ def database(*words: str) -> dict[str, bytes]:
     return {"db/data.mdb": lmdb_of(dict(one for pair in pairs for one in pair))}
 
 
-def coded(words: list[str]) -> Any:
-    """A column as pandas writes one of the type category."""
-    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
-    return arrow.array(words).dictionary_encode()
-
-
 DOGS = ["dog", "cat", "dog"]
 # fmt: off
 LABELS: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
