@@ -30,11 +30,12 @@ from colabstage.layouts import words
 from colabstage.layouts.boxes import (
     BOX_KEYS,
     BOX_LABELS,
-    FURTHER,
     FoundForm,
     as_corners,
     by_field,
     find_form,
+    first_unfit,
+    further_fields,
     stated_form,
 )
 from colabstage.layouts.columns import (
@@ -91,8 +92,6 @@ LABELS = (
 )  # fmt: skip
 # Texts of samples: captions, or labels if no other field is one, and they are short and repeat.
 _TEXTS = ("txt", "text")
-# How many images with boxes are examined to find the meaning of the four numbers.
-_LOOKED_AT = 64
 
 
 class Labels(NamedTuple):
@@ -417,22 +416,26 @@ def boxes_of_records(
     whole = [key for key, own in flat.items() if len(own) == sum(counts)]
     words = (key for key in whole if key in BOX_LABELS and key != label and isinstance(next(iter(flat[key]), 0), str))
     word = next(words, "")
-    further = [key for key in whole if key in FURTHER and all(isinstance(value, int | float) for value in flat[key])]
-    columns = {FURTHER[key][0]: np.array(flat[key], FURTHER[key][1]) for key in further}
+    further = further_fields([key for key in whole if all(isinstance(value, int | float) for value in flat[key])])
+    owners = [sample for sample, count in zip(samples, counts, strict=True) for _ in range(count)]
+    columns: dict[str, NDArray[Any]] = {}
+    for key, (column, kind) in further.items():
+        unfit, expected = first_unfit(np.array(flat[key]), kind)
+        if unfit >= 0:
+            raise broken(owners[unfit], f"it has {flat[key][unfit]} under '{key}'", expected)
+        columns[column] = np.array(flat[key], kind)
     places, offsets = np.array(flat.get(box, ()), np.float64).reshape(-1, 4), offsets_of(counts)
     filled = np.flatnonzero(counts).tolist()
     form, relative, trouble = found or find_form(
         [places[offsets[number] : offsets[number + 1]] for number in filled],
         lambda number: size_of(filled[number]),
-        most=_LOOKED_AT,
         stated=stated_form(box, keys),
         areas=columns.get("area"),
     )
     if trouble:
         what = f"its boxes and others {trouble} (first {flat[box][0]})"
-        raise broken(samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{how}")
-    # A box has no name, but its sample has one.
-    owners = [samples[number] for number in np.repeat(np.arange(len(counts)), counts).tolist()]
+        line = "" if relative else how
+        raise broken(samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{line}")
     texts, labels = flat.get(word, [None] * len(owners)), flat.get(label, [])
     names = _named(labels, names_of(label), owners, label) or _words_of(compare_fields(labels, texts, owners))
     targets, classes, *_ = make_labels(labels, owners, names=names)
