@@ -461,6 +461,8 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
 
 def _find_boxes(target: Any, name: str) -> _Found:
     """Return the boxes of a target as written."""
+    # Some have `None` instead of an empty list.
+    target = [] if target is None else target
     if not _may_hold_boxes(target):
         raise _odd(name, f"{type(target).__name__} as its target, and other items have boxes", "a dict of them")
     each = [target] if isinstance(target, Mapping) else list(target)

@@ -422,6 +422,8 @@ STATED: dict[str, tuple[Any, str, str]] = {
     "json: a list of objects": (lambda: tars_in_order(*({"objects": [{"bbox": box, "category": name} for box, name in zip(*row, strict=True)]} for row in zip(BBOX, NAMED, strict=True))), BOXED, "xywh"),
     "json: a field of each": (lambda: tars_in_order(*objects(CORNERS, NAMED, "boxes", "labels")), BOXED, "xyxy"),
     "json: files of its own": (lambda: {"a.tar": tar_of([{"png": picture(n), "json": '{"id": 1}', "bbox.json": json.dumps(one)} for n, one in enumerate(objects(labels=NAMED))])}, BOXED, "Not used: 'id'"),
+    "json: a fact of the image among its objects": (lambda: tars_in_order(*({"objects": one | {"image_id": n}} for n, one in enumerate(objects(labels=NAMED)))), BOXED, "left out: 'image_id'"),
+    "json: a fact of the image beside its boxes": (lambda: tars_in_order(*(one | {"type": n, "name": str(n)} for n, one in enumerate(objects(CORNERS, NAMED, "boxes", "labels")))), BOXED, "left out: 'type', 'name'"),
     "json: other facts in each file": (lambda: {"a.tar": tar_of([{"png": picture(n), "json": '{"id": 1}', "meta.json": json.dumps(one | {"id": 2})} for n, one in enumerate(objects(labels=NAMED))])}, BOXED, "Not used: 'id'"),
     "lines of JSON with a label": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "label": n, "objects": one}) + "\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "Not used: the column 'label'"),
     "lines of JSON": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "objects": one}) + "\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "xywh"),
@@ -642,6 +644,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "json: another label in another json": (lambda: {"a.tar": tar_of([{"png": picture(0), "json": '{"label": 0}', "meta.json": '{"label": 1}'}])}, "different values under 'label'"),
     "hub: numbers in place of objects": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "objects": [5] if n else [{"bbox": [1, 2, 3, 4], "label": "cat"}]}) + "\n" for n in range(3))), "'boxes'"),
     "json: boxes and masks": (lambda: {"a.tar": tar_of([{"png": picture(0), "seg.png": MASKS[0], "json": '{"boxes": [[1, 2, 3, 4]], "labels": [0]}'}])}, "boxes and masks.* function"),
+    **{f"json: {odd} in a box": (lambda odd=odd: {"a.tar": tar_of([{"png": picture(0), "json": json.dumps({"boxes": [[1, 2, 3, odd]], "labels": [0]})}])}, r"a\.tar/000000\.png': .*\[1, 2, 3, .*four")
+       for odd in ("x", None, [4], float("nan"))},
     "hub: three numbers": (lambda: table(objects=[{"bbox": [[1, 2, 3]], "category": [0]}]), "four"),
     **{f"{name}: no images": (lambda write=write, name=name: {name: write({"text": ["a"], "label": [1]})}, "text, label") for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
     **{f"{name}: an image elsewhere": (lambda write=write, name=name: {name: write({"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]})}, "row 1|bytes")
