@@ -23,7 +23,7 @@ from colabstage.layouts.table import Boxes, BrokenDatasetError, offsets_of
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -47,6 +47,8 @@ FURTHER: dict[str, tuple[str, type[np.generic]]] = {
 # height.
 Form = Literal["xyxy", "xywh", "cxcywh", "yxyx"]
 Points = list[tuple[float, float]]
+# How many images with boxes are examined to find the meaning of the four numbers.
+_LOOKED_AT = 64
 
 
 class BoxColumn(NamedTuple):
@@ -286,21 +288,21 @@ def find_form(
     boxes: Sequence[NDArray[np.float64]],
     size_of: Callable[[int], tuple[int, int] | None],
     *,
-    most: int,
     stated: Form | None = None,
     areas: NDArray[Any] | None = None,
 ) -> FoundForm:
     """Return what the four numbers of some images' boxes mean, `(M, 4)` each: the only form in which all are possible
     and inside their images, or nearly all, or whose areas are those that are stated.
 
-    `size_of`: returns the height and width of one of the images, if known. `most`: how many are looked at. `stated`:
-    the form, if something says it. `areas`: `(N,)`, of the boxes of all images, if known.
+    `size_of`: returns the height and width of one of the images, if known. `stated`: the form, if something says it.
+    `areas`: `(N,)`, of the boxes of all images, if known.
     """
     every = np.concatenate([np.zeros((0, 4)), *boxes])
-    relative = bool(len(every)) and every.max() <= 1 and bool(np.any(every != np.rint(every)))
+    # A fraction may be a bit more than 1, and no dataset has boxes of a pixel alone.
+    relative = bool(len(every)) and every.max() < 2 and bool(np.any(every != np.rint(every)))
     if stated is not None or not len(every):
         return FoundForm(stated or "xyxy", relative)
-    sizes = [(1, 1) if relative else size_of(number) if number < most else None for number in range(len(boxes))]
+    sizes = [(1, 1) if relative else size_of(number) if number < _LOOKED_AT else None for number in range(len(boxes))]
     ends = np.repeat(
         [[np.inf] * 2 if size is None else [*reversed(size)] for size in sizes], [*map(len, boxes)], axis=0
     )
@@ -397,6 +399,22 @@ def box_fields(where: str, record: Mapping[str, Any]) -> list[str]:
     if len(found) > 1 and found[0] not in OBJECTS:
         raise broken(where, f"its fields {listed(found)} all hold boxes", f"one that counts, called '{OBJECTS[0]}'")
     return found[:1]
+
+
+def further_fields(keys: Container[str]) -> dict[str, tuple[str, type[np.generic]]]:
+    """Return the fields of some that hold further facts of each box, one for each fact: its column, and its type."""
+    found = {own: key for key, own in FURTHER.items() if key in keys}
+    return {key: own for own, key in found.items()}
+
+
+def first_unfit(values: NDArray[Any], kind: type[np.generic]) -> tuple[int, str]:
+    """Return the place of the first number that a type of whole numbers does not hold, and what it holds; -1 if none
+    is."""
+    if not issubclass(kind, np.integer):
+        return -1, ""
+    with np.errstate(invalid="ignore"):
+        unfit = np.flatnonzero(values != values.astype(kind))
+    return int(next(iter(unfit), -1)), f"whole numbers, from 0 to {np.iinfo(kind).max}"
 
 
 def objects_of(fields: Mapping[str, Any], about: Sequence[str]) -> list[Any]:

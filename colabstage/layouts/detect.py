@@ -556,8 +556,9 @@ def _weigh_text(case: Case) -> Found:
     why, others = tokens.why_no_text(case.source), tokens.data_beside(case.source)
     if why or not others:
         return near(why) if why else tokens.tokens_state(case.source, card=case.card)
-    # A text beside tables describes them.
-    kind = LayoutError if others.not_ending_in(words.TABLES) else EmptySourceError
+    # A text beside tables, or among more files than there are texts, describes them; tokens do not.
+    describes = len(others) > len(case.source.ending_in(tokens.TEXTS)) or not others.not_ending_in(words.TABLES)
+    kind = EmptySourceError if describes and not case.source.ending_in(tokens.TOKENS) else LayoutError
     return Miss(kind(f"'{case.source.label}' holds more than text and tokens: {count_kinds(others)}."))
 
 

@@ -30,11 +30,12 @@ from colabstage.layouts import words
 from colabstage.layouts.boxes import (
     BOX_KEYS,
     BOX_LABELS,
-    FURTHER,
     FoundForm,
     as_corners,
     by_field,
     find_form,
+    first_unfit,
+    further_fields,
     stated_form,
 )
 from colabstage.layouts.columns import (
@@ -91,8 +92,6 @@ LABELS = (
 )  # fmt: skip
 # Texts of samples: captions, or labels if no other field is one, and they are short and repeat.
 _TEXTS = ("txt", "text")
-# How many images with boxes are examined to find the meaning of the four numbers.
-_LOOKED_AT = 64
 
 
 class Labels(NamedTuple):
@@ -403,45 +402,58 @@ def boxes_of_records(
     `size_of`: returns the height and width of a sample's image. `names_of`: returns the classes that the numbers in a
     field stand for. `found`: what the four numbers are, if something says it. `how`: a line that says it.
     """
-    each = [by_field(value) for value in values]
+    stated = [by_field(value) for value in values]
+    named = dict.fromkeys(key for one in stated for key in one)
+    # Facts of the image may be among those of its objects.
+    each = [{key: own for key, own in one.items() if isinstance(own, list | tuple)} for one in stated]
     keys = dict.fromkeys(key for one in each for key in one)
     box, label = (next((key for key in known if key in keys), known[0]) for known in (BOX_KEYS, BOX_LABELS))
     for one, sample in zip(each, samples, strict=True):
-        own, stated = one.get(box) or (), one.get(label) or ()
-        if len(own) != len(stated) or not all(isinstance(place, list | tuple) and len(place) == 4 for place in own):
-            what = f"it has {len(own)} boxes in '{box}' and {len(stated)} classes in '{label}'"
-            raise broken(sample, what, "four numbers and a class each")
-        _refuse_no_labels({label: stated}, [sample] * len(stated))
-    counts = [len(one.get(box) or ()) for one in each]
-    flat = {key: [value for one in each for value in one.get(key) or ()] for key in keys}
+        own, classes_of = one.get(box, ()), one.get(label, ())
+        odd = [show_content(place) for place in own if not _is_box(place)]
+        if odd or len(own) != len(classes_of):
+            what = odd[0] if odd else f"{len(own)} boxes in '{box}' and {len(classes_of)} classes in '{label}'"
+            raise broken(sample, f"it has {what}", "four numbers and a class for each box")
+        _refuse_no_labels({label: classes_of}, [sample] * len(classes_of))
+    counts = [len(one.get(box, ())) for one in each]
+    flat = {key: [value for one in each for value in one.get(key, ())] for key in keys}
     whole = [key for key, own in flat.items() if len(own) == sum(counts)]
     words = (key for key in whole if key in BOX_LABELS and key != label and isinstance(next(iter(flat[key]), 0), str))
     word = next(words, "")
-    further = [key for key in whole if key in FURTHER and all(isinstance(value, int | float) for value in flat[key])]
-    columns = {FURTHER[key][0]: np.array(flat[key], FURTHER[key][1]) for key in further}
+    further = further_fields([key for key in whole if all(isinstance(value, int | float) for value in flat[key])])
+    owners = [sample for sample, count in zip(samples, counts, strict=True) for _ in range(count)]
+    columns: dict[str, NDArray[Any]] = {}
+    for key, (column, kind) in further.items():
+        unfit, expected = first_unfit(np.array(flat[key]), kind)
+        if unfit >= 0:
+            raise broken(owners[unfit], f"it has {flat[key][unfit]} under '{key}'", expected)
+        columns[column] = np.array(flat[key], kind)
     places, offsets = np.array(flat.get(box, ()), np.float64).reshape(-1, 4), offsets_of(counts)
     filled = np.flatnonzero(counts).tolist()
     form, relative, trouble = found or find_form(
         [places[offsets[number] : offsets[number + 1]] for number in filled],
         lambda number: size_of(filled[number]),
-        most=_LOOKED_AT,
-        stated=stated_form(box, keys),
+        stated=stated_form(box, named),
         areas=columns.get("area"),
     )
     if trouble:
         what = f"its boxes and others {trouble} (first {flat[box][0]})"
-        raise broken(samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{how}")
-    # A box has no name, but its sample has one.
-    owners = [samples[number] for number in np.repeat(np.arange(len(counts)), counts).tolist()]
+        line = "" if relative else how
+        raise broken(samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{line}")
     texts, labels = flat.get(word, [None] * len(owners)), flat.get(label, [])
     names = _named(labels, names_of(label), owners, label) or _words_of(compare_fields(labels, texts, owners))
     targets, classes, *_ = make_labels(labels, owners, names=names)
     numbers = {"labels": getattr(targets, "values", np.zeros(0, np.int64))}
-    left = listed([key for key in keys if key not in (box, label, word, *further)])
+    left = listed([key for key in named if key not in (box, label, word, *further)])
     parts = " as parts of width and height" if relative else ""
     note = f"The boxes are written as {form}{parts}{f'; left out: {left}' if left else ''}."
     made = Boxes(offsets, as_corners(places, form), numbers | columns, relative=relative)
     return Labels(made, classes, notes=(note,))
+
+
+def _is_box(place: Any) -> bool:
+    are_four = isinstance(place, list | tuple) and len(place) == 4
+    return are_four and all(isinstance(one, int | float) and math.isfinite(one) for one in place)
 
 
 def decode_label(content: bytes, name: str) -> str:

@@ -429,6 +429,8 @@ class TableSearch:
         boxes = find_box_columns(columns) if is_bare and not objects else None
         of_boxes = objects or ([] if boxes is None else [boxes.label])
         roles = find_roles(columns, labels=of_boxes) if of_boxes else self._roles(found, notes)
+        # A number of each image numbers no objects.
+        roles = roles._replace(number=None) if objects else roles
         complete = self._complete(found, roles, notes)
         rows = self._rows_with_files(complete, roles)
         self._check_shift(rows)

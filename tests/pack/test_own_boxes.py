@@ -132,6 +132,9 @@ TARGETS: dict[str, Callable[[int], Any]] = {
         {"image_id": i} | ({"boxes": tensor(corners(i)), "labels": tensor(labels(i))} if i % 4 else {}),
     ),
     "numpy": lambda i: (picture(i), {"boxes": corners(i), "labels": labels(i).astype(np.float32)}),
+    "two flags": lambda i: (
+        picture(i), {"boxes": corners(i), "labels": labels(i), "iscrowd": labels(i), "is_crowd": labels(i)},
+    ),
     "lists of sizes": lambda i: {"image": picture(i), "image_id": i, "objects": as_lists(sizes(i), i)},
     "lists of corners": lambda i: {"image": picture(i), "objects": as_lists(corners(i), i)},
     "dicts": lambda i: {
@@ -139,6 +142,9 @@ TARGETS: dict[str, Callable[[int], Any]] = {
         "objects": [{"bbox": b.tolist(), "category": int(c)} for b, c in zip(sizes(i), labels(i), strict=True)],
     },
     "nothing for none": lambda i: {"image": picture(i), "objects": as_lists(sizes(i), i) if i % 4 else None},
+    "nothing for none, by another name": lambda i: {
+        "image": picture(i + 1 if i == 0 else i), "faces": as_lists(sizes(i), i) if i % 4 or i == 0 else None,
+    },
     "side by side": lambda i: {"image": picture(i), "bboxes": sizes(i).tolist(), "labels": labels(i).tolist(), "id": i},
 }  # fmt: skip
 
@@ -277,6 +283,7 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
         (lambda i: (picture(i), VOC_TARGET), r"dict of 'annotation'.*wrap_dataset_for_transforms_v2"),
         (lambda i: (picture(i), [{"type": "Car", "bbox": [30, 9, 39, 20]}]), r"'Car' under 'type'.*wrap_dataset_for"),
         (some(boxes=lambda i: np.full((1, 4), 0.5), labels=lambda i: [0]), r"\[0.5, 0.5, 0.5, 0.5\].*in pixels"),
+        (some(boxes=lambda i: [[0, 0, 1.0001, 0.5]], labels=lambda i: [0]), r"parts of width and height"),
         (some(boxes=lambda i: [[9, 9, 2, 2]], labels=lambda i: [0]), r"Items\[0\].*no xyxy; expected x0 <= x1"),
         (some(boxes=lambda i: [[1, 2, np.nan, 4]], labels=lambda i: [0]), r"finite"),
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0, 1]), r"1 boxes and 'labels' of shape \(2,\)"),
@@ -356,10 +363,11 @@ def test_boxes_are_appended(tmp_path: Path) -> None:
         pack_dataset(Items(some(boxes=corners)), append_to=tmp_path / "out.h5", progress=False)
 
 
-def test_a_box_of_each_image_beside_its_label_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("box", [{"bbox": [1, 2, 3, 4]}, {"face": {"bbox": [1, 2, 3, 4]}}])
+def test_a_box_of_each_image_beside_its_label_is_left_out(tmp_path: Path, box: dict[str, Any]) -> None:
     """As in CUB and Stanford Cars on the Hub: the label is the target, and a note names the rest."""
-    items = Items(lambda i: {"image": picture(i), "bbox": [1, 2, 3, 4], "label": i % 3})
+    items = Items(lambda i: {"image": picture(i), "label": i % 3, **box})
     report = pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
-    assert any("left out: 'bbox'" in note for note in report.notes)
+    assert any(f"left out: {next(iter(box))!r}" in note for note in report.notes)
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["Y_train"].shape == (COUNT,)

@@ -90,7 +90,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     mask = mask_field(source.label, _are_images(files, others), dataset := _as_object(source, entries))
     # Those of all files: a test set that lacks the labels may come first.
     features = {name: one for file in reversed(files) for name, one in _features(file.schema).items()}
-    kinds = {field.name: field.type for file in reversed(files) for field in file.schema}
+    kinds = _types(files)
     names = list(dict.fromkeys(name for file in files for name in file.schema.names))
     in_all = set(names).intersection(*(file.schema.names for file in files))
     typed = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
@@ -108,6 +108,9 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     if not called and not about and not mask and odd is not None:
         expected = "one number or word in each row"
         raise broken(source.label, f"the column '{odd}' holds {kinds[odd]} values, which are not labels", expected)
+    if about and mask:
+        how = f"one of both: pack_dataset({dataset}.remove_columns('{mask}'), 'packed.h5') leaves out the masks"
+        raise broken(source.label, f"{listed(about)} hold boxes, and '{mask}' masks", how)
     columns = list(dict.fromkeys([*about, *(() if about or mask else called), *splits, *filter(None, [mask])]))
     _refuse_other_columns(source, files, features, [image, *columns])
     parts = scan_each(files, lambda _, file: file.scan(image, columns, mask))
@@ -119,9 +122,6 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     contents = join_samples([file.samples() for file in files])
     rows = [*map(contents.name, range(len(contents)))]
     classes, views = {name: names_of_feature(features.get(name)) for name in columns}, list[_ArrowFile]()
-    if about and mask:
-        how = f"one of both: pack_dataset({dataset}.remove_columns('{mask}'), 'packed.h5') leaves out the masks"
-        raise broken(source.label, f"{listed(about)} hold boxes, and '{mask}' masks", how)
     if about:
         named = partial(names_of_feature, features.get(about[0])) if len(about) == 1 else classes.__getitem__
         sizes, how = partial(size_in_file, contents), _corners_line(dataset, about[0], shapes[about[0]])
@@ -145,6 +145,12 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     )
     complete = partial(_measured, files, views) if any(file.is_parquet for file in files) else None
     return replace(made, table=replace(made.table, complete=complete))
+
+
+def _types(files: Sequence[_ArrowFile]) -> dict[str, Any]:
+    """Return the type of each column: where a file has no values, it may not know it."""
+    every = [field for file in reversed(files) for field in file.schema]
+    return {field.name: field.type for field in sorted(every, key=lambda field: "null" not in str(field.type))}
 
 
 def _are_images(files: Sequence[_ArrowFile], columns: Sequence[str]) -> list[str]:

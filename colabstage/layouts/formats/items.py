@@ -19,13 +19,14 @@ from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
 from colabstage.layouts.boxes import (
     BOX_LABELS,
-    FURTHER,
     OBJECTS,
     Form,
     as_corners,
     box_key,
     by_field,
     find_form,
+    first_unfit,
+    further_fields,
     stated_form,
 )
 from colabstage.layouts.columns import show
@@ -409,14 +410,14 @@ def _may_hold_boxes(target: Any) -> bool:
 
 
 def _are_objects(value: Any) -> bool:
-    """Tell whether a value is a dict or a list of dicts, with boxes."""
-    each = list(value) if _is_list(value) else [value]
-    return bool(each) and all(box_key(one) is not None for one in each)
+    """Tell whether a value is a dict with rows of boxes, or a list of dicts with one each."""
+    each = list(value) if _is_list(value) else []
+    return (bool(each) and all(box_key(one) is not None for one in each)) or _has_boxes(value)
 
 
-def _has_boxes(item: Mapping[Any, Any]) -> bool:
-    """Tell whether an item that is a mapping has rows of boxes itself; one box for an image is something else."""
-    value = item.get(box_key(item) or "")
+def _has_boxes(item: Any) -> bool:
+    """Tell whether a value is a mapping that has rows of boxes itself; one box for an image is something else."""
+    value = item[key] if (key := box_key(item)) is not None else None
     if isinstance(value, list | tuple):
         return all(_is_list(one) or len(getattr(one, "shape", ())) == 1 for one in value)
     return len(getattr(value, "shape", ())) == 2
@@ -431,11 +432,9 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
         raise _unknown(seen[0][2], seen[0][0], "no boxes, like the items after it")
     name, _, target, found = filled[0]
     places = [one[3].places for one in filled]
-    form, _, trouble = find_form(
-        places, lambda number: _size_of_item(filled[number][1]), most=len(filled), stated=found.form
-    )
-    if all(each.max() <= 1 for each in places):
-        trouble = "do not reach beyond 1, as normalized coordinates"
+    form, relative, trouble = find_form(places, lambda number: _size_of_item(filled[number][1]), stated=found.form)
+    if relative or max(each.max() for each in places) <= 1:
+        trouble = "are parts of width and height"
     if trouble:
         msg = (
             f"The boxes of the first items {trouble} ({name} has {_format_box(found.places[0])}). Wrap the "
@@ -449,7 +448,7 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
         what = f"boxes whose classes are words, {found.columns[label or words[0]][0]!r} under {label or words[0]!r}"
         raise _unknown(target, name, f"{what}. Number the classes, as by a dict of their names")
     columns: dict[str, tuple[str, type[np.generic]]] = {} if label is None else {label: ("labels", np.int64)}
-    columns |= {key: own for key, own in FURTHER.items() if key in found.columns}
+    columns |= further_fields(found.columns)
     left = ", ".join(repr(key) for key in found.columns if key not in columns)
     note = " and ".join([f"Of each target the boxes (written as {form})", *map(repr, columns)])
     note += f" are kept; left out: {left}." if left else " are kept."
@@ -462,6 +461,8 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
 
 def _find_boxes(target: Any, name: str) -> _Found:
     """Return the boxes of a target as written."""
+    # Some have `None` instead of an empty list.
+    target = [] if target is None else target
     if not _may_hold_boxes(target):
         raise _odd(name, f"{type(target).__name__} as its target, and other items have boxes", "a dict of them")
     each = [target] if isinstance(target, Mapping) else list(target)
@@ -518,15 +519,11 @@ def _column(written: Any, key: str, count: int, kind: type[np.generic], name: st
     values = _read_numbers(written, key, name)
     if values.shape != (count,):
         raise _odd(name, f"{count} boxes and {key!r} of shape {values.shape}", "one for each box", DecodeError)
-    if not issubclass(kind, np.integer):
-        return values
-    with np.errstate(invalid="ignore"):
-        whole: NDArray[Any] = values.astype(kind)
-    odd = values[values != whole]
-    if len(odd):
-        what = "the classes" if key in BOX_LABELS else f"from 0 to {np.iinfo(kind).max}"
-        raise _odd(name, f"{odd[0]} under {key!r}", f"whole numbers, {what}")
-    return whole
+    unfit, expected = first_unfit(values, kind)
+    if unfit >= 0:
+        expected = "whole numbers, the classes" if key in BOX_LABELS else expected
+        raise _odd(name, f"{values[unfit]} under {key!r}", expected)
+    return values
 
 
 def _checked_corners(places: NDArray[np.float64], form: Form, name: str) -> NDArray[np.float64]:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 TokenDtype = Literal["uint16", "uint32"]
 
 NAME = "tokens"
-_TOKENS = (".bin",)
-_TEXTS = (".txt", ".jsonl")
+TOKENS = (".bin",)
+TEXTS = (".txt", ".jsonl")
 # Words in the names of files that hold something else.
 _ARRAY_WORDS = frozenset(("x", "y", "image", "images", "label", "labels", "target", "targets", "batch"))
 # Files that may be beside them without changing the layout.
@@ -87,8 +87,8 @@ def tokens_state(
     remainder at its end is left out. `card`: a README, and the split of each file that it names.
     """
     tree = source.tree
-    tokens, texts = _with(source, _TOKENS), _with(source, _TEXTS)
-    require_files(tokens or texts, source, f"tokens (.bin) and no text ({', '.join(_TEXTS)})")
+    tokens, texts = _with(source, TOKENS), _with(source, TEXTS)
+    require_files(tokens or texts, source, f"tokens (.bin) and no text ({', '.join(TEXTS)})")
     # .bin says nothing about the content, so a name such as train.bin or train/tokens.bin is required: point clouds are
     # training/000000.bin, and STL10's files train_X.bin.
     own = {name: name if "token" in name.lower() else posixpath.basename(name) for name in tokens.names}
@@ -129,8 +129,8 @@ def tokens_state(
 
 def data_beside(source: Source) -> FileEntries:
     """Return the files beside text and tokens that may hold data: not LICENSE and Makefile, without an extension."""
-    others = source.files.not_ending_in((*_TOKENS, *_TEXTS, *_BESIDE))
-    has_text = bool(_with(source, (*_TOKENS, *_TEXTS)))
+    others = source.files.not_ending_in((*TOKENS, *TEXTS, *_BESIDE))
+    has_text = bool(_with(source, (*TOKENS, *TEXTS)))
     return others.where(lambda name: has_text and "." in posixpath.basename(name))
 
 
@@ -371,7 +371,7 @@ _IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, words.IMAGES))})(#\d+)?"
 def why_no_text(source: Source) -> str:
     """Return what texts hold instead of language, and what to write: names of images, numbers, classes in folders; ""
     if they may be text to learn from."""
-    texts = _with(source, () if _with(source, _TOKENS) else _TEXTS)
+    texts = _with(source, () if _with(source, TOKENS) else TEXTS)
     for entry in texts[:_LOOKED_AT]:
         if what := _what_else(entry.name, source.head(entry, _HEAD_BYTES)):
             return f"'{entry.name}' {what}; layout=\"tokens\" takes it as text to learn from."

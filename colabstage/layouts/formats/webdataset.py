@@ -183,12 +183,12 @@ def _stated(address: str, files: _Files, unread: set[str]) -> dict[str, Any]:
             raise broken(".".join([address, end]), f"it is not JSON ({error})") from error
         # What is no mapping is called as its file: bbox.json.
         own = document if isinstance(document, dict) else {end.rpartition(".")[0] or "label": document}
-        twice = next((name for name in own if fields.get(name, own[name]) != own[name]), None)
-        if twice is not None:
-            raise broken(address, f"two of its JSON files have different values under '{twice}'", "one")
+        telling = {*filter(is_known_field, own), *box_fields(address, own)} if fields else ()
+        for name in (name for name in telling if fields.get(name, own[name]) != own[name]):
+            raise broken(address, f"two of its JSON files have different values under '{name}'", "one")
         fields |= own
     about = box_fields(address, fields)
-    filled = {name: value for name, value in fields.items() if value != [] and name not in about}
+    filled = {name: value for name, value in fields.items() if value not in ([], None) and name not in about}
     found = {name: value for name, value in filled.items() if is_known_field(name)}
     unread |= filled.keys() - found.keys()
     if fields:
@@ -251,7 +251,7 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
     contents, objects = ShardParts(shards, parts, names), fields.pop(_OBJECTS, [])
     if any(map(boxes_in, objects)) and all_have(objects, names, "json"):
         if any(masks):
-            raise broken(names[0], "it and others have boxes and masks as well", "one of them")
+            raise broken(names[0], "it and others have boxes and masks as well", "one of them; give layout= a function")
         labels = boxes_of_records(objects, names, partial(size_in_file, contents), lambda _: ())
     elif all_have(masks, names, "mask"):
         labels = masks_of_records(source, ShardParts(shards, [mask for mask in masks if mask], names))

@@ -146,6 +146,8 @@ REFUSED: dict[str, tuple[dict[str, bytes | str], Any, str]] = {
     "no text in UTF-8": ({"a.txt": b"\xff\xfe" * 100}, token_blocks(length=9, tokenizer=words), r"'a\.txt'"),
     "text in UTF-16": ({"a.txt": "text".encode("utf-16") * 9}, token_blocks(length=9), r"'a\.txt'.*UTF-16"),
     "binary files of any name": ({"weights.bin": bytes(4096)}, "tokens", r"'weights\.bin'"),
+    "a table beside tokens": ({"train.bin": bytes(4100), "a.csv": "a\n1\n"}, "auto", r"text and tokens: 1 \.csv"),
+    "a note beside data": ({"a.txt": "notes", "1.dcm": b"", "2.dcm": b""}, "auto", r"not read: 2 \.dcm.*pydicom"),
     "other data beside texts": ({"a.txt": "text" * 999, "a.xyz": b""}, "auto", r"1 \.xyz"),
     "half of what its header states": (
         {"train.bin": np.array([20240520, 1, 4000, *[0] * 253], np.int32).tobytes() + bytes(4000)}, "auto", "4,000"
