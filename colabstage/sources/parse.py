@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard, Union
 from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
-from colabstage.io.arguments import check_argument, instead_of, refuse_argument, show_value, whereabouts
+from colabstage.io.arguments import check_argument, instead_of, show_value, whereabouts
 from colabstage.io.environment import LOCAL_DIR_VARIABLE, value_and_name
 from colabstage.io.units import names_secret, show_address
 from colabstage.io.workspace import short_digest
@@ -296,20 +296,18 @@ def refuse_file(argument: str, folder: Path) -> None:
 
 
 def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> None:
-    """Refuse an address where a local path is expected, before anything looks for a file of that name.
+    """Refuse an address, or what is no path, where a local path is expected, before anything looks for such a file.
 
     `remedy` says what accepts an address, or what to do first.
     """
     check_argument(argument, path, "path")
-    text = os.fspath(path)
-    # A shell writes a variable that is not set as an empty text.
-    if not text or "\0" in text:
-        refuse_argument(argument, path, "a path on this machine")
-    if "://" in text:
+    if "://" in os.fspath(path):
         msg = (
-            f"{argument}={show_address(text)!r} is an address, and only paths of this machine are taken here; {remedy}."
+            f"{argument}={show_address(os.fspath(path))!r} is an address, and only paths of this machine are taken "
+            f"here; {remedy}."
         )
         raise OptionError(msg)
+    _text_of(path, argument)
 
 
 def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
@@ -317,16 +315,7 @@ def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
 
     `name` is that of the public argument; with it, addresses are refused.
     """
-    if name:
-        check_argument(name, path, "path")
-    text: object = os.fspath(path)
-    if isinstance(text, str) and (not text or (name and is_address(text))):
-        what = f"{show_address(text)!r} is an address" if text else "'' names nothing"
-        msg = f"{name or 'path'}={what}; expected a path on this machine or on a mounted Drive."
-        raise OptionError(msg)
-    if not isinstance(text, str) or "\0" in text:
-        msg = f"{path!r} is not a path: expected text without NUL characters."
-        raise OptionError(msg)
+    text = _text_of(path, name)
     try:
         place = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links into Drive
     # The home of an unknown user; or a current folder that has been deleted.
@@ -341,6 +330,21 @@ def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
         )
         raise OptionError(msg)
     return place
+
+
+def _text_of(path: str | os.PathLike[str], name: str) -> str:
+    """Return the text of a path; raises `OptionError` for none. `name`: as for `absolute_path`."""
+    if name:
+        check_argument(name, path, "path")
+    text: object = os.fspath(path)
+    if isinstance(text, str) and (not text or (name and is_address(text))):
+        what = f"{show_address(text)!r} is an address" if text else "'' names nothing"
+        msg = f"{name or 'path'}={what}; expected a path on this machine or on a mounted Drive."
+        raise OptionError(msg)
+    if not isinstance(text, str) or "\0" in text:
+        msg = f"{path!r} is not a path: expected text without NUL characters."
+        raise OptionError(msg)
+    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ def test_a_driver_that_hangs_does_not_hang_doctor(smi: FakeSmi) -> None:
             "'https://example.org/photos.zip' is an .*plan_stage",
         ),
         ({"path": "s3://bucket/photos.h5"}, "'s3://bucket/photos.h5' is an address"),
-        ({"path": ""}, "path='' cannot work"),
+        ({"path": ""}, "path='' names nothing"),
     ],
 )
 def test_a_wrong_argument_is_refused(arguments: dict[str, Any], said: str) -> None:
