@@ -593,21 +593,18 @@ def _open_listed(tree: Tree, entry: FileEntry) -> ByteSource:
 
 
 def labelled_shards(
-    shards: Sequence[str],
-    fields: Sequence[Mapping[str, FieldValues]],
-    counts: Sequence[int],
-    others: Sequence[Sequence[Any]] = (),
+    shards: Sequence[str], fields: Sequence[Mapping[str, FieldValues]], others: Sequence[Sequence[Any]]
 ) -> tuple[list[int], list[str]]:
     """Return the numbers of the shards to read, and a note on the others: those of held-out splits without any label,
-    as competitions publish them, beside others that have some. `fields`: of each; `counts`: how many records it has;
-    `others`: the boxes or masks of each."""
+    as competitions publish them, beside others that have some. `fields`: of each shard; `others`: the boxes or mask of
+    each of its records, if any."""
     splits = [split_of_shard(name) or "train" for name in shards]
     columns = ([_as_labels(own[name]) for name in label_fields(own)] for own in fields)
     are_labelled = [any(value is not None for column in own for value in column) for own in columns]
     # Boxes and masks come before labels, and a split needs what the others have.
     are_labelled = [*map(any, others)] if any(map(any, others)) else are_labelled
     bare = {*splits} - {"train", *itertools.compress(splits, are_labelled)} if any(are_labelled) else set()
-    lost = sum(count for count, split in zip(counts, splits, strict=True) if split in bare)
+    lost = sum(len(own) for own, split in zip(others, splits, strict=True) if split in bare)
     notes = left_out_notes((lost, "records", f"of {listed(sorted(bare))}, which have no labels,"))
     return [number for number, split in enumerate(splits) if split not in bare], notes
 

@@ -115,8 +115,11 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     _refuse_other_columns(source, files, features, [image, *columns])
     parts = scan_each(files, lambda _, file: file.scan(image, columns, mask))
     lengths = [np.asarray(part.get(mask, ())) for part in parts]
-    targets = [[*map(boxes_in, objects_of(part, about)), *(own >= 0)] for part, own in zip(parts, lengths, strict=True)]
-    numbers, lost = labelled_shards(entries.names, parts, [*map(len, files)], targets)
+    targets = [
+        [*map(boxes_in, objects_of(part, about)), *(own >= 0)] or [()] * len(file)
+        for part, own, file in zip(parts, lengths, files, strict=True)
+    ]
+    numbers, lost = labelled_shards(entries.names, parts, targets)
     files, parts = [files[number] for number in numbers], [parts[number] for number in numbers]
     fields = {name: _joined([part[name] for part in parts]) for name in columns}
     contents = join_samples([file.samples() for file in files])

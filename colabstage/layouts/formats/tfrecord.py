@@ -389,8 +389,7 @@ def tfrecord_state(source: Source) -> Evidence:
     scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, lengths, box))
     names, who = [shard.name for shard in shards], "fields of the records"
     targets = [[one.mask or boxes_in(one.objects) for one in found] for found, *_ in scanned]
-    counts = [*map(len, targets)]
-    kept, lost = labelled_shards(names, [stated for _, stated, _ in scanned], counts, targets)
+    kept, lost = labelled_shards(names, [stated for _, stated, _ in scanned], targets)
     scanned = [scanned[number] for number in kept]
     records = [record for found, _, _ in scanned for record in found]
     fields = join_fields([(stated, len(found)) for found, stated, _ in scanned])

@@ -234,14 +234,12 @@ def webdataset_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Fou
     for odd in filter(None, (found.odd for found in scanned)):
         raise broken(odd, "it is one of several images, arrays or clips of a sample", "one, or one called .jpg alone")
     called, who = [shard.name for shard in shards], "fields of the samples"
+    boxes = [found.fields.get(_OBJECTS) or [None] * len(found.samples) for found in scanned]
     targets = [
-        [
-            sample.mask or boxes_in(own)
-            for sample, own in zip(one.samples, one.fields.get(_OBJECTS) or itertools.repeat(None), strict=False)
-        ]
-        for one in scanned
+        [sample.mask or boxes_in(own) for sample, own in zip(found.samples, objects, strict=True)]
+        for found, objects in zip(scanned, boxes, strict=True)
     ]
-    kept, lost = labelled_shards(called, [one.fields for one in scanned], [*map(len, targets)], targets)
+    kept, lost = labelled_shards(called, [one.fields for one in scanned], targets)
     scanned = [scanned[number] for number in kept]
     samples = [sample for found in scanned for sample in found.samples]
     names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
