@@ -12,7 +12,8 @@ has been written beside its place, read back and compared before.
 
 No lock reaches all machines that share a place. So each step changes only what it was decided on: in a bucket by the
 service's conditions, in a folder by renames to names that are free. A run that was halted at any point, and then finds
-another one's file, leaves that there and is refused.
+another one's file, leaves that there and is refused; a file with the same content is as good as its own. If an earlier
+version has made room in a folder, and its successor does not come, it gets its name back.
 """
 
 from __future__ import annotations
