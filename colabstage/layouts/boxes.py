@@ -389,6 +389,10 @@ def holds_boxes(value: Any) -> bool:
     return isinstance(rows, list) and all(isinstance(row, list) for row in rows)
 
 
+def format_box(box: NDArray[np.float64]) -> str:
+    return "[" + ", ".join(f"{number:g}" for number in box.tolist()) + "]"
+
+
 def box_fields(where: str, record: Mapping[str, Any]) -> list[str]:
     """Return the field of a record that holds its objects, whatever it is called, or the fields that hold a list for
     each part of them; nothing if there are none."""

@@ -630,11 +630,9 @@ def _fields_left_over(source: Source, found: Evidence, beside: str) -> Iterator[
         how = of_rows if of_arrays else "Call each file after its split, or name it in the configs of a README."
         names = [*filter(may_list_a_split, fields * of_arrays), *lists]
         yield _left_over_message(names, beside, "may say which of them are held out", how)
-    # Such images have texts instead of labels, and the further fields are about both.
-    has_texts = not {*map(words.plain_name, found.unused)}.isdisjoint(words.CAPTIONS)
-    if table.targets is None and not of_arrays and not has_texts:
+    if table.targets is None and not of_arrays:
         how = "Call what does 'label', or give a function as layout=."
-        names = list(filter(words.may_be_label, found.unused))
+        names = words.unused_labels(found.unused)
         yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")
 
 

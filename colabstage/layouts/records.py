@@ -30,11 +30,14 @@ from colabstage.layouts import words
 from colabstage.layouts.boxes import (
     BOX_KEYS,
     BOX_LABELS,
+    FURTHER,
+    Form,
     FoundForm,
     as_corners,
     by_field,
     find_form,
     first_unfit,
+    format_box,
     further_fields,
     stated_form,
 )
@@ -388,6 +391,119 @@ def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Label
     return Labels(Values(values), found if names else class_numbers(values))
 
 
+class ObjectRows(NamedTuple):
+    """The M boxes that the objects of N records state, as written."""
+
+    samples: Sequence[str]
+    offsets: NDArray[np.int64]
+    """int64 `(N + 1,)`."""
+    places: NDArray[np.float64]
+    """float `(M, 4)`."""
+    labels: list[int | str]
+    texts: list[str | None]
+    """The word for the class of each box; `None` if it is its label alone."""
+    columns: dict[str, NDArray[Any]]
+
+    @property
+    def owners(self) -> list[str]:
+        """Return the sample of each box."""
+        return [one for one, count in zip(self.samples, np.diff(self.offsets), strict=True) for _ in range(count)]
+
+    def form(
+        self, size_of: Callable[[int], tuple[int, int] | None], *, stated: Form | None = None, how: str = ""
+    ) -> FoundForm:
+        """Return what the four numbers mean. `size_of`: returns the height and width of a sample's image. `stated`: the
+        form, if something says it. `how`: a line that says it, for the error where several are possible."""
+        filled = np.flatnonzero(np.diff(self.offsets)).tolist()
+        each = [self.places[self.offsets[number] : self.offsets[number + 1]] for number in filled]
+        areas = self.columns.get("area")
+        found = find_form(each, lambda number: size_of(filled[number]), stated=stated, areas=areas)
+        if found.trouble:
+            what = f"its boxes and others {found.trouble} (first {format_box(self.places[0])})"
+            line = "" if found.relative else how
+            raise broken(self.samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{line}")
+        return found
+
+    def corners(self, form: Form) -> NDArray[np.float64]:
+        """Return the boxes as xyxy, `(M, 4)`."""
+        found = as_corners(self.places, form)
+        for odd in np.flatnonzero((found[:, 2:] < found[:, :2]).any(axis=1))[:1].tolist():
+            expected = "x0 <= x1 and y0 <= y1" if form in ("xyxy", "yxyx") else "sizes of 0 and more"
+            what = f"it has the box {format_box(self.places[odd])}, which is no {form}"
+            raise broken(self.owners[odd], what, expected)
+        return found
+
+
+class ObjectFields(NamedTuple):
+    """The fields of the objects of records that become boxes."""
+
+    box: str
+    label: str
+    word: str
+    """The field of words beside the numbers of the classes; "" for none."""
+    further: Mapping[str, tuple[str, type[np.generic]]]
+    stated: Form | None
+    """What the four numbers mean by the fields' names."""
+    others: tuple[str, ...]
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.box, self.label, self.word, *self.further)))
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> ObjectFields:
+        """Find them in all records, which hold a list of objects, a list for each field of them, or `None`."""
+        stated = [*map(by_field, values)]
+        each = [*map(_lists_in, values)]
+        named = dict.fromkeys(key for one in stated for key in one)
+        held = {key: [one.get(key, ()) for one in each] for key in named}
+        lengths = {key: [*map(len, own)] for key, own in held.items()}
+        box, label = (
+            next((key for key in known if any(lengths.get(key, ()))), known[0]) for known in (BOX_KEYS, BOX_LABELS)
+        )
+        whole = [key for key in named if lengths[key] == lengths.get(box)]
+        kinds = {
+            key: {type(value) for own in held[key] for value in own} for key in whole if key in (*BOX_LABELS, *FURTHER)
+        }
+        word = next((key for key in whole if key in BOX_LABELS and key != label and kinds[key] == {str}), "")
+        further = further_fields([key for key in whole if key in FURTHER and kinds[key] <= {int, float, bool}])
+        found = cls(box, label, word, further, stated_form(box, named), ())
+        return found._replace(others=tuple(key for key in named if key not in found.used))
+
+    def read(self, values: Sequence[Any], samples: Sequence[str]) -> ObjectRows:
+        """Return what they hold in N records; refuse a record that lacks some of it, and what is no box or class."""
+        each = [*map(_lists_in, values)]
+        counts = [len(one.get(self.box, ())) for one in each]
+        for one, count, sample in zip(each, counts, samples, strict=True):
+            for key in (self.label, *self.further):
+                if (found := len(one.get(key, ()))) != count:
+                    zeros = "" if found else f"; zeros under '{self.label}' where all are of one class"
+                    what = f"it has {count} boxes in '{self.box}' and {found} values in '{key}'"
+                    raise broken(sample, what, f"four numbers and a class for each box{zeros}")
+            odd = [show_content(place) for place in one.get(self.box, ()) if not _is_box(place)]
+            if odd:
+                raise broken(sample, f"it has the box {odd[0]}", "four finite numbers")
+            odd = [show_content(value) for value in one.get(self.label, ()) if not _is_class(value)]
+            if odd:
+                raise broken(sample, f"it has {odd[0]} under '{self.label}'", "a whole number, or a word")
+        flat = {key: [value for one in each for value in one.get(key, ())] for key in self.used}
+        columns: dict[str, NDArray[Any]] = {}
+        rows = ObjectRows(
+            samples,
+            offsets_of(counts),
+            np.array(flat[self.box], np.float64).reshape(-1, 4),
+            [int(value) if isinstance(value, float) else value for value in flat[self.label]],
+            flat[self.word] if self.word else [None] * sum(counts),
+            columns,
+        )
+        for key, (column, kind) in self.further.items():
+            unfit, expected = first_unfit(np.array(flat[key]), kind)
+            if unfit >= 0:
+                raise broken(rows.owners[unfit], f"it has {flat[key][unfit]} under '{key}'", expected)
+            columns[column] = np.array(flat[key], kind)
+        return rows
+
+
 def boxes_of_records(
     values: Sequence[Any],
     samples: Sequence[str],
@@ -399,61 +515,37 @@ def boxes_of_records(
 ) -> Labels:
     """Make boxes of what the records of N samples hold: a list of objects, a list for each field of them, or `None`.
 
-    `size_of`: returns the height and width of a sample's image. `names_of`: returns the classes that the numbers in a
-    field stand for. `found`: what the four numbers are, if something says it. `how`: a line that says it.
+    `size_of`, `how`: as for `ObjectRows.form`. `names_of`: returns the classes that the numbers in a field stand for.
+    `found`: what the four numbers are, if something says it.
     """
-    stated = [by_field(value) for value in values]
-    named = dict.fromkeys(key for one in stated for key in one)
-    # Facts of the image may be among those of its objects.
-    each = [{key: own for key, own in one.items() if isinstance(own, list | tuple)} for one in stated]
-    keys = dict.fromkeys(key for one in each for key in one)
-    box, label = (next((key for key in known if key in keys), known[0]) for known in (BOX_KEYS, BOX_LABELS))
-    for one, sample in zip(each, samples, strict=True):
-        own, classes_of = one.get(box, ()), one.get(label, ())
-        odd = [show_content(place) for place in own if not _is_box(place)]
-        if odd or len(own) != len(classes_of):
-            what = odd[0] if odd else f"{len(own)} boxes in '{box}' and {len(classes_of)} classes in '{label}'"
-            raise broken(sample, f"it has {what}", "four numbers and a class for each box")
-        _refuse_no_labels({label: classes_of}, [sample] * len(classes_of))
-    counts = [len(one.get(box, ())) for one in each]
-    flat = {key: [value for one in each for value in one.get(key, ())] for key in keys}
-    whole = [key for key, own in flat.items() if len(own) == sum(counts)]
-    words = (key for key in whole if key in BOX_LABELS and key != label and isinstance(next(iter(flat[key]), 0), str))
-    word = next(words, "")
-    further = further_fields([key for key in whole if all(isinstance(value, int | float) for value in flat[key])])
-    owners = [sample for sample, count in zip(samples, counts, strict=True) for _ in range(count)]
-    columns: dict[str, NDArray[Any]] = {}
-    for key, (column, kind) in further.items():
-        unfit, expected = first_unfit(np.array(flat[key]), kind)
-        if unfit >= 0:
-            raise broken(owners[unfit], f"it has {flat[key][unfit]} under '{key}'", expected)
-        columns[column] = np.array(flat[key], kind)
-    places, offsets = np.array(flat.get(box, ()), np.float64).reshape(-1, 4), offsets_of(counts)
-    filled = np.flatnonzero(counts).tolist()
-    form, relative, trouble = found or find_form(
-        [places[offsets[number] : offsets[number + 1]] for number in filled],
-        lambda number: size_of(filled[number]),
-        stated=stated_form(box, named),
-        areas=columns.get("area"),
+    fields = ObjectFields.of(values)
+    rows = fields.read(values, samples)
+    form = found or rows.form(size_of, stated=fields.stated, how=how)
+    labels, owners = rows.labels, rows.owners
+    names = _named(labels, names_of(fields.label), owners, fields.label) or _words_of(
+        compare_fields(labels, rows.texts, owners)
     )
-    if trouble:
-        what = f"its boxes and others {trouble} (first {flat[box][0]})"
-        line = "" if relative else how
-        raise broken(samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{line}")
-    texts, labels = flat.get(word, [None] * len(owners)), flat.get(label, [])
-    names = _named(labels, names_of(label), owners, label) or _words_of(compare_fields(labels, texts, owners))
     targets, classes, *_ = make_labels(labels, owners, names=names)
     numbers = {"labels": getattr(targets, "values", np.zeros(0, np.int64))}
-    left = listed([key for key in named if key not in (box, label, word, *further)])
-    parts = " as parts of width and height" if relative else ""
-    note = f"The boxes are written as {form}{parts}{f'; left out: {left}' if left else ''}."
-    made = Boxes(offsets, as_corners(places, form), numbers | columns, relative=relative)
+    left = listed(fields.others)
+    parts = " as parts of width and height" if form.relative else ""
+    note = f"The boxes are written as {form.form}{parts}{f'; left out: {left}' if left else ''}."
+    made = Boxes(rows.offsets, rows.corners(form.form), numbers | rows.columns, relative=form.relative)
     return Labels(made, classes, notes=(note,))
+
+
+def _lists_in(value: Any) -> dict[str, Sequence[Any]]:
+    """Return the fields of an image's objects; facts of the image may be among them, which are no lists."""
+    return {key: own for key, own in by_field(value).items() if isinstance(own, list | tuple)}
 
 
 def _is_box(place: Any) -> bool:
     are_four = isinstance(place, list | tuple) and len(place) == 4
     return are_four and all(isinstance(one, int | float) and math.isfinite(one) for one in place)
+
+
+def _is_class(value: Any) -> bool:
+    return value.is_integer() if isinstance(value, float) else isinstance(value, int | str)
 
 
 def decode_label(content: bytes, name: str) -> str:

@@ -283,11 +283,13 @@ class UnreadBoxes(_OfSource):
     dtype: np.dtype[Any]
     """The type of the row of a box: `boxes`, four floats, x0, y0, x1, y1 in pixels of the upright image; and further
     columns by name, as those of `Boxes`."""
+    relative: bool = False
+    """As of `Boxes`."""
 
     def read(self, rows: NDArray[Any], counts: NDArray[np.int64]) -> Boxes:
         """Return all boxes, given the rows of all samples in sequence, and the number of rows of each."""
         columns = {name: np.ascontiguousarray(rows[name]) for name in self.dtype.names or ()}
-        return Boxes(offsets_of(counts), columns.pop("boxes"), columns)
+        return Boxes(offsets_of(counts), columns.pop("boxes"), columns, self.relative)
 
 
 @dataclass(frozen=True, slots=True)

@@ -428,6 +428,12 @@ def may_be_label(column: str) -> bool:
     return not (is_index_name(column) or plain_name(column) in known or plain_name(column).endswith("_id"))
 
 
+def unused_labels(fields: Sequence[str]) -> list[str]:
+    """Return the fields that may label samples which nothing else does: none beside a caption, because such images have
+    texts instead of labels, and the others are about both."""
+    return [] if {*map(plain_name, fields)} & {*CAPTIONS} else [*filter(may_be_label, fields)]
+
+
 def is_index_name(column: str) -> bool:
     """Tell whether a column is a row number that a program wrote."""
     # "Unnamed: 0" is pandas' name for an index that it wrote and read again.

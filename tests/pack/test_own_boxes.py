@@ -132,6 +132,10 @@ TARGETS: dict[str, Callable[[int], Any]] = {
         {"image_id": i} | ({"boxes": tensor(corners(i)), "labels": tensor(labels(i))} if i % 4 else {}),
     ),
     "numpy": lambda i: (picture(i), {"boxes": corners(i), "labels": labels(i).astype(np.float32)}),
+    "parts of width and height": lambda i: (
+        picture(i), {"boxes": corners(i) / (*size_of(i)[::-1], *size_of(i)[::-1]), "labels": labels(i)},
+    ),
+    "only in some": lambda i: {"image": picture(i)} | ({"boxes": corners(i), "labels": labels(i)} if i % 4 else {}),
     "two flags": lambda i: (
         picture(i), {"boxes": corners(i), "labels": labels(i), "iscrowd": labels(i), "is_crowd": labels(i)},
     ),
@@ -282,13 +286,29 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
     [
         (lambda i: (picture(i), VOC_TARGET), r"dict of 'annotation'.*wrap_dataset_for_transforms_v2"),
         (lambda i: (picture(i), [{"type": "Car", "bbox": [30, 9, 39, 20]}]), r"'Car' under 'type'.*wrap_dataset_for"),
-        (some(boxes=lambda i: np.full((1, 4), 0.5), labels=lambda i: [0]), r"\[0.5, 0.5, 0.5, 0.5\].*in pixels"),
-        (some(boxes=lambda i: [[0, 0, 1.0001, 0.5]], labels=lambda i: [0]), r"parts of width and height"),
+        (
+            lambda i: (np.zeros((3, 9, 9)), {"boxes": np.full((1, 4), 0.5), "labels": [0]}),
+            r"parts of width and height, on an array; expected corners in pixels",
+        ),
+        (some(boxes=corners), r"Items\[1\].* 0 values in 'labels'.*zeros"),
+        (
+            lambda i: (picture(i), [picture(0).convert("L")] * 2),
+            r"Items\[0\] has 2 images as its target; expected one mask",
+        ),
+        (
+            lambda i: {"image": picture(i), "label": 0} | ({"mask": picture(i)} if i == 20 else {}),
+            r"Items\[20\] has 'mask', which the first items lack",
+        ),
+        (
+            lambda i: {"image": picture(i), "mask": picture(i).convert("L"), "boxes": [[1, 2, 3, 4]], "labels": [0]},
+            r"mapping of 'image', 'mask', 'boxes', 'labels'; expected",
+        ),
+        (lambda i: {"image": picture(i), "cls": 0}, r"mapping of 'image', 'cls'; expected"),
         (some(boxes=lambda i: [[9, 9, 2, 2]], labels=lambda i: [0]), r"Items\[0\].*no xyxy; expected x0 <= x1"),
         (some(boxes=lambda i: [[1, 2, np.nan, 4]], labels=lambda i: [0]), r"finite"),
-        (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0, 1]), r"1 boxes and 'labels' of shape \(2,\)"),
+        (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0, 1]), r"1 boxes in 'boxes' and 2 values in 'labels'"),
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: ["dog"]), r"'dog' under 'labels'.*Number the classes"),
-        (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0.5]), r"0.5 under 'labels'; expected whole"),
+        (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0.5]), r"0.5 under 'labels'; expected a whole"),
         *(
             (
                 some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0], iscrowd=lambda i, odd=odd: [odd]),
@@ -309,7 +329,10 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
             lambda i: (picture(i), {"boxes": [[1, 2, 3, 4]], **({} if i == 20 else {"labels": [0]})}),
             r"Items\[20\] has boxes without 'labels', which the first items have",
         ),
-        (lambda i: (picture(i), 3 if i == 20 else {"boxes": [[1, 2, 3, 4]]}), r"Items\[20\] has int as its target"),
+        (
+            lambda i: (picture(i), 3 if i == 20 else {"boxes": [[1, 2, 3, 4]], "labels": [0]}),
+            r"Items\[20\] has int as its target",
+        ),
     ],
 )
 def test_what_cannot_be_boxes_is_one_typed_error(tmp_path: Path, item: Callable[[int], Any], says: str) -> None:
@@ -331,15 +354,15 @@ def test_broken_items_take_their_boxes_with_them(tmp_path: Path) -> None:
 
     def item(number: int) -> Any:
         boxes = corners(number)
-        if number == 18:
+        if number in (2, 18):
             boxes[0, 2] = 0
         return picture(number), {"boxes": boxes, "labels": labels(number if number != 7 else 1 // 0)}
 
     report = pack_dataset(Items(item), tmp_path / "out.h5", image_size=(8, 8), on_error="skip", progress=False)
-    assert report.samples == {"train": COUNT - 2}
-    assert sorted(why.partition(":")[0] for why in report.skipped) == ["Items[18]", "Items[7]"]
+    assert report.samples == {"train": COUNT - 3}
+    assert sorted(why.partition(":")[0] for why in report.skipped) == ["Items[18]", "Items[2]", "Items[7]"]
     found = stored(tmp_path / "out.h5")
-    assert found.keys() == set(range(COUNT)) - {7, 18}
+    assert found.keys() == set(range(COUNT)) - {2, 7, 18}
     assert all(one["labels"].tolist() == labels(number).tolist() for number, one in found.items())
 
 
@@ -360,7 +383,9 @@ def test_boxes_are_appended(tmp_path: Path) -> None:
     report = pack_dataset(items, append_to=tmp_path / "out.h5", progress=False)
     assert report.samples == {"train": COUNT}
     with pytest.raises(OptionError, match="cannot be appended"):
-        pack_dataset(Items(some(boxes=corners)), append_to=tmp_path / "out.h5", progress=False)
+        pack_dataset(
+            Items(some(boxes=corners, labels=labels, iscrowd=labels)), append_to=tmp_path / "out.h5", progress=False
+        )
 
 
 @pytest.mark.parametrize("box", [{"bbox": [1, 2, 3, 4]}, {"face": {"bbox": [1, 2, 3, 4]}}])

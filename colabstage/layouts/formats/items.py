@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,35 +17,43 @@ from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, La
 from colabstage.io.arguments import instead_of, is_frame, show_value
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
+from colabstage.layouts import words
 from colabstage.layouts.boxes import (
+    BOX_KEYS,
     BOX_LABELS,
+    FURTHER,
     OBJECTS,
     Form,
-    as_corners,
+    FoundForm,
+    box_fields,
     box_key,
     by_field,
-    find_form,
-    first_unfit,
-    further_fields,
-    stated_form,
 )
-from colabstage.layouts.columns import show
-from colabstage.layouts.formats.masks import find_masks, mask_field
-from colabstage.layouts.records import names_of_feature
-from colabstage.layouts.table import Arrays, Images, SampleSource, SampleTable, Targets, UnreadBoxes, numbered_samples
+from colabstage.layouts.evidence import Miss, gather
+from colabstage.layouts.formats.masks import find_masks, is_mask_name, mask_field
+from colabstage.layouts.records import ObjectFields, names_of_feature
+from colabstage.layouts.table import (
+    Arrays,
+    BrokenDatasetError,
+    Images,
+    SampleSource,
+    SampleTable,
+    Targets,
+    UnreadBoxes,
+    numbered_samples,
+)
 from colabstage.machine.mounts import InCaller, call_here
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+T = TypeVar("T")
 
 NAME = "dataset"
 # Common names of the two sides of a dict item, as in Hugging Face datasets. Exactly one of each must be there, because
 # with two it would be unclear which is meant.
 _X_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "data")
 _Y_KEYS = ("label", "labels", "fine_label", "target", "targets", "y", "class", "mask")
-# Stands for everything except the input, if boxes and labels are separate columns.
-_REST = ""
 # As many items are kept as are examined before packing begins.
 _FIRST = 16
 # Wider floats have a different layout on each machine.
@@ -76,6 +84,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     """
     _check_dataset(dataset)
     count, pairs = len(dataset), _Pairs(dataset, in_caller)
+    pairs.find_keys()
     name, (x, y) = next(pairs.readable(), None) or (pairs.name(0), pairs.get(0))
     pairs.bare = name if y is None else ""
     # Hugging Face datasets store class names with the column, torchvision's as an attribute.
@@ -84,11 +93,14 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     targets: Targets | None = None
     if _may_hold_boxes(y):
         planned = _plan_boxes(pairs, dataset)
-        targets = UnreadBoxes(pairs.side(1, planned.dtype.itemsize, planned.rows), planned.dtype)
+        if planned.form.relative and not _is_pillow_image(x):
+            raise _odd(name, "boxes that are parts of width and height, on an array", f"corners in pixels{_WRAP}")
+        rows = pairs.side(1, planned.dtype.itemsize, planned.rows)
+        targets = UnreadBoxes(rows, planned.dtype, planned.form.relative)
         # Boxes have class names of their own, for objects; the dataset's names are for whole images.
         classes, notes = planned.classes, [*notes, planned.note]
     elif y is not None:
-        first = _item_array(y, name)
+        first = _as_target(y, name, classes=())
         ys = pairs.side(1, first.nbytes, partial(_as_target, classes=classes))
         targets = Arrays(ys, first.shape, first.dtype)
         if _is_pillow_image(y):
@@ -138,8 +150,10 @@ class _Keys(NamedTuple):
     """The keys of the two sides of items that are mappings."""
 
     x: str
-    y: str | None
-    """`None` if there is no target, `_REST` if it is everything else."""
+    y: tuple[str, ...]
+    """Several if boxes and their labels are beside each other."""
+    are_objects: bool
+    known: frozenset[Any]
     note: str
     """What they are, and what is left out."""
 
@@ -152,7 +166,7 @@ class _Pairs:
         self._dataset, self._in_caller = dataset, in_caller
         # If a thread executor writes shards, its threads take turns.
         self._turn = threading.Lock()
-        self._kept: dict[int, tuple[Any, Any]] = {}
+        self._kept: dict[int, Any] = {}
         # A new one each time: a dataset may return other items next time, so no pack of it is continued.
         self._token = uuid.uuid4().hex
         self._label = type(dataset).__name__
@@ -162,12 +176,20 @@ class _Pairs:
     def name(self, index: int) -> str:
         return f"{self._label}[{index}]"
 
+    def find_keys(self) -> None:
+        """Find the keys of items that are mappings, by all of the first items."""
+        found = [(name, item) for name, item in self._first(self._item) if isinstance(item, Mapping)]
+        every: dict[Any, Any] = {}
+        for _, item in found:
+            every |= {key: value for key, value in item.items() if every.get(key) is None}
+        self.keys = _find_keys(every, found[0][0]) if found else None
+
     def feature(self) -> Any:
-        """Return the feature of the target column of a Hugging Face `Dataset`."""
+        """Return the feature of the target column of a Hugging Face `Dataset`, or of all."""
         features = getattr(self._dataset, "features", None)
         if self.keys is None or not isinstance(features, Mapping):
             return None
-        return features if self.keys.y == _REST else features.get(self.keys.y)
+        return features if len(self.keys.y) != 1 else features.get(self.keys.y[0])
 
     def side(self, side: int, nbytes: int, convert: Callable[[Any, str], NDArray[Any]]) -> SampleSource:
         """Return x (0) or y (1) of all items, of about `nbytes` each, converted to what is stored."""
@@ -180,37 +202,42 @@ class _Pairs:
 
     def readable(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
         """Yield the first items with their names, except broken ones, which are reported when they are packed."""
+        return self._first(self.get)
+
+    def _first(self, get: Callable[[int], T]) -> Iterator[tuple[str, T]]:
         for name, index in ((self.name(index), index) for index in range(min(_FIRST, len(self._dataset)))):
             with suppress(DecodeError):
                 # A dataset that reads from a mount may fail temporarily, like the mount.
-                yield name, read_with_retry(partial(self.get, index), name)
+                yield name, read_with_retry(partial(get, index), name)
 
     def get(self, index: int) -> tuple[Any, Any]:
         """Return one item; an error of the dataset, other than of a disk, is a `DecodeError`."""
         with self._turn:
-            if index not in self._kept:
-                if index >= _FIRST:
-                    # Only the last one, because a single item may fill most of the memory.
-                    self._kept.clear()
-                self._kept[index] = self._taken(index, self.name(index))
-            x, y = self._kept[index]
+            x, y = self._sides_of(self._item(index), self.name(index))
         if self.bare and y is not None:
             raise _odd(self.name(index), f"a target, and {self.bare} has none", "one for each item, or for none")
         return x, y
 
-    def _taken(self, index: int, name: str) -> tuple[Any, Any]:
-        try:
-            item = self._dataset[index]
-        except ColabstageError:
-            raise
-        except Exception as error:
-            # A disk's errors have a number; Pillow's, of a damaged image, have none.
-            if isinstance(error, OSError) and error.errno is not None:
+    def _item(self, index: int) -> Any:
+        if index not in self._kept:
+            if index >= _FIRST:
+                # Only the last one, because a single item may fill most of the memory.
+                self._kept.clear()
+            try:
+                self._kept[index] = self._dataset[index]
+            except ColabstageError:
                 raise
-            msg = ended(f"{name} raised {type(error).__name__}: {error}")
-            raise DecodeError(msg) from error
+            except Exception as error:
+                # A disk's errors have a number; Pillow's, of a damaged image, have none.
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                msg = ended(f"{self.name(index)} raised {type(error).__name__}: {error}")
+                raise DecodeError(msg) from error
+        return self._kept[index]
+
+    def _sides_of(self, item: Any, name: str) -> tuple[Any, Any]:
         if isinstance(item, Mapping):
-            return self._sides_of(item, name)
+            return self._sides_by_key(item, name)
         is_numbers = isinstance(item, list) and all(isinstance(part, int | float) for part in item)
         if not isinstance(item, tuple | list) or is_numbers:
             return item, None
@@ -219,43 +246,49 @@ class _Pairs:
             return item[0], item[1]
         raise _odd(name, f"{len(item)} parts", "(x, y). Leave out the others, for example in a wrapper's items")
 
-    def _sides_of(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
-        self.keys = self.keys or _find_keys(item, name)
-        x, y, _ = self.keys
-        for key in filter(None, (x, y)):
-            if key not in item:
-                raise _odd(name, f"no {key!r}, as the first item has")
-        if y == _REST:
-            return item[x], {key: value for key, value in item.items() if key != x}
-        target = None if y is None else item[y]
+    def _sides_by_key(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
+        keys = self.keys
+        odd = next((key for key in item if keys is None or (key not in keys.known and _may_be_target(key))), None)
+        if keys is None or odd is not None:
+            raise _odd(name, f"{odd!r}, which the first items lack", "the same keys in all")
+        lost = [key for key in (keys.x, *keys.y) if key not in item and (key == keys.x or not keys.are_objects)]
+        if lost:
+            raise _odd(name, f"no {lost[0]!r}, as others have")
+        if len(keys.y) > 1:
+            return item[keys.x], {key: item[key] for key in keys.y if key in item}
+        target = item.get(keys.y[0]) if keys.y else None
         # Some have `None` instead of an empty list.
-        return item[x], [] if y in OBJECTS and target is None else target
+        return item[keys.x], [] if keys.are_objects and target is None else target
+
+
+def _may_be_target(key: Any) -> bool:
+    return key in (*_Y_KEYS, *OBJECTS, *BOX_KEYS) or is_mask_name(str(key))
 
 
 def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
-    xs, ys = ([key for key in known if key in item] for known in (_X_KEYS, _Y_KEYS))
+    """Find the keys of the two sides in what the first items hold."""
+    xs = [key for key in _X_KEYS if key in item]
+    rest = {str(key): value for key, value in item.items() if key not in xs}
     # Boxes with their labels, or in a column of objects, are one target. They and masks come before labels, which are
     # those of the first object, or of the scene.
-    objects = [key for key, value in item.items() if key not in xs and _are_objects(value)]
-    mask = mask_field(name, [key for key, value in item.items() if key not in xs and _is_pillow_image(value)])
-    if not objects and _has_boxes(item):
-        ys = [_REST]
-    elif objects or mask:
-        ys = [*objects, *filter(None, [mask])]
-    elif not ys:
-        ys = [key for key in OBJECTS if key in item and (item[key] is None or _may_hold_boxes(item[key]))]
-    if len(xs) != 1 or len(ys) > 1:
+    about = box_fields(name, _as_lists(rest))
+    mask = mask_field(name, [key for key, value in rest.items() if _is_pillow_image(value) or _are_several(value)])
+    ys = [tuple(own) for own in (about, [mask] * bool(mask)) if own] or [(key,) for key in _Y_KEYS if key in rest]
+    if not ys:
+        objects = [key for key in OBJECTS if key in rest and (rest[key] is None or _may_hold_boxes(rest[key]))]
+        about, ys = objects, [(key,) for key in objects]
+    odd = [] if ys else words.unused_labels([*rest])
+    if len(xs) != 1 or len(ys) > 1 or odd:
         msg = (
             f"{name} is a mapping{_of_keys(item)}; expected (x, y), or an input called 'image' or 'x' and one target "
             "called 'label' or 'y'. Wrap the dataset in one whose items are such pairs, or rename and remove columns."
         )
         raise LayoutError(msg)
-    if ys == [_REST]:
-        return _Keys(xs[0], _REST, f"In each item {xs[0]!r} is the input, and the others are the target.")
-    target = f"{ys[0]!r} the target" if ys else "there is no target"
-    left = listed([str(key) for key in item if key not in (xs[0], *ys)])
+    y = next(iter(ys), ())
+    target = f"{listed(y)} the target" if y else "there is no target"
+    left = listed([key for key in rest if key not in y])
     note = f"In each item {xs[0]!r} is the input, and {target}{f'; left out: {left}' if left else ''}."
-    return _Keys(xs[0], ys[0] if ys else None, note)
+    return _Keys(xs[0], y, bool(about), frozenset(item), note)
 
 
 def _of_keys(item: Any) -> str:
@@ -267,6 +300,14 @@ def _of_keys(item: Any) -> str:
 
 def _is_pillow_image(value: Any) -> bool:
     return hasattr(value, "getbands") and hasattr(value, "convert")
+
+
+def _are_several(value: Any) -> bool:
+    return _is_list(value) and len(value) > 0 and all(map(_is_pillow_image, value))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.kind == "O")
 
 
 def _size_of_item(x: Any) -> tuple[int, int] | None:
@@ -292,6 +333,8 @@ def _as_input(value: Any, name: str) -> NDArray[Any]:
 
 def _as_target(value: Any, name: str, *, classes: Sequence[str]) -> NDArray[Any]:
     """Return a target as an array; a number of a class that has no name is refused, if the dataset has names."""
+    if _are_several(value):
+        raise _odd(name, f"{len(value)} images as its target", "one mask, each of whose pixels is a class")
     values = _item_array(value, name)
     if classes and values.size == 1 and values.dtype.kind in "iu":
         # Test sets with secret labels use -1.
@@ -361,47 +404,53 @@ _FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
 _NAMES_OF_IMAGES = frozenset({"image_id", "id"})
 # Class numbers above this are not indices; a list of names for them would be mostly gaps.
 _MOST_CLASSES = 10_000
-
-
-class _Found(NamedTuple):
-    """The boxes of one item, as written."""
-
-    places: NDArray[np.float64]
-    form: Form | None = None
-    """`None` if nothing says it."""
-    columns: Mapping[str, Any] = {}
-    """Everything else about each box."""
+_WRAP = "; or wrap the dataset in one whose items are (image, {'boxes': corners in pixels, 'labels': numbers})"
 
 
 @dataclass(frozen=True, slots=True)
 class _BoxItems:
     """How the targets of a dataset's items become rows."""
 
-    form: Form
-    columns: Mapping[str, tuple[str, type[np.generic]]]
-    """What each column of the items becomes, and its type; the class comes first."""
+    fields: ObjectFields
+    form: FoundForm
     classes: tuple[str, ...]
-    note: str
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Return the type of the row of a box: `boxes`, `labels`, and further columns."""
-        return np.dtype([("boxes", np.float64, (4,)), *self.columns.values()])
+        return np.dtype([("boxes", np.float64, (4,)), ("labels", np.int64), *self.fields.further.values()])
+
+    @property
+    def note(self) -> str:
+        left = f"; left out: {listed(self.fields.others)}." if self.fields.others else "."
+        kept = listed([self.fields.label, *self.fields.further])
+        return f"Of each target the boxes (written as {self.form.form}) and {kept} are kept{left}"
 
     def rows(self, target: Any, name: str) -> NDArray[Any]:
         """Return the boxes of one item, `(M,)` of `dtype`, with corners."""
-        found = _find_boxes(target, name)
-        rows: NDArray[Any] = np.zeros(len(found.places), self.dtype)
-        if not len(rows):
-            return rows
-        rows["boxes"] = _checked_corners(found.places, found.form or self.form, name)
-        for key, (column, kind) in self.columns.items():
-            if key not in found.columns:
-                raise _odd(name, f"boxes without {key!r}, which the first items have")
-            rows[column] = _column(found.columns[key], key, len(rows), kind, name)
-        if self.classes and "labels" in (rows.dtype.names or ()):
+        objects, stated = _objects(target, name)
+        if odd := sorted({*objects} & _OF_BOXES - {*self.fields.used, *self.fields.others}):
+            raise _odd(name, f"{odd[0]!r}, which the first items lack", "the same in all")
+        lost = [key for key in self.fields.used if key not in objects]
+        if lost and self.fields.box not in lost:
+            raise _odd(name, f"boxes without {lost[0]!r}, which the first items have")
+        try:
+            found = self.fields.read([objects], [name])
+            corners = found.corners(stated or self.form.form)
+        except BrokenDatasetError as error:
+            raise DecodeError(str(error)) from error
+        rows: NDArray[Any] = np.zeros(len(corners), self.dtype)
+        if word := next((one for one in found.labels if isinstance(one, str)), ""):
+            what = f"boxes whose classes are words, {word!r} under {self.fields.label!r}"
+            raise _unknown(target, name, f"{what}. Number the classes, as by a dict of their names")
+        for key, values in {"boxes": corners, "labels": found.labels, **found.columns}.items():
+            rows[key] = values
+        if self.classes:
             _check_classes(rows["labels"], self.classes, f"{name} has a box of class")
         return rows
+
+
+_OF_BOXES = {*BOX_KEYS, *BOX_LABELS, *FURTHER}
 
 
 def _may_hold_boxes(target: Any) -> bool:
@@ -409,77 +458,59 @@ def _may_hold_boxes(target: Any) -> bool:
     return isinstance(target, Mapping) or (_is_list(target) and all(isinstance(one, Mapping) for one in target))
 
 
-def _are_objects(value: Any) -> bool:
-    """Tell whether a value is a dict with rows of boxes, or a list of dicts with one each."""
-    each = list(value) if _is_list(value) else []
-    return (bool(each) and all(box_key(one) is not None for one in each)) or _has_boxes(value)
-
-
-def _has_boxes(item: Any) -> bool:
-    """Tell whether a value is a mapping that has rows of boxes itself; one box for an image is something else."""
-    value = item[key] if (key := box_key(item)) is not None else None
-    if isinstance(value, list | tuple):
-        return all(_is_list(one) or len(getattr(one, "shape", ())) == 1 for one in value)
-    return len(getattr(value, "shape", ())) == 2
-
-
 def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     """Decide by a dataset's first items how all boxes are read; the dataset names the classes, as Hugging Face's,
     torchvision's and others do."""
-    seen = [(name, x, y, _find_boxes(y, name)) for name, (x, y) in pairs.readable()]
-    filled = [one for one in seen if len(one[3].places)]
-    if not filled:
-        raise _unknown(seen[0][2], seen[0][0], "no boxes, like the items after it")
-    name, _, target, found = filled[0]
-    places = [one[3].places for one in filled]
-    form, relative, trouble = find_form(places, lambda number: _size_of_item(filled[number][1]), stated=found.form)
-    if relative or max(each.max() for each in places) <= 1:
-        trouble = "are parts of width and height"
-    if trouble:
-        msg = (
-            f"The boxes of the first items {trouble} ({name} has {_format_box(found.places[0])}). Wrap the "
-            "dataset in one whose items are (image, {'boxes': corners in pixels, 'labels': numbers})."
-        )
-        raise LayoutError(msg)
-    label = next((key for key in BOX_LABELS if key in found.columns), None)
-    words = [key for key, each in found.columns.items() if _is_list(each) and len(each) and isinstance(each[0], str)]
-    # torchvision's Kitti says what a box is under 'type'.
-    if words and label in (None, *words):
-        what = f"boxes whose classes are words, {found.columns[label or words[0]][0]!r} under {label or words[0]!r}"
-        raise _unknown(target, name, f"{what}. Number the classes, as by a dict of their names")
-    columns: dict[str, tuple[str, type[np.generic]]] = {} if label is None else {label: ("labels", np.int64)}
-    columns |= further_fields(found.columns)
-    left = ", ".join(repr(key) for key in found.columns if key not in columns)
-    note = " and ".join([f"Of each target the boxes (written as {form})", *map(repr, columns)])
-    note += f" are kept; left out: {left}." if left else " are kept."
-    planned = _BoxItems(form, columns, _class_names(dataset, pairs.feature(), label), note)
-    # Faults in the first items are reported before anything is written.
-    for name, _, target, _ in filled:
-        planned.rows(target, name)
+    seen = [(name, x, y, *_objects(y, name)) for name, (x, y) in pairs.readable()]
+    fields = ObjectFields.of([objects for *_, objects, _ in seen])
+    # Broken items are reported when they are packed.
+    good = [one for one in seen if not isinstance(gather(partial(fields.read, one[3:4], one[:1])), Miss)]
+    for some in (good, seen):
+        names, xs, ys, objects, forms = zip(*(some or seen), strict=True)
+        if len((found := fields.read(objects, names)).places):
+            break
+    else:
+        raise _unknown(ys[0], names[0], "no boxes, like the items after it")
+    stated = next(filter(None, forms), fields.stated)
+    form = found.form(lambda number: _size_of_item(xs[number]), stated=stated, how=_WRAP)
+    planned, faults = _BoxItems(fields, form, _class_names(dataset, pairs.feature(), fields.label)), []
+    # Other faults, and one in all of them, are reported before anything is written.
+    for name, target in zip(names, ys, strict=True):
+        try:
+            planned.rows(target, name)
+        except DecodeError as error:
+            faults.append(error)
+    if len(faults) == len(names):
+        raise faults[0]
     return planned
 
 
-def _find_boxes(target: Any, name: str) -> _Found:
-    """Return the boxes of a target as written."""
+def _objects(target: Any, name: str) -> tuple[dict[str, Any], Form | None]:
+    """Return a target as the objects of a record, a list for each field of them; and what its numbers mean, if it says
+    so."""
     # Some have `None` instead of an empty list.
     target = [] if target is None else target
     if not _may_hold_boxes(target):
         raise _odd(name, f"{type(target).__name__} as its target, and other items have boxes", "a dict of them")
-    each = [target] if isinstance(target, Mapping) else list(target)
-    key = next(map(box_key, each), None)
-    odd = next((one for one in each if box_key(one) != key or key is None), None)
-    if odd is not None and odd.keys() - _NAMES_OF_IMAGES:
-        raise _unknown(odd, name)
-    if key is None:
-        return _Found(np.zeros((0, 4)))
-    fields = by_field(target if isinstance(target, Mapping) else each)
-    boxes, columns = fields[key], {str(one): value for one, value in fields.items() if one != key}
-    form = _stated_form(boxes, name) or stated_form(key, columns)
-    values = _read_numbers(boxes, "boxes", name)
-    values = values if values.size else np.zeros((0, 4))
-    if values.ndim != 2 or values.shape[1] != 4 or not np.isfinite(values).all():
-        raise _odd(name, f"boxes of shape {values.shape}", "four finite numbers for each box", DecodeError)
-    return _Found(values.astype(np.float64), form, columns)
+    fields = by_field(target if isinstance(target, Mapping) else [*target])
+    if box_key(fields) is None and fields.keys() - _NAMES_OF_IMAGES:
+        raise _unknown(target, name)
+    return _as_lists(fields), _stated_form(fields.get(box_key(fields) or ""), name)
+
+
+def _as_lists(value: Any) -> Any:
+    """Return what holds boxes with all that is known of these as lists, not as tensors and arrays."""
+    if isinstance(value, Mapping):
+        return {
+            str(key): _as_lists(own) if key in _OF_BOXES or _may_hold_boxes(own) else own for key, own in value.items()
+        }
+    if _is_list(value):
+        return [*map(_as_lists, value)]
+    try:
+        return array_of(value).tolist() if hasattr(value, "__array__") else value
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = ended(f"A {type(value).__name__} of boxes does not make an array: {error}")
+        raise DecodeError(msg) from error
 
 
 def _stated_form(places: Any, name: str) -> Form | None:
@@ -500,40 +531,6 @@ def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
     )
 
 
-def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
-    """Return what an item has under `key` as an array of numbers."""
-    try:
-        # Lists of tensors, from Hugging Face's format "torch" if lengths differ.
-        values = np.asarray(list(map(array_of, value))) if _is_list(value) else array_of(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        msg = ended(f"{name} has {key!r} that do not make an array: {error}")
-        raise DecodeError(msg) from error
-    if values.dtype.kind not in "biuf" and values.size:
-        first = show(values.reshape(-1)[0])
-        how = "Number the classes, as by a dict of their names"
-        raise _odd(name, f"{first!r} under {key!r}", f"numbers. {how}")
-    return values
-
-
-def _column(written: Any, key: str, count: int, kind: type[np.generic], name: str) -> NDArray[Any]:
-    values = _read_numbers(written, key, name)
-    if values.shape != (count,):
-        raise _odd(name, f"{count} boxes and {key!r} of shape {values.shape}", "one for each box", DecodeError)
-    unfit, expected = first_unfit(values, kind)
-    if unfit >= 0:
-        expected = "whole numbers, the classes" if key in BOX_LABELS else expected
-        raise _odd(name, f"{values[unfit]} under {key!r}", expected)
-    return values
-
-
-def _checked_corners(places: NDArray[np.float64], form: Form, name: str) -> NDArray[np.float64]:
-    wrong = (places[:, 2:] < (places[:, :2] if form == "xyxy" else 0)).any(axis=1)
-    if wrong.any():
-        expected = "x0 <= x1 and y0 <= y1" if form == "xyxy" else "sizes of 0 and more"
-        raise _odd(name, f"the box {_format_box(places[wrong][0])}, which is no {form}", expected, DecodeError)
-    return as_corners(places, form)
-
-
 def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ...]:
     """Return the names of the classes, as labels count them; nothing if the dataset has none."""
     names = names_of_feature(feature, label)
@@ -544,11 +541,3 @@ def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ..
         if count <= _MOST_CLASSES:
             names = tuple(str(kinds[key]["name"]) if key in kinds else "N/A" for key in range(count))
     return names or _named(getattr(dataset, "classes", ()))
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.kind == "O")
-
-
-def _format_box(box: NDArray[np.float64]) -> str:
-    return "[" + ", ".join(f"{number:g}" for number in box.tolist()) + "]"
