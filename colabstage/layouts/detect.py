@@ -71,8 +71,17 @@ from colabstage.layouts.names import folders_state, names_may_say, names_state, 
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleTable, Values, files_of, known_splits
-from colabstage.layouts.texts import Naming, Says
+from colabstage.layouts.table import (
+    Boxes,
+    BrokenDatasetError,
+    Masks,
+    SampleTable,
+    Values,
+    class_indices,
+    files_of,
+    known_splits,
+)
+from colabstage.layouts.texts import Naming, Says, other_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -273,17 +282,19 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
     other = gather(lambda: rival.state(case, found) or _NOTHING)
     if not other.claims:
         return found
-    who, shown = rival.who, ""
-    layouts = filter(None, (found.table.layout, rival.layout))
-    by_pattern = "audio_clips(pattern=PATTERN)" if found.table.layout == AUDIO.layout else "file_names(PATTERN)"
-    ways = [*(f'layout="{layout}"' for layout in layouts), f"layout={by_pattern}, from colabstage.options"]
+    who, shown, layout = rival.who, "", found.table.layout
+    way = "audio_clips(pattern=PATTERN)" if layout == AUDIO.layout else "file_names(PATTERN)"
+    if layout == arrays.NAME:
+        x = found.table.keys[0].partition("[")[0]
+        way = f"array_rows(x='{x}', y='NEW.npy'), after numpy.save('NEW.npy', LABELS.to_numpy(str))"
+    ways = [*(f'layout="{one}"' for one in (layout, rival.layout) if one), f"layout={way}, from colabstage.options"]
     if isinstance(other, Evidence):
         name = first_contradicted(found.table, other.table)
         if name is None:
             return replace(found, used=found.used | other.used)
         who = other.named if other.used else who
         shown = f" ('{name}': {state_of(found.table, name)}, {state_of(other.table, name)})"
-        if rival.layout == found.table.layout:
+        if rival.layout == layout:
             pairs = ((found, other), (other, found))
             alone = (case.source.only([*case.images.names, *one.used], two.used - one.used) for one, two in pairs)
             ways = [*filter(None, alone)]
@@ -416,6 +427,16 @@ def _divided_otherwise(found: Evidence, other: Evidence) -> Evidence | None:
     """Return other evidence unless one of the two divides the classes of the other further."""
     rows, others = _of_both(found, other)
     return None if rows and (divides_further(rows, others) or divides_further(others, rows)) else other
+
+
+def _rows_of_arrays(case: Case, found: Evidence) -> Found | None:
+    """Return what a table states that has a row for each row of the arrays, and divides these otherwise."""
+    texts = case.source.ending_in((*words.TABLES, *LISTS)).without(found.used)
+    name, labels = other_rows(case.source, found.table, texts)
+    if not name:
+        return None
+    targets, classes = class_indices(labels)
+    return Evidence(replace(found.table, targets=targets, classes=classes), f"'{name}'", frozenset({name}))
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
@@ -631,7 +652,11 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
     Layout("images", lambda case: lists_state(case.source, nothing_states(case.source)), _weigh_nothing),
     Layout("image_folder", lambda case: case.folders, _weigh_folders, rivals=(_BY_NAMES,)),
-    Layout("arrays", lambda case: arrays.arrays_state(case.source)),
+    Layout(
+        arrays.NAME,
+        lambda case: arrays.arrays_state(case.source),
+        rivals=(Rival("a table, in the order of the rows", "", _rows_of_arrays),),
+    ),
     Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: lists_state(case.source, names_state(case.source))),
@@ -769,9 +794,13 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     is_packed = bool(archives) and len(archives) == len(source.files.where(lambda name: not words.is_note(name)))
     faults = [miss.error for miss in declined if not isinstance(miss.error, EmptySourceError)]
     unread = {how: files_called(source, extensions) for how, extensions in _UNREAD.items()}
-    if not (archives or faults):
-        others = source.files.not_ending_in({*words.HARMLESS, *words.TABLES, *words.TEXTS} - {""})
-        unread[_AS_OBJECT] = others.where(lambda name: not words.is_note(name))
+    if not faults:
+        others = source.files.not_ending_in({*words.HARMLESS, *words.TABLES, *words.TEXTS} - {""}).without(
+            archives.names
+        )
+        others = others.where(lambda name: not words.is_note(name))
+        # What is beside archives as well, such as checksums, is smaller.
+        unread[_AS_OBJECT] = others if not archives or in_bytes(others) > in_bytes(archives) else others[:0]
     for how, files in unread.items():
         if files:
             what = f"holds files that are not read: {count_kinds(files)} (first '{files.names[0]}')"

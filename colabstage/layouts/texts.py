@@ -12,6 +12,8 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, Column, divides_further, same_partition
 from colabstage.layouts.evidence import FileKind, gather, labels_of_samples
@@ -19,7 +21,7 @@ from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import Lookup, paths_by_id
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, Statement, decode_text, statements_of
 from colabstage.layouts.rows import LeadingTable, TableSearch, columns_of_classes, rows_in_classes
-from colabstage.layouts.table import SampleTable, files_of
+from colabstage.layouts.table import SampleTable, Values, files_of
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
@@ -136,6 +138,29 @@ def _in_columns(table: LeadingTable, classes: Sequence[Any], columns: Sequence[C
         is_further = divides_further(classes, one.cells) or divides_further(one.cells, classes)
         return Says.MORE if is_further else Says.OTHER
     return Says.MORE if len(columns) > 1 or len(beside) < len(columns) else None
+
+
+def other_rows(source: Source, table: SampleTable, texts: FileEntries) -> tuple[str, Sequence[str]]:
+    """Return the first of some tables with a row for each sample, in their order or numbered, whose labels divide the
+    samples otherwise, and these; nothing where none does."""
+    values = table.targets.values if isinstance(table.targets, Values) else np.zeros(0)
+    labels = values.tolist() if values.ndim == 1 else []
+    called = texts.where(words.may_hold_labels)[:_HEADS] if labels else ()
+    for name, found in source.parse_once(called, parse_table).items():
+        rows = found if found.count == len(labels) else found.without_header()
+        if rows.count != len(labels):
+            continue
+        columns = [one for one in rows.columns if one.plain not in words.IDS and not words.is_index_name(one.name)]
+        columns = [one for one in columns if words.is_label_name(one.name)] or columns
+        numbers = next((one.numbers() for one in rows.columns if one not in columns), np.arange(len(labels)))
+        # Numbers that are not those of all rows are something else.
+        are_places = set(np.diff(np.sort(numbers)).tolist()) == {1.0}
+        order = np.argsort(numbers) if are_places else np.arange(len(labels))
+        cells = [[one.cells[row] for row in order.tolist()] for one in columns]
+        agree = (divides_further(labels, own) or divides_further(own, labels) for own in cells)
+        if len(cells) == 1 and not any(agree):
+            return name, cells[0]
+    return "", ()
 
 
 def statements_in(source: Source, files: FileEntries) -> dict[str, list[Statement]]:

@@ -917,10 +917,19 @@ ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
     row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),
     row("arrays beside inputs in files that are called so", {f"ply_data_{one}.h5": h5(data=np.ones((4, 8, 3)), label=np.arange(4)[:, None] % 2, normal=np.ones((4, 8, 3))) for one in ("train0", "train1", "test0")}, right=[found("train: 0 4, 1 4.*; test: 0 2, 1 2.*", note="normal")]),
+    row("splits in FER2013's column", files("", {"fer2013.csv": "emotion,pixels,Usage\n" + "".join(f"{i % 2},{' '.join(['7'] * 64)},{one}\n" for i, one in enumerate(["Training"] * 4 + ["PublicTest"] * 2))}), right=[noted("as 'Usage' says")]),
     row("words as inputs", {"x.npz": npz(x=np.array(["a", "b"]), y=np.arange(2))}, right=[refused("words and dates", but_not="astype")]),
     row("CIFAR's first file alone", files("", {"data_batch_1": batch(4, labels=[0, 1, 0, 1])}), right=[noted("data_batch_1.*5"), lambda packed: packed.found == "train: 0 2, 1 2" and not noted("left out")(packed)]),
     *(row(f"an array beside {name}", files("", {"X.npy": X, name: content}), right=[noted(re.escape(name)), refused(re.escape(name)), found("train: 0 4, 1 4.*")])
       for name, content in NAMED.items()),
+    *(row(f"arrays and their labels beside a table of {name}", files("", {"X.npy": X, "y.npy": npy(np.array(Y)), file: content}), right=[right])
+      for name, file, content, right in [
+          ("other labels", "labels.csv", "id,label\n" + "".join(f"{i},{'ab'[i // 4]}\n" for i in range(8)), refused("'labels.csv'.*Take one of them: layout=\"arrays\" or layout=array_rows")),
+          ("other labels, without a header", "labels.txt", "".join(f"{'ab'[i // 4]}\n" for i in range(8)), refused("'labels.txt'")),
+          ("the same labels in another order", "labels.csv", "id,label\n" + "".join(f"{i},{'ab'[Y[i]]}\n" for i in reversed(range(8))), found("train: 0 4, 1 4")),
+          ("coarser labels", "labels.csv", "id,label\n" + "".join(f"{i},a\n" for i in range(8)), found("train: 0 4, 1 4")),
+          ("other samples", "labels.csv", "id,label\n0,a\n1,a\n2,b\n", noted("labels.csv")),
+      ]),
     *(row(f"an array and its labels beside {name}", files("", {"X.npy": X, "y.npy": npy(np.array(Y)), name: content}), right=[noted(re.escape(name)), refused(re.escape(name))])
       for name, content in NAMED.items()),
     row("two images in each sample of a shard", files("", {"train-0.tar": tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("png", DIAGONAL), ("cls", str(i % 2).encode()))})}), right=[noted("png")]),
@@ -1029,17 +1038,24 @@ TEXTS = [
     row("a label beside a text", {"train.jsonl": b'{"text": "to be or not to be, that is the question", "intent": "doubt"}\n' * 90}, right=[noted("Not used.*'intent'")]),
     *(row(f"no format of ours: {name}", files("", made), right=[refused(f"not read.*{ends}.*items are")])
       for name, made, ends in [("meshes", {"{train,test}/{bed,sofa}/{0,1}.off": "OFF"}, "8 .off"), ("DICOM without ending", {"IM/IM000{0,1}": "DICM"}, "IM0000"), ("scans and a table", {"{0,1}.mhd": "x", "{0,1}.raw": "x", "labels.csv": "id,label\n0,a\n"}, ".mhd")]),
+    *(row(f"an archive beside {name}", files("", made), right=[right])
+      for name, made, right in [
+          ("DICOM", {"{0,1}.dcm": "DICM" * 99, "more.zip": "PK"}, refused("2 .dcm.*pydicom", but_not="as the source")), ("films", {"{0,1}.mp4": "x" * 99, "labels.zip": "PK"}, refused("2 .mp4.*items are", but_not="as the source")),
+          ("its checksum", {"a.zip": "PK" * 99, "a.zip.md5": "1b2c"}, refused("Give as the source: 'FOLDER/a.zip'"))]),
     row("a table and a text about it", files("", {"train.csv": "id,price\n1,2\n", "data_description.txt": "price: in dollars"}), right=[refused("One of numbers alone")]),
     *(row(f"no language: {name}", files("", made), right=[refused("txt|jsonl")]) for name, made in NO_LANGUAGE.items()),
     row("tokens of uint32, as advised", {"train.bin": (np.arange(3000, dtype=np.uint32) * 50).tobytes()}, right=[found(r"train: 2 rows .*uint32.*")],
         layout=token_blocks(1024, dtype="uint32")),
-    *(row(f"rows of a table instead of language: {name}", files("", {"train.txt": "".join(line.format(i=i, c=("pos", "neg")[i % 2]) for i in range(300))}), right=[refused(r"train\.txt.*items are \(tokens, label\)")])
+    *(row(f"rows of a table instead of language: {name}", files("", {"train.txt": "".join(line.format(i=i, c=("pos", "neg")[i % 2]) for i in range(300))}), right=[refused(r"train\.txt.*items are \(tokens, target\)")])
       for name, line in [("a tab", "{c}\ta fine film {i}\n"), ("a semicolon", "a fine film {i};{c}\n"), ("words and their tags", "word{i} {c}\nis O\n\n"), ("fastText", "__label__{c} film {i}\n"), ("with a comment", "# 2 columns\nword{i} {c}\n")]),
     *(row(f"language: {name}", files("", {"train.txt": "".join(line.format(i=i) for i in range(300))}), right=[found("train: .*")])
       for name, line in [("a dialogue", "Ann: so {i}?\nBob: yes, {i} it is, by all means\n"), ("pairs of words", "chien{i} dog{i}\n"), ("verse", "to be or not to be {i}\n")]),
     *(row(f"texts called after {name}", files("", dict.fromkeys(names.split(), "to be or not to be\n" * 90)), right=[right])
       for name, names, right in [
           ("classes", "pos_{1..3}.txt neg_{1..3}.txt", refused("called after 'neg', 'pos'")), ("parts of a text", "volume1_{1..3}.txt volume2_{1..3}.txt", found("train: .*")), ("splits", "train_{1..3}.txt val_{1..3}.txt", found("train: .*; val: .*")),
+          *((name, names, refused(f"called after.*items are .tokens, target.*only='{first}' takes one"))
+            for name, names, first in [("languages", "en.txt de.txt", "de.txt"), ("languages of one corpus", "wiki.pt-br.txt wiki.en.txt", "wiki.en.txt"), ("sentiments", "film-pos.txt film-neg.txt", "film-neg.txt")]),
+          ("plays", "hamlet.txt macbeth.txt", found("train: .*")), ("parts by letters", "wiki_aa.txt wiki_ab.txt wiki_ac.txt", found("train: .*")),
           ("two languages", "train.en.txt train.de.txt val.en.txt val.de.txt", refused(r"parts of each sample.*only=\['train.de.txt', 'val.de.txt'\]"))]),
     *(row(f"lines of JSON without a text: {name}", files("", {"train.jsonl": (json.dumps(line) + "\n") * 300}), right=[right])
       for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)")), ("none", {"messages": [{"role": "user"}]}, refused("expected text"))]),

@@ -869,6 +869,8 @@ class _PixelColumns(NamedTuple):
     shape: tuple[int, ...]
     label: int | None
     usage: int | None
+    field: str
+    """The name of the column of splits; "" for none."""
     others: tuple[str, ...]
     """The names of the other columns."""
 
@@ -914,7 +916,8 @@ def pixels_state(source: Source) -> Found:
     fields = {name: list[Any]() for one in labelled for name in one.columns.others}
     if any(one.splits for one in labelled):
         own = (one.splits or [split_of_shard(one.name)] * count for one, count in zip(labelled, counts, strict=True))
-        fields["split"] = [*itertools.chain.from_iterable(own)]
+        called = next(one.columns.field for one in labelled if one.splits)
+        fields[called] = [*itertools.chain.from_iterable(own)]
     left = [one.name for one in found if one not in labelled]
     made = records_state(
         PIXELS,
@@ -949,7 +952,8 @@ def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:
 def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
     """Return the roles of columns according to a table's header; `None` if it has no pixels."""
     header, _, rest = head.partition(b"\n")
-    names = [name.strip().strip('"').lower() for name in decode_text(header).split(",")]
+    written = [name.strip().strip('"') for name in decode_text(header).split(",")]
+    names = [*map(str.lower, written)]
     numbers = [number for number, name in enumerate(names) if _PIXEL_COLUMN.fullmatch(name)]
     count = len(numbers)
     if "pixels" in names:
@@ -969,7 +973,8 @@ def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
     label = next((names.index(name) for name in _LABELS if name in names), None)
     usage = next((names.index(name) for name in ("usage", *words.SPLIT_COLUMNS) if name in names), None)
     others = (name for number, name in enumerate(names) if number not in (*numbers, label, usage))
-    return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, label, usage, tuple(others))
+    field = "" if usage is None else written[usage]
+    return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, label, usage, field, tuple(others))
 
 
 def _shape(count: int) -> tuple[int, ...] | None:

@@ -378,17 +378,19 @@ def why_no_text(source: Source) -> str:
     folders = sorted(one for one in {*map(words.folder_of, texts.names)} if one and not words.is_split(one))
     # Parts of one text are numbered too, and dates.
     named = {" ".join(words.letters_of(one)) for one in parts_of_names(texts.names, BEFORE_NUMBER)}
-    named = {one for one in named if not words.split_name(one).split}
+    named = {one for one in named if not words.split_name(one).split} or {*words.sides_of_texts(texts.names)}
     if 1 < len(folders) < len(texts) or len(named) > 1:
+        only = source.only(texts.names[:1], texts.names[1:])
+        alone = f"; {only} takes one" if only else ""
         where = f"in folders ({listed(folders)})" if len(folders) > 1 else f"called after {listed(sorted(named))}"
         return (
             f"'{source.label}' holds {len(texts):,} texts {where}. {_AS_CLASSES}; "
-            "layout=token_blocks() reads all text as one stream, to predict the next token."
+            f"layout=token_blocks() reads all text as one stream, to predict the next token{alone}."
         )
     return ""
 
 
-_AS_CLASSES = "To classify text give pack_dataset an object whose items are (tokens, label)"
+_AS_CLASSES = "To classify or translate text give pack_dataset an object whose items are (tokens, target)"
 
 
 def _columns_in(lines: Sequence[str]) -> str:
