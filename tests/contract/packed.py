@@ -29,7 +29,7 @@ class Packed:
         return f"refused: {self.refusal}" if self.refusal else f"packed as {self.found!r}, noting {self.notes}"
 
 
-def pack(folder: Path, target: Path, **options: Any) -> Packed:
+def pack(folder: Any, target: Path, **options: Any) -> Packed:
     """Pack a folder; a refusal is an outcome too, any other error is not."""
     try:
         report = pack_dataset(folder, target, progress=False, **options)

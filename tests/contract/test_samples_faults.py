@@ -1303,6 +1303,41 @@ def test_features_of_records_that_nothing_reads(
     assert right(packed), str(packed)
 
 
+BOX = [2, 2, 20, 20]
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"objects": [[{"bbox": BOX, "category": i % 2}] for i in range(4)]},
+        {"objects": [{"bbox": [BOX], "category": [i % 2]} for i in range(4)]},
+        {"bbox": [[BOX]] * 4, "category": [[i % 2] for i in range(4)]},
+        {"label": [0, 1, 0, 1], "masks": [[DIAGONAL, DIAGONAL]] * 4},
+    ],
+    ids=["list of objects", "lists in an object", "columns", "several masks"],
+)
+def test_the_line_for_parquet_of_other_tools_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: dict[str, Any], raw: bool
+) -> None:
+    """Literally: such files do not say that a column holds images, nor what the numbers of boxes are."""
+    parquet, arrow = (pytest.importorskip(f"pyarrow{one}", reason="needs pyarrow") for one in (".parquet", ""))
+    datasets = pytest.importorskip("datasets", reason="needs datasets: pip install datasets")
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # a thread that `datasets` would leave behind
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    images = [image(i, size=(48, 64)) for i in range(4)]
+    (tmp_path / "set").mkdir()
+    rows = {"image": images if raw else [{"bytes": one, "path": None} for one in images], **columns}
+    parquet.write_table(arrow.table(rows), tmp_path / "set/val.parquet")
+    packed = pack(tmp_path / "set", tmp_path / "out.h5")
+    line = re.search(r"pack_dataset\((datasets\..*), 'packed.h5'\)", packed.refusal)
+    assert line is not None, packed
+    dataset = eval(line[1].replace("FOLDER", str(tmp_path / "set")), {"datasets": datasets})
+    made = pack(dataset, tmp_path / "packed.h5")
+    assert found("train: (boxes )?0 2, 1 2")(made), made
+
+
 @pytest.mark.parametrize("kind", ["mat", "parquet"])
 def test_labels_from_1_are_noted(tmp_path: Path, kind: str) -> None:
     """As in the table above, for files that only a library can write."""

@@ -44,7 +44,7 @@ from colabstage.layouts.records import (
 )
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleSource, SampleTable, join_samples
-from colabstage.layouts.words import SPLIT_FIELDS, plain_name
+from colabstage.layouts.words import SPLIT_FIELDS, SPLIT_ORDER, plain_name, same_split
 from colabstage.trees.bytes import SourceFile, image_ending
 
 if TYPE_CHECKING:
@@ -87,13 +87,15 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     kept, memory = _Kept(), ScanMemory()
     files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry, memory), kept))
     image, others, is_sound = _content_columns(source.label, files[0].schema)
-    mask = mask_field(source.label, _are_images(files, others), dataset := _as_object(source, entries))
     # Those of all files: a test set that lacks the labels may come first.
     features = {name: one for file in reversed(files) for name, one in _features(file.schema).items()}
-    kinds = _types(files)
+    kinds, types = _types(files), {name: one.get("_type") for name, one in features.items()}
+    dataset = _as_object(source, entries, types, [image, *(masks := _are_images(files, others))])
+    about = box_fields(source.label, shapes := {name: _example_of(kind) for name, kind in kinds.items()})
+    mask = _mask_column(source, kinds, masks, dataset, about)
     names = list(dict.fromkeys(name for file in files for name in file.schema.names))
     in_all = set(names).intersection(*(file.schema.names for file in files))
-    typed = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
+    typed = [name for name in names if types.get(name) == "ClassLabel"]
     # No lists, fields or bytes, which are no labels and take long to read.
     flat = [name for name, kind in kinds.items() if not kind.num_fields and not str(kind).startswith(_BYTES)]
     splits = [name for name in flat if plain_name(name) in SPLIT_FIELDS and name in in_all]
@@ -103,14 +105,10 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     # Of several labels those that all files have.
     labelling = [name for name in candidates if name in flat]
     called = [name for name in labelling if name in in_all] or labelling
-    about = box_fields(source.label, shapes := {name: _example_of(kind) for name, kind in kinds.items()})
-    odd = next((name for name in candidates if plain_name(name) in (*first, *LABELS)), None)
-    if not called and not about and not mask and odd is not None:
-        expected = "one number or word in each row"
-        raise broken(source.label, f"the column '{odd}' holds {kinds[odd]} values, which are not labels", expected)
-    if about and mask:
-        how = f"one of both: pack_dataset({dataset}.remove_columns('{mask}'), 'packed.h5') leaves out the masks"
-        raise broken(source.label, f"{listed(about)} hold boxes, and '{mask}' masks", how)
+    odd = [name for name in candidates if plain_name(name) in (*first, *LABELS) and not (called or about or mask)]
+    if odd:
+        what = f"the column '{odd[0]}' holds {kinds[odd[0]]} values, which are not labels"
+        raise broken(source.label, what, "one number or word in each row")
     columns = list(dict.fromkeys([*about, *(() if about or mask else called), *splits, *filter(None, [mask])]))
     _refuse_other_columns(source, files, features, [image, *columns])
     parts = scan_each(files, lambda _, file: file.scan(image, columns, mask))
@@ -127,7 +125,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     classes, views = {name: names_of_feature(features.get(name)) for name in columns}, list[_ArrowFile]()
     if about:
         named = partial(names_of_feature, features.get(about[0])) if len(about) == 1 else classes.__getitem__
-        sizes, how = partial(size_in_file, contents), _corners_line(dataset, about[0], shapes[about[0]])
+        sizes, how = partial(size_in_file, contents), _corners_line(dataset, about, shapes)
         labels = boxes_of_records(objects_of(fields, about), rows, sizes, named, how=how)
     elif all_have([None if size < 0 else size for size in fields.get(mask, ())], rows, "mask"):
         views = [file.view(mask, lengths[number]) for file, number in zip(files, numbers, strict=True)]
@@ -154,6 +152,22 @@ def _types(files: Sequence[_ArrowFile]) -> dict[str, Any]:
     """Return the type of each column: where a file has no values, it may not know it."""
     every = [field for file in reversed(files) for field in file.schema]
     return {field.name: field.type for field in sorted(every, key=lambda field: "null" not in str(field.type))}
+
+
+def _mask_column(
+    source: Source, kinds: Mapping[str, Any], masks: Sequence[str], dataset: str, about: Sequence[str]
+) -> str:
+    """Return the column of masks; "" for none. Refuse several, also in one column, and one beside columns `about`
+    boxes."""
+    lists = {name: str(getattr(kind, "value_type", "")) for name, kind in kinds.items() if is_mask_name(name)}
+    if several := [name for name, kind in lists.items() if kind.startswith(_BYTES)]:
+        how = f"one mask; pack_dataset({dataset}.remove_columns({several}), 'packed.h5') leaves them out"
+        raise broken(source.label, f"its column '{several[0]}' holds several images in each row", how)
+    mask = mask_field(source.label, masks, dataset)
+    if about and mask:
+        how = f"one of both: pack_dataset({dataset}.remove_columns('{mask}'), 'packed.h5') leaves out the masks"
+        raise broken(source.label, f"{listed(about)} hold boxes, and '{mask}' masks", how)
+    return mask
 
 
 def _are_images(files: Sequence[_ArrowFile], columns: Sequence[str]) -> list[str]:
@@ -492,20 +506,34 @@ def _example_of(kind: Any) -> Any:
     return {kind.field(place).name: _example_of(kind.field(place).type) for place in range(kind.num_fields)}
 
 
-def _as_object(source: Source, files: FileEntries) -> str:
-    """Return the line that opens the files as `datasets` does."""
-    split = split_of_shard(files.names[0])
-    if not files.names[0].endswith(".arrow"):
-        return f"datasets.load_dataset('{source.label}', split='{split or 'train'}')"
-    in_split = f"['{split}']" if split else ""
-    return f"datasets.load_from_disk('{source.label}'){in_split}"
+def _as_object(source: Source, files: FileEntries, types: Mapping[str, Any], images: Sequence[str]) -> str:
+    """Return the line that opens the files with `datasets`, which must be told what columns of another tool hold."""
+    names, splits = files.names, {*map(split_of_shard, files.names)}
+    split = min(splits, key=lambda split: SPLIT_ORDER.get(split, -1)) or "train"
+    called = "validation" if same_split(split, "val") else split
+    ending = posixpath.splitext(names[0])[1][1:]
+    if any(posixpath.basename(name) == "state.json" for name in source.files.names):
+        opened = f"datasets.load_from_disk('{source.label}')" + f"['{split}']" * any(splits)
+    elif ending == "parquet" and not source.label.endswith(names[0]):
+        opened = f"datasets.load_dataset('{source.label}', split='{called}')"
+    else:
+        paths = source.addresses(files.where(lambda name: split_of_shard(name) in (split, "")))[1]
+        opened = f"datasets.load_dataset('{ending}', data_files={paths}, split='train')"
+    untyped = (name for name in images if types.get(name) != "Image")
+    return opened + "".join(f".cast_column('{name}', datasets.Image())" for name in untyped)
 
 
-def _corners_line(dataset: str, field: str, shape: Any) -> str:
-    """Return the line that packs a dataset whose field holds a list for each part of the objects, as corners."""
-    if not isinstance(shape, dict):
-        return ""
-    corners = f"[[x, y, x + w, y + h] for x, y, w, h in own['{box_key(shape)}']]"
-    made = f"lambda rows: rows | {{'{field}': [own | {{'boxes': {corners}}} for own in rows['{field}']]}}"
-    line = f"pack_dataset({dataset}.with_transform({made}), 'packed.h5')"
+def _corners_line(dataset: str, about: Sequence[str], shapes: Mapping[str, Any]) -> str:
+    """Return the line that packs a dataset with the boxes of its objects as corners."""
+    field, place = about[0], "[x, y, x + w, y + h]"
+    shape = shapes[field] if len(about) == 1 else shapes
+    if isinstance(shape, list):
+        made = f"[one | {{'boxes': {place}}} for one in own for x, y, w, h in [one['{box_key(shape[0])}']]]"
+    elif len(about) == 1:
+        made = f"own | {{'boxes': [{place} for x, y, w, h in own['{box_key(shape)}']]}}"
+    else:
+        made, field = f"[{place} for x, y, w, h in own]", str(box_key(shapes))
+    column = "boxes" if len(about) > 1 else field
+    rows = f"lambda rows: rows | {{'{column}': [{made} for own in rows['{field}']]}}"
+    line = f"pack_dataset({dataset}.with_transform({rows}), 'packed.h5')"
     return f": {line} if they are xywh, and with [x, y, w, h] if they are corners"
