@@ -197,10 +197,9 @@ def info(file: o.PackFile) -> Output:
       colabstage info /content/colabstage/kitti-1f2e3d4c/kitti-1f2e3d4c.h5
     """
     from colabstage.cli.described import describe_pack
-    from colabstage.sources.parse import refuse_address
+    from colabstage.io.arguments import absolute_path
 
-    refuse_address("FILE", file, "copy it here with fetch_files first")
-    return describe_pack(file)
+    return describe_pack(absolute_path(file, "FILE", instead="copy it here with fetch_files first"))
 
 
 @command(interrupted=NOTHING_DONE)

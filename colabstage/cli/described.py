@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from colabstage.cli.command import Output
 from colabstage.h5.info import FieldInfo, read_info
@@ -10,13 +10,16 @@ from colabstage.h5.manifest import look_at_manifest
 from colabstage.io.report import Row, Table, facts, json_values
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_names
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 # More lines would not help; --json has all of them.
 _MOST_SKIPPED = 10
 
 
-def describe_pack(file: str) -> Output:
+def describe_pack(file: Path) -> Output:
     """Read the headers of a file, and its manifest."""
-    info, nbytes = read_info(Path(file)), Path(file).stat().st_size
+    info, nbytes = read_info(file), file.stat().st_size
     manifest = look_at_manifest(info.path, nbytes)
     by = f", written by colabstage {manifest.written_by}" if manifest.written_by else ""
     # It can still be read, but there is nothing to compare its bytes with.

@@ -17,7 +17,7 @@ import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, SourceReadError
 from colabstage.images.decode import Scratch, decode_image, decode_sized, encode_jpeg
-from colabstage.io.arguments import check_argument
+from colabstage.io.arguments import absolute_path, check_argument
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder, read_with_retry
@@ -32,7 +32,7 @@ from colabstage.machine.resources import check_space, read_resources, usable_cor
 from colabstage.pack.job import open_source
 from colabstage.pack.options import ImageArguments, PackOptions
 from colabstage.pack.run import pack_dataset
-from colabstage.sources.parse import check_outside, read_local_dir, refuse_address
+from colabstage.sources.parse import check_outside, read_local_dir
 
 if TYPE_CHECKING:
     import os
@@ -149,8 +149,7 @@ def compare_sources(
         check_argument(name, value, "above zero")
     options, local = PackOptions(**arguments), read_local_dir(local_dir)
     check_argument("path", path, "path", remedy="Of a staged dataset pass the folder or archive that it was made of.")
-    refuse_address("path", path, "bring some of the images here with fetch_files first")
-    source = Path(path).expanduser()
+    source = absolute_path(path, instead="bring some of the images here with fetch_files first")
     # Before anything is listed, because listing a mount that hangs never returns.
     require_answer(source, local)
     check_outside([source], local / "compare", "local_dir")

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from colabstage.diagnose.machine_facts import MachineFacts, inspect_machine
-from colabstage.io.arguments import check_argument, whole_number
+from colabstage.io.arguments import absolute_path, check_argument, whole_number
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.packages import ACCELERATORS
 from colabstage.io.report import Report, Row, Status, Table
 from colabstage.io.units import format_bytes, format_count, format_duration
-from colabstage.sources.parse import refuse_address
 
 if TYPE_CHECKING:
     import os
@@ -334,6 +333,6 @@ def doctor(
             "plan_stage says of an address how large it is and whether it fits (in a shell: colabstage plan ADDRESS), "
             "and doctor without a path looks at the machine"
         )
-        refuse_address("path", path, remedy)
+        path = absolute_path(path, instead=remedy)
     facts = inspect_machine(path, num_workers=num_workers, batch_size=batch_size, timeout_s=timeout_s)
     return DoctorReport.from_facts(facts)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from colabstage.diagnose.gpu import GpuReading, open_gpus
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import whereabouts
+from colabstage.io.environment import current_folder
 from colabstage.io.packages import ACCELERATORS, installed_version
 from colabstage.io.pipeline import in_thread
 from colabstage.io.units import format_duration
@@ -28,7 +29,6 @@ from colabstage.machine.mounts import (
     DRIVE_TYPES,
     Mount,
     ask_children,
-    current_folder,
     follow_links,
     list_mounts,
     mount_of,
@@ -168,15 +168,12 @@ def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> Dat
     return replace(facts, nbytes=nbytes, files=files, largest_folder=largest, counted=counted)
 
 
-def inspect_machine(
-    path: str | os.PathLike[str] | None, *, num_workers: int | None, batch_size: int, timeout_s: float
-) -> MachineFacts:
+def inspect_machine(path: Path | None, *, num_workers: int | None, batch_size: int, timeout_s: float) -> MachineFacts:
     """Examine this machine and a dataset, with a deadline for each examination; they run in parallel."""
     folder = current_folder()
     # In separate threads, because each waits for something else: a child process, the mounts, the driver.
     with ThreadPoolExecutor(3, "colabstage-doctor") as pool:
-        place = None if path is None else Path(os.path.normpath(folder / Path(path).expanduser()))
-        dataset = None if place is None else pool.submit(inspect_dataset, place, timeout_s=timeout_s)
+        dataset = None if path is None else pool.submit(inspect_dataset, path, timeout_s=timeout_s)
         mounts, gpus = pool.submit(_probe_mounts, timeout_s), pool.submit(_inspect_gpus, timeout_s)
         resources = read_resources()
         return MachineFacts(

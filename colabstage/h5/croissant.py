@@ -7,16 +7,17 @@ of samples name their dataset in the file as a `column`: for people, and for too
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import TargetExistsError
+from colabstage.io.arguments import absolute_path
 from colabstage.io.files import write_json
 from colabstage.machine.mounts import require_drive
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from colabstage.h5.info import FieldInfo, PackInfo, SplitInfo
 
@@ -61,7 +62,7 @@ def describe_pack(info: PackInfo, about: Mapping[str, str]) -> dict[str, Any]:
 
 
 def write_description(description: dict[str, Any], target: str | os.PathLike[str], *, overwrite: bool) -> None:
-    place = Path(target).expanduser().absolute()
+    place = absolute_path(target, "target")
     require_drive(place)
     if place.exists() and not overwrite:
         msg = f"There is a file '{place}' already. Choose another name, or write overwrite=True to replace it."

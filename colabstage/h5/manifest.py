@@ -14,12 +14,11 @@ import re
 import stat
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import NewerFormatError, PackFormatError, SourceNotFoundError, TargetExistsError
 from colabstage.io import workspace
-from colabstage.io.arguments import check_argument, whereabouts
+from colabstage.io.arguments import absolute_path, whereabouts
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import (
@@ -40,6 +39,7 @@ from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
 
@@ -278,8 +278,7 @@ def verify_file(path: str | os.PathLike[str], *, progress: bool | Progress = Tru
         PackFormatError: it has no manifest, so there is nothing to compare it with.
         NewerFormatError: a newer colabstage wrote the manifest.
     """
-    check_argument("path", path, "path")
-    shown, file = resolve_progress(progress), Path(path)
+    shown, file = resolve_progress(progress), absolute_path(path)
     return run_watched(lambda: _verify(file, shown), file)
 
 

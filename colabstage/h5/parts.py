@@ -19,7 +19,7 @@ import numpy as np
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.h5.info import FieldInfo, PackInfo, coding_to_json
 from colabstage.images.geometry import ImageOptions, MaskOptions
-from colabstage.io.arguments import instead_of, refuse_argument
+from colabstage.io.arguments import absolute_path, instead_of, refuse_argument, text_of_path
 
 if TYPE_CHECKING:
     Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -29,6 +29,8 @@ _CLASSES_SHOWN, _NAMES_SHOWN = 5, 3
 _MAX_PARTS = 99_999
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)?")
 _APPENDED = re.compile(r"(?P<stem>.+)-append-(?P<number>\d{5})(?P<suffix>\.[^.]+)?")
+
+_FOR_ADDRESSES = "give an address to stage_dataset or fetch_files, or to dataset_h5 with disk_limit="
 
 # What all rows of x or of y have in common, by name; `None` if there is no y.
 FieldSchema = Mapping[str, Any] | None
@@ -194,18 +196,16 @@ def next_appended(target: Path) -> Path:
     return target.with_name(f"{target.stem}-append-{number:05}{target.suffix}")
 
 
-def check_files(files: object) -> None:
-    """Refuse anything that is not a path, a pattern or a list of paths."""
+def check_files(files: object) -> tuple[str, ...]:
+    """Return the paths or addresses in a list, or the one path, pattern or address; refuse anything else."""
     # Not every iterable: an open h5py.File yields the names in it, and a set has no stable order.
     is_list = isinstance(files, Sequence | np.ndarray) or hasattr(files, "to_list")
     given: Any = files if is_list and not isinstance(files, str | bytes) else (files,)
     for one in given:
-        if isinstance(one, str | os.PathLike):
-            if "\0" in str(one):
-                refuse_argument("path", one, "a name without the character \\0, which no file has")
-            continue
-        remedy = instead_of(one, several=True, otherwise="stage_dataset and pack_dataset make such files.")
-        refuse_argument("path", one, "the path of a file, or a list of them", remedy=remedy)
+        if not isinstance(one, str | os.PathLike):
+            remedy = instead_of(one, several=True, otherwise="stage_dataset and pack_dataset make such files.")
+            refuse_argument("path", one, "the path of a file, or a list of them", remedy=remedy)
+    return tuple(text_of_path(one, "path") for one in given)
 
 
 def find_parts(files: Files) -> tuple[Path, ...]:
@@ -213,8 +213,7 @@ def find_parts(files: Files) -> tuple[Path, ...]:
     pattern (`*`, `?`, `[`) all files that match, for each name the single file, its shards, then the appended ones; a
     list as it is."""
     # Absolute, because a loader's workers may be started from another folder.
-    given = [files] if isinstance(files, str | os.PathLike) else files
-    parts = tuple(Path(part).expanduser().absolute() for part in given)
+    parts = tuple(absolute_path(part, instead=_FOR_ADDRESSES) for part in check_files(files))
     if not parts:
         msg = "The list of files is empty; expected at least one HDF5 file."
         raise OptionError(msg)
@@ -226,7 +225,7 @@ def find_parts(files: Files) -> tuple[Path, ...]:
         )
         raise OptionError(msg)
     # A file whose name happens to contain a star or a bracket is that file.
-    is_pattern = given is not files and glob.has_magic(str(parts[0])) and not parts[0].exists()
+    is_pattern = isinstance(files, str | os.PathLike) and glob.has_magic(str(parts[0])) and not parts[0].exists()
     return _matching(parts[0]) if is_pattern else parts
 
 

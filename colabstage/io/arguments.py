@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args
 
 from colabstage.errors import ArgumentError, OptionError
+from colabstage.io.environment import current_folder
 from colabstage.io.units import hide_secrets, listed, show_address
 from colabstage.io.workspace import is_our_name
 
@@ -45,6 +46,11 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
     "switch": (lambda given: isinstance(given, bool), "True or False"),
     "text": (lambda given: isinstance(given, str), "text in quotes"),
 }
+
+# One slash too: `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# The limit of Linux's file systems and system calls.
+_MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095
 
 # People often pass something else where a dataset_h5 is needed; this says what to write.
 ONE_SPLIT = "Pass one split of what stage_dataset returned, data['train'], or open a file with dataset_h5(path)."
@@ -86,6 +92,46 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
     fits, words = _KINDS[kind]
     if not fits(given):
         refuse_argument(name, given, words, remedy=instead_of(given, otherwise=remedy) if kind == "path" else remedy)
+
+
+def is_address(text: str) -> bool:
+    """Return whether text is an address, or was meant as one, rather than a path."""
+    return _ADDRESS.match(text) is not None or "://" in text
+
+
+def absolute_path(path: str | os.PathLike[str], name: str = "path", *, instead: str = "") -> Path:
+    """Return the absolute path that a public argument of this name gives, with `~` expanded and links unresolved. The
+    file system is not accessed. `instead`: what takes an address, or what to do with one first."""
+    text = text_of_path(path, name)
+    if not text or is_address(text):
+        # A `Path` has dropped one of the slashes.
+        what = f"{show_address(re.sub(':/+', '://', text, count=1))!r} is an address" if text else "'' names nothing"
+        msg = f"{name}={what}; expected a path on this machine or on a mounted Drive{instead and '; '}{instead}."
+        raise OptionError(msg)
+    try:
+        # `resolve` would follow links into Drive.
+        place = Path(os.path.normpath(current_folder() / Path(text).expanduser()))
+    except RuntimeError as error:  # the home of an unknown user
+        msg = f"{text!r} leads nowhere here ({error}). Give an absolute path."
+        raise OptionError(msg) from None
+    longest = max(len(os.fsencode(part)) for part in place.parts)
+    if longest > _MOST_NAME_BYTES or len(os.fsencode(place)) > _MOST_PATH_BYTES:
+        msg = (
+            f"The path '{str(place)[:60]}…' is too long: a name takes at most {_MOST_NAME_BYTES} bytes, a whole path "
+            f"{_MOST_PATH_BYTES}. Choose a shorter one."
+        )
+        raise OptionError(msg)
+    return place
+
+
+def text_of_path(path: str | os.PathLike[str], name: str) -> str:
+    """Return the text of a path, a pattern or an address; refuse what no file can be called."""
+    check_argument(name, path, "path")
+    text: object = os.fspath(path)
+    # A lone surrogate is in names only where Python put it in place of a byte.
+    if not isinstance(text, str) or "\0" in text or re.search("[\ud800-\udc7f\udd00-\udfff]", text):
+        refuse_argument(name, path, "a path without NUL characters and lone surrogates")
+    return text
 
 
 def check_choice(name: str, given: object, kind: object, *, otherwise: str = "") -> None:
@@ -281,13 +327,7 @@ def whereabouts(path: Path) -> str:
         below = path.relative_to(there).as_posix()
         return f"'{there}' is a file, not a folder; a part of an archive is named by only={below!r}."
     missing = path.relative_to(there) if path.is_relative_to(there) else Path(path.name)
-    first = missing.parts[0]
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+:", first):
-        return (
-            f"'{show_address(str(missing).replace('/', '//', 1))}' is an address: give it as text, with both slashes, "
-            "to stage_dataset or fetch_files, or to dataset_h5 with disk_limit=."
-        )
-    found = _names_in(there, first)
+    found = _names_in(there, missing.parts[0])
     if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
         return found
     if _DRIVE_FOLDERS.isdisjoint(there.parts):

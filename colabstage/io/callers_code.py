@@ -6,7 +6,6 @@ same kinds of errors as disks do. Their errors are left as they are.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sysconfig
 from functools import cache, lru_cache
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from colabstage.io.environment import shell
+from colabstage.io.environment import current_folder, shell
 from colabstage.io.workspace import is_our_name, is_own
 
 if TYPE_CHECKING:
@@ -40,12 +39,8 @@ def place_of(error: OSError) -> Path | None:
 
 
 def absolute(path: str | bytes | os.PathLike[str]) -> Path:
-    """Make a path absolute without resolving links; where the current folder is gone, as far as possible."""
-    text = os.fsdecode(path)
-    # The current folder may be gone, or on a mount that is.
-    with contextlib.suppress(OSError):
-        text = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - `resolve` would follow links
-    return Path(text)
+    """Make a path absolute without resolving links; nothing on a disk is accessed."""
+    return Path(os.path.normpath(current_folder() / os.path.expanduser(os.fsdecode(path))))  # noqa: PTH111 - of nobody
 
 
 def closeness(place: Path, given: Path) -> int:

@@ -1,6 +1,7 @@
 """The environment variables that people set, in one place; `docs/command_line.md` has them as a table.
 
-They are read when needed, so a notebook can set them in any cell. Also IPython's shell, and the package's loggers.
+They are read when needed, so a notebook can set them in any cell. Also the current folder, IPython's
+shell, and the package's loggers.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from colabstage.errors import OptionError, SourceReadError
@@ -66,6 +68,15 @@ def require_online(label: str) -> None:
     if is_set(OFFLINE_VARIABLE):
         msg = f"'{label}' is on the network, and {OFFLINE_VARIABLE} is set. Unset it, or give a path on this machine."
         raise SourceReadError(msg)
+
+
+def current_folder() -> Path:
+    """Return the current folder, even on a mount that has died, or if it no longer exists."""
+    try:
+        # `os.getcwd` fails on a dead mount. The kernel marks a deleted folder, and marks all on such a mount.
+        return Path(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
+    except OSError:  # this system has no such table, as `doctor` should say
+        return Path.cwd()
 
 
 def shell() -> Any:

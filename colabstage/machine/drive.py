@@ -46,6 +46,7 @@ from colabstage.errors import (
     ended,
     said_by,
 )
+from colabstage.io.arguments import absolute_path
 from colabstage.io.boundary import public
 from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.pipeline import DaemonPool
@@ -142,7 +143,7 @@ def mount_drive(
             mounted; nothing there is touched. `MyDrive` with nothing but folders below is removed.
         DriveError: the client failed, or Drive is mounted elsewhere; the message says what to do.
     """
-    place = Path(os.path.abspath(Path(mountpoint).expanduser()))  # noqa: PTH100 - links are judged below
+    place = absolute_path(mountpoint, "mountpoint")
     _milliseconds(timeout_s)
     _check_main_thread("mount_drive")
     here = _mount_at(place)

@@ -21,7 +21,7 @@ from pathlib import Path, PurePath
 from typing import NamedTuple, Protocol, TypeVar
 
 from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, DriveError, DriveNotMountedError
-from colabstage.io.environment import DRIVE_VARIABLE
+from colabstage.io.environment import DRIVE_VARIABLE, current_folder
 from colabstage.io.pipeline import in_thread
 from colabstage.io.units import listed
 from colabstage.machine.platforms import detect_platform, system_root
@@ -504,15 +504,6 @@ def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
     command = next((command for command in commands if shutil.which(command[0])), None)
     if command is not None:
         subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_UNMOUNT_S, check=False, cwd="/")
-
-
-def current_folder() -> Path:
-    """Return the current folder, even on a mount that has died, or if it no longer exists."""
-    try:
-        # `os.getcwd` fails on a dead mount. The kernel marks a deleted folder, and marks all on such a mount.
-        return follow_links(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
-    except OSError:  # this system has no such table, as `doctor` should say
-        return Path.cwd()
 
 
 @contextlib.contextmanager

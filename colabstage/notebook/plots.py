@@ -13,7 +13,7 @@ import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, OptionError
 from colabstage.images.decode import probe_image
-from colabstage.io.arguments import whole_number
+from colabstage.io.arguments import absolute_path, whole_number
 from colabstage.io.boundary import public
 from colabstage.io.report import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.units import format_count
@@ -122,7 +122,7 @@ def plot_image_sizes(
         SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
     """
     most = whole_number("most", most, least=1)
-    path = Path(data).expanduser() if isinstance(data, str | os.PathLike) else None
+    path = absolute_path(data, "data") if isinstance(data, str | os.PathLike) else None
     if path is not None and path.exists() and recognise(path) is not None:
         sizes, of = _of_files(path, most)
     else:

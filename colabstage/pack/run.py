@@ -33,7 +33,7 @@ from colabstage.h5.parts import (
     shards_beside,
 )
 from colabstage.h5.untrusted import open_with_any_locking
-from colabstage.io.arguments import read_options, refuse_argument, whole_number
+from colabstage.io.arguments import absolute_path, read_options, refuse_argument, whole_number
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, lock_for, make_folder
@@ -47,7 +47,7 @@ from colabstage.pack.options import PackArguments, PackOptions, recorded_image
 from colabstage.pack.plan import PackPlan, StoredField, divide, groups_of_keys, why_not_divided
 from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import pack_set
-from colabstage.sources.parse import absolute_path, check_outside, refuse_address
+from colabstage.sources.parse import check_outside
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -271,10 +271,10 @@ def pack_dataset(
         )
     shown = resolve_progress(progress)
     # Before any mount is checked: these names may be impossible as paths.
-    target, append_to = (None if place is None else _expanded(place) for place in (target, append_to))
+    places = {"target": target, "append_to": append_to}
+    target, append_to = (None if place is None else _expanded(name, place) for name, place in places.items())
     if isinstance(source, str | os.PathLike):
-        refuse_address("source", source, "stage_dataset takes it, and fetch_files brings it here first")
-        absolute_path(source)
+        absolute_path(source, "source", instead="stage_dataset takes it, and fetch_files brings it here first")
         source = os.path.expanduser(source)  # noqa: PTH111 - as `_expanded`
 
     def pack(source: PackSource | CallersDataset) -> PackReport:
@@ -322,22 +322,22 @@ def pack_dataset(
             return PackRun(job, path, opened.slow, shown, identity=opened.identity, overwrite=overwrite).execute()
 
     # All are watched, so that the work ends with a reason whichever mount dies.
-    places = [place for place in (target, append_to) if place is not None]
+    watched = [place for place in (target, append_to) if place is not None]
 
     def pack_there(source: PackSource | CallersDataset) -> PackReport:
-        with required_to_stay(*(place for place in places if remote_address(place) is None)):
+        with required_to_stay(*(place for place in watched if remote_address(place) is None)):
             return pack(source)
 
     if isinstance(source, str | os.PathLike):
-        return run_watched(lambda: pack_there(source), source, *places)
-    return run_watched_for_caller(lambda in_caller: pack_there(CallersDataset(source, in_caller)), *places)
+        return run_watched(lambda: pack_there(source), source, *watched)
+    return run_watched_for_caller(lambda in_caller: pack_there(CallersDataset(source, in_caller)), *watched)
 
 
-def _expanded(place: str | PathLike[str]) -> str | PathLike[str]:
+def _expanded(name: str, place: str | PathLike[str]) -> str | PathLike[str]:
     """Return where a pack goes, with `~` expanded; an address as it is."""
     if remote_address(place) is not None:
         return place
-    absolute_path(place)
+    absolute_path(place, name)
     return os.path.expanduser(place)  # noqa: PTH111 - a Path would lose the slash of a folder
 
 

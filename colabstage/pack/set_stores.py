@@ -25,12 +25,12 @@ from colabstage.h5.manifest import (
     remove_manifest,
 )
 from colabstage.h5.parts import PartName, shard_path, shards_beside
+from colabstage.io.arguments import is_address
 from colabstage.io.files import parse_json, temporary_folder
 from colabstage.io.units import show_address
 from colabstage.io.workspace import disk_use, open_workspace, remove_own, remove_vouched, whatever_is_there
 from colabstage.machine.resources import check_space
 from colabstage.pack.job import PackJob, ReplanError
-from colabstage.sources.parse import is_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

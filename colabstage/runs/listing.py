@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.io.arguments import absolute_path
 from colabstage.io.boundary import public
 from colabstage.io.report import COLOURS, INK, MUTED, Report, ResultList, Row, Table, new_figure, plain_axes
 from colabstage.io.units import format_bytes, format_count, listed
 from colabstage.io.workspace import owner_is_alive
 from colabstage.machine.mounts import require_drive, run_watched
 from colabstage.runs.lease import SILENT_S, Lease, read_lease
-from colabstage.sources.parse import absolute_path
 
 if TYPE_CHECKING:
     import os

@@ -21,7 +21,7 @@ except ImportError as error:
     refuse_import("torch", "resumable needs", error)
 
 from colabstage.errors import ColabstageError, DamagedPackError, OptionError, WorkersLostError, kind_of, said_by
-from colabstage.io.arguments import check_argument, whole_number
+from colabstage.io.arguments import absolute_path, check_argument, whole_number
 from colabstage.io.boundary import public, raise_stopped, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder, temporary_folder
@@ -55,7 +55,6 @@ from colabstage.runs.state import (
     trains_more,
     unwrapped,
 )
-from colabstage.sources.parse import absolute_path
 from colabstage.stage.publish import restore_file
 
 if TYPE_CHECKING:

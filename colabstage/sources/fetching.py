@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import ArchiveError, OptionError, SourceAccessError, TargetExistsError, printable
-from colabstage.io.arguments import check_choice, check_zip_encoding, read_only
+from colabstage.io.arguments import absolute_path, check_choice, check_zip_encoding, read_only
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import RetryPolicy, hash_block, make_folder
@@ -42,12 +42,10 @@ from colabstage.sources.parse import (
     Source,
     SourceArgument,
     Target,
-    absolute_path,
     check_outside,
     local_source,
     parse_source,
     paths_of,
-    refuse_address,
     whole_of,
 )
 from colabstage.sources.remote import Checksum, RemoteFile, parse_checksum
@@ -520,8 +518,8 @@ def extract_archive(
         TargetNotWritableError: nothing can be written there.
         CancelledError: the progress asked to stop; another call continues where this one stopped.
     """
-    refuse_address("path", path, "fetch the archive with fetch_files first")
-    archive, place, parts = absolute_path(path), absolute_path(target, "target"), read_only(only)
+    archive = absolute_path(path, instead="fetch the archive with fetch_files first")
+    place, parts = absolute_path(target, "target"), read_only(only)
     check_zip_encoding(zip_encoding)
     shown = resolve_progress(progress)
     opening = Opening(place.parent, shown, only=parts, zip_encoding=zip_encoding, single_files=False)

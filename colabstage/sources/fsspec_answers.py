@@ -135,7 +135,7 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
         msg = f"'{label}' cannot be read: the service refuses ({reason}). {login} Or the address may be wrong."
         return SourceAccessError(msg)
     if judgement == "transient":
-        return TransientError(f"Reading '{label}' failed for now: {reason}.", wait_asked(error))
+        return TransientError(f"Reading '{label}' failed for now: {reason}. Try again later.", wait_asked(error))
     return SourceReadError(f"Reading '{label}' failed: {reason}.")
 
 

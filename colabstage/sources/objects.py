@@ -82,7 +82,7 @@ class ObjectFile(RemoteFile):
             msg = f"'{label}' sent more than was requested: its service has no range requests."
             raise SourceReadError(msg)
         if end is not None and at < end:
-            msg = f"'{label}' was cut off at byte {at:,} of {end:,}."
+            msg = f"'{label}' was cut off at byte {at:,} of {end:,}. Try again."
             raise TransientError(msg)
         if held:
             yield held

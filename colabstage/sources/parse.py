@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard, Union
 from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
-from colabstage.io.arguments import check_argument, instead_of, show_value, whereabouts
+from colabstage.io.arguments import absolute_path, instead_of, show_value, text_of_path, whereabouts
 from colabstage.io.environment import LOCAL_DIR_VARIABLE, value_and_name
 from colabstage.io.units import names_secret, show_address
 from colabstage.io.workspace import short_digest
@@ -49,14 +49,9 @@ _EXPECTED = (
 )
 # The second form is fsspec's for a file system behind another one.
 _SCHEME = r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)"
-# One slash too: `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
-_ADDRESS = r"[A-Za-z][A-Za-z0-9+.-]+:/"
 # WebDataset's addresses of shards are written like this.
 _ROW = r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}"
 _MOST_IN_A_ROW = 100_000
-# The limit of Linux's file systems and system calls.
-_MOST_NAME_BYTES = 255
-_MOST_PATH_BYTES = 4095
 # Public: keys have to be the same on every machine.
 _SALT = b"colabstage address"
 # Parameters that sign a request and do not identify its object: those of Amazon and Google (by prefix), of CloudFront,
@@ -246,7 +241,7 @@ def _content_digest(tree: Tree) -> str:
 
 
 def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
-    text = os.fspath(source)
+    text = text_of_path(source, "source")
     if not text.strip():
         msg = f"source={source!r} names nothing; expected {_EXPECTED}."
         raise OptionError(msg)
@@ -269,7 +264,7 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
 
 def local_source(path: str | os.PathLike[str]) -> LocalSource:
     """Return the source at a path, or of all paths that match a pattern."""
-    path = absolute_path(path)
+    path = absolute_path(path, "source", instead="an address is written as text, with both slashes")
     return LocalSource(local_address(path), readable_name(path.name), str(path), path)
 
 
@@ -283,68 +278,11 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
     return base / "colabstage" if local_dir is None else base
 
 
-def is_address(text: str) -> bool:
-    """Return whether text is an address, or was meant as one, rather than a path."""
-    return re.match(_ADDRESS, text) is not None
-
-
 def refuse_file(argument: str, folder: Path) -> None:
     """Refuse a file where a folder is expected. Nothing on a mount is checked, because it could hang the check."""
     if drive_root(folder) is None and folder.is_file():
         msg = f"{argument}='{folder}' is a file; expected a folder, which is made if there is none."
         raise OptionError(msg)
-
-
-def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> None:
-    """Refuse an address, or what is no path, where a local path is expected, before anything looks for such a file.
-
-    `remedy` says what accepts an address, or what to do first.
-    """
-    check_argument(argument, path, "path")
-    if "://" in os.fspath(path):
-        msg = (
-            f"{argument}={show_address(os.fspath(path))!r} is an address, and only paths of this machine are taken "
-            f"here; {remedy}."
-        )
-        raise OptionError(msg)
-    _text_of(path, argument)
-
-
-def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
-    """Return the absolute path, with `~` expanded and links unresolved. The file system is not accessed.
-
-    `name` is that of the public argument; with it, addresses are refused.
-    """
-    text = _text_of(path, name)
-    try:
-        place = Path(os.path.abspath(Path(text).expanduser()))  # noqa: PTH100 - resolve() would follow links into Drive
-    # The home of an unknown user; or a current folder that has been deleted.
-    except (RuntimeError, FileNotFoundError) as error:
-        msg = f"{text!r} leads nowhere here ({error}). Give an absolute path."
-        raise OptionError(msg) from None
-    longest = max(len(os.fsencode(part)) for part in place.parts)
-    if longest > _MOST_NAME_BYTES or len(os.fsencode(place)) > _MOST_PATH_BYTES:
-        msg = (
-            f"The path '{str(place)[:60]}…' is too long: a name takes at most {_MOST_NAME_BYTES} bytes, a whole path "
-            f"{_MOST_PATH_BYTES}. Choose a shorter one."
-        )
-        raise OptionError(msg)
-    return place
-
-
-def _text_of(path: str | os.PathLike[str], name: str) -> str:
-    """Return the text of a path; raises `OptionError` for none. `name`: as for `absolute_path`."""
-    if name:
-        check_argument(name, path, "path")
-    text: object = os.fspath(path)
-    if isinstance(text, str) and (not text or (name and is_address(text))):
-        what = f"{show_address(text)!r} is an address" if text else "'' names nothing"
-        msg = f"{name or 'path'}={what}; expected a path on this machine or on a mounted Drive."
-        raise OptionError(msg)
-    if not isinstance(text, str) or "\0" in text:
-        msg = f"{path!r} is not a path: expected text without NUL characters."
-        raise OptionError(msg)
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,8 +329,9 @@ def check_outside(sources: Iterable[Path], target: Path, argument: str = "target
             for place in (one, *one.parents)
         )
         if fits or (found is not None and found.parts):
-            beside = (whole := absolute_path(source)).with_name(f"{whole.name}-{target.name}")
-            instead = "somewhere else" if fits else f"beside it, for example '{beside}'"
+            beside = (whole := absolute_path(source)).parent / f"{whole.name}-{target.name}"
+            # Nothing is beside the root.
+            instead = "somewhere else" if fits or not whole.name else f"beside it, for example '{beside}'"
             msg = (
                 f"{argument}='{target}' is inside the source '{source}', and would be taken for a part of it. Choose a "
                 f"place {instead}."

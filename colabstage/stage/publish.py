@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from colabstage.errors import DamagedPackError, OptionError, SourceChangedError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import Manifest, is_whole, manifest_of_bytes, manifest_path, read_manifest
-from colabstage.io.arguments import whereabouts
+from colabstage.io.arguments import absolute_path, whereabouts
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import file_state, make_folder
@@ -30,7 +30,7 @@ from colabstage.machine.drive_attributes import wait_uploaded as wait_until_uplo
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay, run_with_one_remount
 from colabstage.machine.resources import check_space
 from colabstage.sources.arriving import copy_file
-from colabstage.sources.parse import Target, absolute_path
+from colabstage.sources.parse import Target
 from colabstage.sources.remote import Checksum, pieces_of
 from colabstage.stage.places import (
     PREVIOUS_SUFFIX,
@@ -312,11 +312,11 @@ def restore_file(
 
 
 def _restore_newest(newest: Path, to: Target, *, overwrite: bool, shown: Progress) -> RestoreReport:
-    versions, reasons = [one for one in (newest, previous_path(newest)) if one.is_file()], list[str]()
     if newest.is_dir():
         inside = min((note.with_suffix("") for note in newest.glob("*.json")), default=newest / "model.pt")
         msg = f"'{newest}' is a folder; expected the file in it that publish_file wrote, such as '{inside}'."
         raise SourceNotFoundError(msg)
+    versions, reasons = [one for one in (newest, previous_path(newest)) if one.is_file()], list[str]()
     if not versions:
         msg = f"There is neither '{newest}' nor '{previous_path(newest).name}' beside it. {whereabouts(newest)}"
         raise SourceNotFoundError(msg)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import glob
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Literal, TypedDict, Union, Unpack, cast
+from typing import TYPE_CHECKING, Literal, TypedDict, Union, Unpack, cast
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import check_argument, check_choice, read_options
+from colabstage.io.arguments import absolute_path, check_choice, is_address, read_options, text_of_path
 from colabstage.io.boundary import public
 from colabstage.io.environment import CACHE_DIR_VARIABLE, value_and_name
 from colabstage.io.files import lock_for
@@ -26,14 +25,15 @@ from colabstage.sources.parse import (
     SingleSource,
     Source,
     SourceArgument,
-    absolute_path,
-    is_address,
     parse_source,
     paths_of,
     read_local_dir,
     refuse_file,
 )
 from colabstage.sources.remote import Checksum, parse_checksum
+
+if TYPE_CHECKING:
+    import os
 
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
@@ -267,8 +267,8 @@ def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
     """Check the public `cache_dir=` argument."""
     if cache_dir is None:
         return None
-    check_argument("cache_dir", cache_dir, "path")
-    text, name = value_and_name("cache_dir", os.fspath(cache_dir), "auto", CACHE_DIR_VARIABLE)
+    given = text_of_path(cache_dir, "cache_dir")
+    text, name = value_and_name("cache_dir", given, "auto", CACHE_DIR_VARIABLE)
     # Neither a shell nor a variable has Python's None; a folder called "none" is written `./none`.
     if text.lower() in ("auto", "none"):
         return "auto" if text.lower() == "auto" else None

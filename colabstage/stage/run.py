@@ -16,6 +16,7 @@ import numpy as np
 
 from colabstage.errors import ArchiveError, DecodeError, NotEnoughSpaceError, SourceChangedError, SourceReadError
 from colabstage.h5.info import read_info
+from colabstage.io.arguments import absolute_path
 from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder, tag_cache_folder
@@ -33,7 +34,7 @@ from colabstage.pack.plan import lacked_room
 from colabstage.pack.rows import BasePack, sweep_rows
 from colabstage.pack.shards import pack_by_executor
 from colabstage.sources.opening import OpenedSource, SourceListingError, sweep_copies
-from colabstage.sources.parse import SourceArgument, absolute_path, parts_of, paths_of
+from colabstage.sources.parse import SourceArgument, parts_of, paths_of
 from colabstage.sources.to_folder import SLOW_READERS, write_folder
 from colabstage.stage.cache import (
     Cache,

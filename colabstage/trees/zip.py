@@ -204,8 +204,15 @@ def _read_directory(source: ByteSource) -> tuple[list[str], dict[str, NDArray[An
     names, columns, unicode_paths = _parse(source, blocks, end.size)
     offsets = columns["offset"]
     if shift > 0:
-        # Offsets are modulo 4 GiB, as macOS writes them into large archives.
-        offsets += np.cumsum(offsets < np.concatenate([[0], offsets[:-1]])) << 32
+        # Numbers are modulo 4 GiB, as macOS writes them into large archives: each fall of the offsets means 4 GiB more.
+        falls = np.cumsum(np.diff(offsets, prepend=0, append=end.offset) < 0)
+        if falls[-1] != shift >> 32:
+            msg = (
+                f"'{source.label}' has a file of more than 4 GiB, and no zip64 that tells its length, as macOS writes "
+                "such a zip. Unpack it where it was made, and give the folder or a tar of it."
+            )
+            raise ArchiveError(msg)
+        offsets += falls[:-1] << 32
     # A directory of the wrong length may still end at the end of a record; then only the counts tell.
     count = len(names)
     if count % 65_536 != end.members % 65_536 or (end.has_64 and count != end.members):

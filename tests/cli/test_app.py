@@ -183,7 +183,7 @@ def test_verify_needs_a_manifest(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.h5").write_bytes(b"anything")
     assert "no complete manifest 'a.h5.json'" in reason(run("verify", "a.h5"), 1)
     (tmp_path / "folder").mkdir()
-    assert "'folder' is a folder; expected a packed file" in reason(run("verify", "folder"), 1)
+    assert f"'{tmp_path / 'folder'}' is a folder; expected a packed file" in reason(run("verify", "folder"), 1)
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ def test_a_terminal_that_cannot_show_a_name_fails_for_none(tmp_path: Path) -> No
         ("pack photos s3:/bucket/set.h5", 2, "expected a path, or text as 's3://bucket/set.h5'."),
         ("pack photos s3://bucket/set.h5", 2, "'s3://bucket/set.h5' is an address, where shards are written"),
         ("extract s3://bucket/a.zip out", 2, "'s3://bucket/a.zip' is an address"),
-        ("verify https://example.org/a.h5", 1, "'https://example.org/a.h5' is an address"),
+        ("verify https://example.org/a.h5", 2, "'https://example.org/a.h5' is an address"),
         ("info https://example.org/a.h5", 2, "copy it here with fetch_files first"),
         ("stage photos --local-dir s3://bucket", 2, "local_dir='s3://bucket' is an address"),
         ("fetch photos photos/cat/", 2, "is inside the source"),

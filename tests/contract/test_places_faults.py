@@ -98,10 +98,11 @@ def test_a_word_for_no_cache_is_no_folder(
 @pytest.mark.parametrize(
     ("call", "error", "named"),
     [
-        pytest.param(
-            lambda: stage("https:/example.org/a.zip"), SourceNotFoundError, "https://example.org/a.zip", id="slash"
-        ),
+        pytest.param(lambda: stage("https:/example.org/a.zip"), OptionError, "'https://example.org/a.zip'", id="slash"),
         pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "names nothing", id="a pack without a name"),
+        pytest.param(lambda: cs.pack_dataset("photos", 5), OptionError, "target=5", id="a pack that is a number"),  # type: ignore[arg-type]
+        pytest.param(lambda: cs.fetch_files("/", "out"), OptionError, "somewhere else", id="everything"),
+        pytest.param(lambda: cs.restore_file("/", "out"), SourceNotFoundError, "is a folder", id="the root"),
         pytest.param(lambda: cs.pack_dataset("photos", "."), OptionError, "pack.h5", id="a pack that is this folder"),
         pytest.param(
             lambda: cs.restore_file("out", "back"), SourceNotFoundError, "out/file'", id="a folder of versions"

@@ -91,6 +91,7 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
 }
 CALLS: dict[str, Callable[[Any, Path], Any]] = {
     "stage_dataset": lambda value, at: colabstage.stage_dataset(value, local_dir=at, cache_dir=None, progress=False),
+    "mount_drive": lambda value, _: colabstage.mount_drive(value),
     "restore_file": lambda value, at: colabstage.restore_file(value, at, progress=False),
     "pack_dataset": lambda value, at: colabstage.pack_dataset(value, at, progress=False),
     "dataset_h5": lambda value, _: colabstage.dataset_h5(value),
@@ -162,9 +163,16 @@ def test_no_secret_is_shown() -> None:
     assert "hunter2" not in refused({"url": "https://me:hunter2@example.org/a.zip"})[1]
 
 
-@pytest.mark.parametrize("verb", ["fetch_files", "pack_dataset", "restore_file", "stage_dataset", "verify_file"])
-def test_what_the_system_refuses_is_never_no_answer(tmp_path: Path, verb: str) -> None:
-    """Also where no module has foreseen it: here, a name that no file can have."""
-    place = tmp_path / ("n" * 300)
-    with pytest.raises(ColabstageError, match="too long"):
+READERS = (
+    *("compare_sources", "doctor", "fetch_files", "list_runs", "mount_drive"),
+    *("pack_dataset", "plot_class_balance", "restore_file", "stage_dataset", "verify_file"),
+)
+
+
+@pytest.mark.parametrize("verb", READERS)
+@pytest.mark.parametrize("name", ["n" * 300, "a\0b", "\ud800"], ids=["long", "NUL", "half"])
+def test_what_the_system_refuses_is_never_no_answer(tmp_path: Path, verb: str, name: str) -> None:
+    """Also where no module has foreseen it: here, names that no file can have."""
+    place = f"{tmp_path}/{name}"
+    with pytest.raises(ColabstageError, match=r"too long|NUL"):
         getattr(colabstage, verb)(place, *([tmp_path / "out.h5"] if verb in ("fetch_files", "pack_dataset") else []))

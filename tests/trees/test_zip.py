@@ -147,6 +147,10 @@ def test_an_archive_above_4_gib_as_macos_writes_it(tmp_path: Path) -> None:
     with open_tree(write_zip(tmp_path / "big.zip", members, has_64=False), spool=tmp_path) as tree:
         assert read_all(tree) == {one.name.decode(): one.content for one in members}
         assert sorted(tree.entries.positions.tolist()) == list(places)
+    # How long a single file is that passes 4 GiB cannot be known.
+    large = write_zip(tmp_path / "one.zip", [Member(b"a", hole=GIB_4), Member(b"b", b"content")], has_64=False)
+    with pytest.raises(ArchiveError, match="more than 4 GiB"):
+        open_tree(large, spool=tmp_path)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3, 20, 47, 5_000])

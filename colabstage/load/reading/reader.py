@@ -239,7 +239,7 @@ class SplitPart:
         """Examine the file; no sample is read. `number`: which of several parts this is. `slot`: for decoded images of
         all parts; shared with the copy in memory, which decodes the same ones."""
         # Absolute, because a worker process may have another current folder.
-        self.path = path.expanduser().absolute()
+        self.path = path.absolute()
         self.split, self._number, self._resizer, self._slot = split, number, resizer, slot
         self._open_file = partial(
             open_fields, fields=fields, allow_external=allow_external, in_part=arrival is not None
@@ -472,9 +472,8 @@ class SplitReader(RowFacts):
     ) -> None:
         """Open HDF5 files with `X_<split>` and, if there are targets, `Y_<split>`, and read the headers; no sample is
         read. `resizer`: `"torch"` is faster, has to be imported, and is within one grey level of `"pillow"`."""
-        check_files(files)
         # Before any other call to a mount, because a call to one that hangs would never return.
-        require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
+        require_answer(*check_files(files))
         paths = find_parts(files)
         # A mapped file has two handles: its own and the mapping's.
         allow_open_files(2 * len(paths))
