@@ -129,7 +129,8 @@ if not TYPE_CHECKING and "torch" not in sys.modules and PathFinder.find_spec("to
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_NEED_TORCH, *_MODULES, "__version__"})
+    own = (name for name in globals() if name.startswith("__"))
+    return sorted({*own, *__all__, *_NEED_TORCH, *_MODULES, "__version__"})
 
 
 # Hidden from type checkers, which would otherwise accept any misspelt name as this function's return type.
@@ -151,8 +152,11 @@ if not TYPE_CHECKING:
             with whole_imports():
                 value = getattr(import_module(f"colabstage.{_HOMES[name]}"), name)
         else:
-            msg = f"module 'colabstage' has no attribute {name!r}"
-            # With `obj`, the traceback suggests the name that was meant.
-            raise AttributeError(msg, name=name, obj=sys.modules[__name__])
+            from difflib import get_close_matches
+
+            # Here, because notebooks do not show what Python itself suggests.
+            near = get_close_matches(name, __dir__(), 1)
+            msg = f"module 'colabstage' has no attribute {name!r}" + "".join(f". Did you mean {one!r}?" for one in near)
+            raise AttributeError(msg)
         globals()[name] = value
         return value

@@ -8,7 +8,7 @@
     from colabstage import stage_dataset
     from colabstage.options import table_rows
 
-    data = stage_dataset("photos.zip", layout=table_rows(labels="breed"))
+    data = stage_dataset("photos.zip", layout=table_rows(labels=["breed"]))
 
 A layout of your own is a function that takes a tree and returns a `SampleTable`; `Images`, `Values` and the others say
 what its samples are, and `TreeFiles` where they come from. `progress=` takes an object of a class that derives from

@@ -16,7 +16,8 @@ def test_names_are_sorted_and_shadow_no_package() -> None:
     modules = {module.name for module in pkgutil.iter_modules(colabstage.__path__)}
     assert sorted(set(colabstage.__all__)) == colabstage.__all__
     assert not modules & set(colabstage.__all__)
-    assert set(colabstage.__all__) <= set(dir(colabstage))
+    public = {name for name in dir(colabstage) if not name.startswith("__")}
+    assert public == {*colabstage.__all__, "errors", "options", "transforms"}
 
 
 # A torch Dataset, and functions that make batches of tensors, cannot exist without torch.
@@ -46,8 +47,8 @@ def test_type_checkers_see_the_same_names() -> None:
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    """A misspelt name fails as on any module, with the module's name and its own."""
-    with pytest.raises(AttributeError, match="'stage_datset'"):
+    """A misspelt name fails as on any module, and the message has the one that was meant."""
+    with pytest.raises(AttributeError, match=r"'stage_datset'. Did you mean 'stage_dataset'\?$"):
         _ = colabstage.stage_datset  # type: ignore[attr-defined]
 
 

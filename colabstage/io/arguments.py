@@ -181,9 +181,13 @@ def refused_call(
     """Return the error for a call that does not fit the signature: what Python says, and what to write instead."""
     shown = [one for one in signature.parameters.values() if one.name != "self"]
     if "too many positional" in str(error):
-        placed = listed([one.name for one in shown if one.kind is one.POSITIONAL_OR_KEYWORD]) or "nothing"
-        others = [f" Give the others by name, such as {one.name}=…." for one in shown if one.kind is one.KEYWORD_ONLY]
-        return ArgumentError(f"{function}() got {error}; expected {placed} by position.{''.join(others[:1])}")
+        placed = listed([one.name for one in shown if one.kind is one.POSITIONAL_OR_KEYWORD])
+        named = [
+            f" Give {'the others' if placed else 'all'} by name, such as {one.name}=…."
+            for one in shown
+            if one.kind is one.KEYWORD_ONLY
+        ]
+        return ArgumentError(f"{function}() got {error}; expected {placed or 'none'} by position.{''.join(named[:1])}")
     takes_any = any(one.kind is one.VAR_KEYWORD for one in shown)
     unknown = next((name for name in given if not takes_any and name not in signature.parameters), None)
     if unknown is None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from colabstage.errors import ColabstageError, SourceReadError, said_by
 from colabstage.io.arguments import refused_call, spelt_signature, with_docs
-from colabstage.io.callers_code import absolute, closeness, is_callers_own, place_of
+from colabstage.io.callers_code import absolute, closeness, is_callers_own, lines_of, place_of
 from colabstage.io.environment import shell
 from colabstage.io.files import speaks_of_a_mount, translate_read_error, translate_write_error
 from colabstage.io.units import listed
@@ -104,21 +104,28 @@ def public_class(kind: _Class) -> _Class:
 
 
 class StoppedCell(KeyboardInterrupt):
-    """The cell was stopped during one of our calls; the message says what is kept."""
+    """The cell was stopped during one of our calls; the message, if there is one, says what is kept."""
 
     def _render_traceback_(self) -> list[str]:
-        return [str(self)]
+        return [str(self)] if self.args else lines_of(self)
+
+
+# As IPython shows its name.
+StoppedCell.__name__ = "KeyboardInterrupt"
 
 
 def raise_stopped(stop: KeyboardInterrupt, sentence: str) -> NoReturn:
-    """Raise what a stopped call shows: if public functions call each other, the sentence of the innermost."""
-    if not sentence or isinstance(stop, StoppedCell):
+    """Raise what a stopped call shows: if public functions call each other, the sentence of the innermost; without one,
+    the caller's own lines in a notebook."""
+    if isinstance(stop, StoppedCell) and (stop.args or not sentence):
         raise stop
     if shell() is not None:
-        msg = f"Stopped. {sentence}"
-        raise StoppedCell(msg) from stop
+        if sentence:
+            msg = f"Stopped. {sentence}"
+            raise StoppedCell(msg) from stop
+        raise StoppedCell().with_traceback(stop.__traceback__) from None
     # Python then exits with the code that shells expect, and prints the note last.
-    if sentence not in getattr(stop, "__notes__", ()):
+    if sentence and sentence not in getattr(stop, "__notes__", ()):
         stop.add_note(sentence)
     raise stop
 

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 from colabstage.errors import CancelledError, WorkersLostError
-from colabstage.io.boundary import typed_error
+from colabstage.io.boundary import raise_stopped, typed_error
 from colabstage.io.environment import logger_of
 from colabstage.io.files import Closing
 from colabstage.io.progress import Demand
@@ -258,11 +258,14 @@ class Iteration(Generic[T]):
         if self._other is not None:
             return next(self._other)
         began = 0.0 if self._waited is None else time.perf_counter()
-        if not self._ready:
-            self._receive()
-        if self._waited is not None:
-            self._waited(time.perf_counter() - began)
-        return self._hand_out(self._ready.popleft())
+        try:
+            if not self._ready:
+                self._receive()
+            if self._waited is not None:
+                self._waited(time.perf_counter() - began)
+            return self._hand_out(self._ready.popleft())
+        except KeyboardInterrupt as stop:
+            raise_stopped(stop, "")
 
     def _receive(self) -> None:
         try:

@@ -10,9 +10,11 @@ with batches of one sample, or with fewer samples than ranks: then some ranks ha
 from __future__ import annotations
 
 import hashlib
+import json
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from numbers import Integral
@@ -185,6 +187,23 @@ def choose_shard(rank: int | None, world_size: int | None) -> Shard:
     return Shard(int(rank), int(world_size))  # type: ignore[arg-type]
 
 
+_made: Counter[str] = Counter()
+
+
+def differ_on_ranks(name: str, shared: Mapping[str, int]) -> list[str]:
+    """Return in which numbers this process's loader of a dataset differs from that of the first rank that made one;
+    without waiting for any rank, so that the first one is told nothing."""
+    _made[name] += 1
+    text = json.dumps(shared)
+    # A store may have failed, or be of another kind.
+    with suppress(Exception):
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        text = _get_default_store().compare_set(f"colabstage/{name}/{_made[name]}", "", text).decode()
+    others = json.loads(text)
+    return [name for name in shared if shared[name] != others.get(name)]
+
+
 def _is_count(value: object, least: int) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
 
@@ -330,6 +349,19 @@ class SampledOrder:
             return list(islice(self.sampler, self.count + 1))
 
 
+def numpy_state() -> tuple[Any, ...]:
+    """Return the state of numpy's global generator; an OptionError if another kind, which cannot be seeded, is in its
+    place."""
+    state = np.random.get_state(legacy=False)  # noqa: NPY002 - what training code draws from
+    if (kind := state["bit_generator"]) != "MT19937":
+        msg = (
+            f"np.random draws from a {kind}, which np.random.seed cannot seed. Keep that generator as your own, by "
+            f"np.random.Generator(np.random.{kind}(0)), and write np.random.set_bit_generator(np.random.MT19937(0))."
+        )
+        raise OptionError(msg)
+    return (kind, *state["state"].values(), state["has_gauss"], state["gauss"])
+
+
 @contextmanager
 def _seeded(number: int, own: object) -> Iterator[None]:
     """Seed the generators that a sampler may draw from, and restore them."""
@@ -341,7 +373,7 @@ def _seeded(number: int, own: object) -> Iterator[None]:
             stack.callback(one.set_state, one.get_state())
             one.manual_seed(number)
         stack.callback(random.setstate, random.getstate())
-        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 - what samplers draw from
+        stack.callback(np.random.set_state, numpy_state())
         random.seed(number)
         np.random.seed(number % 2**32)  # noqa: NPY002
         yield

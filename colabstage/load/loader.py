@@ -27,7 +27,7 @@ from colabstage.io.boundary import public
 from colabstage.io.pipeline import SOLO
 from colabstage.io.progress import Demand
 from colabstage.io.report import Report, facts
-from colabstage.io.units import format_count
+from colabstage.io.units import format_count, listed
 from colabstage.load.ahead import Ahead, Iterated, Iteration
 from colabstage.load.augment import CroppedInputs, FirstCrop, check_inputs, first_crop
 from colabstage.load.batch import Batcher, Group
@@ -57,6 +57,7 @@ from colabstage.load.epoch import (
     choose_seed,
     choose_shard,
     chosen_order,
+    differ_on_ranks,
     digest_of,
     given_rows,
     order_within,
@@ -180,13 +181,8 @@ def make_loader(
         free = free_device_memory(device, facts.free_memory_bytes)
         facts = replace(facts, device=device.type, device_free_bytes=free)
     plan = choose_loader(facts, batch_size, replace(asked, shuffle=shuffle))
-    if not plan.is_joint:
-        warnings.warn(
-            f"This rank has {format_count(plan.batches, 'batches')} in an epoch, and another has one more or fewer: a "
-            "step that waits for all, as with DDP, would never end. Write drop_last=True, or a larger batch_size.",
-            UserWarning,
-            stacklevel=3,
-        )
+    if shard.world_size > 1:
+        _check_ranks(plan, dataset, some, None if asked.rank is not None else {"seed": seed})
     order: Order = some or RowOrder(len(dataset), plan.order.name == "permutation")
     if plan.order.name == "arrival" and layout is not None:
         order = order_of(layout, dataset.split, None if some is None else some.chosen)
@@ -195,8 +191,8 @@ def make_loader(
     # Read now, so that an error comes where the loader is made. The caller's dataset continues to read from the file.
     reader = dataset.reader.into_memory() if plan.strategy == "memory" else dataset.reader
     schedule = Schedule(order, seed, plan.batch_size, asked.drop_last, shard)
-    is_cropped = crop is not None and plan.decode is not None and plan.decode.name == "crops"
-    pipeline = Pipeline(plan, asked, reader, schedule, form, device, crop if is_cropped else None)
+    crop = crop if plan.decode is not None and plan.decode.name == "crops" else None
+    pipeline = Pipeline(plan, asked, reader, schedule, form, device, crop)
     # Frameworks count and evaluate the subset's own rows, by their numbers in it.
     view: Any = BatchDataset.over(form, reader)
     visited = order if rows is None or shown is None else shown
@@ -217,6 +213,32 @@ def make_loader(
     # Last: what it was planned with cannot be set from here on.
     loader._pipeline = pipeline
     return loader
+
+
+def _check_ranks(
+    plan: LoaderPlan, dataset: dataset_h5, some: RowOrder | SampledOrder | None, shared: dict[str, int] | None
+) -> None:
+    """Warn if ranks make different numbers of steps, or read parts of different lists. `shared`: the seed, unless
+    another program has numbered the ranks."""
+    if not plan.is_joint:
+        warnings.warn(
+            f"This rank has {format_count(plan.batches, 'batches')} in an epoch, and another has one more or fewer: a "
+            "step that waits for all, as with DDP, would never end. Write drop_last=True, or a larger batch_size.",
+            UserWarning,
+            stacklevel=4,
+        )
+    if shared is None:
+        return
+    chosen = 0 if some is None or some.chosen is None else digest_of(some.chosen)
+    shared |= {"batch_size": plan.batch_size, "samples": len(dataset), "rows": chosen}
+    if others := differ_on_ranks(f"{dataset.reader.path.name}/{dataset.split}", shared):
+        warnings.warn(
+            f"Ranks have made this loader with different {listed(others)}: some samples are read by no rank, others by "
+            "several. Make it alike on all, as with random_split(…, generator=torch.Generator().manual_seed(0)); for "
+            "rows that you have divided among ranks yourself, write rank=0, world_size=1.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _below_subsets(dataset: object) -> tuple[dataset_h5, NDArray[np.intp] | None]:

@@ -37,10 +37,8 @@ _IMPORT = "from colabstage import stage_dataset"
 _ENCODINGS = ("auto", "pixels", "encoded", "jpeg:90", "jpeg:75")
 _ERRORS = ("raise", "skip", "skip:1%")
 # Wide enough for the longest name, so that all fields are aligned.
-_NAME_PX = 84
-# Two fields are side by side, in the folded part too.
-_FIELD_PX = 335
-_WIDTH = f"{2 * (_FIELD_PX + 4)}px"  # with the margins of ipywidgets
+_NAME_PX = 92
+_WIDTH_PX = 678
 # The most used arguments; the others are folded.
 _FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
 
@@ -117,7 +115,8 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, tuple[Any, 
     }
 
     def make(name: str, value: Any) -> tuple[Any, Callable[[Any], Any]]:
-        layout = widgets.Layout(width=f"{_FIELD_PX}px", max_width="98%")
+        # Two side by side, beside the margins of ipywidgets; in the folded part too, which is narrower.
+        layout = widgets.Layout(width="calc(50% - 4px)", min_width="min(300px, 98%)")
         look = {"description": name, "style": {"description_width": f"{_NAME_PX}px"}, "layout": layout}
         if name == "source":
             look["layout"] = widgets.Layout(width="auto")
@@ -247,6 +246,10 @@ class StageForm:
             self._cancel_button.disabled = True
             self._say("Cancelling …")
 
+    def __repr__(self) -> str:
+        state = "busy" if self.busy else "nothing staged yet" if self._dataset is None else repr(self._dataset)
+        return f"StageForm: {state}"
+
     def _ipython_display_(self) -> None:
         words = "The form of stage_form: run this cell to see it."
         show_with_picture(self.widget, self._line.value + _line_html(words, muted=True), words)
@@ -263,7 +266,7 @@ class StageForm:
         buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
         # The first child is invisible: it holds the style that hides the form's picture.
         rows = [widgets.HTML(), source, first, more, self._line, buttons, self._panel, self._outcome]
-        form = widgets.VBox(rows, layout=widgets.Layout(max_width=_WIDTH))
+        form = widgets.VBox(rows, layout=widgets.Layout(max_width=f"{_WIDTH_PX}px"))
         form.add_class("colabstage-form")
         return form
 

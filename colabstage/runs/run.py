@@ -230,7 +230,7 @@ class Run:
                 loop.local = local
             # What cannot be saved is refused now, and not when the first version is due.
             self._numbers = numbers_of(self._all_parts())
-            states = self._states()
+            states, _ = self._states(), random_state()
             empty = [name for name, part in self._parts.items() if not states[name] and has_unsaved(part)]
             self.notes += [f"{name} has an empty state_dict(), so nothing of it is saved." for name in empty]
             self._copier.give_back(states)

@@ -21,7 +21,7 @@ from colabstage.h5.manifest import read_manifest
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
-from colabstage.load.epoch import digest_of
+from colabstage.load.epoch import digest_of, numpy_state
 from colabstage.load.loader import Loader, OtherOrderError
 from colabstage.machine.mounts import run_watched
 
@@ -126,7 +126,7 @@ def _tensors_in(value: object) -> Iterator[torch.Tensor]:
 def random_state() -> dict[str, Any]:
     """Return the state of Python's, numpy's and torch's random generators, including those of CUDA devices in use."""
     version, numbers, gauss = random.getstate()
-    kind, words, place, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - what training code draws from
+    kind, words, place, has_gauss, cached = numpy_state()
     return {
         "python": [version, list(numbers), gauss],
         "numpy": [str(kind), [int(word) for word in words], int(place), int(has_gauss), float(cached)],

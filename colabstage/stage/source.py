@@ -70,7 +70,7 @@ class SourceOnce(Closing):
             reads_next=reads_next and not request.options.parts,
             sparing=request.disk_limit is not None,
         )
-        with (report or self._call.report).timed("open source", unit="B") as step:
+        with (report or self._call.report).timed("open source", unit="B", moves=False) as step:
             try:
                 with contextlib.ExitStack() as undo:
                     source = open_source(request.source, opening, unpack=True)

@@ -123,6 +123,15 @@ class Odd:
 def stage():
     return colabstage.stage_dataset('photos', imagesize=3)
 """
+_LOOP = """
+import h5py
+with h5py.File('rows.h5', 'w') as file:
+    file['X_train'], file['Y_train'] = numpy.zeros((8, 2)), numpy.zeros(8, int)
+def stopped(x, y):
+    signal.raise_signal(signal.SIGINT)
+for x, y in colabstage.make_loader(colabstage.dataset_h5('rows.h5'), 4, batch_transform=stopped):
+    pass
+"""
 _TRAINING = """
 import torch
 with colabstage.resumable('run', model=torch.nn.Linear(1, 1), every='1 h') as run:
@@ -137,22 +146,23 @@ def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurs
     stop, stopped = (f"colabstage.pack_dataset(Odd(stops=True), 'odd.h5', progress={shown})" for shown in (True, False))
     packs = "colabstage.pack_dataset(Odd(), 'odd.h5', progress=False)"
     outputs = run_cells(
-        *(_ODD, stop, stopped, "stage()", packs, "%xmode Verbose", "stage()", _TRAINING),
+        *(_ODD, stop, stopped, "stage()", packs, _LOOP, "%xmode Verbose", "stage()", _TRAINING),
         folder=tmp_path,
         nurseries=nurseries,
     )
     assert re.search(r"^■ pack  [\d,]+ of 900 ", text_in(outputs[1]), re.MULTILINE)
-    sentence, typo, broken, everything = (
+    sentence, typo, broken, left, everything = (
         re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(cell[-1]["traceback"]))
-        for cell in (outputs[2], outputs[3], outputs[4], outputs[6])
+        for cell in (outputs[2], outputs[3], outputs[4], outputs[5], outputs[7])
     )
     assert sentence == "Stopped. What was finished is kept; the same call again continues from there."
     assert ("imagesize=3" in typo, "Did you mean 'image_size'?" in typo) == (True, True)
     assert ("1 / 0" in broken, "Odd()" in broken, "Odd[0]" in broken) == (True, True, True)
-    assert [name for name in ("boundary.py", "items.py", "run.py") if name in typo + broken] == []
+    assert ("for x, y in" in left, "raise_signal" in left, left.count("KeyboardInterrupt")) == (True, True, 2)
+    assert re.findall(r"(?:boundary|items|run|ahead|loader|calling)\.py", typo + broken + left) == []
     assert "boundary.py" in everything
-    assert outputs[7][-1]["traceback"] == ["Stopped. What was saved is kept; running this again continues from there."]
-    panels = [one["data"]["text/plain"] for one in outputs[7] if "text/html" in one.get("data", {})]
+    assert outputs[8][-1]["traceback"] == ["Stopped. What was saved is kept; running this again continues from there."]
+    panels = [one["data"]["text/plain"] for one in outputs[8] if "text/html" in one.get("data", {})]
     assert any(panel.startswith("epoch 3, step 3; saved step 3 at") for panel in panels)
 
 
