@@ -196,10 +196,7 @@ def test_each_is_refused_with_what_to_write(case: str) -> None:
     with pytest.raises(LayoutError, match=pattern) as caught:
         read(paths, texts, *layout)
     assert "\n" not in str(caught.value)
-    assert any(
-        word in str(caught.value)
-        for word in ("layout", "table", "Fill", "xpected", "rite", "Name", "folder", "Say", "Put", "Rename", "Correct", "Take", "Give")
-    )
+    assert re.search("layout|table|[Ff]ill|xpected|rite|[Nn]ame|folder|[Ss]ay|Put|Correct|Take|Give", str(caught.value))
 
 
 @pytest.mark.parametrize("case", NOTED)
