@@ -408,6 +408,12 @@ def with_broken(folder: Path) -> Path:
     return make_tree(photos_in(folder), {"cat/000.png": b"no image", "dog/131.png": b"no image"})
 
 
+def arrays(folder: Path) -> Path:
+    folder.mkdir()
+    np.savez(folder / "a.npz", x=np.arange(6.0 * MANY, dtype=np.float32).reshape(MANY, 6), y=np.arange(MANY) / 7)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -417,28 +423,39 @@ def with_broken(folder: Path) -> Path:
         (photos_in, {"encoding": "encoded"}),
         (photos_in, {"encoding": "jpeg:80", "image_size": (8, 8)}),
         (with_broken, {"on_error": "skip"}),
-        (boxes, {"image_size": (8, 8), "resize": "crop"}),
-        (masks, {}),
+        (boxes, {"image_size": (8, 8), "resize": "crop", "encoding": "jpeg:70"}),
+        (masks, {"image_size": (11, 7), "resize": "pad"}),
+        (masks, {"encoding": "encoded"}),
+        (arrays, {"splits": {"train": 0.5, "test": 0.5}}),
     ],
-    ids=["splits", "long", "encoded", "jpeg", "left out", "boxes", "masks"],
+    ids=["splits", "long", "encoded", "jpeg", "left out", "boxes", "masks", "encoded masks", "arrays"],
 )
 def test_the_file_of_several_workers_is_that_of_one_process(
-    tmp_path: Path, read_pack: Any, make: Callable[[Path], Path], options: dict[str, Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read_pack: Any,
+    make: Callable[[Path], Path],
+    options: dict[str, Any],
 ) -> None:
-    """With splits that have no rows in some shards, boxes removed by cropping, which come last, and shards that are
-    copied in several steps."""
+    """With one thread or eight; with splits that have no rows in some shards, boxes removed by cropping, which come
+    last, and shards that are copied in several steps."""
     source = make(tmp_path / "data")
     places: dict[str, Any] = {"cache_dir": None, "progress": False}
-    alone = stage_dataset(source, local_dir=tmp_path / "alone", **places, **options)
+    found = []
+    for threads in (1, 8):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "sched_getaffinity", lambda _, count=threads: set(range(count)))
+            found.append(stage_dataset(source, local_dir=tmp_path / f"{threads}", **places, **options).path)
     with ThreadPoolExecutor(2) as pool:
-        together = stage_dataset(source, local_dir=tmp_path / "together", executor=pool, **places, **options)
-    one, other = read_pack(alone.path), read_pack(together.path)
+        together = stage_dataset(source, local_dir=tmp_path / "together", executor=pool, **places, **options).path
+    assert found[0].read_bytes() == found[1].read_bytes()
+    one, other = read_pack(found[0]), read_pack(together)
     assert sorted(one.pop("skipped", ())) == sorted(other.pop("skipped", ()))
     assert one.keys() == other.keys()
     for name, values in one.items():
         np.testing.assert_array_equal(other[name], values, err_msg=name)
     if make is not with_broken:
-        assert together.path.read_bytes() == alone.path.read_bytes()
+        assert together.read_bytes() == found[0].read_bytes()
 
 
 class _EndsAfter(OneStep):
