@@ -228,6 +228,8 @@ def database(*words: str) -> dict[str, bytes]:
     return {"db/data.mdb": lmdb_of(dict(one for pair in pairs for one in pair))}
 
 
+FOUR = [0, 1, 0, 1]
+NAMES = ["train", "train", "test", "val"]
 DOGS = ["dog", "cat", "dog"]
 # fmt: off
 LABELS: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
@@ -290,29 +292,6 @@ def test_boxes_of_tensorflows_records(none: dict[str, Any]) -> None:
     assert found.targets.boxes.tolist() == [[0.25, 0.5, 0.75, 1.0]] * 2
     assert (found.targets.columns["labels"].tolist(), found.classes) == ([1, 2], ("0", "car", "dog"))
     assert any("1 record" in note for note in found.notes) == (not none)
-
-
-OBJECTS: list[list[tuple[list[float], int]]] = [[([1, 2, 3, 4], 1), ([0, 0, 6, 8], 0)], [], [([3, 5, 2, 2.5], 1)]]
-
-
-@pytest.mark.parametrize("form", ["sizes", "corners"])
-@pytest.mark.parametrize("lists", [False, True])
-def test_boxes_of_the_hub(form: str, *, lists: bool) -> None:
-    """A list of objects, or a list of each field; corners, or a corner and a size."""
-    rows = [
-        [(box if form == "sizes" else [*box[:2], box[0] + box[2], box[1] + box[3]], kind) for box, kind in boxes]
-        for boxes in OBJECTS
-    ]
-    objects = [
-        [{"bbox": box, "category": kind} for box, kind in row] if lists
-        else {"bbox": [box for box, _ in row], "category": [kind for _, kind in row]}
-        for row in rows
-    ]  # fmt: skip
-    found = read(table(objects=objects))
-    assert isinstance(found.targets, Boxes)
-    assert found.targets.offsets.tolist() == [0, 2, 2, 3]
-    assert found.targets.boxes.tolist() == [[1, 2, 4, 6], [0, 0, 6, 8], [3, 5, 5, 7.5]]
-    assert found.targets.columns["labels"].tolist() == [1, 0, 1]
 
 
 MASKS = [grey(np.full((8, 6), n % 3, np.uint8)) for n in range(4)]
@@ -426,13 +405,37 @@ STATED: dict[str, tuple[Any, str, str]] = {
     "masks of classes before those of objects": (lambda: table(instance_mask=SHADES, semantic_mask=SHADES), "3 masks", "'instance_mask'"),
     "the Hub's names of masks": (lambda: {**table(label=SHADES), "id2label.json": '{"0": "sky", "1": "road"}'}, "3 masks of sky, road", ""),
     "a test without masks": (lambda: {"train.parquet": hub({}, mask=SHADES)["a.parquet"], "test.parquet": hub({}, mask=typed([None] * 3, [SHADES[0]]))["a.parquet"]}, "train: 3 masks", "3 records of 'test'"),
+    # Splits of the file's name first, then of the folders; of a field where it has names of splits alone.
+    **{f"the shard {place}": (lambda place=place: {place: tars({"cls": 0})["a.tar"]}, expected, "") for place, expected in (("train/test-0.tar", "test: 1 numbers"), ("val/0.tar", "val: 1 numbers"), ("train-val-0.tar", "1 numbers"), ("constraint-0.tar", "1 numbers"))},
+    "splits of a feature": (lambda: records(*({"label": label, "image/split": name} for label, name in zip(FOUR, NAMES, strict=True))), "train: 0 1, 1 1; val: 1 1; test: 0 1", ""),
+    "splits of a feature of a flag": (lambda: records(*({"label": label, "is_test": int(label == 2)} for label in (0, 1, 2, 0))), "train: 3 numbers; test: 1 numbers", ""),
+    "splits of a column of words": (lambda: table(label=FOUR, subset=["north", "south", "north", "north"]), "0 2, 1 2", ""),
+    "splits of keys of LMDB": (lambda: {"data.mdb": lmdb_of({f"{split}/{n}.png".encode(): picture(n) for split in ("test", "train") for n in range(2)})}, "train: 2 without labels; test: 2 without labels", ""),
+    "splits of a name of TensorFlow's tools": (lambda: {"test.record": records_of([{"image": picture(0), "label": 1}])}, "test: 1 numbers", ""),
+    "splits of folders of splits and of parts": (lambda: dict.fromkeys(("test/part1/a.parquet", "train/part1/a.parquet", "train/part2/b.parquet"), table(label=[0, 1])["a.parquet"]), "train: 0 2, 1 2; test: 0 1, 1 1", ""),
+    # What is left out, with how much it is; what another program computed of the data is no data.
+    "left out: captions": (lambda: tars(*({"txt": f"photo {n}"} for n in range(4))), "4 without labels", "captions"),
+    "left out: a sample without an image": (lambda: {"a.tar": tar_of([{"png": picture(0), "cls": 0}, {"cls": 1}])}, "1 numbers", "1 sample"),
+    "left out: files of another kind": (lambda: tars({"cls": 0, "xyz": ""}, {"cls": 1, "xyz": ""}), "2 numbers", "xyz"),
+    "left out: a record without an image": (lambda: {"a.tfrecord": records_of([{"image": picture(0), "label": 1}, {"label": 2}]), "b.tfrecord": b""}, "1 numbers", "1 record"),
+    "left out: labels beside masks": (lambda: tars(*({"jpg": picture(n), "seg.png": MASKS[n], "cls": n} for n in range(4))), "4 masks", "'cls'"),
+    "left out: lists beside labels": (lambda: records(*({"label": n, "text": ["a", "b"][: n + 1]} for n in range(2))), "2 numbers", "'text'"),
+    "left out: a column of lists beside boxes": (lambda: table(labels=[[0]], objects=[{"bbox": [[4, 3, 2, 1]], "category": ["cat"]}]), "1 images, 1 boxes: cat 1", "'labels'"),
+    "left out: a mask as bytes beside labels": (lambda: records(*({"label": n, "target": b"\xff" * 900} for n in range(2))), "2 numbers", "'target'"),
+    "left out: a column that is NaN": (lambda: table(label=[float("nan")] * 2, species=["a", "b"]), "a 1, b 1", "'label'"),
+    "left out: splits in lists": (lambda: table(label=[0, 1], split=[["train"], ["test"]]), "2 numbers", "'split'"),
+    "left out: what datasets computes": (lambda: {"train.arrow": stream_of(columns_of(range(4))), "cache-0123.arrow": stream_of({"x": [1]})}, "train: 4 numbers", ""),
+    "boxes in a list of objects": (lambda: table(objects=[[{"bbox": box, "category": name} for box, name in zip(*row, strict=True)] for row in zip(BBOX, NAMED, strict=True)]), BOXED, "xywh"),
+    "corners, proved by the images": (lambda: table(objects=objects(CORNERS, NAMED)), BOXED, "xyxy"),
+    "the first column of classes": (lambda: hub({"digit": ["zero", "one"]}, label=[4, 5], digit=[0, 1]), "one 1, zero 1", ""),
 }
 # fmt: on
 
 
 @pytest.mark.parametrize("case", STATED)
-def test_boxes_and_masks_are_fields_of_records(case: str) -> None:
-    """Whatever the field is called; how boxes are written is proved by the images, or stated by name or area."""
+def test_fields_of_records_are_found_or_noted(case: str) -> None:
+    """Boxes and masks, whatever the field is called (how boxes are written is proved by the images, or stated by name or
+    area); splits; and what is left out."""
     make, expected, noted = STATED[case]
     found = read(make())
     assert described(found) == expected
@@ -498,81 +501,13 @@ def test_clips_of_sound_are_rows(make: Any, tmp_path: Path) -> None:
     assert rows == {n: [*one[: 40 + n].tolist(), *[0] * (3 - n)] for n, one in enumerate(clips)}
 
 
-# --- splits -----------------------------------------------------------------------------------------------------------
-
-FOUR = [0, 1, 0, 1]
-NAMES = ["train", "train", "test", "val"]
-
-
-SPLITS: dict[str, tuple[Any, Any]] = {
-    **{
-        place: (lambda place=place: {place: tars({"cls": 0})["a.tar"]}, splits)
-        for place, splits in (
-            ("train/test-0.tar", ("test",)), ("val/0.tar", ("val",)), ("train-val-0.tar", None), ("constraint-0.tar", None)
-        )
-    },
-    "a feature": (lambda: records(*({"label": label, "image/split": name} for label, name in zip(FOUR, NAMES, strict=True))), (*NAMES,)),
-    "a feature of a flag": (lambda: records(*({"label": label, "is_test": int(label == 2)} for label in (0, 1, 2, 0))), ("train", "train", "test", "train")),
-    "a column of words": (lambda: table(label=FOUR, subset=["north", "south", "north", "north"]), None),
-    "keys of LMDB": (
-        lambda: {"data.mdb": lmdb_of({f"{split}/{n}.png".encode(): picture(n) for split in ("test", "train") for n in range(2)})},
-        ("test",) * 2 + ("train",) * 2,
-    ),
-    "a name of TensorFlow's tools": (lambda: {"test.record": records_of([{"image": picture(0), "label": 1}])}, ("test",)),
-    "folders of splits and of parts": (
-        lambda: dict.fromkeys(("test/part1/a.parquet", "train/part1/a.parquet", "train/part2/b.parquet"), table(label=[0, 1])["a.parquet"]),
-        ("test",) * 2 + ("train",) * 4,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", SPLITS)
-def test_splits_are_stated_by_names_or_by_a_field(case: str) -> None:
-    """Of the file's name first, then of the folders; by a field where it has names of splits alone."""
-    make, splits = SPLITS[case]
-    assert read(make()).splits == splits
-
-
-# --- notes ------------------------------------------------------------------------------------------------------------
-
-
-NOTED: dict[str, tuple[Any, int, str]] = {
-    "captions": (lambda: tars(*({"txt": f"photo {n}"} for n in range(4))), 4, "captions"),
-    "a sample without an image": (lambda: {"a.tar": tar_of([{"png": picture(0), "cls": 0}, {"cls": 1}])}, 1, "1 sample"),
-    "files of another kind": (lambda: tars({"cls": 0, "xyz": ""}, {"cls": 1, "xyz": ""}), 2, "xyz"),
-    "a record without an image": (
-        lambda: {"a.tfrecord": records_of([{"image": picture(0), "label": 1}, {"label": 2}]), "b.tfrecord": b""}, 1, "1 record"
-    ),
-    "labels beside masks": (lambda: tars(*({"jpg": picture(n), "seg.png": MASKS[n], "cls": n} for n in range(4))), 4, "'cls'"),
-    "lists beside labels": (lambda: records(*({"label": n, "text": ["a", "b"][: n + 1]} for n in range(2))), 2, "'text'"),
-    "a column of lists beside boxes": (lambda: table(labels=[[0]], objects=[{"bbox": [[4, 3, 2, 1]], "category": [0]}]), 1, "'labels'"),
-    "a mask as bytes beside labels": (lambda: records(*({"label": n, "target": b"\xff" * 900} for n in range(2))), 2, "'target'"),
-    "a column that is NaN": (lambda: table(label=[float("nan")] * 2, species=["a", "b"]), 2, "'label'"),
-    "splits in lists": (lambda: table(label=[0, 1], split=[["train"], ["test"]]), 2, "'split'"),
-    "what datasets computes": (
-        lambda: {"train.arrow": stream_of(columns_of(range(4))), "cache-0123.arrow": stream_of({"x": [1]})}, 4, ""
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", NOTED)
-def test_what_is_left_out_is_noted(case: str) -> None:
-    """With how much it is; what another program computed of the data is no data."""
-    make, count, named = NOTED[case]
-    found = read(make())
-    assert len(found) == count
-    assert not named or any(named in note for note in found.notes)
+# --- notes and refusals ------------------------------------------------------------------------------------------------
 
 
 def test_labels_that_all_samples_lack_are_none() -> None:
     """As pandas writes an empty column."""
     arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
     assert read(table(label=arrow.array([float("nan")] * 4, arrow.float64(), from_pandas=False))).targets is None
-
-
-def test_the_first_column_of_classes_names_them() -> None:
-    """Before another one that is called a label."""
-    assert read(hub({"digit": ["zero", "one"]}, label=[4, 5], digit=[0, 1])).classes == ("zero", "one")
 
 
 def test_tfds_names_classes_beside_its_records() -> None:
@@ -582,9 +517,6 @@ def test_tfds_names_classes_beside_its_records() -> None:
     )
     assert (labels(found), found.classes) == ([0, 2, 0, 2], ("ox", "hen", "cow"))
     assert not any("label.labels.txt" in note for note in found.notes)
-
-
-# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def ordered(*files: tuple[str, bytes]) -> dict[str, bytes]:
