@@ -1247,11 +1247,7 @@ def test_samples_of_matlab_lie_along_the_axis_of_its_vectors(
 
 
 @pytest.mark.parametrize(
-    ("labels", "right"),
-    [
-        ([0, 1, 2], refused(r"parquet\[2\].*2 classes")),
-        ([0, 1, 1], found("train: cat 1, dog 2")),
-    ],
+    ("labels", "right"), [([0, 1, 2], refused(r"parquet\[2\].*2 classes")), ([0, 1, 1], found("train: cat 1, dog 2"))]
 )
 def test_numbers_of_parquet_that_are_no_named_class(
     tmp_path: Path, labels: list[int], right: Callable[[Packed], bool]

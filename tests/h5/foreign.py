@@ -41,10 +41,7 @@ _STORAGES = (
 _LINKS = ("none", "none", "hard", "soft", "external", "through a group", "twice external")
 _SHAPES = ((), (), (4,), (3, 5), (2, 3, 4), (1, 1), (4, 0))
 _ODD_PART, _GONE_PART, _UNEVEN_PART = 0.2, 0.06, 0.04
-_ENGINES: dict[str, tuple[str, ...]] = {
-    "mapped": ("mapped", "read", "h5py"),
-    "read": ("mapped", "read", "h5py"),
-}
+_ENGINES: dict[str, tuple[str, ...]] = {"mapped": ("mapped", "read", "h5py"), "read": ("mapped", "read", "h5py")}
 
 
 class ForeignFileError(AssertionError):

@@ -9,8 +9,7 @@ from tests.h5.foreign import check_foreign_files
 
 
 @pytest.mark.parametrize(
-    ("count", "seed"),
-    [(15, 2), (15, 18), pytest.param(1000, 30, marks=[pytest.mark.long, pytest.mark.timeout(600)])],
+    ("count", "seed"), [(15, 2), (15, 18), pytest.param(1000, 30, marks=[pytest.mark.long, pytest.mark.timeout(600)])]
 )
 def test_random_files_equal_h5py_or_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, seed: int

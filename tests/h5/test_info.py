@@ -11,11 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.errors import (
-    ColabstageError,
-    DamagedPackError,
-    PackFormatError,
-)
+from colabstage.errors import ColabstageError, DamagedPackError, PackFormatError
 from colabstage.h5.info import NamedFields, coding_to_json, open_h5, read_info
 from tests.support.packs import write_pack
 

@@ -12,11 +12,7 @@ from unittest import mock
 
 import pytest
 
-from colabstage.errors import (
-    DriveDisconnectedError,
-    SourceNotFoundError,
-    SourceReadError,
-)
+from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.io import files as fileops
 from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.workspace import disk_use

@@ -46,22 +46,14 @@ def mask(index: int) -> Image.Image:
     ("item", "x", "y", "dtypes"),
     [
         (lambda i: (picture(i), i % 2), lambda i: np.asarray(picture(i)), lambda i: i % 2, ("u1", "i8")),
-        (
-            lambda i: (picture(i), mask(i)),
-            lambda i: np.asarray(picture(i)),
-            lambda i: np.asarray(mask(i)),
-            ("u1", "u1"),
-        ),
-        (
-            lambda i: (np.full((3, 2), i, np.float64), i / 2),
-            lambda i: np.full((3, 2), i),
-            lambda i: i / 2,
-            ("f8", "f4"),
-        ),
+        (lambda i: (picture(i), mask(i)), lambda i: np.asarray(picture(i)), lambda i: np.asarray(mask(i)),
+            ("u1", "u1")),
+        (lambda i: (np.full((3, 2), i, np.float64), i / 2), lambda i: np.full((3, 2), i), lambda i: i / 2,
+            ("f8", "f4")),
         (lambda i: np.full(5, i, np.uint16), lambda i: np.full(5, i), None, ("u2", None)),
     ],
     ids=["images and classes", "images and masks", "arrays and numbers", "arrays alone"],
-)
+)  # fmt: skip
 def test_every_item_is_one_row(tmp_path: Path, item: Any, x: Any, y: Any, dtypes: tuple[str, str]) -> None:
     """x and y as the dataset returns them, by item number."""
     report = pack_dataset(Items(40, item), tmp_path / "out.h5", progress=False)

@@ -117,34 +117,25 @@ def as_lists(boxes: NDArray[np.float64], number: int) -> dict[str, list[Any]]:
 
 
 TARGETS: dict[str, Callable[[int], Any]] = {
-    "the tutorial's": lambda i: (
-        picture(i), {"boxes": tensor(corners(i)).float(), "labels": tensor(labels(i)), "image_id": i},
-    ),
-    "BoundingBoxes": lambda i: (
-        picture(i), {"boxes": bounding_boxes(sizes(i), Format.XYWH), "labels": tensor(labels(i))},
-    ),
-    "centres": lambda i: (
-        picture(i), {"boxes": bounding_boxes(centres(i), Format.CXCYWH), "labels": tensor(labels(i))},
-    ),
+    "the tutorial's": lambda i: (picture(i),
+        {"boxes": tensor(corners(i)).float(), "labels": tensor(labels(i)), "image_id": i}),
+    "BoundingBoxes": lambda i: (picture(i),
+        {"boxes": bounding_boxes(sizes(i), Format.XYWH), "labels": tensor(labels(i))}),
+    "centres": lambda i: (picture(i),
+        {"boxes": bounding_boxes(centres(i), Format.CXCYWH), "labels": tensor(labels(i))}),
     # For an image without annotations, torchvision's wrapper of CocoDetection returns nothing else.
-    "wrapped": lambda i: (
-        picture(i),
-        {"image_id": i} | ({"boxes": tensor(corners(i)), "labels": tensor(labels(i))} if i % 4 else {}),
-    ),
+    "wrapped": lambda i: (picture(i),
+        {"image_id": i} | ({"boxes": tensor(corners(i)), "labels": tensor(labels(i))} if i % 4 else {})),
     "numpy": lambda i: (picture(i), {"boxes": corners(i), "labels": labels(i).astype(np.float32)}),
-    "two flags": lambda i: (
-        picture(i), {"boxes": corners(i), "labels": labels(i), "iscrowd": labels(i), "is_crowd": labels(i)},
-    ),
+    "two flags": lambda i: (picture(i),
+        {"boxes": corners(i), "labels": labels(i), "iscrowd": labels(i), "is_crowd": labels(i)}),
     "lists of sizes": lambda i: {"image": picture(i), "image_id": i, "objects": as_lists(sizes(i), i)},
     "lists of corners": lambda i: {"image": picture(i), "objects": as_lists(corners(i), i)},
-    "dicts": lambda i: {
-        "image": picture(i),
-        "objects": [{"bbox": b.tolist(), "category": int(c)} for b, c in zip(sizes(i), labels(i), strict=True)],
-    },
+    "dicts": lambda i: {"image": picture(i),
+        "objects": [{"bbox": b.tolist(), "category": int(c)} for b, c in zip(sizes(i), labels(i), strict=True)]},
     "nothing for none": lambda i: {"image": picture(i), "objects": as_lists(sizes(i), i) if i % 4 else None},
-    "nothing for none, by another name": lambda i: {
-        "image": picture(i + 1 if i == 0 else i), "faces": as_lists(sizes(i), i) if i % 4 or i == 0 else None,
-    },
+    "nothing for none, by another name": lambda i: {"image": picture(i + 1 if i == 0 else i),
+        "faces": as_lists(sizes(i), i) if i % 4 or i == 0 else None},
     "side by side": lambda i: {"image": picture(i), "bboxes": sizes(i).tolist(), "labels": labels(i).tolist(), "id": i},
 }  # fmt: skip
 
@@ -289,29 +280,17 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0, 1]), r"1 boxes and 'labels' of shape \(2,\)"),
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: ["dog"]), r"'dog' under 'labels'.*Number the classes"),
         (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0.5]), r"0.5 under 'labels'; expected whole"),
-        *(
-            (
-                some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0], iscrowd=lambda i, odd=odd: [odd]),
-                rf"{odd} under 'iscrowd'; expected whole numbers, from 0 to 255",
-            )
-            for odd in (300, 0.5)
-        ),
-        (
-            lambda i: (picture(i), {"boxes": bounding_boxes(np.ones((1, 5)), Format.XYWHR), "labels": [0]}),
-            r"form XYWHR; expected one of XYXY, XYWH, CXCYWH",
-        ),
-        (
-            lambda i: {"image": picture(i), "objects": {"bbox": [[1, 1, 9, 9]], "category": [0]}},
-            r"xyxy .*xywh",
-        ),
+        *((some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0], iscrowd=lambda i, odd=odd: [odd]),
+            rf"{odd} under 'iscrowd'; expected whole numbers, from 0 to 255") for odd in (300, 0.5)),
+        (lambda i: (picture(i), {"boxes": bounding_boxes(np.ones((1, 5)), Format.XYWHR), "labels": [0]}),
+            r"form XYWHR; expected one of XYXY, XYWH, CXCYWH"),
+        (lambda i: {"image": picture(i), "objects": {"bbox": [[1, 1, 9, 9]], "category": [0]}}, r"xyxy .*xywh"),
         (lambda i: (picture(i), []), r"Items\[0\] has no boxes, like the items after it"),
-        (
-            lambda i: (picture(i), {"boxes": [[1, 2, 3, 4]], **({} if i == 20 else {"labels": [0]})}),
-            r"Items\[20\] has boxes without 'labels', which the first items have",
-        ),
+        (lambda i: (picture(i), {"boxes": [[1, 2, 3, 4]], **({} if i == 20 else {"labels": [0]})}),
+            r"Items\[20\] has boxes without 'labels', which the first items have"),
         (lambda i: (picture(i), 3 if i == 20 else {"boxes": [[1, 2, 3, 4]]}), r"Items\[20\] has int as its target"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_boxes_is_one_typed_error(tmp_path: Path, item: Callable[[int], Any], says: str) -> None:
     """It says which item, what it has, and what was expected; nothing is written."""
     with pytest.raises((LayoutError, DecodeError), match=says):

@@ -97,11 +97,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"encoding": "encoded", **SPLITS},
-        {"encoding": "jpeg:70", **SPLITS},
-        {"encoding": "pixels", "on_error": "skip"},
-    ],
+    [{"encoding": "encoded", **SPLITS}, {"encoding": "jpeg:70", **SPLITS}, {"encoding": "pixels", "on_error": "skip"}],
     ids=["encoded", "made again", "left out"],
 )
 def test_a_pack_killed_again_and_again_ends_in_the_same_bytes(

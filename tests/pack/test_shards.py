@@ -22,13 +22,7 @@ import pytest
 # Workers that are spawned import this module; dataset_h5, imported here by its name, would bring torch to each.
 import colabstage
 from colabstage import pack_dataset, stage_dataset
-from colabstage.errors import (
-    DecodeError,
-    LayoutError,
-    SourceChangedError,
-    TargetExistsError,
-    WorkersLostError,
-)
+from colabstage.errors import DecodeError, LayoutError, SourceChangedError, TargetExistsError, WorkersLostError
 from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.options import Images, SampleTable, TreeFiles

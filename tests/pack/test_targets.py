@@ -107,12 +107,7 @@ def expected_mask(folder: Path, key: str, size: tuple[int, int] | None, resize: 
     ],
 )
 def test_masks_keep_their_classes_and_lie_on_their_images(
-    tmp_path: Path,
-    scenes: Callable[..., Path],
-    encoding: Any,
-    masks: str,
-    size: tuple[int, int] | None,
-    resize: Any,
+    tmp_path: Path, scenes: Callable[..., Path], encoding: Any, masks: str, size: tuple[int, int] | None, resize: Any
 ) -> None:
     """Every mask, stored as indices or as its file, is Pillow's nearest-pixel version of it."""
     folder = scenes(mixed=size is not None, masks=masks)

@@ -22,12 +22,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.errors import (
-    ColabstageError,
-    DriveDisconnectedError,
-    SourceReadError,
-    UnsafeArchiveError,
-)
+from colabstage.errors import ColabstageError, DriveDisconnectedError, SourceReadError, UnsafeArchiveError
 from colabstage.trees.listing import ArchiveLimits, FileEntry, Tree, total_size
 from colabstage.trees.open import JoinedTree, OnlyTree, open_archive, open_tree
 from tests.support.archives import (
@@ -309,12 +304,7 @@ def test_a_member_that_is_there_twice_is_one_or_the_last(tmp_path: Path) -> None
         ("file", _FILE, "", b"no link"),
     )
     with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
-        assert read_all(tree) == {
-            "a": b"new",
-            "hard": b"old",
-            "link": b"new",
-            "file": b"no link",
-        }
+        assert read_all(tree) == {"a": b"new", "hard": b"old", "link": b"new", "file": b"no link"}
         assert "3 names" in tree.notes[0]
 
 

@@ -103,20 +103,14 @@ def _lmdb(numbers: Sequence[int]) -> bytes:
 
 KINDS: dict[str, tuple[str, Callable[[Sequence[int]], bytes]]] = {
     "webdataset": ("{}-0.tar", lambda rows: tar_of([{"png": picture(n), "cls": n % 3} for n in rows])),
-    "webdataset, compressed": (
-        "{}-0.tar.gz",
-        lambda rows: gzip.compress(tar_of([{"png": picture(n), "json": f'{{"label": {n % 3}}}'} for n in rows])),
-    ),
-    "tfrecord": (
-        "{}-00000-of-00001",
-        lambda rows: records_of({"image/encoded": picture(n), "image/class/label": n % 3} for n in rows),
-    ),
-    "tfrecord, compressed": (
-        "pets-{}.tfrecord-00000-of-00001",
-        lambda rows: gzip.compress(records_of({"image": picture(n), "label": n % 3} for n in rows)),
-    ),
+    "webdataset, compressed": ("{}-0.tar.gz",
+        lambda rows: gzip.compress(tar_of([{"png": picture(n), "json": f'{{"label": {n % 3}}}'} for n in rows]))),
+    "tfrecord": ("{}-00000-of-00001",
+        lambda rows: records_of({"image/encoded": picture(n), "image/class/label": n % 3} for n in rows)),
+    "tfrecord, compressed": ("pets-{}.tfrecord-00000-of-00001",
+        lambda rows: gzip.compress(records_of({"image": picture(n), "label": n % 3} for n in rows))),
     "parquet": ("data/{}-00000-of-00001.parquet", lambda rows: parquet_of(columns_of(rows), row_group_size=2)),
     "arrow": ("{}/data-00000-of-00001.arrow", lambda rows: stream_of(columns_of(rows))),
     "lmdb": ("set_{}_lmdb/data.mdb", _lmdb),
-}
+}  # fmt: skip
 """What a shard of each kind is called, with the split in it, and how one of these numbers is made."""
