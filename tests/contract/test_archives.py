@@ -38,7 +38,8 @@ def test_staged(archive: Path, tmp_path: Path) -> None:
     home.check(finished=True, found={"files": contents(data.files)}, expected=[{"files": FILES}])
 
 
-@pytest.mark.parametrize("ranges", ["honoured", "none"])
+# Without ranges, all are fetched whole first: `test_same` has a zip in every run.
+@pytest.mark.parametrize("ranges", ["honoured", pytest.param("none", marks=[pytest.mark.long])])
 def test_staged_from_the_web(archive: Path, tmp_path: Path, ranges: str) -> None:
     home = Home(tmp_path, theirs=["mine"])
     with WebServer({archive.name: archive}, knobs=WebKnobs(ranges=ranges)) as server:  # type: ignore[arg-type]
@@ -61,7 +62,16 @@ def test_an_archive_in_a_folder_of_an_archive(archive: Path, tmp_path: Path) -> 
     assert {name.removeprefix("photos-main/"): number for name, number in numbers_in(data.path).items()} == NUMBERS
 
 
-@pytest.mark.parametrize("is_remote", [False, True], ids=["here", "on the web"])
+# Every other kind on the web, the others here; in the long form all in both places.
+@pytest.mark.parametrize(
+    ("archive", "is_remote"),
+    [
+        pytest.param(kind, is_remote, marks=[pytest.mark.long] * (number % 2 != is_remote))
+        for number, kind in enumerate(MAKERS)
+        for is_remote in (False, True)
+    ],
+    indirect=["archive"],
+)
 def test_an_archive_and_the_table_of_its_images(archive: Path, tmp_path: Path, is_remote: bool) -> None:
     """In a list, in any order; the table's changes are noticed."""
     place = archive.parent / "table"

@@ -136,19 +136,35 @@ SPLITS: dict[str, Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]] =
 }
 
 
-@pytest.mark.parametrize("labels", ["a table", "VOC", "folders"])
-@pytest.mark.parametrize(("one", "other"), [*itertools.combinations(SPLITS, 2)])
-@pytest.mark.parametrize("second", [SPLIT, OTHER_SPLIT], ids=["alike", "otherwise"])
-def test_splits_that_are_stated_twice(tmp_path: Path, labels: str, one: str, other: str, second: Sequence[str]) -> None:
+def in_turn(labels: Sequence[str], *ways: Sequence[object]) -> list[Any]:
+    """Each combination of ways with one of the labels, in turn; with the others in the long form."""
+    every = [(number, one) for number, one in enumerate(itertools.product(*ways))]
+    return [
+        pytest.param(label, *one, marks=[pytest.mark.long] * (number % len(labels) != place))
+        for number, one in every
+        for place, label in enumerate(labels)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("labels", "pair", "second"),
+    in_turn(["a table", "VOC", "folders"], [*itertools.combinations(SPLITS, 2)], ["alike", "otherwise"]),
+)
+def test_splits_that_are_stated_twice(tmp_path: Path, labels: str, pair: tuple[str, str], second: str) -> None:
     """Whatever labels the images: the same splits agree, others are refused."""
+    one, other = pair
     places = [f"{split}/" for split in SPLIT] if one == "folders" else ["images/"] * COUNT
     halves = [f"{half}/" if labels == "folders" else "" for half in HALVES]
     parts = zip(places if one == "folders" or labels != "folders" else [""] * COUNT, halves, strict=True)
     paths = [f"{place}{half}{number:02}.jpg" for number, (place, half) in enumerate(parts)]
     made = {path: image(number, size=(9, 9)) for number, path in enumerate(paths)}
-    texts = {**LABELS[labels](paths, HALVES), **SPLITS[one](paths, SPLIT), **SPLITS[other](paths, second)}
+    texts = {
+        **LABELS[labels](paths, HALVES),
+        **SPLITS[one](paths, SPLIT),
+        **SPLITS[other](paths, SPLIT if second == "alike" else OTHER_SPLIT),
+    }
     folder = write_files(tmp_path / "set", made | files("", texts))
-    if second is SPLIT:
+    if second == "alike":
         assert planned(folder).samples == {"train": 12, "val": 4}
         return
     with pytest.raises(LayoutError) as caught:
@@ -156,10 +172,10 @@ def test_splits_that_are_stated_twice(tmp_path: Path, labels: str, one: str, oth
     check_lines(folder, caught.value)
 
 
-@pytest.mark.parametrize("labels", ["masks", "VOC", "folders"])
-@pytest.mark.parametrize("way", [way for way in SPLITS if way != "folders"])
-@pytest.mark.parametrize("beside", ["", "test"])
-@pytest.mark.parametrize("bare", [False, True], ids=["paths", "bare names"])
+@pytest.mark.parametrize(
+    ("labels", "way", "beside", "bare"),
+    in_turn(["masks", "VOC", "folders"], [way for way in SPLITS if way != "folders"], ["", "test"], [False, True]),
+)
 def test_what_is_held_out_of_a_folder_train(tmp_path: Path, labels: str, way: str, beside: str, bare: bool) -> None:
     """Lists are read whatever form they have, and what a folder of another split holds stays there."""
     places = [f"{half}/" if labels == "folders" else "" for half in HALVES]

@@ -12,13 +12,13 @@ import math
 import pickle
 import re
 import struct
-import tarfile
 import wave
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from colabstage.trees.listing import FileEntries, FileEntry, Tree
+from tests.support.archives import tar_bytes
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -175,13 +175,7 @@ def batch(count: int, **more: list[int]) -> bytes:
 
 def tar(files: dict[str, str]) -> bytes:
     """A tar of texts."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, text in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return file.getvalue()
+    return tar_bytes({name: text.encode() for name, text in files.items()})
 
 
 YOLO_BOX = "0 0.5 0.5 0.25 0.25\n"

@@ -52,6 +52,7 @@ from tests.layouts.shards.writing import (
     stream_of,
     tar_of,
 )
+from tests.support import archives
 from tests.support.archives import tar_bytes
 from tests.support.images import noise
 from tests.support.made_files import grey, npy, write_files
@@ -521,13 +522,7 @@ def test_tfds_names_classes_beside_its_records() -> None:
 
 def ordered(*files: tuple[str, bytes]) -> dict[str, bytes]:
     """A tar in which a name may come twice."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, content in files:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return {"a.tar": file.getvalue()}
+    return {"a.tar": archives.tar_of(*((name, tarfile.REGTYPE, "", content) for name, content in files))}
 
 
 JPG, ZERO = ("1.jpg", b""), ("1.cls", b"0")
