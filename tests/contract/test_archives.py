@@ -22,7 +22,6 @@ LABELS = {name: name.partition("/")[0] for name in NUMBERS}
 
 @pytest.fixture(params=MAKERS)
 def archive(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An archive of each kind."""
     if request.param == ".rar" and not any(map(shutil.which, ("unrar", "unar", "bsdtar"))):
         pytest.skip("needs unrar or unar: apt-get install unar")
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))

@@ -90,7 +90,6 @@ class World:
         return pack_dataset(self / source, to, **quiet(options))
 
     def tree(self, files: dict[str, Any], **options: Any) -> Any:
-        """Stage a folder of these files."""
         return self.stage(make_tree(self.new() / "set", files), **options)
 
     def extract(self, name: str, **options: Any) -> Any:
@@ -103,7 +102,6 @@ class World:
         return fetch_files(self / source, str(self / target), overwrite=overwrite, progress=False)
 
     def fetch_with(self, fault: WebFault, name: str = "photos.zip") -> Any:
-        """Fetch from a server with a fault."""
         self.server.set_faults(fault)
         try:
             return self.fetch(self.server.url(name))
@@ -111,7 +109,6 @@ class World:
             self.server.set_faults()
 
     def fetch_shared(self, state: Any) -> Any:
-        """Fetch through a Google Drive share link."""
         self.shares.add(SharedItem(FILE_ID, "a.bin", content=b"a" * 100, state=state))
         return self.fetch(LINK)
 
@@ -144,7 +141,6 @@ def quiet(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_files(home: Path) -> None:
-    """Write what the scenarios need."""
     make_tree(home / "photos", in_classes(8))
     make_tree(home / "one", {"cat/1.png": 1})
     make_tree(home / "texts", {"a.txt": "a", "b.md": "b"})
@@ -193,7 +189,6 @@ def uninstalled(call: Callable[[], object], package: str) -> object:
 
 
 def with_variable(name: str, value: str, call: Callable[[], object]) -> object:
-    """Make a call with this environment variable set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(name, value)
         return call()
@@ -245,13 +240,11 @@ def cancel(world: World) -> object:
 
 
 def rewrite(world: World) -> object:
-    """Publish a file that is written to meanwhile."""
     path = make_tree(world.new(), {"model.bin": "m" * 5000}) / "model.bin"
     return publish_file(path, world.new() / "model.bin", progress=Meanwhile(lambda: path.write_bytes(b"n" * 6000)))
 
 
 def table(text: str, **more: Any) -> dict[str, Any]:
-    """Four images and a table that lists them."""
     return {**{f"images/{number}.png": number for number in range(4)}, "labels.csv": text, **more}
 
 
@@ -602,7 +595,6 @@ def world() -> Iterator[World]:
 
 
 def written() -> dict[str, str]:
-    """The texts in the file, by scenario."""
     parts = re.split(r"^## (.*)\n", TEXTS.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
 

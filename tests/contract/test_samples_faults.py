@@ -108,20 +108,17 @@ def pairs(images: str, labels: str) -> dict[str, bytes]:
 
 
 def deep(write: Callable[[Any], bytes], form: str, channels: int) -> dict[str, bytes]:
-    """Two 16-bit images, in two classes."""
     pixels = np.random.default_rng(0).integers(300, 3000, (16, 16, channels), np.uint16)
     return {f"{name}/1.{form}": write(pixels + number) for number, name in enumerate("ab")}
 
 
 def jpeg_2000(pixels: Any) -> bytes:
-    """A grey JPEG 2000 of these values."""
     buffer = io.BytesIO()
     Image.fromarray(pixels[..., 0]).save(buffer, "JPEG2000", irreversible=False)
     return buffer.getvalue()
 
 
 def mat(**arrays: Any) -> dict[str, bytes]:
-    """A MATLAB file of these arrays."""
     matlab, buffer = (
         pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'"),
         io.BytesIO(),
@@ -727,7 +724,6 @@ def in_palettes(*palettes: str) -> dict[str, bytes]:
 
 
 def tiff(pixels: Any, pages: int = 1) -> bytes:
-    """A TIFF of these pixels."""
     buffer, page = io.BytesIO(), Image.fromarray(pixels)
     page.save(buffer, "TIFF", save_all=True, append_images=[page] * (pages - 1))
     return buffer.getvalue()
@@ -1134,7 +1130,6 @@ def test_boxes_in_other_units_are_refused(tmp_path: Path, box: tuple[float, ...]
     """Fractions where pixels are expected, and pixels where fractions are, as in TensorFlow's records."""
 
     def layout(tree: Any) -> SampleTable:
-        """Two images with one box each."""
         boxes = Boxes(np.arange(3), np.array([box, box], float), {"labels": np.zeros(2, np.int64)}, relative=relative)
         return SampleTable(
             "mine", tuple(tree.entries.names), Images(TreeFiles(tree, tree.entries)), boxes, classes=("a",)

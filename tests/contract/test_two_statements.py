@@ -69,7 +69,6 @@ BOXES, TEXTS = ("VOC", "COCO"), ("a list", "JSON")
 
 
 def labelled(folder: Path, one: str, first: Sequence[str], other: str, second: Sequence[str]) -> Path:
-    """Write images with two statements about them."""
     places = next((words for way, words in ((one, first), (other, second)) if way == "folders"), ["images"] * COUNT)
     paths = [f"{place}/{number:02}.jpg" for number, place in enumerate(places)]
     made = {path: image(number, size=(9, 9)) for number, path in enumerate(paths)}
@@ -77,7 +76,6 @@ def labelled(folder: Path, one: str, first: Sequence[str], other: str, second: S
 
 
 def planned(folder: Path, **options: Any) -> Any:
-    """Plan to stage a folder."""
     return plan_stage(folder, local_dir=folder.parent / "out", cache_dir=None, **options)
 
 
@@ -117,7 +115,6 @@ def test_labels_that_divide_alike(tmp_path: Path, one: str, other: str) -> None:
 
 
 def by_split(paths: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:
-    """The paths of each split."""
     pairs = [*zip(paths, words, strict=True)]
     return {split: [path for path, word in pairs if word == split] for split in ("train", "val")}
 

@@ -50,7 +50,6 @@ class ForeignFiles:
         self._values = np.random.default_rng(seed)
 
     def write(self, folder: Path) -> str:
-        """Write a file, and describe it in words."""
         chance = self._chance
         rows = chance.choice([1, 5, 9, 9, 9, 30])
         with h5py.File(folder / "main.h5", "w", libver=chance.choice(["earliest", "latest"])):
@@ -193,7 +192,6 @@ def truth_of(path: Path, side: str) -> Any:
 
 
 def is_plain(values: Any, kinds: str = "biufc") -> bool:
-    """Whether these are numbers of samples."""
     return isinstance(values, np.ndarray) and values.ndim > 0 and values.dtype.kind in kinds
 
 
@@ -245,7 +243,6 @@ def check_read(path: Path, told: str, outcome: Counter[str]) -> Any:
 
 
 def check_packed(tree: Tree, path: Path, x: Any, told: str, *, may_refuse: bool) -> None:
-    """Compare what packing would store."""
     # A dataset with two names in one file counts under its original one.
     with h5py.File(path) as file:
         own = "X_train_stored" if isinstance(file.get("X_train", getlink=True), h5py.SoftLink) else "X_train"

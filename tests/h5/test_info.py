@@ -119,7 +119,6 @@ def test_targets_by_another_name_are_asked_for(tmp_path: Path, name: str) -> Non
 
 
 def write(path: Path, data: bytes) -> Path:
-    """Write a file and return its path."""
     path.write_bytes(data)
     return path
 

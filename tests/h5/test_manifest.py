@@ -120,8 +120,6 @@ def test_a_newer_manifest_asks_for_an_update(pack: Path) -> None:
 
 
 class CountedManifest(Manifest):
-    """Counts how often its blocks are listed."""
-
     listed = 0
 
     @property

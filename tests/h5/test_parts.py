@@ -26,7 +26,6 @@ NUMBERS = st.sets(st.integers(1, 30), max_size=4)
 
 
 def shard_path(target: Path, number: int, count: int) -> Path:
-    """The name of a shard of this dataset."""
     return target.with_name(f"{target.stem}-{number:05}-of-{count:05}{target.suffix}")
 
 
@@ -155,7 +154,6 @@ def write_kinds(folder: Path) -> list[Path]:
 
 
 def fits(one: Path, other: Path) -> bool:
-    """Whether two files can be read as one."""
     try:
         dataset_h5([one, other], split="train")
     except PackFormatError:

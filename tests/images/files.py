@@ -38,14 +38,12 @@ def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def exif(orientation: int) -> bytes:
-    """An EXIF block with this orientation."""
     block = Image.Exif()
     block[0x0112] = orientation
     return block.tobytes()
 
 
 def png_chunk(kind: bytes, body: bytes) -> bytes:
-    """A chunk of a PNG."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 

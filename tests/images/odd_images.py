@@ -14,7 +14,6 @@ HEIGHT, WIDTH = 41, 53
 
 
 def picture(seed: int = 0, height: int = HEIGHT, width: int = WIDTH) -> Image.Image:
-    """A smooth picture with some noise."""
     return photograph(height, width, seed)
 
 

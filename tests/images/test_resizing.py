@@ -86,7 +86,6 @@ def camera(height: int, width: int) -> Image.Image:
 
 
 def jpeg(image: Image.Image, orientation: int = 1) -> bytes:
-    """The image's bytes, hardly compressed."""
     return encode(image, "JPEG", quality=92, exif=exif(orientation))
 
 

@@ -32,12 +32,10 @@ class Reader:
         return b"bytes"
 
     def run(self, policy: RetryPolicy) -> bytes:
-        """Read with a policy, without really waiting."""
         return read_with_retry(self.read, "a/1.jpg", policy=policy, clock=self.clock)
 
 
 def os_error(number: int) -> OSError:
-    """The system's exception for an errno."""
     return OSError(number, os.strerror(number))
 
 

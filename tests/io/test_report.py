@@ -13,8 +13,6 @@ from colabstage.io.report import COLOURS, STYLE, Report, Row, Table, facts, left
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Measured(Report):
-    """With its own figures."""
-
     path: Path
     rate: float
     _secret: object = object()

@@ -19,7 +19,6 @@ from tests.support.images import in_classes, make_tree
 
 @cache
 def diagnosis() -> Any:
-    """The report of `doctor` on this machine."""
     return doctor(timeout_s=5.0)
 
 
@@ -31,7 +30,6 @@ def said_with(title: str, **facts: Any) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """How a number of bytes is written."""
     return said_with("disk", free_bytes=count).removeprefix("Only ").partition(" free where")[0]
 
 

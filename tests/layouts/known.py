@@ -24,7 +24,6 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def choices(inner: str) -> list[str]:
-    """What one pair of braces stands for."""
     first, dots, last = inner.partition("..")
     if not dots:
         return inner.split(",")
@@ -70,7 +69,6 @@ def known(
     name: str, paths: str, texts: dict[str, Any] | None = None, *, layout: str = "", found: str = "", error: str = "",
     write: str = "",
 ) -> Known:  # fmt: skip
-    """A row of the table."""
     files = {path: b"" for pattern in paths.split() for path in each(pattern)}
     for pattern, text in (texts or {}).items():
         content = text if isinstance(text, bytes) else (text if isinstance(text, str) else json.dumps(text)).encode()
@@ -79,8 +77,6 @@ def known(
 
 
 class _Bytes:
-    """A file in memory."""
-
     def __init__(self, label: str, content: bytes) -> None:
         self.label = label
         self.size = len(content)
@@ -174,7 +170,6 @@ def batch(count: int, **more: list[int]) -> bytes:
 
 
 def tar(files: dict[str, str]) -> bytes:
-    """A tar of texts."""
     return tar_bytes({name: text.encode() for name, text in files.items()})
 
 
@@ -203,7 +198,6 @@ def in_classes(*prefixes: str, classes: str = "cat:3,dog:2", form: str = "{}.jpg
 
 
 def lines(*found: dict[str, Any]) -> str:
-    """JSON, one in a line."""
     return "".join(json.dumps(one) + "\n" for one in found)
 
 

@@ -42,7 +42,6 @@ SAME_BOX = "0 0.34375 0.2734375 0.5625 0.390625"  # as that of `voc`
 
 
 def read(paths: str, texts: Texts | None = None, layout: str = "'auto'") -> SampleTable:
-    """What is made of files in memory."""
     return detect_layout(MemoryTree(files(paths, texts)), eval(layout, dict(OPTIONS)))
 
 
@@ -183,7 +182,6 @@ NOTED: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("case", READ)
 def test_each_is_read_as_its_people_mean_it(case: str) -> None:
-    """Samples by split and class."""
     paths, texts, found, *layout = READ[case]
     table = read(paths, texts, *layout)
     assert f"{table.layout}; {described(table)}" == found
@@ -259,7 +257,6 @@ def test_one_word_in_two_spellings_is_no_two_classes(spelling: str, first: str, 
 
 
 def read_spellings(one: str, other: str) -> SampleTable:
-    """Two splits, whose classes differ in this."""
     names = [f"train/{one}/1.jpg", "train/eel/2.jpg", f"test/{one}/3.jpg", f"test/{other}/4.jpg", "test/eel/5.jpg"]
     return detect_layout(MemoryTree(dict.fromkeys(names, b"")))
 
@@ -276,7 +273,6 @@ def test_what_programs_write_for_nothing_is_no_class(word: str, missing: str) ->
 
 
 def column(name: str, *cells: str) -> Texts:
-    """A table of labels."""
     return {"l.csv": "\n".join([f"path,{name}", *(f"{number}.jpg,{cell}" for number, cell in enumerate(cells))])}
 
 
@@ -353,7 +349,6 @@ def test_a_parquet_that_cannot_be_read_is_no_reason_to_take_folders(monkeypatch:
 
 
 def test_options_that_cannot_work_are_refused_before_anything_is_read() -> None:
-    """With what is expected."""
     made: tuple[Callable[[], object], ...] = (lambda: folders(level=0), lambda: parts(x="A", y="A"))
     for wrong in made:
         with pytest.raises(ColabstageError, match="expected"):

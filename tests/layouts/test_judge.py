@@ -28,7 +28,6 @@ def picture(value: int = 0, side: int = 64) -> bytes:
 
 
 def archive() -> bytes:
-    """A zip with an image."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as out:
         out.writestr("more/1.png", picture())
@@ -49,7 +48,6 @@ def files(paths: str, texts: dict[str, Any] | None = None) -> dict[str, bytes]:
 
 
 def stated(made: dict[str, bytes], layout: Any = "auto") -> str:
-    """What is found, in words."""
     found = detect_layout(MemoryTree(made), layout)
     return f"{found.layout}; {described(found)}"
 
@@ -74,7 +72,6 @@ class Truth(NamedTuple):
 
     @property
     def stated(self) -> dict[str, str]:
-        """What is right of each image."""
         return dict(zip(self.samples, self.classes, strict=True))
 
 
@@ -149,7 +146,6 @@ def truth_of(kind: str, classes: list[str], top: str = "", stem: str = "img{:05}
 
 @st.composite
 def truths(draw: st.DrawFn) -> Truth:
-    """Datasets of any kind."""
     classes = [name for name in draw(_CLASSES) for _ in range(draw(st.integers(3, 4)))]
     kind, top = draw(st.sampled_from(TRUTHS)), draw(st.sampled_from(["", "data/"]))
     return truth_of(kind, classes, top, draw(st.sampled_from(["img{:05}", "x_{:03}"])))

@@ -71,7 +71,6 @@ def in_memory(*masks: bytes) -> dict[str, bytes]:
 
 
 def png(image: Image.Image) -> bytes:
-    """A file of it."""
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

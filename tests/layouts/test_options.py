@@ -76,6 +76,5 @@ def test_the_same_options_are_known_in_another_process(tmp_path: Path) -> None:
 
 
 def test_they_go_to_other_processes() -> None:
-    """With their options."""
     layout: Any = pickle.loads(pickle.dumps(audio_clips(length=5)))
     assert layout.keywords["options"].length == 5

@@ -20,7 +20,6 @@ COUNT = 20
 
 
 def size_of(number: int) -> tuple[int, int]:
-    """Height and width."""
     return 40 + number % 7, 60 - number % 5
 
 
@@ -35,7 +34,6 @@ def boxes_of(number: int) -> NDArray[np.float64]:
 
 @pytest.fixture
 def street(tmp_path: Path) -> Path:
-    """Grey images of many sizes."""
     folder = tmp_path / "street"
     folder.mkdir()
     for number in range(COUNT):
@@ -74,12 +72,10 @@ def boxed(tree: Tree, *, relative: bool = False) -> SampleTable:
 
 
 def relative(tree: Tree) -> SampleTable:
-    """The same, as fractions of width and height."""
     return boxed(tree, relative=True)
 
 
 def expected(number: int, size: tuple[int, int] | None, resize: str) -> NDArray[np.float64]:
-    """Where the boxes are in the resized image."""
     (height, width) = size_of(number)
     boxes = boxes_of(number)
     if size is None:

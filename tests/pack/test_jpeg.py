@@ -22,7 +22,6 @@ def photos(tmp_path: Path) -> Path:
 
 
 def stored(path: Path) -> dict[str, bytes]:
-    """The encoded bytes of each key."""
     with h5py.File(path) as file:
         offsets, data = file["X_train/offsets"][()], file["X_train/bytes"][()]
         keys = file["key_train"].asstr()[()].tolist()
@@ -30,7 +29,6 @@ def stored(path: Path) -> dict[str, bytes]:
 
 
 def decoded(path: Path) -> dict[str, NDArray[np.uint8]]:
-    """What a reader decodes, by key."""
     dataset = dataset_h5(path)
     return {key: np.asarray(dataset[row][0]) for row, key in enumerate(dataset.reader.keys())}
 

@@ -17,8 +17,6 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError, Option
 
 
 class Items:
-    """A map-style dataset."""
-
     classes = ("a", "b")
 
     def __init__(self, count: int, item: Callable[[int], Any]) -> None:

@@ -24,7 +24,6 @@ COUNT = 24
 
 
 def size_of(number: int) -> tuple[int, int]:
-    """Height and width of an image."""
     return 40 + number % 5, 60 - number % 3
 
 
@@ -48,13 +47,10 @@ def sizes(number: int) -> NDArray[np.float64]:
 
 
 def labels(number: int) -> NDArray[np.int64]:
-    """The class of each."""
     return (np.arange(len(corners(number))) + number) % 3
 
 
 class Items:
-    """A map-style dataset that counts requests."""
-
     def __init__(self, item: Callable[[int], Any], **attributes: Any) -> None:
         self._item = item
         self.asked: list[int] = []
@@ -69,8 +65,6 @@ class Items:
 
 
 class Format(enum.Enum):
-    """As in torchvision."""
-
     XYXY = "XYXY"
     XYWH = "XYWH"
     CXCYWH = "CXCYWH"
@@ -78,13 +72,11 @@ class Format(enum.Enum):
 
 
 def tensor(values: Any) -> Any:
-    """A tensor."""
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
     return torch.as_tensor(values)
 
 
 def bounding_boxes(values: NDArray[np.float64], form: Format) -> Any:
-    """torchvision's tensor of boxes, which knows its format."""
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
     kind: Any = type("BoundingBoxes", (torch.Tensor,), {})
@@ -94,7 +86,6 @@ def bounding_boxes(values: NDArray[np.float64], form: Format) -> Any:
 
 
 def centres(number: int) -> NDArray[np.float64]:
-    """The same as centre, width and height."""
     boxes = sizes(number)
     boxes[:, :2] += boxes[:, 2:] / 2
     return boxes
@@ -168,7 +159,6 @@ def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]
 
 
 def boxed(tree: Tree) -> SampleTable:
-    """The same images and boxes as files."""
     found = [corners(number) for number in range(COUNT)]
     offsets = np.concatenate([[0], np.cumsum([len(boxes) for boxes in found])]).astype(np.int64)
     columns = {"labels": np.concatenate([labels(number) for number in range(COUNT)])}
@@ -261,7 +251,6 @@ def test_a_dataset_of_hugging_faces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def some(**fields: Any) -> Callable[[int], Any]:
-    """Items of a picture and a dict."""
     return lambda i: (picture(i), {name: value(i) for name, value in fields.items()})
 
 

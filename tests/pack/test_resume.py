@@ -61,8 +61,6 @@ def processes() -> Iterator[Processes]:
 
 @pytest.fixture
 def kill(processes: Processes) -> Callable[..., None]:
-    """Pack until so many samples are in place."""
-
     def kill(source: Path, out: Path, after: int, how: int = signal.SIGKILL, **options: Any) -> None:
         ran = processes.run([str(source), str(out), after, int(how), options])
         assert ran.killed if how == signal.SIGKILL else ran.error and ran.error.kind == "KeyboardInterrupt", ran.error
@@ -83,14 +81,12 @@ def check(out: Path, source: Path, leftovers: Callable[[Path], list[str]], **opt
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """Small images, JPEG and PNG."""
     files = {**in_classes(N // 2), **in_classes(N // 2, first=N // 2, suffix=".jpg")}
     return make_tree(tmp_path / "many", files)
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Where the pack goes."""
     (tmp_path / "place").mkdir()
     return tmp_path / "place" / "out.h5"
 

@@ -438,8 +438,6 @@ def test_what_comes_to_the_target_meanwhile_is_not_replaced(tmp_path: Path, phot
 
 
 class _Cancels(OneStep):
-    """Cancels the work halfway."""
-
     done = 0
 
     def advance(self, amount: int = 1) -> None:

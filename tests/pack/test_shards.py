@@ -44,7 +44,6 @@ def shards_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def expected(tmp_path: Path, photos: Path) -> dict[str, bytes]:
-    """The shards made by this process alone."""
     pack_dataset(photos, tmp_path / "alone" / "set.h5", shards=5, progress=False)
     return shards_in(tmp_path / "alone")
 

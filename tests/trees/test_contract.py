@@ -95,7 +95,6 @@ def pack_files(kind: str) -> bytes:
 
 @contextlib.contextmanager
 def opened(kind: str, files: Mapping[str, bytes], place: Path) -> Iterator[Tree]:
-    """A tree of one of `KINDS`."""
     if kind in {*ARCHIVES, "7z"}:
         content = pack_files(kind) if files is FILES else pack(kind, files)
         with open_archive(RecordingBytes(content, label="data"), spool=place / "spool") as tree:

@@ -27,7 +27,6 @@ def list_folder(folder: Path, workers: int = 1) -> Tree:
 
 
 def read_part(tree: Tree, entry: FileEntry, length: int, offset: int) -> bytes:
-    """Read a part of a file."""
     source = tree.open(entry)
     assert source is not None
     return source.pread(length, offset)

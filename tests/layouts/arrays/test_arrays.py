@@ -57,7 +57,6 @@ def h5(values: dict[str, Any], *, userblock: int = 0, matlab: bool = False, **op
 
 
 def npz_deflated(**arrays: Any) -> bytes:
-    """A .npz that is compressed."""
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     return file.getvalue()
@@ -68,7 +67,6 @@ ANIMALS = ("cat", "dog", "eel")
 
 
 def pixels(*shape: int) -> NDArray[np.uint8]:
-    """Any image."""
     return RNG.integers(0, 256, shape, np.uint8)
 
 
@@ -105,7 +103,6 @@ def upright(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def digits(header: str, rows: list[str], end: str = "\n") -> bytes:
-    """A table."""
     return end.join([header, *rows]).encode()
 
 

@@ -24,7 +24,6 @@ from tests.support.made_files import image, write_files
 
 
 def read(texts: Texts, layout: str = "auto") -> SampleTable:
-    """What is made of files in memory."""
     return detect_layout(MemoryTree({name: text.encode() for name, text in texts.items()}), layout)
 
 
@@ -158,7 +157,6 @@ def test_vocs_flags_and_poses(said: str | None, flag: int) -> None:
 
 
 def one_coco(categories: dict[int, str] | None = None, **said: Any) -> Texts:
-    """One image with one annotation."""
     annotation = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 8, 9], "iscrowd": 0} | said
     kinds = [{"id": key, "name": name} for key, name in (categories or {1: "dog"}).items()]
     # Some tools repeat ids in the images.

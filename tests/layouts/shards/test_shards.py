@@ -59,7 +59,6 @@ from tests.support.made_files import grey, npy, write_files
 
 
 def shards(kind: str) -> dict[str, bytes]:
-    """Two splits of a kind."""
     name, write = KINDS[kind]
     return {name.format("train"): write(range(9)), name.format("val"): write(range(9, 12))}
 
@@ -175,7 +174,6 @@ def test_more_shards_than_may_be_open(tmp_path: Path) -> None:
 
 
 def tars(*samples: dict[str, Any]) -> dict[str, bytes]:
-    """A shard of samples with an image each."""
     return {"a.tar": tar_of([{"jpg": b"x", **one} for one in samples])}
 
 
@@ -186,17 +184,14 @@ def tars_of(**fields: list[Any]) -> dict[str, bytes]:
 
 
 def records(*examples: dict[str, Any]) -> dict[str, bytes]:
-    """TFRecords of images with these features."""
     return {"a.tfrecord": records_of({"image": picture(n), **one} for n, one in enumerate(examples))}
 
 
 def tars_in_order(*rows: Any) -> dict[str, bytes]:
-    """A shard of pictures with a json each."""
     return {"a.tar": tar_of([{"png": picture(n), "json": json.dumps(row)} for n, row in enumerate(rows)])}
 
 
 def features_of(**features: list[Any]) -> dict[str, bytes]:
-    """The same, given the values of each feature."""
     return records(*(dict(zip(features, row, strict=True)) for row in zip(*features.values(), strict=True)))
 
 
@@ -218,12 +213,10 @@ def hub(classes: dict[str, Any], **columns: Any) -> dict[str, bytes]:
 
 
 def kinds(*names: str) -> dict[str, Any]:
-    """A ClassLabel of `datasets`."""
     return {"_type": "ClassLabel", "names": [*names]}
 
 
 def database(*words: str) -> dict[str, bytes]:
-    """An LMDB database of images with these words."""
     numbered = enumerate(words, 1)
     pairs = [((b"image-%09d" % n, picture(n)), (b"label-%09d" % n, word.encode())) for n, word in numbered]
     return {"db/data.mdb": lmdb_of(dict(one for pair in pairs for one in pair))}
@@ -360,7 +353,6 @@ def tfds(form: str = "", **more: list[Any]) -> dict[str, bytes]:
 
 
 def images_and(name: str, text: str) -> dict[str, Any]:
-    """Three image files, and a table of them."""
     return {**{f"{n}.png": picture(n) for n in range(3)}, name: text}
 
 
@@ -457,7 +449,6 @@ def test_pixels_in_records_are_images(channels: int) -> None:
 
 
 def clip(values: NDArray[np.int16]) -> bytes:
-    """A WAV."""
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
         out.setparams((1, 2, 8000, 0, "NONE", ""))
@@ -466,7 +457,6 @@ def clip(values: NDArray[np.int16]) -> bytes:
 
 
 def clips_in_tar(clips: Sequence[NDArray[np.int16]]) -> dict[str, bytes]:
-    """Clips and their numbers in a tar."""
     return {"a.tar": tar_of([{"wav": clip(one), "cls": n} for n, one in enumerate(clips)])}
 
 
@@ -734,7 +724,6 @@ def test_two_tables_of_one_database_are_read_at_once(tmp_path: Path) -> None:
 
 
 def test_without_lmdb_there_is_an_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for each optional package."""
     files = database("1", "2")
     monkeypatch.setitem(sys.modules, "lmdb", None)
     with pytest.raises(MissingDependencyError, match=r"data\.mdb'.*pip install lmdb"):

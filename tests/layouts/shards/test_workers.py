@@ -26,7 +26,6 @@ ROWS = 24
 
 
 def in_files(kind: str, folder: Path) -> Path:
-    """Two files of a kind."""
     name, write = KINDS[kind]
     halves = {first: write(range(first, first + ROWS // 2)) for first in (0, ROWS // 2)}
     name = name.replace("/", "-").format("train")
@@ -34,7 +33,6 @@ def in_files(kind: str, folder: Path) -> Path:
 
 
 def one_tar(folder: Path) -> Path:
-    """A tar that is a shard itself."""
     (folder.with_suffix(".tar")).write_bytes(KINDS["webdataset"][1](range(ROWS)))
     return folder.with_suffix(".tar")
 

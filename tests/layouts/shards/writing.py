@@ -24,7 +24,6 @@ def tar_of(samples: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def record(data: bytes) -> bytes:
-    """A TFRecord of these bytes."""
     writer = pytest.importorskip("tfrecord.writer", reason="needs tfrecord: pip install -c constraints.txt tfrecord")
     length = struct.pack("<Q", len(data))
     sums = (writer.TFRecordWriter.masked_crc(part) for part in (length, data))
@@ -47,12 +46,10 @@ def _feature(value: Any) -> tuple[list[Any], str]:
 
 
 def records_of(examples: Iterable[Mapping[str, Any]]) -> bytes:
-    """A TFRecord file."""
     return b"".join(record(example(one)) for one in examples)
 
 
 def parquet_of(columns: Mapping[str, Any], **options: Any) -> bytes:
-    """A Parquet file."""
     arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
     parquet = pytest.importorskip("pyarrow.parquet")
     file = io.BytesIO()
@@ -80,7 +77,6 @@ def feather_of(columns: Mapping[str, Any]) -> bytes:
 
 
 def lmdb_of(values: Mapping[bytes, bytes]) -> bytes:
-    """An LMDB database."""
     lmdb = pytest.importorskip("lmdb", reason="needs lmdb: pip install -c constraints.txt lmdb")
     with tempfile.TemporaryDirectory() as folder:
         with lmdb.open(folder, map_size=1 << 26) as env, env.begin(write=True) as transaction:

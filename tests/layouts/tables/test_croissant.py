@@ -33,7 +33,6 @@ CONTEXT = {
 
 
 def describe(resources: list[dict[str, Any]], *sets: dict[str, Any]) -> dict[str, Any]:
-    """A whole description."""
     head = {"@type": "sc:Dataset", "name": "pets", "description": "Pets.", "license": "mit", "url": "https://e.org"}
     more = {"conformsTo": "http://mlcommons.org/croissant/1.0", "version": "1.0.0", "datePublished": "2026-01-01"}
     return {"@context": CONTEXT, **head, **more, "distribution": resources, "recordSet": list(sets)}
@@ -51,7 +50,6 @@ def file_object(name: str, kind: str = "text/csv") -> dict[str, Any]:
 
 
 def file_set(includes: str, kind: str = "image/jpeg") -> dict[str, Any]:
-    """The files of an archive."""
     one = {"@type": "cr:FileSet", "@id": "files", "name": "files", "containedIn": {"@id": "all.zip"}}
     return {**one, "encodingFormat": kind, "includes": includes}
 
@@ -91,7 +89,6 @@ def splits(*names: str, roles: bool = False) -> dict[str, Any]:
 
 
 def classes(*names: str) -> dict[str, Any]:
-    """An enumeration by number."""
     fields = field("classes/label", "sc:Integer"), field("classes/name", "sc:Text", "sc:name")
     return record_set("classes", *fields, kind="sc:Enumeration", data=enumerate(names))
 
@@ -150,7 +147,6 @@ READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
 
 
 def with_one(made: dict[str, bytes], description: dict[str, Any], name: str = "croissant.json") -> dict[str, bytes]:
-    """The files with a description beside them."""
     return made | {name: json.dumps(description).encode()}
 
 

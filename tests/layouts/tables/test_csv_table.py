@@ -23,7 +23,6 @@ def table(texts: dict[str, str], **options: Any) -> SampleTable:
 
 
 def values(found: SampleTable) -> Any:
-    """The targets."""
     assert isinstance(found.targets, Values)
     return found.targets.values
 

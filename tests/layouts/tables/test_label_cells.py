@@ -26,7 +26,6 @@ def rows(header: str, *forms: str, layout: Any = "auto", name: str = "t.csv") ->
 
 
 def values(found: SampleTable) -> Any:
-    """The targets."""
     assert isinstance(found.targets, Values)
     return found.targets.values
 
@@ -151,7 +150,6 @@ def test_lists_in_lines_of_json_are_several_labels() -> None:
 
 
 def cells_of(cells: list[str]) -> SampleTable:
-    """A table with these labels."""
     text = io.StringIO()
     csv.writer(text).writerows([["image", "label"], *([f"{n}.png", cell] for n, cell in enumerate(cells))])
     return read(
