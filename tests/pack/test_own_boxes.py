@@ -131,16 +131,21 @@ TARGETS: dict[str, Callable[[int], Any]] = {
 }  # fmt: skip
 
 
-def stored(path: Path) -> dict[int, dict[str, NDArray[Any]]]:
+def stored(path: Path) -> dict[str, dict[str, NDArray[Any]]]:
     """The columns of each item's boxes, read by plain h5py."""
     with h5py.File(path) as file:
         offsets = file["Y_train/offsets"][()]
         columns = {name: file[f"Y_train/{name}"][()] for name in file["Y_train"] if name != "offsets"}
         keys = file["key_train"].asstr()[()]
         return {
-            int(key): {name: values[offsets[row] : offsets[row + 1]] for name, values in columns.items()}
+            key: {name: values[offsets[row] : offsets[row + 1]] for name, values in columns.items()}
             for row, key in enumerate(keys)
         }
+
+
+def numbered(path: Path) -> list[tuple[int, dict[str, NDArray[Any]]]]:
+    """The same by the items' numbers."""
+    return [(int(key), columns) for key, columns in stored(path).items()]
 
 
 @pytest.mark.parametrize("item", TARGETS.values(), ids=TARGETS.keys())
@@ -150,7 +155,7 @@ def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]
     items = Items(item)
     pack_dataset(items, tmp_path / "out.h5", image_size=(80, 120), resize="stretch", progress=False)
     assert items.asked == list(range(COUNT))
-    for number, found in stored(tmp_path / "out.h5").items():
+    for number, found in numbered(tmp_path / "out.h5"):
         height, width = size_of(number)
         expected = corners(number) * (120 / width, 80 / height, 120 / width, 80 / height)
         np.testing.assert_allclose(found["boxes"], expected, rtol=1e-6)
@@ -176,7 +181,7 @@ def boxed(tree: Tree) -> SampleTable:
     ],
     ids=["crop", "jpeg", "shards"],
 )
-def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, read_pack: Any, options: dict[str, Any]) -> None:
     """Every dataset in the file is the same, for every encoding and every shard."""
     folder = tmp_path / "files"
     folder.mkdir()
@@ -187,14 +192,8 @@ def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, options: 
     theirs = pack_dataset(folder, tmp_path / "folder.h5", layout=boxed, progress=False, **options)
     assert ours.samples == theirs.samples
 
-    def read(file: h5py.File) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        file.visititems(lambda name, node: found.update({name: node[()]}) if isinstance(node, h5py.Dataset) else None)
-        return found
-
     for one, other in zip(ours.files or (ours.path,), theirs.files or (theirs.path,), strict=True):
-        with h5py.File(one) as mine, h5py.File(other) as reference:
-            found, expected = read(mine), read(reference)
+        found, expected = read_pack(Path(one)), read_pack(Path(other))
         assert found.keys() == expected.keys()
         for name, values in expected.items():
             np.testing.assert_array_equal(found[name], values, err_msg=name)
@@ -215,7 +214,7 @@ def test_annotations_of_cocos_own_reader(tmp_path: Path) -> None:
     report = pack_dataset(items, tmp_path / "out.h5", image_size=(16, 16), progress=False)
     assert report.classes == ("N/A", "cat", "N/A", "dog", "N/A", "owl")
     assert any("'id', 'image_id', 'segmentation'" in note for note in report.notes)
-    for number, found in stored(tmp_path / "out.h5").items():
+    for number, found in numbered(tmp_path / "out.h5"):
         assert found["labels"].tolist() == [one["category_id"] for one in coco(number)]
         assert found["iscrowd"].tolist() == [one["iscrowd"] for one in coco(number)]
         np.testing.assert_array_equal(found["area"], np.array([one["area"] for one in coco(number)], np.float32))
@@ -244,7 +243,7 @@ def test_a_dataset_of_hugging_faces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for source in (dataset, dataset.with_transform(lambda batch: batch), *formats):
         report = pack_dataset(source, tmp_path / "out.h5", overwrite=True, progress=False)
         assert report.classes == ("cat", "dog", "owl")
-        for number, found in stored(tmp_path / "out.h5").items():
+        for number, found in numbered(tmp_path / "out.h5"):
             np.testing.assert_array_equal(found["boxes"], corners(number))
             assert found["labels"].tolist() == labels(number).tolist()
             np.testing.assert_array_equal(found["area"], sizes(number)[:, 2] * sizes(number)[:, 3])
@@ -306,7 +305,7 @@ def test_broken_items_take_their_boxes_with_them(tmp_path: Path) -> None:
     report = pack_dataset(Items(item), tmp_path / "out.h5", image_size=(8, 8), on_error="skip", progress=False)
     assert report.samples == {"train": COUNT - 2}
     assert sorted(why.partition(":")[0] for why in report.skipped) == ["Items[18]", "Items[7]"]
-    found = stored(tmp_path / "out.h5")
+    found = dict(numbered(tmp_path / "out.h5"))
     assert found.keys() == set(range(COUNT)) - {7, 18}
     assert all(one["labels"].tolist() == labels(number).tolist() for number, one in found.items())
 
@@ -315,7 +314,7 @@ def test_boxes_on_arrays_stay_where_they_are(tmp_path: Path) -> None:
     """Channels-first tensors are stored unchanged, whatever image_size is; prepare= is refused."""
     items = Items(lambda i: (np.zeros((3, 40, 60), np.float32), {"boxes": corners(i), "labels": labels(i)}))
     pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
-    for number, found in stored(tmp_path / "out.h5").items():
+    for number, found in numbered(tmp_path / "out.h5"):
         np.testing.assert_array_equal(found["boxes"], corners(number))
     with pytest.raises(OptionError, match="prepare="):
         pack_dataset(items, tmp_path / "2.h5", prepare=lambda x: x, progress=False)
