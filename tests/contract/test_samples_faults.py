@@ -1059,32 +1059,11 @@ OF_LIBRARIES = [
 @pytest.mark.parametrize(
     ("made", "right", "options"),
     [
-        *BOXES,
-        *TURNED,
-        *TOOLS,
-        *FORMS,
-        *TABLES,
-        *FOLDERS,
-        *BESIDE_FOLDERS,
-        *SPLITS_BESIDE,
-        *MASKS,
-        *VALUES,
-        *OF_PARTS,
-        *TEXTS_BESIDE,
-        *PARTS,
-        *NO_PARTS,
-        *EACH_IN_A_FOLDER,
-        *CLIPS,
-        *PATHS_BESIDE,
-        *AS_PUBLISHED,
-        *FOLLOWED,
-        *PIXELS,
-        *ARRAYS,
-        *IN_SHARDS,
-        *TEXTS,
-        *OF_LIBRARIES,
+        *BOXES, *TURNED, *TOOLS, *FORMS, *TABLES, *FOLDERS, *BESIDE_FOLDERS, *SPLITS_BESIDE, *MASKS, *VALUES, *OF_PARTS,
+        *TEXTS_BESIDE, *PARTS, *NO_PARTS, *EACH_IN_A_FOLDER, *CLIPS, *PATHS_BESIDE, *AS_PUBLISHED, *FOLLOWED, *PIXELS,
+        *ARRAYS, *IN_SHARDS, *TEXTS, *OF_LIBRARIES,
     ],
-)
+)  # fmt: skip
 def test_files_are_read_rightly_or_refused(
     tmp_path: Path, made: Any, right: list[Callable[[Packed], bool]], options: dict[str, Any]
 ) -> None:

@@ -109,11 +109,8 @@ def test_what_is_no_file_is_told_by_what_it_is(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=r"path=File"):
             dataset_h5(file)
     wrong: tuple[tuple[Any, str], ...] = (
-        (b"a.h5", "b'a.h5'"),
-        ({"a.h5": 1}, "{'a.h5': 1}"),
-        (["a.h5", 7], "7"),
-        ({"a.h5"}, "{'a.h5'}"),
-    )
+        (b"a.h5", "b'a.h5'"), ({"a.h5": 1}, "{'a.h5': 1}"), (["a.h5", 7], "7"), ({"a.h5"}, "{'a.h5'}"),
+    )  # fmt: skip
     for given_, said in wrong:
         with pytest.raises(OptionError, match=f"^path={re.escape(said)} "):
             dataset_h5(given_)

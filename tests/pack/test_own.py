@@ -220,20 +220,10 @@ def test_what_a_dataset_calls_its_classes_may_be_their_number(tmp_path: Path, na
         (lambda i: (np.ma.masked_less(np.arange(3.0), 1), i), r"do not make an array: some are masked.*filled"),
     ],
     ids=[
-        "three",
-        "mapping",
-        "longdouble",
-        "dict target",
-        "objects",
-        "ragged",
-        "many sizes",
-        "no target",
-        "no target later",
-        "class",
-        "class in an array",
-        "masked",
+        "three", "mapping", "longdouble", "dict target", "objects", "ragged", "many sizes", "no target",
+        "no target later", "class", "class in an array", "masked",
     ],
-)
+)  # fmt: skip
 def test_items_of_other_forms_are_typed_errors(tmp_path: Path, item: Any, words: str) -> None:
     """Each says which item, what it is, and what was expected."""
     with pytest.raises((LayoutError, DecodeError), match=words):

@@ -95,14 +95,11 @@ def expected_mask(folder: Path, key: str, size: tuple[int, int] | None, resize: 
 @pytest.mark.parametrize(
     ("encoding", "masks", "size", "resize"),
     [
-        ("pixels", "index", None, "stretch"),
-        ("encoded", "palette", (10, 12), "stretch"),
-        ("pixels", "palette", (10, 12), "stretch"),
-        ("pixels", "color", (16, 16), "crop"),
-        ("encoded", "color", (16, 16), "crop"),
-        ("encoded", "index", (16, 16), "pad"),
+        ("pixels", "index", None, "stretch"), ("encoded", "palette", (10, 12), "stretch"),
+        ("pixels", "palette", (10, 12), "stretch"), ("pixels", "color", (16, 16), "crop"),
+        ("encoded", "color", (16, 16), "crop"), ("encoded", "index", (16, 16), "pad"),
     ],
-)
+)  # fmt: skip
 def test_masks_keep_their_classes_and_lie_on_their_images(
     tmp_path: Path, scenes: Callable[..., Path], encoding: Any, masks: str, size: tuple[int, int] | None, resize: Any
 ) -> None:

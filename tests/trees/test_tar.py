@@ -101,14 +101,10 @@ def test_a_few_bytes_of_a_header_do_not_freeze_the_process(tmp_path: Path, keys:
 @pytest.mark.parametrize(
     ("field", "seconds"),
     [
-        (b"\0001234", 0o1234),
-        (b"\0\0001234", 0),
-        (b"1234 567", 0o1234),
-        (b"1234567     ", 0o1234567),
-        (b"12x4", None),
+        (b"\0001234", 0o1234), (b"\0\0001234", 0), (b"1234 567", 0o1234), (b"1234567     ", 0o1234567), (b"12x4", None),
         (b"\x80" + b"\0" * 10 + b"\x05", 5),
     ],
-)
+)  # fmt: skip
 def test_a_number_is_read_as_gnu_tar_reads_it(tmp_path: Path, field: bytes, seconds: int | None) -> None:
     """With NULs and blanks around it; the expected times are those listed by GNU tar 1.34."""
     raw = bytearray(tar_bytes({"f": b""}, form=tarfile.USTAR_FORMAT))
