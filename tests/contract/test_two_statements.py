@@ -63,9 +63,16 @@ LABELS: dict[str, Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]] =
     "JSON": lambda paths, words: {"labels.json": dict(zip(paths, words, strict=True))},
     "VOC": lambda paths, words: {f"{path[:-4]}.xml": voc(word) for path, word in zip(paths, words, strict=True)},
     "COCO": lambda paths, words: {"annotations.json": coco(paths, words)},
+    "YOLO": lambda paths, words: {
+        "data.yaml": f"names: {sorted({*words})}\n",
+        **{f"{path[:-4]}.txt": f"{n} 0.5 0.5 0.25 0.25\n" for path, n in zip(paths, numbers(words), strict=True)},
+    },
+    "boxes in a table": lambda paths, words: {
+        "boxes.csv": table("file,label,xmin,ymin,xmax,ymax", paths, [f"{word},1,1,3,3" for word in words])
+    },
     "folders": lambda _paths, _words: {},
 }
-BOXES, TEXTS = ("VOC", "COCO"), ("a list", "JSON")
+BOXES, TEXTS = ("VOC", "COCO", "YOLO"), ("a list", "JSON")
 
 
 def labelled(folder: Path, one: str, first: Sequence[str], other: str, second: Sequence[str]) -> Path:
@@ -90,8 +97,9 @@ def check_lines(folder: Path, error: LayoutError) -> None:
 
 
 PAIRS = [*itertools.combinations(LABELS, 2)]
-# Two tables, two texts, and boxes beside a table are refused whatever they say.
+# Two tables, two texts, and boxes beside a table are refused whatever they say, and boxes in a table beside folders.
 ALIKE = [pair for pair in PAIRS if "folders" in pair or len({*pair} & {*TEXTS}) == 1]
+ALIKE.remove(("boxes in a table", "folders"))
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -112,6 +120,21 @@ def test_labels_that_divide_alike(tmp_path: Path, one: str, other: str) -> None:
     """The same division by other names is no contradiction."""
     folder = labelled(tmp_path / "set", one, HALVES, other, [{"a": "red", "b": "blue"}[word] for word in HALVES])
     assert planned(folder).samples == {"train": COUNT}
+
+
+HARMLESS = {
+    "README.md": b"# cats and dogs", "LICENSE": b"MIT", "train.py": b"import torch\n", "notes/paper.pdf": b"%PDF",
+    ".gitignore": b"*.h5", "requirements.txt": b"torch\n", "docs/index.html": b"<p>hello",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", LABELS)
+def test_harmless_files_change_nothing(tmp_path: Path, way: str) -> None:
+    """No refusal, and the same labels."""
+    folder = labelled(tmp_path / "set", way, HALVES, way, HALVES)
+    plain = planned(folder)
+    found = planned(write_files(folder, HARMLESS))
+    assert (found.found, found.samples) == (plain.found, plain.samples)
 
 
 def by_split(paths: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:

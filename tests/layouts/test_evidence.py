@@ -32,12 +32,14 @@ from colabstage.options import SampleTable, Values, file_names, folders, parts, 
 from colabstage.trees.open import JoinedTree, open_tree
 from tests.layouts.described import described
 from tests.layouts.known import LABELME, PETS, WAV, YOLO_BOX, MemoryTree, coco, cvat, known, pets, rows, tar, voc
-from tests.layouts.test_judge import archive, files
+from tests.layouts.readers import files
+from tests.support.archives import zip_bytes
 from tests.support.made_files import npy
 
 Texts = dict[str, Any]
 OPTIONS = {one.__name__: one for one in (file_names, folders, table_rows)}
 SIX, FLAT = "images/{0..5}.jpg", "{a,b,c,d,e,f}.jpg"
+ZIP = zip_bytes({"more/1.png": b""})
 SAME_BOX = "0 0.34375 0.2734375 0.5625 0.390625"  # as that of `voc`
 
 
@@ -88,7 +90,7 @@ READ: dict[str, tuple[Any, ...]] = {
     "the inner folders of patients": ("p{1,2}/{benign,malignant}/{0..3}.png", {}, "image_folder; benign 8, malignant 8", "folders(level=-1)"),
     "the outer folders": ("p{1,2}/{benign,malignant}/{0..3}.png", {}, "image_folder; p1 8, p2 8", "folders(level=1)"),
     "a copy as a class": ("{cat,dog}/{0..3}.png cat~(1)/{4..6}.png", {}, "image_folder; cat 4, cat (1) 3, dog 4", "'image_folder'"),
-    "folders beside an archive": ("{cat,dog}/{0..3}.png", {"test.zip": archive()}, "image_folder; cat 4, dog 4", "'image_folder'"),
+    "folders beside an archive": ("{cat,dog}/{0..3}.png", {"test.zip": ZIP}, "image_folder; cat 4, dog 4", "'image_folder'"),
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
     "splits among other folders": ("{train,test,extra}/cat/1.jpg", {}, r"mixes folders of splits \('test', 'train'\).*'extra'", "'image_folder'"),
@@ -155,7 +157,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "bands with the same odd numbers": ("B02/{03,07,11,18}.tif B03/{03,07,11,18}.tif", {}, r"parts\(x='B02', y='B03'\)"),
     "a text without an ending": ("{0..3}.png", {"labels": "0.png cat\n1.png dog\n2.png cat\n"}, "'labels'"),
     "images beside an array": ("{0..3}.png", {"X.npy": npy(np.zeros((8, 4, 4, 3), np.uint8))}, r"'0\.png' and 3 more files"),
-    "an archive beside an array": ("", {"X.npy": npy(np.zeros((8, 4, 4, 3), np.uint8)), "more.zip": archive()}, r"more\.zip"),
+    "an archive beside an array": ("", {"X.npy": npy(np.zeros((8, 4, 4, 3), np.uint8)), "more.zip": ZIP}, r"more\.zip"),
     "arrays that may say what is held out": ("images/{00..05}.png", {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), "val_idx.npy": "x"}, r"'val_idx\.npy'"),
     "a spreadsheet of splits": ("{cat,dog}/{0..3}.png", {"splits.xlsx": "x"}, r"'splits\.xlsx'"),
     "a shard without a split": ("", dict.fromkeys(("a.tar", "val-0.tar"), tar({f"{n}.{end}": text for n in range(4) for end, text in (("png", "x"), ("cls", str(n % 2)))})), r"'a\.tar'"),

@@ -11,7 +11,7 @@ import pytest
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import LayoutError
 from tests.layouts.known import WAV, coco, each, rows
-from tests.layouts.test_judge import files, stated
+from tests.layouts.readers import files, stated
 
 CONTEXT = {
     "@language": "en",
