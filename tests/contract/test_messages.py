@@ -8,6 +8,7 @@ anew and review the diff:
 
 import contextlib
 import gzip
+import importlib
 import io
 import json
 import re
@@ -429,7 +430,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
 
 
 def linear(width: int = 2) -> Any:
-    import torch  # the scenarios above run without it
+    import torch
 
     return torch.nn.Linear(width, 2)
 
@@ -451,29 +452,9 @@ def run_in_use(world: World) -> None:
         (folder / "run.json").write_text(json.dumps({**lease, "ended": False, "beat": 9e9}), "utf-8")
 
 
-def divided_twice(world: World) -> object:
-    from torch.utils.data import DistributedSampler
-
-    return world.loader(sampler=DistributedSampler(world.open(), 2, 0), rank=0, world_size=2)
-
-
-def sampled_in_batches(world: World) -> object:
-    from torch.utils.data import BatchSampler, RandomSampler
-
-    return world.loader(sampler=BatchSampler(RandomSampler(world.open()), 2, drop_last=False))
-
-
-def subset_for_hugging_face(world: World) -> object:
-    from torch.utils.data import Subset
-
-    subset: Any = Subset(world.open(), [0])
-    return to_hf(subset)
-
-
-def shuffled_twice(world: World) -> object:
-    from torch.utils.data import RandomSampler
-
-    return world.loader(sampler=RandomSampler(world.open()), shuffle=True)
+def of_torch(name: str) -> Any:
+    """One of torch's own samplers and the like; the scenarios above run without it."""
+    return getattr(importlib.import_module("torch.utils.data"), name)
 
 
 def cropped(shape: tuple[int, ...], *, listed: bool = False) -> object:
@@ -509,8 +490,10 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "rank without world_size": lambda w: w.loader(rank=1),
     "a rank beyond the world": lambda w: w.loader(rank=2, world_size=2),
     "a sampler with rows that are not there": lambda w: w.loader(sampler=[0, 99]),
-    "a subset for Hugging Face": subset_for_hugging_face,
-    "a sampler of batches": sampled_in_batches,
+    "a subset for Hugging Face": lambda w: to_hf(of_torch("Subset")(w.open(), [0])),
+    "a sampler of batches": lambda w: w.loader(
+        sampler=of_torch("BatchSampler")(of_torch("RandomSampler")(w.open()), 2, drop_last=False)
+    ),
     "batches as a sampler": lambda w: w.loader(sampler=[[0, 1, 2], [3]]),
     "no rows at all": lambda w: w.loader(sampler=[]),
     "no full batch": lambda w: w.loader(9, drop_last=True),
@@ -519,8 +502,12 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "a crop of images without channels": lambda _: cropped((2, 8, 8)),
     "a crop of vectors": lambda _: cropped((2, 8)),
     "a crop of images of their own sizes": lambda _: cropped((3, 8, 8), listed=True),
-    "shuffle beside a sampler that decides": shuffled_twice,
-    "ranks beside a sampler of ranks": divided_twice,
+    "shuffle beside a sampler that decides": lambda w: w.loader(
+        sampler=of_torch("RandomSampler")(w.open()), shuffle=True
+    ),
+    "ranks beside a sampler of ranks": lambda w: w.loader(
+        sampler=of_torch("DistributedSampler")(w.open(), 2, 0), rank=0, world_size=2
+    ),
     "a mean of bytes": normalized_bytes,
     "a memory budget that is a word": lambda w: w.loader(memory_budget="much"),
     "ragged of unknown name": lambda w: w.loader(ragged="dense"),
