@@ -789,13 +789,3 @@ def test_images_of_a_table_are_not_read_with_their_labels() -> None:
     found = detect_layout(tree)
     assert tree.nbytes < sum(map(len, images)) / 4
     assert completed(found).inputs.source.sizes.tolist() == list(map(len, images))
-
-
-@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
-def test_a_database_is_packed(tmp_path: Path, encoding: str) -> None:
-    """By threads that read it at once."""
-    write_files(tmp_path / "set", shards("lmdb"))
-    pack_dataset(tmp_path / "set", tmp_path / "out.h5", encoding=encoding, progress=False)
-    dataset = dataset_h5(tmp_path / "out.h5")
-    expected = {np.asarray(Image.open(io.BytesIO(picture(n)))).tobytes(): n % 3 for n in range(9)}
-    assert {np.asarray(x).tobytes(): int(y) for x, y in (dataset[row] for row in range(9))} == expected

@@ -13,7 +13,7 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.options import Boxes, SampleTable, Values, table_rows
+from colabstage.options import SampleTable, Values, table_rows
 from tests.layouts.readers import read
 
 COUNT = 6
@@ -249,6 +249,7 @@ ASKED = {
     "numbers with a comma, each another": ("image;age", ["{i}.png;{i},5"], r"'0,5'.*write a point.*separator=''"),
     "one of two columns with a comma": ("image;a;b", ["{i}.png;1,5;{i}"], r"'a' has '1,5'"),
     "a vector as JSON": ("image,label", ['{i}.png,"[1, 0, 1]"', '{i}.png,"[0, 0, 1]"'], r"a list written as text"),
+    "a vector in round brackets": ("image,label", ['{i}.png,"(1, 0, 1)"', '{i}.png,"(0, 0, 1)"'], r"separator=''"),
     "a vector without brackets": ("image,label", ["{i}.png,1 0 1", "{i}.png,0 0 1"], r"a column for each number"),
     "words as numpy shows them": ("image,label", ["{i}.png,['a' 'b']", "{i}.png,['b' 'a']"], r"a list written as text"),
     "words with a comma": ("image,label", ['{i}.png,"a,b"', '{i}.png,"b,c"'], r"separator=','"),
@@ -300,14 +301,6 @@ def test_what_can_only_be_meant_in_one_way_is_read(case: str) -> None:
     found = rows(header, *forms)
     assert found.classes == classes
     assert values(found)[:2].tolist() == expected
-
-
-@pytest.mark.parametrize("corners", ["left,top,right,bottom", "x0,y0,x1,y1"])
-def test_corners_in_other_words_are_boxes(corners: str) -> None:
-    """As OCR's tools and torchvision call them."""
-    targets = rows(f"image,class,{corners}", "{i}.png,a,1,2,3,4").targets
-    assert isinstance(targets, Boxes)
-    assert len(targets.boxes) == TWELVE
 
 
 NOTED = {
@@ -385,15 +378,3 @@ def test_a_list_of_words_holds_those_words(sets: list[list[str]]) -> None:
         assert list(classes) == sorted({word for words in sets for word in words})
         expected = [[word in words for word in classes] for words in sets]
         assert np.array_equal(targets.values, np.array(expected, np.uint8).reshape(len(sets), len(classes)))
-
-
-@given(
-    cells=st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=4), min_size=2, max_size=8),
-    mark=st.sampled_from([" ", ", ", ","]),
-)
-@settings(max_examples=20)
-def test_cells_of_several_numbers_are_never_classes(cells: list[list[int]], mark: str) -> None:
-    """Whatever is between them, and with brackets or without."""
-    for form in ("{}", "[{}]", "({})"):
-        with pytest.raises(LayoutError, match="separator=''"):
-            cells_of([form.format(mark.join(map(str, numbers))) for numbers in cells])
