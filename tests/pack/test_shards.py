@@ -5,7 +5,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
@@ -28,6 +27,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.options import Images, SampleTable, TreeFiles
 from tests.clocks import ManualClock
 from tests.contract.served import numbers_in
+from tests.layouts.shards.test_workers import AfterThat
 from tests.support.images import image, in_classes, make_tree, mask
 from tests.support.steps import OneStep
 
@@ -260,29 +260,13 @@ def test_other_content_of_the_same_length_is_another_set(tmp_path: Path, workers
     assert 200 in {number for file in report.files for number in numbers_in(Path(file)).values()}
 
 
-class _ChangesTheSource(Executor):
-    """Runs each task at once, in this thread, after a file was written."""
-
-    def __init__(self, write: Path, side: int) -> None:
-        self._write, self._side = write, side
-
-    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        self._write.write_bytes(image(7, size=(self._side, 4)))
-        future: Future[Any] = Future()
-        try:
-            future.set_result(function(*pickle.loads(pickle.dumps(arguments))))
-        except Exception as error:  # noqa: BLE001  # as an executor does
-            future.set_exception(pickle.loads(pickle.dumps(error)))
-        return future
-
-
 def test_workers_that_see_another_source_are_refused(tmp_path: Path, photos: Path) -> None:
     """A file of another length is refused by the workers; an added one is in no row of any shard."""
-    changing = _ChangesTheSource(photos / "cat/000.png", 99)
+    changing = AfterThat(lambda: make_tree(photos, {"cat/000.png": image(7, size=(99, 4))}))
     with pytest.raises(SourceChangedError):
         pack_dataset(photos, tmp_path / "set.h5", shards=2, executor=changing, progress=False)
     assert list(tmp_path.glob("set*")) == []
-    adding = _ChangesTheSource(photos / "cat/added.png", 4)
+    adding = AfterThat(lambda: make_tree(photos, {"cat/added.png": 7}))
     report = pack_dataset(photos, tmp_path / "b.h5", shards=2, executor=adding, progress=False)
     assert sum(report.samples.values()) == COUNT
 
