@@ -339,7 +339,10 @@ def test_each_is_stored_as_pillow_reads_it_or_named(tmp_path: Path, encoding: st
             if np.abs(found[name].astype(int) - expected).mean() > allowed:
                 wrong.append(f"{name} has other pixels")
     assert not wrong, "\n".join(wrong)
-    assert 50 < len(left_out & DAMAGED.keys()) < len(DAMAGED) - 50
+    damaged = left_out & DAMAGED.keys()
+    assert 50 < len(damaged) < len(DAMAGED) - 50
+    kept = packed_or_skipped(tmp_path / "kept", DAMAGED, encoding=encoding, color_mode="keep", image_size=8)
+    assert kept[1] == damaged
 
 
 HEIC = b"\0\0\0\x18ftypheic" + bytes(99)
