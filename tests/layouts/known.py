@@ -12,7 +12,9 @@ import math
 import pickle
 import re
 import struct
+import time
 import wave
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,32 +79,41 @@ def known(
 
 
 class _Bytes:
-    def __init__(self, label: str, content: bytes) -> None:
+    def __init__(self, tree: "MemoryTree", label: str, content: bytes) -> None:
+        self._tree = tree
         self.label = label
         self.size = len(content)
         self._content = content
 
     def pread(self, length: int, offset: int) -> bytes:
-        return self._content[offset : offset + length]
+        data = self._content[offset : offset + length]
+        if self._tree.pause_s:
+            time.sleep(self._tree.pause_s)
+        self._tree.reads[self.label] += 1
+        self._tree.nbytes[self.label] += len(data)
+        return data
 
     def close(self) -> None:
         pass
 
 
 class MemoryTree(Tree):
-    """Files in memory; a name that ends with a slash is an empty folder."""
+    """Files in memory, which count what is read of them; a name that ends with a slash is an empty folder."""
 
     kind = "folder"
     label = "dataset"
+    pause_s = 0.0
+    """How long each read takes."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self._files = files
+        self.reads, self.nbytes = Counter[str](), Counter[str]()
         names = sorted(name for name in files if not name.endswith("/"))
         self.entries = FileEntries.of(FileEntry(name, len(files[name]), 0, n) for n, name in enumerate(names))
         self.empty_folders = tuple(sorted(name.rstrip("/") for name in files if name.endswith("/")))
 
     def open(self, entry: FileEntry) -> _Bytes:
-        return _Bytes(entry.name, self._files[entry.name])
+        return _Bytes(self, entry.name, self._files[entry.name])
 
 
 # --- contents ---------------------------------------------------------------------------------------------------------
