@@ -82,6 +82,12 @@ def noted(pattern: str) -> Callable[[Packed], bool]:
     return lambda packed: any(re.search(pattern, note) for note in packed.notes)
 
 
-def row(name: str, made: dict[str, bytes], *, right: list[Callable[[Packed], bool]], **options: Any) -> Any:
-    """Return a row of a table of files. `options`: of `pack_dataset`."""
+def row(
+    name: str,
+    made: dict[str, bytes] | Callable[[], dict[str, bytes]],
+    *,
+    right: list[Callable[[Packed], bool]],
+    **options: Any,
+) -> Any:
+    """Return a row of a table of files, or of a function that makes them. `options`: of `pack_dataset`."""
     return pytest.param(made, right, options, id=name)

@@ -22,7 +22,6 @@ LABELS = {name: name.partition("/")[0] for name in NUMBERS}
 
 @pytest.fixture(params=MAKERS)
 def archive(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An archive of each kind."""
     if request.param == ".rar" and not any(map(shutil.which, ("unrar", "unar", "bsdtar"))):
         pytest.skip("needs unrar or unar: apt-get install unar")
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
@@ -38,7 +37,8 @@ def test_staged(archive: Path, tmp_path: Path) -> None:
     home.check(finished=True, found={"files": contents(data.files)}, expected=[{"files": FILES}])
 
 
-@pytest.mark.parametrize("ranges", ["honoured", "none"])
+# Without ranges, all are fetched whole first: `test_same` has a zip in every run.
+@pytest.mark.parametrize("ranges", ["honoured", pytest.param("none", marks=[pytest.mark.long])])
 def test_staged_from_the_web(archive: Path, tmp_path: Path, ranges: str) -> None:
     home = Home(tmp_path, theirs=["mine"])
     with WebServer({archive.name: archive}, knobs=WebKnobs(ranges=ranges)) as server:  # type: ignore[arg-type]
@@ -61,7 +61,16 @@ def test_an_archive_in_a_folder_of_an_archive(archive: Path, tmp_path: Path) -> 
     assert {name.removeprefix("photos-main/"): number for name, number in numbers_in(data.path).items()} == NUMBERS
 
 
-@pytest.mark.parametrize("is_remote", [False, True], ids=["here", "on the web"])
+# Every other kind on the web, the others here; in the long form all in both places.
+@pytest.mark.parametrize(
+    ("archive", "is_remote"),
+    [
+        pytest.param(kind, is_remote, marks=[pytest.mark.long] * (number % 2 != is_remote))
+        for number, kind in enumerate(MAKERS)
+        for is_remote in (False, True)
+    ],
+    indirect=["archive"],
+)
 def test_an_archive_and_the_table_of_its_images(archive: Path, tmp_path: Path, is_remote: bool) -> None:
     """In a list, in any order; the table's changes are noticed."""
     place = archive.parent / "table"

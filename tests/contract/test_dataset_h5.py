@@ -157,9 +157,7 @@ IN_A_LOADER = {
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    "pair",
-    [pytest.param(kind, marks=[pytest.mark.long] * (kind not in IN_A_LOADER)) for kind in KINDS],
-    indirect=True,
+    "pair", [pytest.param(kind, marks=[pytest.mark.long] * (kind not in IN_A_LOADER)) for kind in KINDS], indirect=True
 )
 def test_an_epoch(pair: tuple[Path, Any, Any]) -> None:
     """Each row once, on one rank, with its own target."""

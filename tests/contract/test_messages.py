@@ -8,6 +8,7 @@ anew and review the diff:
 
 import contextlib
 import gzip
+import importlib
 import io
 import json
 import re
@@ -90,7 +91,6 @@ class World:
         return pack_dataset(self / source, to, **quiet(options))
 
     def tree(self, files: dict[str, Any], **options: Any) -> Any:
-        """Stage a folder of these files."""
         return self.stage(make_tree(self.new() / "set", files), **options)
 
     def extract(self, name: str, **options: Any) -> Any:
@@ -103,7 +103,6 @@ class World:
         return fetch_files(self / source, str(self / target), overwrite=overwrite, progress=False)
 
     def fetch_with(self, fault: WebFault, name: str = "photos.zip") -> Any:
-        """Fetch from a server with a fault."""
         self.server.set_faults(fault)
         try:
             return self.fetch(self.server.url(name))
@@ -111,7 +110,6 @@ class World:
             self.server.set_faults()
 
     def fetch_shared(self, state: Any) -> Any:
-        """Fetch through a Google Drive share link."""
         self.shares.add(SharedItem(FILE_ID, "a.bin", content=b"a" * 100, state=state))
         return self.fetch(LINK)
 
@@ -144,7 +142,6 @@ def quiet(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_files(home: Path) -> None:
-    """Write what the scenarios need."""
     make_tree(home / "photos", in_classes(8))
     make_tree(home / "one", {"cat/1.png": 1})
     make_tree(home / "texts", {"a.txt": "a", "b.md": "b"})
@@ -193,7 +190,6 @@ def uninstalled(call: Callable[[], object], package: str) -> object:
 
 
 def with_variable(name: str, value: str, call: Callable[[], object]) -> object:
-    """Make a call with this environment variable set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(name, value)
         return call()
@@ -245,13 +241,11 @@ def cancel(world: World) -> object:
 
 
 def rewrite(world: World) -> object:
-    """Publish a file that is written to meanwhile."""
     path = make_tree(world.new(), {"model.bin": "m" * 5000}) / "model.bin"
     return publish_file(path, world.new() / "model.bin", progress=Meanwhile(lambda: path.write_bytes(b"n" * 6000)))
 
 
 def table(text: str, **more: Any) -> dict[str, Any]:
-    """Four images and a table that lists them."""
     return {**{f"images/{number}.png": number for number in range(4)}, "labels.csv": text, **more}
 
 
@@ -307,12 +301,10 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "a target below a file": lambda w: w.pack("photos", w / "notes.txt/it.h5"),
     "a local_dir that is an address": lambda w: w.stage("photos", local_dir="s3://bucket/here"),
     "a cache_dir that is a web address": lambda w: w.stage("photos", cache_dir="https://example.org/cache"),
-    "a variable for local_dir that is an address": lambda w: with_variable(
-        "COLABSTAGE_LOCAL_DIR", "s3://bucket/here", lambda: w.stage("photos", local_dir=None)
-    ),
-    "a variable for cache_dir that is a web address": lambda w: with_variable(
-        "COLABSTAGE_CACHE_DIR", "https://example.org/cache", lambda: w.stage("photos", cache_dir="auto")
-    ),
+    "a variable for local_dir that is an address": lambda w: with_variable("COLABSTAGE_LOCAL_DIR", "s3://bucket/here",
+        lambda: w.stage("photos", local_dir=None)),
+    "a variable for cache_dir that is a web address": lambda w: with_variable("COLABSTAGE_CACHE_DIR",
+        "https://example.org/cache", lambda: w.stage("photos", cache_dir="auto")),
     "a pack to append to that is not there": lambda w: w.pack("photos", None, append_to=w / "nowhere.h5"),
     "neither target nor append_to": lambda w: w.pack("photos", None),
     "both target and append_to": lambda w: w.pack("photos", append_to=w / "photos.h5"),
@@ -367,14 +359,12 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "splits that are more than all": lambda w: w.stage("photos", splits={"train": 0.8, "test": 0.4}),
     "splits of one number too small": lambda w: w.stage("photos", splits=0.1),
     "splits of a negative part": lambda w: w.stage("photos", splits={"train": 1.5, "test": -0.5}),
-    "splits where there are some": lambda w: w.tree(
-        {f"{split}/{name}": n for split in ("train", "test") for name, n in in_classes(4).items()}, splits=0.8
-    ),
+    "splits where there are some": lambda w: w.tree({f"{split}/{name}": n for split in ("train", "test") for name,
+        n in in_classes(4).items()}, splits=0.8),
     "groups that no name has": lambda w: w.stage("photos", splits=0.5, group_by=r"patient\d+"),
     "groups by a broken expression": lambda w: w.stage("photos", splits=0.5, group_by="("),
-    "prepare that gives other shapes": lambda w: w.tree(
-        {"cat/0.png": 0, "dog/1.png": 1}, prepare=lambda x: x[: 1 + int(x[0, 0, 0])]
-    ),
+    "prepare that gives other shapes": lambda w: w.tree({"cat/0.png": 0, "dog/1.png": 1},
+        prepare=lambda x: x[: 1 + int(x[0, 0, 0])]),
     "prepare that cannot be called": lambda w: w.stage("photos", prepare=5),
     "on_error of unknown name": lambda w: w.stage("photos", on_error="ignore"),
     "a seed that is a word": lambda w: w.stage("photos", seed="one"),
@@ -440,7 +430,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
 
 
 def linear(width: int = 2) -> Any:
-    import torch  # the scenarios above run without it
+    import torch
 
     return torch.nn.Linear(width, 2)
 
@@ -462,29 +452,9 @@ def run_in_use(world: World) -> None:
         (folder / "run.json").write_text(json.dumps({**lease, "ended": False, "beat": 9e9}), "utf-8")
 
 
-def divided_twice(world: World) -> object:
-    from torch.utils.data import DistributedSampler
-
-    return world.loader(sampler=DistributedSampler(world.open(), 2, 0), rank=0, world_size=2)
-
-
-def sampled_in_batches(world: World) -> object:
-    from torch.utils.data import BatchSampler, RandomSampler
-
-    return world.loader(sampler=BatchSampler(RandomSampler(world.open()), 2, drop_last=False))
-
-
-def subset_for_hugging_face(world: World) -> object:
-    from torch.utils.data import Subset
-
-    subset: Any = Subset(world.open(), [0])
-    return to_hf(subset)
-
-
-def shuffled_twice(world: World) -> object:
-    from torch.utils.data import RandomSampler
-
-    return world.loader(sampler=RandomSampler(world.open()), shuffle=True)
+def of_torch(name: str) -> Any:
+    """One of torch's own samplers and the like; the scenarios above run without it."""
+    return getattr(importlib.import_module("torch.utils.data"), name)
 
 
 def cropped(shape: tuple[int, ...], *, listed: bool = False) -> object:
@@ -520,8 +490,10 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "rank without world_size": lambda w: w.loader(rank=1),
     "a rank beyond the world": lambda w: w.loader(rank=2, world_size=2),
     "a sampler with rows that are not there": lambda w: w.loader(sampler=[0, 99]),
-    "a subset for Hugging Face": subset_for_hugging_face,
-    "a sampler of batches": sampled_in_batches,
+    "a subset for Hugging Face": lambda w: to_hf(of_torch("Subset")(w.open(), [0])),
+    "a sampler of batches": lambda w: w.loader(
+        sampler=of_torch("BatchSampler")(of_torch("RandomSampler")(w.open()), 2, drop_last=False)
+    ),
     "batches as a sampler": lambda w: w.loader(sampler=[[0, 1, 2], [3]]),
     "no rows at all": lambda w: w.loader(sampler=[]),
     "no full batch": lambda w: w.loader(9, drop_last=True),
@@ -530,8 +502,12 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "a crop of images without channels": lambda _: cropped((2, 8, 8)),
     "a crop of vectors": lambda _: cropped((2, 8)),
     "a crop of images of their own sizes": lambda _: cropped((3, 8, 8), listed=True),
-    "shuffle beside a sampler that decides": shuffled_twice,
-    "ranks beside a sampler of ranks": divided_twice,
+    "shuffle beside a sampler that decides": lambda w: w.loader(
+        sampler=of_torch("RandomSampler")(w.open()), shuffle=True
+    ),
+    "ranks beside a sampler of ranks": lambda w: w.loader(
+        sampler=of_torch("DistributedSampler")(w.open(), 2, 0), rank=0, world_size=2
+    ),
     "a mean of bytes": normalized_bytes,
     "a memory budget that is a word": lambda w: w.loader(memory_budget="much"),
     "ragged of unknown name": lambda w: w.loader(ragged="dense"),
@@ -606,7 +582,6 @@ def world() -> Iterator[World]:
 
 
 def written() -> dict[str, str]:
-    """The texts in the file, by scenario."""
     parts = re.split(r"^## (.*)\n", TEXTS.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
 

@@ -7,11 +7,11 @@
 import base64
 import gzip
 import io
+import itertools
 import json
 import pickle
 import re
 import struct
-import tarfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -38,8 +38,10 @@ from colabstage.options import (
 )
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.layouts.known import batch, coco, wav
+from tests.layouts.shards.test_shards import hub
 from tests.layouts.shards.writing import records_of
-from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
+from tests.support.archives import tar_bytes as tar
+from tests.support.made_files import files, grey, h5, image, npy, npz, png16, tiff16, write_files
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -106,36 +108,23 @@ def pairs(images: str, labels: str) -> dict[str, bytes]:
 
 
 def deep(write: Callable[[Any], bytes], form: str, channels: int) -> dict[str, bytes]:
-    """Two 16-bit images, in two classes."""
     pixels = np.random.default_rng(0).integers(300, 3000, (16, 16, channels), np.uint16)
     return {f"{name}/1.{form}": write(pixels + number) for number, name in enumerate("ab")}
 
 
 def jpeg_2000(pixels: Any) -> bytes:
-    """A grey JPEG 2000 of these values."""
     buffer = io.BytesIO()
     Image.fromarray(pixels[..., 0]).save(buffer, "JPEG2000", irreversible=False)
     return buffer.getvalue()
 
 
-def h5(**arrays: Any) -> bytes:
-    """An HDF5 file of these datasets."""
-    buffer = io.BytesIO()
-    with h5py.File(buffer, "w") as file:
-        for name, array in arrays.items():
-            file[name] = array
-    return buffer.getvalue()
-
-
-def tar(members: dict[str, bytes]) -> bytes:
-    """A tar of these members."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
+def mat(**arrays: Any) -> dict[str, bytes]:
+    matlab, buffer = (
+        pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'"),
+        io.BytesIO(),
+    )
+    matlab.savemat(buffer, arrays)
+    return {"train.mat": buffer.getvalue()}
 
 
 VOC = "<annotation><filename>{0}.jpg</filename><size><width>64</width><height>48</height><depth>3</depth></size><object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"
@@ -152,6 +141,7 @@ Y = [0, 1] * 4
 NAMED_BY_NUMBER = "id,label\n" + "".join(f"{i},{label}\n" for i, label in enumerate(Y))
 X = npy(np.zeros((8, 4, 4, 3), np.uint8))
 FROM_1 = np.arange(12) % 3 + 1
+CELLS = np.array([np.zeros(2), np.zeros(3)], object)
 NUMBERS = "1 1 -0.0007 -0.0004 100.0 518.67 641.82 1589.70 1400.60 14.62 21.61 554.36 2388.06 9046.19 1.30 47.47\n"
 LABELME: dict[str, Any] = {"version": "5.4.1", "shapes": [], "imageData": None, "imageHeight": 48, "imageWidth": 64}
 
@@ -205,6 +195,7 @@ BOXES = [
           ("make-sense", "label_name,bbox_x,bbox_y,bbox_width,bbox_height,image_name,image_width,image_height", "{c},5,6,20,10,{i}.jpg,64,48", "bbox_width"),
           ("bbox_x1", "image,label,bbox_x1,bbox_y1,bbox_x2,bbox_y2", "{i}.jpg,{c},5,6,25,16", "bbox_x1"),
           ("x_1 and width", "image_id,x_1,y_1,width,height,label", "{i}.jpg,5,6,20,10,{c}", "x_1"),
+          ("left and top", "image,class,left,top,right,bottom", "{i}.jpg,{c},5,6,25,16", "left"), ("x0", "image,class,x0,y0,x1,y1", "{i}.jpg,{c},5,6,25,16", "x0"),
           ("startX", "image,label,startX,startY,endX,endY", "{i}.jpg,{c},5,6,25,16", "startX"),
           ("one column", "image,label,box", '{i}.jpg,{c},"5 6 20 10"', "'box'"),
       ]),
@@ -734,7 +725,6 @@ def in_palettes(*palettes: str) -> dict[str, bytes]:
 
 
 def tiff(pixels: Any, pages: int = 1) -> bytes:
-    """A TIFF of these pixels."""
     buffer, page = io.BytesIO(), Image.fromarray(pixels)
     page.save(buffer, "TIFF", save_all=True, append_images=[page] * (pages - 1))
     return buffer.getvalue()
@@ -758,6 +748,8 @@ VALUES = [
     row("a class, and a foreground of 255", as_masks(EYE * 2, EYE * 255), right=[noted(r"255.*masks/1\.png")]),
     row("classes, and no class of 255", as_masks(EYE * 2 + np.diag([np.uint8(255)] * 8, 8), np.pad(EYE[:2, :2] * 255, (0, 14))), right=[lambda packed: not packed.refusal and not noted("255")(packed)]),
     row("classes with a gap", as_masks(EYE * 15), right=[noted("2 of the 16 classes from 0 to 15; the first that no pixel has is 1")]),
+    row("classes in steps of three, as ADE20K's first", as_masks(np.resize(np.arange(0, 151, 3, dtype=np.uint8), (16, 16))), right=[found("train: 4 masks .*", note="first that no pixel has is 1")]),
+    row("a foreground of half", as_masks(EYE * 128), right=[refused(r"masks/.\.png.*shades")]),
     row("masks of two pages", as_masks(EYE, write=lambda pixels: tiff(pixels, pages=2)), right=[refused(r"masks/.*pages")]),
     row("masks of whole floats", as_masks(EYE.astype(np.float32), write=tiff), right=[found(OF_64)]),
     row("masks of probabilities", as_masks(EYE * np.float32(0.7), write=tiff), right=[refused(r"masks/.\.tif.*float32")]),
@@ -1065,42 +1057,38 @@ TEXTS = [
     row("configs of a README that name one of several texts", files("", {**{f"{one}.txt": "to be or not to be\n" * 90 for one in "abc"}, "README.md": card("train a.txt", "test b.txt")}), right=[refused("c.txt.*'none' by 'README.md'")]),
     row("tokens of four letters", {"train.bin": (np.arange(6000) % 4).astype(np.uint16).tobytes()}, right=[found(r"train: 5 rows .*uint16.*")]),
 ]
+
+OF_LIBRARIES = [
+    *(row(f"samples of MATLAB of {shape} with labels of {np.shape(y)}", lambda shape=shape, y=y: mat(X=CELLS if shape is None else np.zeros(shape, np.uint8), y=y), right=[right])  # type: ignore[misc]
+      for shape, y, right in list[Any]([
+          *((shape, y, found("train: 1 4, 2 4, 3 4.*")) for shape, y in [((4, 4, 3, 12), FROM_1[:, None]), ((12, 4, 4, 3), FROM_1[:, None]), ((12, 4, 4), FROM_1[None]), ((64, 12), FROM_1[None])]),
+          ((12, 4, 12), FROM_1[:, None], refused("first and the last axis")), (None, FROM_1[:, None], refused("'train.mat/X'.*cell")),
+          ((12, 4, 5), np.zeros((12, 3), np.uint8), found(r"train: 12 rows with targets of \(3,\).*")), ((12, 4), np.array(["cat", "horse"] * 6), found("train: cat 6, horse 6.*"))])),
+    *(row(f"numbers of Parquet beside two names: {labels}", lambda labels=labels: hub({"image": {"_type": "Image"}, "label": ["cat", "dog"]}, label=labels), right=[right])  # type: ignore[misc]
+      for labels, right in [([0, 1, 2], refused(r"parquet\[2\].*2 classes")), ([0, 1, 1], found("train: cat 1, dog 2"))]),
+    *(row(f"features of records that nothing reads: {', '.join(features)}", lambda features=features: {"train.tfrecord": records_of([{"image": image(i), **features} for i in range(3)])}, right=[right])  # type: ignore[misc]
+      for features, right in list[Any]([
+          ({"one_hot_class": [0, 1, 0]}, refused("'one_hot_class'")), ({"image/coat": "long"}, refused("'coat'")), ({"label": 1, "image/coat": "long"}, noted("Not used: 'coat'")),
+          ({"id": "a", "image/width": 64, "image/height": 48, "image/format": "PNG"}, found("train: 3 without targets"))])),
+    *(row(f"labels from 1 in {kind}", made, right=FROM_ONE) for kind, made in [("MATLAB", lambda: mat(X=np.ones((12, 8)), y=FROM_1[:, None])), ("Parquet", lambda: hub({}, label=FROM_1.tolist()))]),
+]
 # fmt: on
 
 
 @pytest.mark.parametrize(
     ("made", "right", "options"),
     [
-        *BOXES,
-        *TURNED,
-        *TOOLS,
-        *FORMS,
-        *TABLES,
-        *FOLDERS,
-        *BESIDE_FOLDERS,
-        *SPLITS_BESIDE,
-        *MASKS,
-        *VALUES,
-        *OF_PARTS,
-        *TEXTS_BESIDE,
-        *PARTS,
-        *NO_PARTS,
-        *EACH_IN_A_FOLDER,
-        *CLIPS,
-        *PATHS_BESIDE,
-        *AS_PUBLISHED,
-        *FOLLOWED,
-        *PIXELS,
-        *ARRAYS,
-        *IN_SHARDS,
-        *TEXTS,
+        *BOXES, *TURNED, *TOOLS, *FORMS, *TABLES, *FOLDERS, *BESIDE_FOLDERS, *SPLITS_BESIDE, *MASKS, *VALUES, *OF_PARTS,
+        *TEXTS_BESIDE, *PARTS, *NO_PARTS, *EACH_IN_A_FOLDER, *CLIPS, *PATHS_BESIDE, *AS_PUBLISHED, *FOLLOWED, *PIXELS,
+        *ARRAYS, *IN_SHARDS, *TEXTS, *OF_LIBRARIES,
     ],
-)
+)  # fmt: skip
 def test_files_are_read_rightly_or_refused(
-    tmp_path: Path, made: dict[str, bytes], right: list[Callable[[Packed], bool]], options: dict[str, Any]
+    tmp_path: Path, made: Any, right: list[Callable[[Packed], bool]], options: dict[str, Any]
 ) -> None:
     """What a person would call a mistake is never made silently."""
-    packed = pack(write_files(tmp_path / "set", made), tmp_path / "out.h5", **options)
+    files_of_it = made() if callable(made) else made
+    packed = pack(write_files(tmp_path / "set", files_of_it), tmp_path / "out.h5", **options)
     is_right = any(one(packed) for one in right)
     assert is_right, str(packed)
 
@@ -1117,16 +1105,15 @@ def _of_kind(kind: str, count: int, folder: str) -> dict[str, bytes]:
     return {f"{folder}/{'cd'[n % 2]}/{folder}{n}.{kind}": content for n in range(count)}
 
 
-@pytest.mark.parametrize("other", ["png", "wav", "npy", "shards"])
-@pytest.mark.parametrize("kind", ["png", "wav", "npy", "shards"])
+@pytest.mark.parametrize(("kind", "other"), [*itertools.permutations(["png", "wav", "npy", "shards"], 2)])
 def test_samples_of_two_kinds_are_never_left_out_in_silence(tmp_path: Path, kind: str, other: str) -> None:
     """As many of another kind are asked about, and each line of advice takes one of them; a few are noted."""
-    if kind == other:
-        return
-    few = tmp_path / "few"
-    packed = pack(write_files(few, _of_kind(kind, 24, "a") | _of_kind(other, 1, "b")), tmp_path / "few.h5")
+    few = write_files(tmp_path / "few", _of_kind(kind, 24, "a") | _of_kind(other, 1, "b"))
+    packed = pack(few, tmp_path / "few.h5")
     is_told = "left out" in " ".join(packed.notes) and " 12" in packed.found
     assert is_told or ("'b" in packed.refusal and other == "shards"), packed
+    if kind > other:  # who comes first makes no difference to as many
+        return
     both = write_files(tmp_path / "both", _of_kind(kind, 12, "a") | _of_kind(other, 12, "b"))
     packed = pack(both, tmp_path / "both.h5")
     assert "may be the samples" in packed.refusal or "may hold more of them" in packed.refusal, packed
@@ -1141,7 +1128,6 @@ def test_boxes_in_other_units_are_refused(tmp_path: Path, box: tuple[float, ...]
     """Fractions where pixels are expected, and pixels where fractions are, as in TensorFlow's records."""
 
     def layout(tree: Any) -> SampleTable:
-        """Two images with one box each."""
         boxes = Boxes(np.arange(3), np.array([box, box], float), {"labels": np.zeros(2, np.int64)}, relative=relative)
         return SampleTable(
             "mine", tuple(tree.entries.names), Images(TreeFiles(tree, tree.entries)), boxes, classes=("a",)
@@ -1237,72 +1223,6 @@ def test_an_object_of_matlab_is_no_missing_label(tmp_path: Path) -> None:
         assert refused(r"'x\.mat/y' cannot be used.*char\(")(packed), str(packed)
 
 
-@pytest.mark.parametrize(
-    ("shape", "y", "right"),
-    [
-        ((4, 4, 3, 12), FROM_1[:, None], found("train: 1 4, 2 4, 3 4.*")),
-        ((12, 4, 4, 3), FROM_1[:, None], found("train: 1 4, 2 4, 3 4.*")),
-        ((12, 4, 4), FROM_1[None], found("train: 1 4, 2 4, 3 4.*")),
-        ((64, 12), FROM_1[None], found("train: 1 4, 2 4, 3 4.*")),
-        ((12, 4, 12), FROM_1[:, None], refused("first and the last axis")),
-        (None, FROM_1[:, None], refused("'x.mat/X'.*cell")),
-        ((12, 4, 5), np.zeros((12, 3), np.uint8), found(r"train: 12 rows with targets of \(3,\).*")),
-        ((12, 4), np.array(["cat", "horse"] * 6), found("train: cat 6, horse 6.*")),
-    ],
-)
-def test_samples_of_matlab_lie_along_the_axis_of_its_vectors(
-    tmp_path: Path, shape: tuple[int, ...] | None, y: Any, right: Callable[[Packed], bool]
-) -> None:
-    """Those are rows or columns, because MATLAB has no arrays with one axis; a cell array has none."""
-    matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
-    (tmp_path / "set").mkdir()
-    x = np.array([np.zeros(2), np.zeros(3)], object) if shape is None else np.zeros(shape, np.uint8)
-    matlab.savemat(tmp_path / "set/x.mat", {"X": x, "y": y})
-    packed = pack(tmp_path / "set", tmp_path / "out.h5")
-    assert right(packed), str(packed)
-
-
-@pytest.mark.parametrize(
-    ("labels", "right"),
-    [
-        ([0, 1, 2], refused(r"parquet\[2\].*2 classes")),
-        ([0, 1, 1], found("train: cat 1, dog 2")),
-    ],
-)
-def test_numbers_of_parquet_that_are_no_named_class(
-    tmp_path: Path, labels: list[int], right: Callable[[Packed], bool]
-) -> None:
-    """As `datasets` writes class names: a number beyond them is not a class, and -1 means a hidden one."""
-    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -c constraints.txt --group arrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
-    table = pyarrow.table({"image": [{"bytes": image(i), "path": ""} for i in range(3)], "label": labels})
-    buffer = io.BytesIO()
-    parquet.write_table(
-        table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}), buffer
-    )
-    packed = pack(write_files(tmp_path / "set", {"train.parquet": buffer.getvalue()}), tmp_path / "out.h5")
-    assert right(packed), str(packed)
-
-
-@pytest.mark.parametrize(
-    ("features", "right"),
-    [
-        ({"one_hot_class": [0, 1, 0]}, refused("'one_hot_class'")),
-        ({"image/coat": "long"}, refused("'coat'")),
-        ({"label": 1, "image/coat": "long"}, noted("Not used: 'coat'")),
-        ({"id": "a", "image/width": 64, "image/height": 48, "image/format": "PNG"}, found("train: 3 without targets")),
-    ],
-)
-def test_features_of_records_that_nothing_reads(
-    tmp_path: Path, features: dict[str, Any], right: Callable[[Packed], bool]
-) -> None:
-    """They may label the images, and are named, as further columns of Parquet are."""
-    content = records_of([{"image": image(i), **features} for i in range(3)])
-    packed = pack(write_files(tmp_path / "set", {"train.tfrecord": content}), tmp_path / "out.h5")
-    assert right(packed), str(packed)
-
-
 BOX = [2, 2, 20, 20]
 
 
@@ -1336,18 +1256,3 @@ def test_the_line_for_parquet_of_other_tools_can_be_followed(
     dataset = eval(line[1].replace("FOLDER", str(tmp_path / "set")), {"datasets": datasets})
     made = pack(dataset, tmp_path / "packed.h5")
     assert found("train: (boxes )?0 2, 1 2")(made), made
-
-
-@pytest.mark.parametrize("kind", ["mat", "parquet"])
-def test_labels_from_1_are_noted(tmp_path: Path, kind: str) -> None:
-    """As in the table above, for files that only a library can write."""
-    buffer = io.BytesIO()
-    if kind == "mat":
-        scipy = pytest.importorskip("scipy.io", reason="needs scipy: pip install scipy")
-        scipy.savemat(buffer, {"X": np.ones((12, 8)), "y": FROM_1[:, None]})
-    else:
-        pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -c constraints.txt --group arrow")
-        parquet = pytest.importorskip("pyarrow.parquet")
-        parquet.write_table(pyarrow.table({"image": [image(i) for i in range(12)], "label": FROM_1.tolist()}), buffer)
-    packed = pack(write_files(tmp_path / "set", {f"train.{kind}": buffer.getvalue()}), tmp_path / "out.h5")
-    assert any(one(packed) for one in FROM_ONE), str(packed)

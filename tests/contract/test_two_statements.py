@@ -63,13 +63,19 @@ LABELS: dict[str, Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]] =
     "JSON": lambda paths, words: {"labels.json": dict(zip(paths, words, strict=True))},
     "VOC": lambda paths, words: {f"{path[:-4]}.xml": voc(word) for path, word in zip(paths, words, strict=True)},
     "COCO": lambda paths, words: {"annotations.json": coco(paths, words)},
+    "YOLO": lambda paths, words: {
+        "data.yaml": f"names: {sorted({*words})}\n",
+        **{f"{path[:-4]}.txt": f"{n} 0.5 0.5 0.25 0.25\n" for path, n in zip(paths, numbers(words), strict=True)},
+    },
+    "boxes in a table": lambda paths, words: {
+        "boxes.csv": table("file,label,xmin,ymin,xmax,ymax", paths, [f"{word},1,1,3,3" for word in words])
+    },
     "folders": lambda _paths, _words: {},
 }
-BOXES, TEXTS = ("VOC", "COCO"), ("a list", "JSON")
+BOXES, TEXTS = ("VOC", "COCO", "YOLO"), ("a list", "JSON")
 
 
 def labelled(folder: Path, one: str, first: Sequence[str], other: str, second: Sequence[str]) -> Path:
-    """Write images with two statements about them."""
     places = next((words for way, words in ((one, first), (other, second)) if way == "folders"), ["images"] * COUNT)
     paths = [f"{place}/{number:02}.jpg" for number, place in enumerate(places)]
     made = {path: image(number, size=(9, 9)) for number, path in enumerate(paths)}
@@ -77,7 +83,6 @@ def labelled(folder: Path, one: str, first: Sequence[str], other: str, second: S
 
 
 def planned(folder: Path, **options: Any) -> Any:
-    """Plan to stage a folder."""
     return plan_stage(folder, local_dir=folder.parent / "out", cache_dir=None, **options)
 
 
@@ -92,8 +97,9 @@ def check_lines(folder: Path, error: LayoutError) -> None:
 
 
 PAIRS = [*itertools.combinations(LABELS, 2)]
-# Two tables, two texts, and boxes beside a table are refused whatever they say.
+# Two tables, two texts, and boxes beside a table are refused whatever they say, and boxes in a table beside folders.
 ALIKE = [pair for pair in PAIRS if "folders" in pair or len({*pair} & {*TEXTS}) == 1]
+ALIKE.remove(("boxes in a table", "folders"))
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -116,8 +122,22 @@ def test_labels_that_divide_alike(tmp_path: Path, one: str, other: str) -> None:
     assert planned(folder).samples == {"train": COUNT}
 
 
+HARMLESS = {
+    "README.md": b"# cats and dogs", "LICENSE": b"MIT", "train.py": b"import torch\n", "notes/paper.pdf": b"%PDF",
+    ".gitignore": b"*.h5", "requirements.txt": b"torch\n", "docs/index.html": b"<p>hello",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", LABELS)
+def test_harmless_files_change_nothing(tmp_path: Path, way: str) -> None:
+    """No refusal, and the same labels."""
+    folder = labelled(tmp_path / "set", way, HALVES, way, HALVES)
+    plain = planned(folder)
+    found = planned(write_files(folder, HARMLESS))
+    assert (found.found, found.samples) == (plain.found, plain.samples)
+
+
 def by_split(paths: Sequence[str], words: Sequence[str]) -> dict[str, list[str]]:
-    """The paths of each split."""
     pairs = [*zip(paths, words, strict=True)]
     return {split: [path for path, word in pairs if word == split] for split in ("train", "val")}
 
@@ -136,19 +156,35 @@ SPLITS: dict[str, Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]] =
 }
 
 
-@pytest.mark.parametrize("labels", ["a table", "VOC", "folders"])
-@pytest.mark.parametrize(("one", "other"), [*itertools.combinations(SPLITS, 2)])
-@pytest.mark.parametrize("second", [SPLIT, OTHER_SPLIT], ids=["alike", "otherwise"])
-def test_splits_that_are_stated_twice(tmp_path: Path, labels: str, one: str, other: str, second: Sequence[str]) -> None:
+def in_turn(labels: Sequence[str], *ways: Sequence[object]) -> list[Any]:
+    """Each combination of ways with one of the labels, in turn; with the others in the long form."""
+    every = [(number, one) for number, one in enumerate(itertools.product(*ways))]
+    return [
+        pytest.param(label, *one, marks=[pytest.mark.long] * (number % len(labels) != place))
+        for number, one in every
+        for place, label in enumerate(labels)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("labels", "pair", "second"),
+    in_turn(["a table", "VOC", "folders"], [*itertools.combinations(SPLITS, 2)], ["alike", "otherwise"]),
+)
+def test_splits_that_are_stated_twice(tmp_path: Path, labels: str, pair: tuple[str, str], second: str) -> None:
     """Whatever labels the images: the same splits agree, others are refused."""
+    one, other = pair
     places = [f"{split}/" for split in SPLIT] if one == "folders" else ["images/"] * COUNT
     halves = [f"{half}/" if labels == "folders" else "" for half in HALVES]
     parts = zip(places if one == "folders" or labels != "folders" else [""] * COUNT, halves, strict=True)
     paths = [f"{place}{half}{number:02}.jpg" for number, (place, half) in enumerate(parts)]
     made = {path: image(number, size=(9, 9)) for number, path in enumerate(paths)}
-    texts = {**LABELS[labels](paths, HALVES), **SPLITS[one](paths, SPLIT), **SPLITS[other](paths, second)}
+    texts = {
+        **LABELS[labels](paths, HALVES),
+        **SPLITS[one](paths, SPLIT),
+        **SPLITS[other](paths, SPLIT if second == "alike" else OTHER_SPLIT),
+    }
     folder = write_files(tmp_path / "set", made | files("", texts))
-    if second is SPLIT:
+    if second == "alike":
         assert planned(folder).samples == {"train": 12, "val": 4}
         return
     with pytest.raises(LayoutError) as caught:
@@ -156,10 +192,10 @@ def test_splits_that_are_stated_twice(tmp_path: Path, labels: str, one: str, oth
     check_lines(folder, caught.value)
 
 
-@pytest.mark.parametrize("labels", ["masks", "VOC", "folders"])
-@pytest.mark.parametrize("way", [way for way in SPLITS if way != "folders"])
-@pytest.mark.parametrize("beside", ["", "test"])
-@pytest.mark.parametrize("bare", [False, True], ids=["paths", "bare names"])
+@pytest.mark.parametrize(
+    ("labels", "way", "beside", "bare"),
+    in_turn(["masks", "VOC", "folders"], [way for way in SPLITS if way != "folders"], ["", "test"], [False, True]),
+)
 def test_what_is_held_out_of_a_folder_train(tmp_path: Path, labels: str, way: str, beside: str, bare: bool) -> None:
     """Lists are read whatever form they have, and what a folder of another split holds stays there."""
     places = [f"{half}/" if labels == "folders" else "" for half in HALVES]

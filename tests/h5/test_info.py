@@ -11,11 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.errors import (
-    ColabstageError,
-    DamagedPackError,
-    PackFormatError,
-)
+from colabstage.errors import ColabstageError, DamagedPackError, PackFormatError
 from colabstage.h5.info import NamedFields, coding_to_json, open_h5, read_info
 from tests.support.packs import write_pack
 
@@ -123,7 +119,6 @@ def test_targets_by_another_name_are_asked_for(tmp_path: Path, name: str) -> Non
 
 
 def write(path: Path, data: bytes) -> Path:
-    """Write a file and return its path."""
     path.write_bytes(data)
     return path
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -120,8 +121,6 @@ def test_a_newer_manifest_asks_for_an_update(pack: Path) -> None:
 
 
 class CountedManifest(Manifest):
-    """Counts how often its blocks are listed."""
-
     listed = 0
 
     @property
@@ -130,52 +129,35 @@ class CountedManifest(Manifest):
         return super().ranges
 
 
-def test_the_blocks_are_listed_once_for_all_of_a_file(pack: Path) -> None:
-    """Not for each block: a pack of a terabyte has hundreds of thousands of them."""
-    manifest = CountedManifest(**{one.name: getattr(manifest_of(pack), one.name) for one in fields(Manifest)})
-    assert damaged_blocks(pack, manifest) == []
-    assert CountedManifest.listed == 1
-    zeroed = pack.with_name("zeroed.h5")
-    zeroed.write_bytes(bytes(manifest.size))
-    assert damaged_blocks(zeroed, manifest) == [0, 1, 2, 3]
-    assert CountedManifest.listed == 2
+# What happens to the bytes of a pack, which blocks are bad then, and what is said.
+DAMAGE: dict[str, tuple[Callable[[bytes], bytes], list[int], str]] = {
+    "nothing": (lambda whole: whole, [], ""),
+    "the last byte is zero": (lambda whole: whole[:-1] + b"\0", [3], r"\b1 of 4 blocks.*: 3 "),
+    "a tail of zeros": (lambda whole: whole[:-9_000_000] + bytes(9_000_000), [2, 3], r"\b2 of 4 blocks.*: 2, 3 "),
+    "one flipped bit": (lambda whole: flipped(whole, BLOCK_BYTES + 12_345), [1], r"\b1 of 4 blocks.*: 1 "),
+    "all is zero": (lambda whole: bytes(len(whole)), [0, 1, 2, 3], r"\b4 of 4 blocks"),
+    "more bytes": (lambda whole: whole + b"more", [], "{more:,} bytes instead of {size:,}"),
+    "fewer bytes": (lambda whole: whole[:-10], [3], r"instead of .* and 1 of 4 blocks"),
+}
 
 
-@pytest.mark.parametrize("zeroed", [1, 9_000_000])
-def test_a_zeroed_tail_opens_but_is_found(pack: Path, zeroed: int) -> None:
-    """h5py opens such a file without complaint; only the hashes tell, with the numbers of the bad blocks."""
-    manifest = manifest_of(pack)
-    size = manifest.size
-    with pack.open("r+b") as handle:
-        handle.seek(size - zeroed)
-        handle.write(bytes(zeroed))
-    assert read_info(pack).split("train").rows == ROWS
-    first = (size - zeroed) // BLOCK_BYTES
-    assert damaged_blocks(pack, manifest) == list(range(first, 4))
-    bad = ", ".join(map(str, range(first, 4)))
-    assert re.search(rf"\b{4 - first} of 4 blocks.*: {bad} ", damage_of(pack, manifest))
+def flipped(whole: bytes, place: int) -> bytes:
+    return whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :]
 
 
-def test_one_flipped_bit_is_found(pack: Path) -> None:
-    """The smallest damage anywhere is enough."""
-    manifest = manifest_of(pack)
-    with pack.open("r+b") as handle:
-        handle.seek(BLOCK_BYTES + 12_345)
-        byte = handle.read(1)[0]
-        handle.seek(-1, 1)
-        handle.write(bytes([byte ^ 0x10]))
-    assert damaged_blocks(pack, manifest) == [1]
-
-
-def test_a_wrong_length_is_found(pack: Path) -> None:
-    """Too few bytes and too many are both reported."""
-    manifest = manifest_of(pack)
-    with pack.open("ab") as handle:
-        handle.write(b"more")
-    assert re.search(f"{manifest.size + 4:,} bytes instead of {manifest.size:,}", damage_of(pack, manifest))
-    with pack.open("r+b") as handle:
-        handle.truncate(manifest.size - 10)
-    assert re.search(r"instead of .* and 1 of 4 blocks", damage_of(pack, manifest))
+def test_damage_is_found_by_its_block_and_blocks_are_listed_once(pack: Path) -> None:
+    """h5py opens a file with a zeroed tail without complaint; only the hashes tell."""
+    manifest, whole = manifest_of(pack), pack.read_bytes()
+    counted = CountedManifest(**{one.name: getattr(manifest, one.name) for one in fields(Manifest)})
+    for number, (name, (damage, bad, said)) in enumerate(DAMAGE.items(), 1):
+        pack.write_bytes(damage(whole))
+        if name == "a tail of zeros":
+            assert read_info(pack).split("train").rows == ROWS
+        assert damaged_blocks(pack, counted) == bad, name
+        assert CountedManifest.listed == number, name
+        if said:
+            expected = said.format(size=len(whole), more=len(whole) + 4)
+            assert re.search(expected, damage_of(pack, manifest)), name
 
 
 def test_a_manifest_alone_is_not_a_pack(pack: Path) -> None:

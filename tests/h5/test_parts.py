@@ -26,7 +26,6 @@ NUMBERS = st.sets(st.integers(1, 30), max_size=4)
 
 
 def shard_path(target: Path, number: int, count: int) -> Path:
-    """The name of a shard of this dataset."""
     return target.with_name(f"{target.stem}-{number:05}-of-{count:05}{target.suffix}")
 
 
@@ -63,7 +62,7 @@ def test_parts_come_in_the_order_of_their_rows(name: str, alone: bool, count: in
             (Path(folder) / "zz-folder.h5").mkdir()
             assert names(Path(folder) / "*") == [path.name for path in wanted]
             assert names([str(path) for path in wanted[::-1]]) == [path.name for path in wanted[::-1]]
-        for path in wanted:
+        for path in {*wanted[:1], *wanted[-2:]}:
             assert names(path) == [path.name]
 
 
@@ -110,11 +109,8 @@ def test_what_is_no_file_is_told_by_what_it_is(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=r"path=File"):
             dataset_h5(file)
     wrong: tuple[tuple[Any, str], ...] = (
-        (b"a.h5", "b'a.h5'"),
-        ({"a.h5": 1}, "{'a.h5': 1}"),
-        (["a.h5", 7], "7"),
-        ({"a.h5"}, "{'a.h5'}"),
-    )
+        (b"a.h5", "b'a.h5'"), ({"a.h5": 1}, "{'a.h5': 1}"), (["a.h5", 7], "7"), ({"a.h5"}, "{'a.h5'}"),
+    )  # fmt: skip
     for given_, said in wrong:
         with pytest.raises(OptionError, match=f"^path={re.escape(said)} "):
             dataset_h5(given_)
@@ -155,7 +151,6 @@ def write_kinds(folder: Path) -> list[Path]:
 
 
 def fits(one: Path, other: Path) -> bool:
-    """Whether two files can be read as one."""
     try:
         dataset_h5([one, other], split="train")
     except PackFormatError:

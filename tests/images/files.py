@@ -38,14 +38,12 @@ def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def exif(orientation: int) -> bytes:
-    """An EXIF block with this orientation."""
     block = Image.Exif()
     block[0x0112] = orientation
     return block.tobytes()
 
 
 def png_chunk(kind: bytes, body: bytes) -> bytes:
-    """A chunk of a PNG."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
@@ -57,21 +55,19 @@ def by_pillow(data: bytes, mode: str = "RGB") -> NDArray[Any]:
 
 def packed(folder: Path, files: Mapping[str, bytes], **options: Any) -> dict[str, NDArray[Any]]:
     """The images in a pack of these files, by name; as `dataset_h5` reads them."""
+    return packed_or_skipped(folder, files, on_error="raise", **options)[0]
+
+
+def packed_or_skipped(
+    folder: Path, files: Mapping[str, bytes], **options: Any
+) -> tuple[dict[str, NDArray[Any]], set[str]]:
+    """The same, and the names of the files that are left out."""
     folder.mkdir(parents=True)
-    source = write_files(folder / "set", files)
-    pack_dataset(source, folder / "out.h5", layout="images", progress=False, **options)
+    names = {f"{number:04}{Path(name).suffix}": name for number, name in enumerate(files)}
+    source = write_files(folder / "set", {short: files[name] for short, name in names.items()})
+    report = pack_dataset(source, folder / "out.h5", layout="images", progress=False, **{"on_error": "skip", **options})
     with h5py.File(folder / "out.h5") as file:
         keys = file["key_train"].asstr()[:]
     dataset = dataset_h5(folder / "out.h5")
-    return {key: np.asarray(dataset[row][0]) for row, key in enumerate(keys)}
-
-
-def skipped(folder: Path, files: Mapping[str, bytes], **options: Any) -> set[str]:
-    """The names of the files that a pack skips."""
-    folder.mkdir(parents=True)
-    # One valid image, so that there is a pack.
-    source = write_files(folder / "set", {**files, "whole.png": encode(photograph(), "PNG")})
-    report = pack_dataset(
-        source, folder / "out.h5", layout="images", on_error="skip:100%", image_size=8, progress=False, **options
-    )
-    return {name for name in files if any(f"{name}" in line for line in report.skipped)}
+    found = {names[key]: np.asarray(dataset[row][0]) for row, key in enumerate(keys)}
+    return found, {names[line.partition(":")[0]] for line in report.skipped}

@@ -86,18 +86,11 @@ def camera(height: int, width: int) -> Image.Image:
 
 
 def jpeg(image: Image.Image, orientation: int = 1) -> bytes:
-    """The image's bytes, hardly compressed."""
     return encode(image, "JPEG", quality=92, exif=exif(orientation))
 
 
 @pytest.mark.parametrize(
-    ("source", "size"),
-    [
-        ((448, 448), (224, 224)),
-        ((447, 440), (224, 224)),
-        ((900, 1207), (200, 160)),
-    ],
-    ids=str,
+    ("source", "size"), [((448, 448), (224, 224)), ((447, 440), (224, 224)), ((900, 1207), (200, 160))], ids=str
 )
 def test_jpegs_that_shrink_to_a_half_are_close_to_the_exact_result(
     tmp_path: Path, source: tuple[int, int], size: tuple[int, int]

@@ -53,7 +53,6 @@ def stage(
 
 
 def photos(folder: Path) -> Path:
-    """Two classes of JPEGs, each with one shade."""
     for number in range(12):
         place = folder / "ab"[number % 2] / f"{number}.jpg"
         place.parent.mkdir(parents=True, exist_ok=True)

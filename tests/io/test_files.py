@@ -12,11 +12,7 @@ from unittest import mock
 
 import pytest
 
-from colabstage.errors import (
-    DriveDisconnectedError,
-    SourceNotFoundError,
-    SourceReadError,
-)
+from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.io import files as fileops
 from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.workspace import disk_use
@@ -36,12 +32,10 @@ class Reader:
         return b"bytes"
 
     def run(self, policy: RetryPolicy) -> bytes:
-        """Read with a policy, without really waiting."""
         return read_with_retry(self.read, "a/1.jpg", policy=policy, clock=self.clock)
 
 
 def os_error(number: int) -> OSError:
-    """The system's exception for an errno."""
     return OSError(number, os.strerror(number))
 
 

@@ -262,7 +262,6 @@ class TestFolders:
 
 
 def names(folder: Path) -> list[str]:
-    """The names in a folder, without owners."""
     return sorted(path.name.split(".", 2)[1] if path.name.startswith(".") else path.name for path in folder.iterdir())
 
 

@@ -25,7 +25,6 @@ LIMITS = PipelineLimits(readers=2, max_readers=2, workers=2, stall_timeout_s=20.
 
 
 def pipeline_threads() -> list[threading.Thread]:
-    """The pipeline's threads that are alive now."""
     return [thread for thread in threading.enumerate() if thread.name == "colabstage-pipeline"]
 
 
@@ -105,7 +104,6 @@ def run_with(
 
 
 def read_nothing(item: int) -> bytes:
-    """Read an item without a source."""
     return b""
 
 

@@ -86,7 +86,6 @@ def test_each_follower_is_told_once_whoever_cancels() -> None:
 
 
 def silent() -> Board:
-    """A board without an audience."""
     return Board(lambda rows: None)
 
 

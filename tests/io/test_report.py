@@ -13,8 +13,6 @@ from colabstage.io.report import COLOURS, STYLE, Report, Row, Table, facts, left
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Measured(Report):
-    """With its own figures."""
-
     path: Path
     rate: float
     _secret: object = object()
@@ -59,11 +57,8 @@ def test_text_has_everything_in_order() -> None:
     assert [line[0] for line in lines[4:9]] == ["!", " ", "→", " ", " "]
     assert "→ Free some." in lines[5]
     assert [line.split() for line in lines[9:13]] == [
-        ["step", "time"],
-        ["copy", "2", "s"],
-        ["of", "<a.zip>"],
-        ["pack", "10", "s"],
-    ]
+        ["step", "time"], ["copy", "2", "s"], ["of", "<a.zip>"], ["pack", "10", "s"],
+    ]  # fmt: skip
     assert lines[9].index("time") + 4 == len(lines[10]) == len(lines[12])
     assert lines[-1] == r"Note: a <note>\x1b[2J"
 

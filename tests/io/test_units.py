@@ -19,7 +19,6 @@ from tests.support.images import in_classes, make_tree
 
 @cache
 def diagnosis() -> Any:
-    """The report of `doctor` on this machine."""
     return doctor(timeout_s=5.0)
 
 
@@ -31,22 +30,16 @@ def said_with(title: str, **facts: Any) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """How a number of bytes is written."""
     return said_with("disk", free_bytes=count).removeprefix("Only ").partition(" free where")[0]
 
 
 @pytest.mark.parametrize(
     ("count", "text"),
     [
-        (0, "0 B"),
-        (999.4, "999 B"),
-        (999.5, "1 kB"),
-        (1000, "1 kB"),
-        (99_950, "100 kB"),
-        (999_500, "1 MB"),
+        (0, "0 B"), (999.4, "999 B"), (999.5, "1 kB"), (1000, "1 kB"), (99_950, "100 kB"), (999_500, "1 MB"),
         (5e18, "5000 PB"),
     ],
-)
+)  # fmt: skip
 def test_bytes_have_three_figures(count: float, text: str) -> None:
     """The unit changes where the rounded number would have four figures."""
     assert format_bytes(count) == text
@@ -78,17 +71,10 @@ def test_a_formatted_size_reads_back_close(keep: Any, count: int) -> None:
 @pytest.mark.parametrize(
     ("text", "count"),
     [
-        (0, 0),
-        ("0 GB", 0),
-        ("0.4", 0),
-        ("1230", 1230),
-        ("1 KB", 1000),
-        ("1KiB", 1024),
-        ("0.0005GiB", 536_871),
-        ("  0.0000005 tb ", 500_000),
-        ("0.000000000999999 PB", 999_999),
+        (0, 0), ("0 GB", 0), ("0.4", 0), ("1230", 1230), ("1 KB", 1000), ("1KiB", 1024), ("0.0005GiB", 536_871),
+        ("  0.0000005 tb ", 500_000), ("0.000000000999999 PB", 999_999),
     ],
-)
+)  # fmt: skip
 def test_sizes_are_read_exactly(keep: Any, text: str | int, count: int) -> None:
     assert keep(text) == count
 
@@ -109,15 +95,10 @@ def test_what_is_no_size_is_named(keep: Any, text: str | int) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.0, "0.0 ms"),
-        (0.09994, "99.9 ms"),
-        (0.09996, "0.10 s"),
-        (9.996, "10.0 s"),
-        (99.96, "1 min 40 s"),
-        (3599.6, "1 h 0 min"),
-        (90_000, "25 h 0 min"),
+        (0.0, "0.0 ms"), (0.09994, "99.9 ms"), (0.09996, "0.10 s"), (9.996, "10.0 s"), (99.96, "1 min 40 s"),
+        (3599.6, "1 h 0 min"), (90_000, "25 h 0 min"),
     ],
-)
+)  # fmt: skip
 def test_times_change_unit_where_they_round(seconds: float, text: str) -> None:
     mount = SimpleNamespace(mountpoint="/a", kind="nfs4", state="alive", reason="alive", seconds=seconds)
     assert said_with("mounts", mounts=(mount,)).endswith(f" after {text}.")

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.io.workspace import (
-    Journal,
-    Workspace,
-    leave_for_next,
-    open_workspace,
-    read_journal,
-    temp_beside,
-)
+from colabstage.io.workspace import Journal, Workspace, leave_for_next, open_workspace, read_journal, temp_beside
 
 HEAD = {"work": "a", "size": 3}
 json_values = st.recursive(

@@ -12,19 +12,20 @@ import math
 import pickle
 import re
 import struct
-import tarfile
+import time
 import wave
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from colabstage.trees.listing import FileEntries, FileEntry, Tree
+from tests.support.archives import tar_bytes
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def choices(inner: str) -> list[str]:
-    """What one pair of braces stands for."""
     first, dots, last = inner.partition("..")
     if not dots:
         return inner.split(",")
@@ -70,7 +71,6 @@ def known(
     name: str, paths: str, texts: dict[str, Any] | None = None, *, layout: str = "", found: str = "", error: str = "",
     write: str = "",
 ) -> Known:  # fmt: skip
-    """A row of the table."""
     files = {path: b"" for pattern in paths.split() for path in each(pattern)}
     for pattern, text in (texts or {}).items():
         content = text if isinstance(text, bytes) else (text if isinstance(text, str) else json.dumps(text)).encode()
@@ -79,34 +79,41 @@ def known(
 
 
 class _Bytes:
-    """A file in memory."""
-
-    def __init__(self, label: str, content: bytes) -> None:
+    def __init__(self, tree: "MemoryTree", label: str, content: bytes) -> None:
+        self._tree = tree
         self.label = label
         self.size = len(content)
         self._content = content
 
     def pread(self, length: int, offset: int) -> bytes:
-        return self._content[offset : offset + length]
+        data = self._content[offset : offset + length]
+        if self._tree.pause_s:
+            time.sleep(self._tree.pause_s)
+        self._tree.reads[self.label] += 1
+        self._tree.nbytes[self.label] += len(data)
+        return data
 
     def close(self) -> None:
         pass
 
 
 class MemoryTree(Tree):
-    """Files in memory; a name that ends with a slash is an empty folder."""
+    """Files in memory, which count what is read of them; a name that ends with a slash is an empty folder."""
 
     kind = "folder"
     label = "dataset"
+    pause_s = 0.0
+    """How long each read takes."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self._files = files
+        self.reads, self.nbytes = Counter[str](), Counter[str]()
         names = sorted(name for name in files if not name.endswith("/"))
         self.entries = FileEntries.of(FileEntry(name, len(files[name]), 0, n) for n, name in enumerate(names))
         self.empty_folders = tuple(sorted(name.rstrip("/") for name in files if name.endswith("/")))
 
     def open(self, entry: FileEntry) -> _Bytes:
-        return _Bytes(entry.name, self._files[entry.name])
+        return _Bytes(self, entry.name, self._files[entry.name])
 
 
 # --- contents ---------------------------------------------------------------------------------------------------------
@@ -174,14 +181,7 @@ def batch(count: int, **more: list[int]) -> bytes:
 
 
 def tar(files: dict[str, str]) -> bytes:
-    """A tar of texts."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, text in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return file.getvalue()
+    return tar_bytes({name: text.encode() for name, text in files.items()})
 
 
 YOLO_BOX = "0 0.5 0.5 0.25 0.25\n"
@@ -209,7 +209,6 @@ def in_classes(*prefixes: str, classes: str = "cat:3,dog:2", form: str = "{}.jpg
 
 
 def lines(*found: dict[str, Any]) -> str:
-    """JSON, one in a line."""
     return "".join(json.dumps(one) + "\n" for one in found)
 
 

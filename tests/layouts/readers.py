@@ -1,7 +1,9 @@
 """Reads files in memory, and says what each sample is, in a form that tests compare."""
 
 import io
+import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,8 @@ from PIL import Image
 
 from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, SampleTable, Values
-from tests.layouts.known import MemoryTree
+from tests.layouts.described import described
+from tests.layouts.known import MemoryTree, each
 
 
 def read(files: Mapping[str, bytes | str], layout: Any = "auto") -> SampleTable:
@@ -54,3 +57,27 @@ def by_split(table: SampleTable) -> dict[str, tuple[list[Any], list[Any]]]:
         xs.append(x)
         ys.append(y)
     return found
+
+
+@cache
+def plain(value: int = 0, side: int = 64) -> bytes:
+    """An image of one grey."""
+    file = io.BytesIO()
+    Image.fromarray(np.full((side, side), value, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def files(paths: str, texts: dict[str, Any] | None = None) -> dict[str, bytes]:
+    """Files by names with braces; images are small and all different, masks are 0 and 255."""
+    found = {}
+    for number, name in enumerate(name for pattern in paths.split() for name in each(pattern)):
+        found[name] = plain(255 * (number % 2)) if "mask" in name.lower() or "label" in name.lower() else plain(number)
+    for pattern, text in (texts or {}).items():
+        content = text if isinstance(text, bytes) else (text if isinstance(text, str) else json.dumps(text)).encode()
+        found |= dict.fromkeys(each(pattern), content)
+    return found
+
+
+def stated(made: dict[str, bytes], layout: Any = "auto") -> str:
+    found = detect_layout(MemoryTree(made), layout)
+    return f"{found.layout}; {described(found)}"

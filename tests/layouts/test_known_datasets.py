@@ -28,34 +28,13 @@ from tests.layouts.described import described
 from tests.layouts.known import Known, MemoryTree
 from tests.layouts.known_datasets import DATASETS
 
-
-class Counted(MemoryTree):
-    """Counts how many bytes of each file are read."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        super().__init__(files)
-        self.nbytes = Counter[str]()
-
-    def open(self, entry: Any) -> Any:
-        found, nbytes = super().open(entry), self.nbytes
-        pread = found.pread
-
-        def counted(length: int, offset: int) -> bytes:
-            data = pread(length, offset)
-            nbytes[entry.name] += len(data)
-            return data
-
-        found.pread = counted  # type: ignore[method-assign]
-        return found
-
-
 OPTIONS = (array_rows, file_names, folders, image_masks, parts, table_rows, token_blocks)
 
 
 def read(known: Known, layout: str) -> tuple[str, str, SampleTable | None]:
     """The layout and what was found; or "" and the error's first line."""
     chosen: Any = eval(layout, {one.__name__: one for one in OPTIONS})
-    tree = Counted(known.files)
+    tree = MemoryTree(known.files)
     try:
         found = detect_layout(tree, chosen)
     except ColabstageError as error:
@@ -100,7 +79,7 @@ def test_a_long_text_is_read_once() -> None:
         "partition.txt": "\n".join(f"{name},{n % 3}" for n, name in enumerate(names)),
     }
     files = {name: text.encode() for name, text in texts.items()}
-    tree = Counted(dict.fromkeys((f"img/{name}" for name in names), b"") | files)
+    tree = MemoryTree(dict.fromkeys((f"img/{name}" for name in names), b"") | files)
     found = detect_layout(tree, "auto")
     assert Counter(found.splits) == {"train": 5334, "val": 5333, "test": 5333}
     for name, content in files.items():
@@ -188,7 +167,7 @@ def test_a_long_text_beside_a_table_is_read_once_if_its_beginning_names_images(l
     names = [f"img/{number:06}.png" for number in range(count)]
     table = "".join(f"{name},{'ab'[number % 2]}\n" for number, name in enumerate(names))
     text = "".join(f"{line.format(number, number // 2 % 2):60}\n" for number in range(count)).encode()
-    tree = Counted(dict.fromkeys(names, b"") | {"l.csv": f"file,label\n{table}".encode(), "all.txt": text})
+    tree = MemoryTree(dict.fromkeys(names, b"") | {"l.csv": f"file,label\n{table}".encode(), "all.txt": text})
     with pytest.raises(ColabstageError, match=r"'l\.csv' and by 'all\.txt'") if is_read else nullcontext():
         assert detect_layout(tree).layout == "table"
     assert tree.nbytes["all.txt"] == 64 * 1024 + is_read * len(text)

@@ -17,7 +17,6 @@ from PIL import Image, ImageFilter
 
 from colabstage import dataset_h5, pack_dataset, plan_stage, stage_dataset
 from colabstage.errors import DecodeError, LayoutError
-from colabstage.options import Masks
 from tests.layouts.readers import read
 from tests.support.made_files import write_files
 
@@ -71,7 +70,6 @@ def in_memory(*masks: bytes) -> dict[str, bytes]:
 
 
 def png(image: Image.Image) -> bytes:
-    """A file of it."""
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
@@ -102,31 +100,6 @@ def test_masks_mean_what_pillow_reads_or_are_refused(form: str, classes: int, *,
             return
         for number, found in packed(folder, Path(name, "out.h5")).items():
             np.testing.assert_array_equal(found, np.asarray(meant[int(number)]))
-
-
-@pytest.mark.parametrize(
-    ("counts", "meaning"),
-    [
-        ({0: 900, 15: 80, 255: 20}, "indices"),
-        (dict.fromkeys(range(0, 151, 3), 10), "indices"),
-        ({1: 5, 2: 50, 3: 9}, "indices"),
-        ({0: 90, 255: 10}, "foreground"),
-        ({0: 90, 128: 10}, "greys"),
-        ({0: 900, 255: 90, **dict.fromkeys(range(9, 250, 9), 1)}, "greys"),
-    ],
-    ids=["VOC", "ADE20K", "a trimap", "white", "half", "smoothed"],
-)
-def test_levels_of_known_datasets(counts: dict[int, int], meaning: str) -> None:
-    """Class indices, one foreground, or shades of grey, which are refused."""
-    mask = png(Image.fromarray(np.repeat(np.array([*counts], np.uint8), [*counts.values()])[None]))
-    if meaning == "greys":
-        with pytest.raises(LayoutError, match=r"masks/\d\.png"):
-            read(in_memory(mask))
-    else:
-        found = read(in_memory(mask))
-        assert isinstance(found.targets, Masks)
-        assert found.targets.foreground == (meaning == "foreground")
-        assert found.classes == (("background", "foreground") if meaning == "foreground" else ())
 
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])

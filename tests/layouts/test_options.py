@@ -6,12 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import h5py
 import pytest
-from numpy.typing import NDArray
 
-from colabstage import pack_dataset, plan_stage
-from colabstage.errors import OptionError
+from colabstage import plan_stage
 from colabstage.options import audio_clips, folders, table_rows
 from tests.support.images import make_tree
 
@@ -20,28 +17,6 @@ from tests.support.images import make_tree
 def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only mounts and marker files below the test's folder count."""
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
-
-
-def _rows(source: Path, layout: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    out = source.parent / "out.h5"
-    pack_dataset(source, out, layout=layout, overwrite=True, progress=False)
-    with h5py.File(out) as file:
-        return file["X_train"][()], file["Y_train"][()]
-
-
-def test_columns_of_a_table(tmp_path: Path) -> None:
-    """The labels asked for, in that order; a word is not a list of letters."""
-    from PIL import Image
-
-    (tmp_path / "people").mkdir()
-    for number in range(4):
-        Image.new("RGB", (3, 3), (number, 0, 0)).save(tmp_path / "people" / f"{number}.png")
-    rows = "".join(f"{number}.png,{number + 20.5},{number},{2 * number}\n" for number in range(4))
-    (tmp_path / "people" / "all.csv").write_text(f"file,age,id,weight\n{rows}")
-    x, y = _rows(tmp_path / "people", table_rows(labels=["weight", "age"]))
-    assert y.tolist() == [[2 * red, red + 20.5] for red in x[:, 0, 0, 0].tolist()]
-    with pytest.raises(OptionError, match="a list of columns"):
-        table_rows(labels="age")
 
 
 KEYS = """
@@ -76,6 +51,5 @@ def test_the_same_options_are_known_in_another_process(tmp_path: Path) -> None:
 
 
 def test_they_go_to_other_processes() -> None:
-    """With their options."""
     layout: Any = pickle.loads(pickle.dumps(audio_clips(length=5)))
     assert layout.keywords["options"].length == 5

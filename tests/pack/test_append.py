@@ -18,13 +18,11 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Images of two classes."""
     return make_tree(tmp_path / "photos", in_classes(10))
 
 
 @pytest.fixture
 def base(tmp_path: Path, photos: Path) -> Path:
-    """A pack of them, resized up."""
     pack_dataset(photos, tmp_path / "data.h5", image_size=(8, 8), resize="crop", progress=False)
     return tmp_path / "data.h5"
 

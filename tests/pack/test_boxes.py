@@ -15,12 +15,12 @@ from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.options import Boxes, Images, SampleTable, TreeFiles
 from colabstage.trees.listing import Tree
+from tests.pack.test_own_boxes import stored
 
 COUNT = 20
 
 
 def size_of(number: int) -> tuple[int, int]:
-    """Height and width."""
     return 40 + number % 7, 60 - number % 5
 
 
@@ -35,7 +35,6 @@ def boxes_of(number: int) -> NDArray[np.float64]:
 
 @pytest.fixture
 def street(tmp_path: Path) -> Path:
-    """Grey images of many sizes."""
     folder = tmp_path / "street"
     folder.mkdir()
     for number in range(COUNT):
@@ -74,12 +73,10 @@ def boxed(tree: Tree, *, relative: bool = False) -> SampleTable:
 
 
 def relative(tree: Tree) -> SampleTable:
-    """The same, as fractions of width and height."""
     return boxed(tree, relative=True)
 
 
 def expected(number: int, size: tuple[int, int] | None, resize: str) -> NDArray[np.float64]:
-    """Where the boxes are in the resized image."""
     (height, width) = size_of(number)
     boxes = boxes_of(number)
     if size is None:
@@ -167,24 +164,20 @@ def test_a_batch_has_what_detection_models_take(
 
 def test_skipped_images_take_their_boxes_with_them(tmp_path: Path, street: Path) -> None:
     """The rest is the same as packing without the broken files."""
-    whole, gaps = tmp_path / "whole.h5", tmp_path / "gaps.h5"
-    pack_dataset(street, whole, layout=boxed, image_size=(16, 16), resize="crop", progress=False)
+    options: dict[str, Any] = {"layout": boxed, "image_size": (16, 16), "resize": "crop", "progress": False}
+    pack_dataset(street, tmp_path / "whole.h5", **options)
     for name in ("03.png", "17.png"):
         (street / name).write_bytes(b"no image")
-    report = pack_dataset(
-        street, gaps, layout=boxed, image_size=(16, 16), resize="crop", on_error="skip", progress=False
-    )
+    report = pack_dataset(street, tmp_path / "gaps.h5", on_error="skip", **options)
     assert report.samples == {"train": COUNT - 2}
-    with h5py.File(whole) as one, h5py.File(gaps) as other:
-        keys = one["key_train"].asstr()[()].tolist()
-        kept = [row for row, key in enumerate(keys) if key not in ("03.png", "17.png")]
-        starts, ends = one["Y_train/offsets"][:-1], one["Y_train/offsets"][1:]
-        wanted = np.concatenate([np.arange(starts[row], ends[row]) for row in kept])
-        count = other["Y_train/offsets"][-1]
-        assert count == len(wanted)
-        assert np.all(other["Y_train/labels"][count:] == -1)
-        np.testing.assert_array_equal(other["Y_train/boxes"][:count], one["Y_train/boxes"][()][wanted])
-        np.testing.assert_array_equal(other["Y_train/labels"][:count], one["Y_train/labels"][()][wanted])
+    whole, gaps = (stored(tmp_path / name) for name in ("whole.h5", "gaps.h5"))
+    del whole["03.png"], whole["17.png"]
+    assert gaps.keys() == whole.keys()
+    for key, columns in gaps.items():
+        for name, values in columns.items():
+            np.testing.assert_array_equal(values, whole[key][name])
+    with h5py.File(tmp_path / "gaps.h5") as file:
+        assert np.all(file["Y_train/labels"][file["Y_train/offsets"][-1] :] == -1)
 
 
 def test_boxes_that_do_not_add_up_are_refused() -> None:

@@ -21,14 +21,12 @@ from colabstage.options import PackOptions
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """Return the digest of a comparable function."""
     options = PackOptions(prepare=function)
     assert options.incomparable == ()
     return options.fingerprint()
 
 
 def holding(value: Any) -> Callable[[Any], Any]:
-    """A function with a value in its closure."""
     return lambda x: (x, value)
 
 
@@ -46,48 +44,38 @@ def test_it_is_the_code_and_not_where_it_stands() -> None:
 
 
 class Kind(enum.Enum):
-    """An enum of the user's."""
-
     A = 1
     B = 2
 
 
 @dataclass
 class Settings:
-    """A class of the user's."""
-
     size: int = 3
     names: list[str] = field(default_factory=list)
     kind: Kind = Kind.A
 
 
 class Scaler:
-    """A callable object with state."""
-
     def __init__(self, options: Settings) -> None:
         self.options = options
         self.pattern = re.compile("a+")
 
     @property
     def half(self) -> float:
-        """Return half of it."""
         return self.options.size / 2
 
     @functools.cached_property
     def double(self) -> int:
-        """Return twice as much."""
         return self.options.size * 2
 
     @functools.lru_cache(maxsize=4)  # noqa: B019 - its cache is what is looked at
     def slow(self, x: int) -> int:
-        """A cached method."""
         return x
 
     def __call__(self, x: Any) -> Any:
         return x * self.half
 
     def other(self, x: Any) -> Any:
-        """A method."""
         return x * self.double
 
 
@@ -128,7 +116,6 @@ PLAIN = st.recursive(
 
 
 def spelled(value: Any) -> str:
-    """Return text that distinguishes values of different types."""
     return repr(value)
 
 
@@ -139,7 +126,6 @@ def test_two_values_are_the_same_when_they_are_written_the_same(one: Any, other:
 
 
 def module_of(text: str) -> types.ModuleType:
-    """A module of the user's."""
     module = types.ModuleType("mine")
     exec(compile(text, "mine.py", "exec"), vars(module))
     return module
@@ -167,7 +153,6 @@ unused = {unused}
 
 
 def variant(**changes: object) -> types.ModuleType:
-    """The module with some names changed."""
     return module_of(TEXT.format(**{"mean": "np.zeros(3)", "factor": 1, "base": 0, "unused": 0, **changes}))
 
 

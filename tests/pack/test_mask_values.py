@@ -49,14 +49,25 @@ def packed(source: Path, out: Path, **options: Any) -> tuple[list[list[int]], tu
     return [np.unique(found[key]).tolist() for key in sorted(found)], dataset.classes, report.notes
 
 
-@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
-def test_a_foreground_that_the_first_masks_have_not_is_found(tmp_path: Path, encoding: str) -> None:
-    """255 would not be a class, and nothing could be learnt; packing starts over, and nothing of the first attempt is
-    left."""
-    source = archive(tmp_path / "a.zip", [mask((0,))] * FIRST + [mask((0, 255))] * (ALL - FIRST))
-    values, classes, _ = packed(source, tmp_path / "a.h5", encoding=encoding)
-    assert values == [[0]] * FIRST + [[0, 1]] * (ALL - FIRST)
-    assert classes == ("background", "foreground")
+# What later masks hold, how they are stored, what it means then, and what a note names.
+@pytest.mark.parametrize(
+    ("later", "encoding", "meant", "classes", "noted"),
+    [
+        ((0, 255), "pixels", [0, 1], ("background", "foreground"), ""),
+        ((0, 255), "encoded", [0, 1], ("background", "foreground"), ""),
+        *((values, "pixels", [*values], (), "") for values in ((0, 1, 255), (0, 5), (1, 255))),
+        ((0,), "pixels", [0], (), "value 0"),
+    ],
+)
+def test_what_the_first_masks_have_not_is_found_in_later_ones(
+    tmp_path: Path, later: tuple[int, ...], encoding: str, meant: list[int], classes: tuple[str, ...], noted: str
+) -> None:
+    """A foreground of 255 would not be a class: packing starts over, and nothing of the first attempt is left. Further
+    classes and pixels of none stay; of one value nothing can be learnt."""
+    source = archive(tmp_path / "a.zip", [mask((0,))] * FIRST + [mask(later)] * (ALL - FIRST))
+    values, found, notes = packed(source, tmp_path / "a.h5", encoding=encoding)
+    assert (values, found) == ([[0]] * FIRST + [meant] * (ALL - FIRST), classes)
+    assert any("value 0" in note for note in notes) is bool(noted)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "a.h5.json", "a.zip"]
 
 
@@ -77,22 +88,6 @@ def test_masks_that_mean_something_else_than_the_first_are_refused(
     with pytest.raises(LayoutError, match=says):
         pack_dataset(source, tmp_path / "a.h5", overwrite=True, progress=False)
     assert (tmp_path / "a.h5").read_bytes() == b"before"
-
-
-@pytest.mark.parametrize("later", [(0, 1, 255), (0, 5), (1, 255)])
-def test_further_classes_and_pixels_of_none_are_no_contradiction(tmp_path: Path, later: tuple[int, ...]) -> None:
-    """They stay unchanged."""
-    source = archive(tmp_path / "a.zip", [mask((0,))] * FIRST + [mask(later)] * (ALL - FIRST))
-    values, classes, notes = packed(source, tmp_path / "a.h5")
-    assert values == [[0]] * FIRST + [list(later)] * (ALL - FIRST)
-    assert classes == ()
-    assert not any("one class" in note for note in notes)
-
-
-def test_masks_of_one_value_are_noted(tmp_path: Path) -> None:
-    """Nothing can be learnt from them."""
-    notes = packed(archive(tmp_path / "a.zip", [mask((0,))] * ALL), tmp_path / "a.h5")[2]
-    assert any("value 0" in note for note in notes)
 
 
 def test_a_lossy_mask_behind_the_first_is_named(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError, Option
 
 
 class Items:
-    """A map-style dataset."""
-
     classes = ("a", "b")
 
     def __init__(self, count: int, item: Callable[[int], Any]) -> None:
@@ -46,22 +44,14 @@ def mask(index: int) -> Image.Image:
     ("item", "x", "y", "dtypes"),
     [
         (lambda i: (picture(i), i % 2), lambda i: np.asarray(picture(i)), lambda i: i % 2, ("u1", "i8")),
-        (
-            lambda i: (picture(i), mask(i)),
-            lambda i: np.asarray(picture(i)),
-            lambda i: np.asarray(mask(i)),
-            ("u1", "u1"),
-        ),
-        (
-            lambda i: (np.full((3, 2), i, np.float64), i / 2),
-            lambda i: np.full((3, 2), i),
-            lambda i: i / 2,
-            ("f8", "f4"),
-        ),
+        (lambda i: (picture(i), mask(i)), lambda i: np.asarray(picture(i)), lambda i: np.asarray(mask(i)),
+            ("u1", "u1")),
+        (lambda i: (np.full((3, 2), i, np.float64), i / 2), lambda i: np.full((3, 2), i), lambda i: i / 2,
+            ("f8", "f4")),
         (lambda i: np.full(5, i, np.uint16), lambda i: np.full(5, i), None, ("u2", None)),
     ],
     ids=["images and classes", "images and masks", "arrays and numbers", "arrays alone"],
-)
+)  # fmt: skip
 def test_every_item_is_one_row(tmp_path: Path, item: Any, x: Any, y: Any, dtypes: tuple[str, str]) -> None:
     """x and y as the dataset returns them, by item number."""
     report = pack_dataset(Items(40, item), tmp_path / "out.h5", progress=False)
@@ -230,20 +220,10 @@ def test_what_a_dataset_calls_its_classes_may_be_their_number(tmp_path: Path, na
         (lambda i: (np.ma.masked_less(np.arange(3.0), 1), i), r"do not make an array: some are masked.*filled"),
     ],
     ids=[
-        "three",
-        "mapping",
-        "longdouble",
-        "dict target",
-        "objects",
-        "ragged",
-        "many sizes",
-        "no target",
-        "no target later",
-        "class",
-        "class in an array",
-        "masked",
+        "three", "mapping", "longdouble", "dict target", "objects", "ragged", "many sizes", "no target",
+        "no target later", "class", "class in an array", "masked",
     ],
-)
+)  # fmt: skip
 def test_items_of_other_forms_are_typed_errors(tmp_path: Path, item: Any, words: str) -> None:
     """Each says which item, what it is, and what was expected."""
     with pytest.raises((LayoutError, DecodeError), match=words):

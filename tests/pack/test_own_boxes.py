@@ -24,7 +24,6 @@ COUNT = 24
 
 
 def size_of(number: int) -> tuple[int, int]:
-    """Height and width of an image."""
     return 40 + number % 5, 60 - number % 3
 
 
@@ -48,13 +47,10 @@ def sizes(number: int) -> NDArray[np.float64]:
 
 
 def labels(number: int) -> NDArray[np.int64]:
-    """The class of each."""
     return (np.arange(len(corners(number))) + number) % 3
 
 
 class Items:
-    """A map-style dataset that counts requests."""
-
     def __init__(self, item: Callable[[int], Any], **attributes: Any) -> None:
         self._item = item
         self.asked: list[int] = []
@@ -69,8 +65,6 @@ class Items:
 
 
 class Format(enum.Enum):
-    """As in torchvision."""
-
     XYXY = "XYXY"
     XYWH = "XYWH"
     CXCYWH = "CXCYWH"
@@ -78,13 +72,11 @@ class Format(enum.Enum):
 
 
 def tensor(values: Any) -> Any:
-    """A tensor."""
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
     return torch.as_tensor(values)
 
 
 def bounding_boxes(values: NDArray[np.float64], form: Format) -> Any:
-    """torchvision's tensor of boxes, which knows its format."""
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
     kind: Any = type("BoundingBoxes", (torch.Tensor,), {})
@@ -94,7 +86,6 @@ def bounding_boxes(values: NDArray[np.float64], form: Format) -> Any:
 
 
 def centres(number: int) -> NDArray[np.float64]:
-    """The same as centre, width and height."""
     boxes = sizes(number)
     boxes[:, :2] += boxes[:, 2:] / 2
     return boxes
@@ -117,20 +108,15 @@ def as_lists(boxes: NDArray[np.float64], number: int) -> dict[str, list[Any]]:
 
 
 TARGETS: dict[str, Callable[[int], Any]] = {
-    "the tutorial's": lambda i: (
-        picture(i), {"boxes": tensor(corners(i)).float(), "labels": tensor(labels(i)), "image_id": i},
-    ),
-    "BoundingBoxes": lambda i: (
-        picture(i), {"boxes": bounding_boxes(sizes(i), Format.XYWH), "labels": tensor(labels(i))},
-    ),
-    "centres": lambda i: (
-        picture(i), {"boxes": bounding_boxes(centres(i), Format.CXCYWH), "labels": tensor(labels(i))},
-    ),
+    "the tutorial's": lambda i: (picture(i),
+        {"boxes": tensor(corners(i)).float(), "labels": tensor(labels(i)), "image_id": i}),
+    "BoundingBoxes": lambda i: (picture(i),
+        {"boxes": bounding_boxes(sizes(i), Format.XYWH), "labels": tensor(labels(i))}),
+    "centres": lambda i: (picture(i),
+        {"boxes": bounding_boxes(centres(i), Format.CXCYWH), "labels": tensor(labels(i))}),
     # For an image without annotations, torchvision's wrapper of CocoDetection returns nothing else.
-    "wrapped": lambda i: (
-        picture(i),
-        {"image_id": i} | ({"boxes": tensor(corners(i)), "labels": tensor(labels(i))} if i % 4 else {}),
-    ),
+    "wrapped": lambda i: (picture(i),
+        {"image_id": i} | ({"boxes": tensor(corners(i)), "labels": tensor(labels(i))} if i % 4 else {})),
     "numpy": lambda i: (picture(i), {"boxes": corners(i), "labels": labels(i).astype(np.float32)}),
     "parts of width and height": lambda i: (
         picture(i), {"boxes": corners(i) / (*size_of(i)[::-1], *size_of(i)[::-1]), "labels": labels(i)},
@@ -141,28 +127,30 @@ TARGETS: dict[str, Callable[[int], Any]] = {
     ),
     "lists of sizes": lambda i: {"image": picture(i), "image_id": i, "objects": as_lists(sizes(i), i)},
     "lists of corners": lambda i: {"image": picture(i), "objects": as_lists(corners(i), i)},
-    "dicts": lambda i: {
-        "image": picture(i),
-        "objects": [{"bbox": b.tolist(), "category": int(c)} for b, c in zip(sizes(i), labels(i), strict=True)],
-    },
+    "dicts": lambda i: {"image": picture(i),
+        "objects": [{"bbox": b.tolist(), "category": int(c)} for b, c in zip(sizes(i), labels(i), strict=True)]},
     "nothing for none": lambda i: {"image": picture(i), "objects": as_lists(sizes(i), i) if i % 4 else None},
-    "nothing for none, by another name": lambda i: {
-        "image": picture(i + 1 if i == 0 else i), "faces": as_lists(sizes(i), i) if i % 4 or i == 0 else None,
-    },
+    "nothing for none, by another name": lambda i: {"image": picture(i + 1 if i == 0 else i),
+        "faces": as_lists(sizes(i), i) if i % 4 or i == 0 else None},
     "side by side": lambda i: {"image": picture(i), "bboxes": sizes(i).tolist(), "labels": labels(i).tolist(), "id": i},
 }  # fmt: skip
 
 
-def stored(path: Path) -> dict[int, dict[str, NDArray[Any]]]:
+def stored(path: Path) -> dict[str, dict[str, NDArray[Any]]]:
     """The columns of each item's boxes, read by plain h5py."""
     with h5py.File(path) as file:
         offsets = file["Y_train/offsets"][()]
         columns = {name: file[f"Y_train/{name}"][()] for name in file["Y_train"] if name != "offsets"}
         keys = file["key_train"].asstr()[()]
         return {
-            int(key): {name: values[offsets[row] : offsets[row + 1]] for name, values in columns.items()}
+            key: {name: values[offsets[row] : offsets[row + 1]] for name, values in columns.items()}
             for row, key in enumerate(keys)
         }
+
+
+def numbered(path: Path) -> list[tuple[int, dict[str, NDArray[Any]]]]:
+    """The same by the items' numbers."""
+    return [(int(key), columns) for key, columns in stored(path).items()]
 
 
 @pytest.mark.parametrize("item", TARGETS.values(), ids=TARGETS.keys())
@@ -172,7 +160,7 @@ def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]
     items = Items(item)
     pack_dataset(items, tmp_path / "out.h5", image_size=(80, 120), resize="stretch", progress=False)
     assert items.asked == list(range(COUNT))
-    for number, found in stored(tmp_path / "out.h5").items():
+    for number, found in numbered(tmp_path / "out.h5"):
         height, width = size_of(number)
         expected = corners(number) * (120 / width, 80 / height, 120 / width, 80 / height)
         np.testing.assert_allclose(found["boxes"], expected, rtol=1e-6)
@@ -181,7 +169,6 @@ def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]
 
 
 def boxed(tree: Tree) -> SampleTable:
-    """The same images and boxes as files."""
     found = [corners(number) for number in range(COUNT)]
     offsets = np.concatenate([[0], np.cumsum([len(boxes) for boxes in found])]).astype(np.int64)
     columns = {"labels": np.concatenate([labels(number) for number in range(COUNT)])}
@@ -199,7 +186,7 @@ def boxed(tree: Tree) -> SampleTable:
     ],
     ids=["crop", "jpeg", "shards"],
 )
-def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, read_pack: Any, options: dict[str, Any]) -> None:
     """Every dataset in the file is the same, for every encoding and every shard."""
     folder = tmp_path / "files"
     folder.mkdir()
@@ -210,14 +197,8 @@ def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, options: 
     theirs = pack_dataset(folder, tmp_path / "folder.h5", layout=boxed, progress=False, **options)
     assert ours.samples == theirs.samples
 
-    def read(file: h5py.File) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        file.visititems(lambda name, node: found.update({name: node[()]}) if isinstance(node, h5py.Dataset) else None)
-        return found
-
     for one, other in zip(ours.files or (ours.path,), theirs.files or (theirs.path,), strict=True):
-        with h5py.File(one) as mine, h5py.File(other) as reference:
-            found, expected = read(mine), read(reference)
+        found, expected = read_pack(Path(one)), read_pack(Path(other))
         assert found.keys() == expected.keys()
         for name, values in expected.items():
             np.testing.assert_array_equal(found[name], values, err_msg=name)
@@ -238,7 +219,7 @@ def test_annotations_of_cocos_own_reader(tmp_path: Path) -> None:
     report = pack_dataset(items, tmp_path / "out.h5", image_size=(16, 16), progress=False)
     assert report.classes == ("N/A", "cat", "N/A", "dog", "N/A", "owl")
     assert any("'id', 'image_id', 'segmentation'" in note for note in report.notes)
-    for number, found in stored(tmp_path / "out.h5").items():
+    for number, found in numbered(tmp_path / "out.h5"):
         assert found["labels"].tolist() == [one["category_id"] for one in coco(number)]
         assert found["iscrowd"].tolist() == [one["iscrowd"] for one in coco(number)]
         np.testing.assert_array_equal(found["area"], np.array([one["area"] for one in coco(number)], np.float32))
@@ -267,14 +248,13 @@ def test_a_dataset_of_hugging_faces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for source in (dataset, dataset.with_transform(lambda batch: batch), *formats):
         report = pack_dataset(source, tmp_path / "out.h5", overwrite=True, progress=False)
         assert report.classes == ("cat", "dog", "owl")
-        for number, found in stored(tmp_path / "out.h5").items():
+        for number, found in numbered(tmp_path / "out.h5"):
             np.testing.assert_array_equal(found["boxes"], corners(number))
             assert found["labels"].tolist() == labels(number).tolist()
             np.testing.assert_array_equal(found["area"], sizes(number)[:, 2] * sizes(number)[:, 3])
 
 
 def some(**fields: Any) -> Callable[[int], Any]:
-    """Items of a picture and a dict."""
     return lambda i: (picture(i), {name: value(i) for name, value in fields.items()})
 
 
@@ -334,7 +314,7 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
             r"Items\[20\] has int as its target",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_boxes_is_one_typed_error(tmp_path: Path, item: Callable[[int], Any], says: str) -> None:
     """It says which item, what it has, and what was expected; nothing is written."""
     with pytest.raises((LayoutError, DecodeError), match=says):
@@ -361,7 +341,7 @@ def test_broken_items_take_their_boxes_with_them(tmp_path: Path) -> None:
     report = pack_dataset(Items(item), tmp_path / "out.h5", image_size=(8, 8), on_error="skip", progress=False)
     assert report.samples == {"train": COUNT - 3}
     assert sorted(why.partition(":")[0] for why in report.skipped) == ["Items[18]", "Items[2]", "Items[7]"]
-    found = stored(tmp_path / "out.h5")
+    found = dict(numbered(tmp_path / "out.h5"))
     assert found.keys() == set(range(COUNT)) - {2, 7, 18}
     assert all(one["labels"].tolist() == labels(number).tolist() for number, one in found.items())
 
@@ -370,7 +350,7 @@ def test_boxes_on_arrays_stay_where_they_are(tmp_path: Path) -> None:
     """Channels-first tensors are stored unchanged, whatever image_size is; prepare= is refused."""
     items = Items(lambda i: (np.zeros((3, 40, 60), np.float32), {"boxes": corners(i), "labels": labels(i)}))
     pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
-    for number, found in stored(tmp_path / "out.h5").items():
+    for number, found in numbered(tmp_path / "out.h5"):
         np.testing.assert_array_equal(found["boxes"], corners(number))
     with pytest.raises(OptionError, match="prepare="):
         pack_dataset(items, tmp_path / "2.h5", prepare=lambda x: x, progress=False)

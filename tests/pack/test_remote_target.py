@@ -229,7 +229,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+# In every run, a worker that seems lost and a result that Dask lost (test_shards) show the same without a cluster.
+@pytest.mark.long
 def test_a_dask_cluster_uploads_to_a_bucket_and_loses_a_worker(
     tmp_path: Path, photos: Path, expected: Files, s3: BucketService
 ) -> None:

@@ -56,7 +56,6 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def by_torch(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pack of them."""
     out = tmp_path_factory.mktemp("packs") / "torch.h5"
     with pytest.MonkeyPatch.context() as patch:
         lower(*LOWER, patch.setattr)
@@ -68,7 +67,6 @@ def by_torch(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def by_pillow(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pack of them, made without torch."""
     out = tmp_path_factory.mktemp("packs") / "pillow.h5"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "torch", None)
@@ -170,7 +168,6 @@ def test_where_torch_has_gone_the_work_begins_again(
 
 
 def hide_torch() -> None:
-    """Make torch unavailable in this process."""
     sys.modules["torch"] = None  # type: ignore[assignment]
 
 

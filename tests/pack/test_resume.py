@@ -50,8 +50,7 @@ class _Signals(OneStep):
 
 def pack_until(source: str, out: str, after: int, how: int, options: dict[str, Any]) -> None:
     """Pack in a process that ends or stops itself with a signal."""
-    place = {"append_to": out} if options.pop("append", False) else {"target": out}
-    pack_dataset(source, **{**options, **place}, progress=_Signals(after, how))
+    pack_dataset(source, out, **options, progress=_Signals(after, how))
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +61,6 @@ def processes() -> Iterator[Processes]:
 
 @pytest.fixture
 def kill(processes: Processes) -> Callable[..., None]:
-    """Pack until so many samples are in place."""
-
     def kill(source: Path, out: Path, after: int, how: int = signal.SIGKILL, **options: Any) -> None:
         ran = processes.run([str(source), str(out), after, int(how), options])
         assert ran.killed if how == signal.SIGKILL else ran.error and ran.error.kind == "KeyboardInterrupt", ran.error
@@ -84,25 +81,19 @@ def check(out: Path, source: Path, leftovers: Callable[[Path], list[str]], **opt
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    """Small images, JPEG and PNG."""
     files = {**in_classes(N // 2), **in_classes(N // 2, first=N // 2, suffix=".jpg")}
     return make_tree(tmp_path / "many", files)
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Where the pack goes."""
     (tmp_path / "place").mkdir()
     return tmp_path / "place" / "out.h5"
 
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"encoding": "encoded", **SPLITS},
-        {"encoding": "jpeg:70", **SPLITS},
-        {"encoding": "pixels", "on_error": "skip"},
-    ],
+    [{"encoding": "encoded", **SPLITS}, {"encoding": "jpeg:70", **SPLITS}, {"encoding": "pixels", "on_error": "skip"}],
     ids=["encoded", "made again", "left out"],
 )
 def test_a_pack_killed_again_and_again_ends_in_the_same_bytes(
@@ -123,14 +114,13 @@ def test_a_pack_killed_again_and_again_ends_in_the_same_bytes(
     check(out, many, leftovers, **options)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_what_was_at_the_target_is_there_until_the_new_pack_is(
-    many: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]], how: signal.Signals
+    many: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]]
 ) -> None:
-    """Also after Ctrl-C, which raises KeyboardInterrupt, and keeps what is finished."""
+    """After Ctrl-C, which raises KeyboardInterrupt, and keeps what is finished; the crash matrix has kills."""
     pack_dataset(many, out, progress=False)
     before = out.read_bytes()
-    kill(many, out, 60, how, seed=1, overwrite=True)
+    kill(many, out, 60, signal.SIGINT, seed=1, overwrite=True)
     assert out.read_bytes() == before
     assert pack_dataset(many, out, seed=1, overwrite=True, progress=False).resumed > 0
     check(out, many, leftovers, seed=1)
@@ -155,19 +145,6 @@ def test_a_rename_that_fails_after_it_moved_the_pack_leaves_its_own_manifest(
     manifest = read_manifest(out)
     assert manifest is not None
     assert is_whole(out, manifest)
-
-
-def test_a_killed_append_leaves_what_was_there(
-    many: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]]
-) -> None:
-    """The next append continues, and takes the same number."""
-    pack_dataset(many, out, progress=False)
-    kill(many, out, 60, append=True)
-    assert [path.name for path in out.parent.glob("*.h5")] == ["out.h5"]
-    report = pack_dataset(many, append_to=out, progress=False)
-    assert (Path(report.path).name, report.resumed > 0) == ("out-append-00001.h5", True)
-    assert leftovers(out.parent) == []
-    assert is_whole(Path(report.path), read_manifest(Path(report.path)) or pytest.fail("no manifest"))
 
 
 def test_of_several_runs_at_once_none_disturbs_another(
@@ -327,15 +304,6 @@ def test_an_unfinished_file_that_was_damaged_is_begun_again(
     begun.write_bytes(damage(begun.read_bytes()))
     assert pack_dataset(photos, copy / "out.h5", progress=False).resumed == 0
     assert (copy / "out.h5").read_bytes() == undisturbed
-
-
-def test_samples_once_skipped_are_tried_again_when_none_may_be(many: Path, tmp_path: Path) -> None:
-    """A journal written with "skip" hides no broken image from a run with "raise"."""
-    make_tree(many, dict.fromkeys(("cat/000.png", "dog/021.png", "dog/119.jpg"), b"no image"))
-    with pytest.raises(DecodeError):
-        pack_dataset(many, tmp_path / "out.h5", on_error="skip:2%", progress=False)
-    with pytest.raises(DecodeError):
-        pack_dataset(many, tmp_path / "out.h5", progress=False)
 
 
 @pytest.mark.parametrize("then", ["repair", "skip"])

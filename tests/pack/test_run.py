@@ -296,20 +296,13 @@ class WatchedTree(Tree):
 def watched(before: Callable[[str], object]) -> Callable[[Tree], SampleTable]:
     """A layout of all files in a watched tree."""
     return lambda tree: SampleTable(
-        "mine",
-        [entry.name for entry in tree.entries],
-        Images(TreeFiles(WatchedTree(tree, before), tree.entries)),
-        None,
+        "mine", [entry.name for entry in tree.entries], Images(TreeFiles(WatchedTree(tree, before), tree.entries)), None
     )
 
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [
-        (errno.EIO, SourceReadError),
-        (errno.ENOTCONN, DriveDisconnectedError),
-        (errno.ENOENT, SourceNotFoundError),
-    ],
+    [(errno.EIO, SourceReadError), (errno.ENOTCONN, DriveDisconnectedError), (errno.ENOENT, SourceNotFoundError)],
 )
 def test_a_source_that_fails_is_named(tmp_path: Path, photos: Path, code: int, error: type[Exception]) -> None:
     """A read that always fails is a typed error with the file's name."""
@@ -445,8 +438,6 @@ def test_what_comes_to_the_target_meanwhile_is_not_replaced(tmp_path: Path, phot
 
 
 class _Cancels(OneStep):
-    """Cancels the work halfway."""
-
     done = 0
 
     def advance(self, amount: int = 1) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
@@ -22,18 +21,13 @@ import pytest
 # Workers that are spawned import this module; dataset_h5, imported here by its name, would bring torch to each.
 import colabstage
 from colabstage import pack_dataset, stage_dataset
-from colabstage.errors import (
-    DecodeError,
-    LayoutError,
-    SourceChangedError,
-    TargetExistsError,
-    WorkersLostError,
-)
+from colabstage.errors import DecodeError, LayoutError, SourceChangedError, TargetExistsError, WorkersLostError
 from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.options import Images, SampleTable, TreeFiles
 from tests.clocks import ManualClock
 from tests.contract.served import numbers_in
+from tests.layouts.shards.test_workers import AfterThat
 from tests.support.images import image, in_classes, make_tree, mask
 from tests.support.steps import OneStep
 
@@ -50,7 +44,6 @@ def shards_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def expected(tmp_path: Path, photos: Path) -> dict[str, bytes]:
-    """The shards made by this process alone."""
     pack_dataset(photos, tmp_path / "alone" / "set.h5", shards=5, progress=False)
     return shards_in(tmp_path / "alone")
 
@@ -267,29 +260,13 @@ def test_other_content_of_the_same_length_is_another_set(tmp_path: Path, workers
     assert 200 in {number for file in report.files for number in numbers_in(Path(file)).values()}
 
 
-class _ChangesTheSource(Executor):
-    """Runs each task at once, in this thread, after a file was written."""
-
-    def __init__(self, write: Path, side: int) -> None:
-        self._write, self._side = write, side
-
-    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        self._write.write_bytes(image(7, size=(self._side, 4)))
-        future: Future[Any] = Future()
-        try:
-            future.set_result(function(*pickle.loads(pickle.dumps(arguments))))
-        except Exception as error:  # noqa: BLE001  # as an executor does
-            future.set_exception(pickle.loads(pickle.dumps(error)))
-        return future
-
-
 def test_workers_that_see_another_source_are_refused(tmp_path: Path, photos: Path) -> None:
     """A file of another length is refused by the workers; an added one is in no row of any shard."""
-    changing = _ChangesTheSource(photos / "cat/000.png", 99)
+    changing = AfterThat(lambda: make_tree(photos, {"cat/000.png": image(7, size=(99, 4))}))
     with pytest.raises(SourceChangedError):
         pack_dataset(photos, tmp_path / "set.h5", shards=2, executor=changing, progress=False)
     assert list(tmp_path.glob("set*")) == []
-    adding = _ChangesTheSource(photos / "cat/added.png", 4)
+    adding = AfterThat(lambda: make_tree(photos, {"cat/added.png": 7}))
     report = pack_dataset(photos, tmp_path / "b.h5", shards=2, executor=adding, progress=False)
     assert sum(report.samples.values()) == COUNT
 
@@ -408,6 +385,12 @@ def with_broken(folder: Path) -> Path:
     return make_tree(photos_in(folder), {"cat/000.png": b"no image", "dog/131.png": b"no image"})
 
 
+def arrays(folder: Path) -> Path:
+    folder.mkdir()
+    np.savez(folder / "a.npz", x=np.arange(6.0 * MANY, dtype=np.float32).reshape(MANY, 6), y=np.arange(MANY) / 7)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -417,28 +400,39 @@ def with_broken(folder: Path) -> Path:
         (photos_in, {"encoding": "encoded"}),
         (photos_in, {"encoding": "jpeg:80", "image_size": (8, 8)}),
         (with_broken, {"on_error": "skip"}),
-        (boxes, {"image_size": (8, 8), "resize": "crop"}),
-        (masks, {}),
+        (boxes, {"image_size": (8, 8), "resize": "crop", "encoding": "jpeg:70"}),
+        (masks, {"image_size": (11, 7), "resize": "pad"}),
+        (masks, {"encoding": "encoded"}),
+        (arrays, {"splits": {"train": 0.5, "test": 0.5}}),
     ],
-    ids=["splits", "long", "encoded", "jpeg", "left out", "boxes", "masks"],
+    ids=["splits", "long", "encoded", "jpeg", "left out", "boxes", "masks", "encoded masks", "arrays"],
 )
 def test_the_file_of_several_workers_is_that_of_one_process(
-    tmp_path: Path, read_pack: Any, make: Callable[[Path], Path], options: dict[str, Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read_pack: Any,
+    make: Callable[[Path], Path],
+    options: dict[str, Any],
 ) -> None:
-    """With splits that have no rows in some shards, boxes removed by cropping, which come last, and shards that are
-    copied in several steps."""
+    """With one thread or eight; with splits that have no rows in some shards, boxes removed by cropping, which come
+    last, and shards that are copied in several steps."""
     source = make(tmp_path / "data")
     places: dict[str, Any] = {"cache_dir": None, "progress": False}
-    alone = stage_dataset(source, local_dir=tmp_path / "alone", **places, **options)
+    found = []
+    for threads in (1, 8):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "sched_getaffinity", lambda _, count=threads: set(range(count)))
+            found.append(stage_dataset(source, local_dir=tmp_path / f"{threads}", **places, **options).path)
     with ThreadPoolExecutor(2) as pool:
-        together = stage_dataset(source, local_dir=tmp_path / "together", executor=pool, **places, **options)
-    one, other = read_pack(alone.path), read_pack(together.path)
+        together = stage_dataset(source, local_dir=tmp_path / "together", executor=pool, **places, **options).path
+    assert found[0].read_bytes() == found[1].read_bytes()
+    one, other = read_pack(found[0]), read_pack(together)
     assert sorted(one.pop("skipped", ())) == sorted(other.pop("skipped", ()))
     assert one.keys() == other.keys()
     for name, values in one.items():
         np.testing.assert_array_equal(other[name], values, err_msg=name)
     if make is not with_broken:
-        assert together.path.read_bytes() == alone.path.read_bytes()
+        assert together.read_bytes() == found[0].read_bytes()
 
 
 class _EndsAfter(OneStep):

@@ -81,7 +81,6 @@ def test_shares_that_are_whole_are_exact(pack: Pack, labels: tuple[int, ...]) ->
 
 
 def places(found: dict[str, list[str]]) -> dict[str, str]:
-    """The split of each key."""
     return {key: split for split, rows in found.items() for key in rows}
 
 

@@ -20,7 +20,6 @@ COLORS = ((0, 0, 0), (255, 0, 0), (0, 255, 0))
 
 
 def size_of(number: int, *, mixed: bool) -> tuple[int, int]:
-    """Height and width of an image."""
     return (20 + number % 5, 30 - number % 3) if mixed else (20, 30)
 
 
@@ -61,12 +60,10 @@ def masked(tree: Tree, colors: Any = None) -> SampleTable:
 
 
 def painted(tree: Tree) -> SampleTable:
-    """The same with colours."""
     return masked(tree, COLORS)
 
 
 def expected_mask(folder: Path, key: str, size: tuple[int, int] | None, resize: str) -> NDArray[np.uint8]:
-    """Class indices computed with Pillow alone."""
     with Image.open(folder / f"{key[:2]}_mask.png") as opened:
         if opened.mode == "RGB":
             colors = np.asarray(opened).astype(int)
@@ -98,21 +95,13 @@ def expected_mask(folder: Path, key: str, size: tuple[int, int] | None, resize: 
 @pytest.mark.parametrize(
     ("encoding", "masks", "size", "resize"),
     [
-        ("pixels", "index", None, "stretch"),
-        ("encoded", "palette", (10, 12), "stretch"),
-        ("pixels", "palette", (10, 12), "stretch"),
-        ("pixels", "color", (16, 16), "crop"),
-        ("encoded", "color", (16, 16), "crop"),
-        ("encoded", "index", (16, 16), "pad"),
+        ("pixels", "index", None, "stretch"), ("encoded", "palette", (10, 12), "stretch"),
+        ("pixels", "palette", (10, 12), "stretch"), ("pixels", "color", (16, 16), "crop"),
+        ("encoded", "color", (16, 16), "crop"), ("encoded", "index", (16, 16), "pad"),
     ],
-)
+)  # fmt: skip
 def test_masks_keep_their_classes_and_lie_on_their_images(
-    tmp_path: Path,
-    scenes: Callable[..., Path],
-    encoding: Any,
-    masks: str,
-    size: tuple[int, int] | None,
-    resize: Any,
+    tmp_path: Path, scenes: Callable[..., Path], encoding: Any, masks: str, size: tuple[int, int] | None, resize: Any
 ) -> None:
     """Every mask, stored as indices or as its file, is Pillow's nearest-pixel version of it."""
     folder = scenes(mixed=size is not None, masks=masks)

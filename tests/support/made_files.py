@@ -89,6 +89,15 @@ def npy(array: NDArray[Any]) -> bytes:
     return buffer.getvalue()
 
 
+def h5(**arrays: Any) -> bytes:
+    """Return an HDF5 file of these datasets."""
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return buffer.getvalue()
+
+
 def npz(**arrays: Any) -> bytes:
     """Return a .npz file."""
     buffer = io.BytesIO()

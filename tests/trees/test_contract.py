@@ -3,12 +3,10 @@
 import bz2
 import contextlib
 import gzip
-import io
 import lzma
 import random
-import struct
 import tarfile
-import zipfile
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,12 +20,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.errors import (
-    ColabstageError,
-    DriveDisconnectedError,
-    SourceReadError,
-    UnsafeArchiveError,
-)
+from colabstage.errors import ColabstageError, DriveDisconnectedError, SourceReadError, UnsafeArchiveError
 from colabstage.trees.listing import ArchiveLimits, FileEntry, Tree, total_size
 from colabstage.trees.open import JoinedTree, OnlyTree, open_archive, open_tree
 from tests.support.archives import (
@@ -43,6 +36,7 @@ from tests.support.archives import (
     zip_of,
 )
 from tests.support.images import make_tree
+from tests.trees.test_zip import Member, write_zip
 
 FILES = {
     "train/cat/1.jpg": b"first " * 500,
@@ -54,13 +48,13 @@ FILES = {
 }
 _FILE, _SYM, _HARD = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 _METHODS = {"stored": 0, "deflated": 8, "bzip2": 12}
-_PACKERS: dict[str, Callable[[bytes], bytes]] = {
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
     "xz": lzma.compress,
     "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
 }
-ARCHIVES = [*(f"zip {method}" for method in (*_METHODS, "zst")), "tar", *(f"tar.{kind}" for kind in _PACKERS)]
+ARCHIVES = [*(f"zip {method}" for method in (*_METHODS, "zst")), "tar", *(f"tar.{kind}" for kind in PACKERS)]
 KINDS = ["folder", *ARCHIVES, "7z", "joined", "only"]
 
 
@@ -70,26 +64,19 @@ def pack(kind: str, files: Mapping[str, bytes]) -> bytes:
         return seven_bytes(files)
     if kind.startswith("tar"):
         content = tar_bytes(files)
-        return _PACKERS[kind.partition(".")[2]](content) if "." in kind else content
+        return PACKERS[kind.partition(".")[2]](content) if "." in kind else content
     method = kind.partition(" ")[2]
     return zip_bytes(files, method=_METHODS[method]) if method in _METHODS else zip_by_hand(files, method)
 
 
 def zip_by_hand(files: Mapping[str, bytes], method: str) -> bytes:
     """A zip with a method that zipfile lacks."""
-    packed = {name: _PACKERS[method](content) for name, content in files.items()}
-    raw = bytearray(stored_zip(packed))
-    number = {"zst": 93}[method]
-    with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-        at = archive.start_dir
-        for info in archive.infolist():
-            content = files[info.filename]
-            for place in (info.header_offset + 8, at + 10):
-                struct.pack_into("<H", raw, place, number)
-                struct.pack_into("<L", raw, place + 6, zlib.crc32(content))
-                struct.pack_into("<L", raw, place + 14, len(content))
-            at += 46 + len(info.filename.encode())
-    return bytes(raw)
+    members = [
+        Member(name.encode(), PACKERS[method](content), 93, 0x800, size=len(content), crc=zlib.crc32(content))
+        for name, content in files.items()
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        return write_zip(Path(folder, "a.zip"), members).read_bytes()
 
 
 @cache
@@ -100,7 +87,6 @@ def pack_files(kind: str) -> bytes:
 
 @contextlib.contextmanager
 def opened(kind: str, files: Mapping[str, bytes], place: Path) -> Iterator[Tree]:
-    """A tree of one of `KINDS`."""
     if kind in {*ARCHIVES, "7z"}:
         content = pack_files(kind) if files is FILES else pack(kind, files)
         with open_archive(RecordingBytes(content, label="data"), spool=place / "spool") as tree:
@@ -174,15 +160,15 @@ def test_empty_folders_are_told(tmp_path: Path) -> None:
             assert tree.empty_folders == ("empty",)
 
 
-_component = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0:"), min_size=1, max_size=12).filter(
+COMPONENT = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0:"), min_size=1, max_size=60).filter(
     lambda text: text not in (".", "..") and not text.startswith("._")
 )
-_name = st.lists(_component, min_size=1, max_size=3).map(lambda parts: "/".join([*(f"d{part}" for part in parts), "f"]))
+NAME = st.lists(COMPONENT, min_size=1, max_size=3).map(lambda parts: "/".join([*(f"d{part}" for part in parts), "f"]))
 
 
 @settings(max_examples=25)
 @given(
-    files=st.dictionaries(_name, st.binary(max_size=99), min_size=1, max_size=4),
+    files=st.dictionaries(NAME, st.binary(max_size=99), min_size=1, max_size=4),
     kind=st.sampled_from(["zip stored", "zip deflated", "zip zst", "tar.gz"]),
 )
 def test_any_names_and_contents_come_back(
@@ -251,7 +237,7 @@ class _Dying(RecordingBytes):
 def test_a_source_that_dies_is_not_called_damaged(tmp_path: Path, kind: str) -> None:
     """The source's error passes through decompression unchanged, so that its Drive is mounted again."""
     noise = random.Random(2).randbytes(100_000)
-    content = pack(kind, {"a": noise}) if kind in ARCHIVES else _PACKERS[kind](noise)
+    content = pack(kind, {"a": noise}) if kind in ARCHIVES else PACKERS[kind](noise)
     with pytest.raises(DriveDisconnectedError, match="died"):
         open_archive(_Dying(content, label=f"a.{kind}"), spool=tmp_path)
 
@@ -309,12 +295,7 @@ def test_a_member_that_is_there_twice_is_one_or_the_last(tmp_path: Path) -> None
         ("file", _FILE, "", b"no link"),
     )
     with open_archive(RecordingBytes(content), spool=tmp_path) as tree:
-        assert read_all(tree) == {
-            "a": b"new",
-            "hard": b"old",
-            "link": b"new",
-            "file": b"no link",
-        }
+        assert read_all(tree) == {"a": b"new", "hard": b"old", "link": b"new", "file": b"no link"}
         assert "3 names" in tree.notes[0]
 
 
@@ -353,7 +334,7 @@ def test_a_bomb_is_refused_by_what_it_promises_or_while_it_unpacks(
 ) -> None:
     """By the headers if these show it; otherwise before the disk is full. Written data is removed again."""
     files = {f"{number}.npy": bytes(100_000) for number in range(20)}
-    content = pack(kind, files) if kind in ARCHIVES else _PACKERS[kind](bytes(2_000_000))
+    content = pack(kind, files) if kind in ARCHIVES else PACKERS[kind](bytes(2_000_000))
     with pytest.raises(UnsafeArchiveError, match=rf"{said}\. .*give the folder"):
         open_archive(RecordingBytes(content, label=f"a.{kind}"), spool=tmp_path, limits=ArchiveLimits(**limits))
     assert list(tmp_path.iterdir()) == []

@@ -27,7 +27,6 @@ def list_folder(folder: Path, workers: int = 1) -> Tree:
 
 
 def read_part(tree: Tree, entry: FileEntry, length: int, offset: int) -> bytes:
-    """Read a part of a file."""
     source = tree.open(entry)
     assert source is not None
     return source.pread(length, offset)
@@ -119,13 +118,9 @@ def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
     (root / "a" / "link.jpg").symlink_to(shared / "1.jpg")
     with list_folder(root, 3) as tree:
         assert read_all(tree) == {
-            "a/0.jpg": b"zero",
-            "a/link.jpg": b"one",
-            "b/1.jpg": b"one",
-            "b/more/2.jpg": b"two",
-            "c/1.jpg": b"one",
+            "a/0.jpg": b"zero", "a/link.jpg": b"one", "b/1.jpg": b"one", "b/more/2.jpg": b"two", "c/1.jpg": b"one",
             "c/more/2.jpg": b"two",
-        }
+        }  # fmt: skip
 
 
 def test_loops_and_broken_links_are_cut_with_a_note(tmp_path: Path) -> None:

@@ -67,10 +67,7 @@ def test_what_may_name_labels_above_a_part_is_noted(tmp_path: Path, only: str | 
         assert (re.search(note, " ".join(tree.notes)) is not None) if note else not tree.notes
 
 
-@pytest.mark.parametrize(
-    ("only", "near"),
-    [("plants/colour", "plants/color"), ("x/*.png", "plants")],
-)
+@pytest.mark.parametrize(("only", "near"), [("plants/colour", "plants/color"), ("x/*.png", "plants")])
 def test_what_fits_nothing_shows_names_that_are_near(tmp_path: Path, only: str, near: str) -> None:
     """Written as an argument to copy."""
     with pytest.raises(SourceNotFoundError) as caught:
@@ -172,11 +169,7 @@ def test_a_file_that_is_in_two_parts_is_there_once_if_it_is_the_same(tmp_path: P
         return JoinedTree("both", list(zip(stems, trees, strict=True)))
 
     with joined(("x", "y"), b"both") as tree:
-        assert read_all(tree) == {
-            "README": b"both",
-            "a/1.txt": b"1",
-            "a/2.txt": b"2",
-        }
+        assert read_all(tree) == {"README": b"both", "a/1.txt": b"1", "a/2.txt": b"2"}
     for other in (b"else", b"longer than the other"):
         with joined(("x", "y"), other) as tree:
             assert tree.entries.names == ["x/README", "x/a/1.txt", "y/README", "y/a/2.txt"]

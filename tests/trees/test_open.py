@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colabstage.errors import (
-    ArchiveError,
-    CorruptArchiveError,
-    UnsafeArchiveError,
-)
+from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.trees.open import open_archive, open_tree
 from tests.support.archives import RecordingBytes, read_all, tar_bytes, tar_of, write_archive, zip_bytes
 from tests.support.images import make_tree
@@ -21,14 +17,7 @@ from tests.support.images import make_tree
 FILES = {"a/1.jpg": b"one", "b/2.jpg": b"two" * 1000}
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("zip", "a.jpg"),
-        ("tar.xz", "d.tar.gz"),
-        ("folder", "f.zip"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "name"), [("zip", "a.jpg"), ("tar.xz", "d.tar.gz"), ("folder", "f.zip")])
 def test_the_same_files_open_from_every_container(tmp_path: Path, kind: str, name: str) -> None:
     """The names are wrong about the content, and it does not matter."""
     path = tmp_path / name

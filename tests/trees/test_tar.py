@@ -1,26 +1,23 @@
 """Tars as trees: equal to what tarfile reads; cut or damaged ones never pass for complete."""
 
-import bz2
 import gzip
 import io
-import lzma
 import random
 import struct
 import subprocess
 import tarfile
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import CorruptArchiveError
 from colabstage.trees.open import open_archive, open_tree
 from tests.support.archives import RecordingBytes, read_all, tar_bytes
+from tests.trees.test_contract import NAME, PACKERS
 
 _FILES = {
     "train/cat/1.jpg": b"first " * 500,
@@ -30,15 +27,10 @@ _FILES = {
     "readme.txt": b"r",
 }
 
-_component = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0:"), min_size=1, max_size=60).filter(
-    lambda text: text not in (".", "..") and not text.startswith("._")
-)
-_name = st.lists(_component, min_size=1, max_size=4).map(lambda parts: "/".join([*(f"d{part}" for part in parts), "f"]))
-
 
 @given(
     files=st.dictionaries(
-        _name, st.tuples(st.binary(max_size=700), st.integers(0, 9_000_000_000)), min_size=1, max_size=6
+        NAME, st.tuples(st.binary(max_size=700), st.integers(0, 9_000_000_000)), min_size=1, max_size=6
     ),
     form=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
 )
@@ -101,14 +93,10 @@ def test_a_few_bytes_of_a_header_do_not_freeze_the_process(tmp_path: Path, keys:
 @pytest.mark.parametrize(
     ("field", "seconds"),
     [
-        (b"\0001234", 0o1234),
-        (b"\0\0001234", 0),
-        (b"1234 567", 0o1234),
-        (b"1234567     ", 0o1234567),
-        (b"12x4", None),
+        (b"\0001234", 0o1234), (b"\0\0001234", 0), (b"1234 567", 0o1234), (b"1234567     ", 0o1234567), (b"12x4", None),
         (b"\x80" + b"\0" * 10 + b"\x05", 5),
     ],
-)
+)  # fmt: skip
 def test_a_number_is_read_as_gnu_tar_reads_it(tmp_path: Path, field: bytes, seconds: int | None) -> None:
     """With NULs and blanks around it; the expected times are those listed by GNU tar 1.34."""
     raw = bytearray(tar_bytes({"f": b""}, form=tarfile.USTAR_FORMAT))
@@ -123,13 +111,9 @@ def test_a_number_is_read_as_gnu_tar_reads_it(tmp_path: Path, field: bytes, seco
         assert tree.entries[0].mtime_ns == seconds * 10**9
 
 
-STREAMS: dict[str, tuple[Callable[[bytes], bytes], bytes]] = {
-    "gz": (gzip.compress, bytes(4)),
-    "bz2": (bz2.compress, bytes(4)),
-    "xz": (lzma.compress, bytes(4)),
-    # A skippable frame, as `pzstd` writes before each one with content.
-    "zst": (zstandard.ZstdCompressor(write_checksum=True).compress, struct.pack("<LLL", 0x184D2A50, 4, 7)),
-}
+# What may stand between two streams: padding, and a skippable frame, as `pzstd` writes before each one with content.
+STREAMS = {kind: (pack, bytes(4)) for kind, pack in PACKERS.items()}
+STREAMS["zst"] = PACKERS["zst"], struct.pack("<LLL", 0x184D2A50, 4, 7)
 
 
 @pytest.mark.parametrize("kind", STREAMS)

@@ -26,7 +26,6 @@ COMMANDS = {"7z": ("7zz", "7z", "7za"), "rar": ("unrar",)}
 
 @pytest.fixture(params=["7z by its tool", "7z by a package", "rar by its tool", "rar by a package"])
 def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each kind, read in each available way."""
     name: str = request.param
     kind = name.partition(" ")[0]
     if name.endswith("tool") and not any(map(shutil.which, COMMANDS[kind])):

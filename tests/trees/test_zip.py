@@ -24,8 +24,6 @@ GIB_4 = 1 << 32
 
 @dataclass
 class Member:
-    """A member as its archiver may write it."""
-
     name: bytes
     content: bytes = b""
     """The bytes that are written."""
@@ -84,7 +82,6 @@ def write_zip(path: Path, members: Sequence[Member], *, has_64: bool = True) -> 
 
 
 def deflate(content: bytes) -> bytes:
-    """Return content as a zip holds it."""
     packer = zlib.compressobj(wbits=-15)
     return packer.compress(content) + packer.flush()
 

@@ -24,7 +24,6 @@ from tests.support.made_files import image, write_files
 
 
 def read(texts: Texts, layout: str = "auto") -> SampleTable:
-    """What is made of files in memory."""
     return detect_layout(MemoryTree({name: text.encode() for name, text in texts.items()}), layout)
 
 
@@ -158,7 +157,6 @@ def test_vocs_flags_and_poses(said: str | None, flag: int) -> None:
 
 
 def one_coco(categories: dict[int, str] | None = None, **said: Any) -> Texts:
-    """One image with one annotation."""
     annotation = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 8, 9], "iscrowd": 0} | said
     kinds = [{"id": key, "name": name} for key, name in (categories or {1: "dog"}).items()]
     # Some tools repeat ids in the images.
@@ -353,10 +351,8 @@ REFUSED: dict[str, tuple[Texts, str]] = {
     "YOLO: a class beyond the names": (yolo("3 .5 .5 .1 .1", classes__txt="a\nb\n"), r"class 3\b"),
     "YOLO: two classes of one name": (yolo("1 .5 .5 .1 .1", data__yaml="names: [dog, cat, dog]"), "'dog'"),
     "YOLO: keypoints nobody speaks of": (yolo(*[f"0 .5 .5 .3 .3{' .5 .4' * 17}"] * 5), "kpt_shape"),
-    "YOLO: points that are visible or not": (
-        yolo(*(f"0 .5 .5 .2 .2 .4 .{n + 4} 1 .5 .5 0" for n in range(4))),
-        r"11 numbers.*kpt_shape: \[2, 3\]",
-    ),
+    "YOLO: points that are visible or not": (yolo(*(f"0 .5 .5 .2 .2 .4 .{n + 4} 1 .5 .5 0" for n in range(4))),
+        r"11 numbers.*kpt_shape: \[2, 3\]"),
     **{
         f"YOLO: {text!r}": (yolo("0 .5 .5 .1 .1", data__yaml=text), r"'data\.yaml'")
         for text in ("names: coco.names", "names:\n  0: a\n  2: b", "names: {a: 0}", "names:\n  0: a: b")
@@ -380,14 +376,11 @@ REFUSED: dict[str, tuple[Texts, str]] = {
         if (key, odd) != ("area", None)
     },
     "COCO: cut": (COCO_OF_THREE | {TRAIN: COCO_OF_THREE[TRAIN][:-2]}, f"'{TRAIN}'"),
-    "COCO: one of three images": (
-        {name: text for name, text in COCO_OF_THREE.items() if name not in ("train/1.jpg", "train/2.jpg")},
-        r"instances_train.*\b3\b.*\b1\b",
-    ),
-    "COCO: none of the images": (
-        {name: text for name, text in COCO_OF_THREE.items() if ".jpg" not in name} | {"train/other.jpg": ""},
-        r"instances_train.*\b3\b.*\b0\b",
-    ),
+    "COCO: one of three images": ({name: text for name,
+        text in COCO_OF_THREE.items() if name not in ("train/1.jpg", "train/2.jpg")}, r"instances_train.*\b3\b.*\b1\b"),
+    "COCO: none of the images": ({name: text for name,
+        text in COCO_OF_THREE.items() if ".jpg" not in name} | {"train/other.jpg": ""},
+        r"instances_train.*\b3\b.*\b0\b"),
     "COCO: parts of the image": (one_coco(bbox=[0.1, 0.2, 0.3, 0.5]), r"'a\.png'.* 0\.1, 0\.2, 0\.4, 0\.7"),
     **{
         f"VOC: {new[:24]} for {old[:14]}": (replaced("Pascal VOC", XML, (old, new)), rf"'{XML}'{line}")
@@ -399,19 +392,13 @@ REFUSED: dict[str, tuple[Texts, str]] = {
             ("<annotation>", '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]>\n<annotation>', ", line 1"),
         )
     },
-    "VOC: ends before it begins": (
-        {"a.png": "", "a.xml": f"<annotation>{VOC_BOX.format('a').replace('<xmin>1', '<xmin>20')}</annotation>"},
-        "'a.png'",
-    ),
+    "VOC: ends before it begins": ({"a.png": "",
+        "a.xml": f"<annotation>{VOC_BOX.format('a').replace('<xmin>1', '<xmin>20')}</annotation>"}, "'a.png'"),
     "Label Studio: a mask": ({**FOUR, "p.json": json.dumps(tasks(type="brushlabels"))}, r"'p.json'.*'brushlabels'"),
-    "Label Studio: two persons": (
-        {**FOUR, "p.json": json.dumps([one | {"annotations": one["annotations"] * 2} for one in tasks()])},
-        "task 1 has 2",
-    ),
-    "Keras YOLO: a class beyond the names": (
-        {**FOUR, "_annotations.txt": "0.jpg 1,2,3,4,0\n1.jpg 1,2,3,4,2\n", "_classes.txt": "cat\ndog\n"},
-        "class 2; 2",
-    ),
+    "Label Studio: two persons": ({**FOUR,
+        "p.json": json.dumps([one | {"annotations": one["annotations"] * 2} for one in tasks()])}, "task 1 has 2"),
+    "Keras YOLO: a class beyond the names": ({**FOUR, "_annotations.txt": "0.jpg 1,2,3,4,0\n1.jpg 1,2,3,4,2\n",
+        "_classes.txt": "cat\ndog\n"}, "class 2; 2"),
 }  # fmt: skip
 
 

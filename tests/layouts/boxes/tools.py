@@ -24,7 +24,6 @@ class Shape(NamedTuple):
 
     @property
     def row(self) -> Row:
-        """The label and the box around the points."""
         xs, ys = zip(*self.points, strict=True)
         return (self.label, min(xs), min(ys), max(xs), max(ys))
 
@@ -41,7 +40,6 @@ def sides(shapes: list[Shape], *, outlines: bool = False) -> Iterator[tuple[str,
 
 
 def labels_of(drawn: Drawn) -> list[str]:
-    """The labels that are drawn, each once."""
     return sorted({shape.label for shapes in drawn for shape in shapes})
 
 

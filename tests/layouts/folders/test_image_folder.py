@@ -85,11 +85,7 @@ def test_every_extension_of_an_image_counts_in_any_case() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "named"),
-    [
-        ("", "dataset"),
-        ("a/1.csv a/2.csv 3.CSV b/1.txt b/2.txt README", r"3 \.csv, 2 \.txt, 1 "),
-    ],
+    ("names", "named"), [("", "dataset"), ("a/1.csv a/2.csv 3.CSV b/1.txt b/2.txt README", r"3 \.csv, 2 \.txt, 1 ")]
 )
 def test_no_images_says_what_there_is_instead(names: str, named: str) -> None:
     """An empty folder is often a mount that is not there."""

@@ -23,7 +23,6 @@ RATE = 8000
 
 @pytest.fixture
 def soundfile() -> Any:
-    """The library whose reading is compared."""
     return pytest.importorskip("soundfile", reason="needs soundfile: pip install soundfile")
 
 
@@ -33,7 +32,6 @@ def tone(number: int, length: int = 400, channels: int = 1) -> NDArray[np.int16]
 
 
 def wav(values: NDArray[np.int16], rate: int = RATE) -> bytes:
-    """A file of it, by the standard library."""
     file = io.BytesIO()
     with wave.open(file, "wb") as clip:
         clip.setparams((values.shape[1], 2, rate, 0, "NONE", ""))
@@ -45,7 +43,6 @@ WORDS = {f"{('go', 'no', 'yes')[number % 3]}/{number:02}.wav": wav(tone(number))
 
 
 def decoded(content: bytes, dtype: Any = "float32") -> NDArray[Any]:
-    """What a clip is decoded to, (length, channels)."""
     (row,) = contents(read({"a/1.wav": content}, audio_clips(dtype=dtype)))
     return row if row.ndim == 2 else row[:, None]  # type: ignore[no-any-return]
 
@@ -126,12 +123,10 @@ def test_channels_stay_or_are_mixed() -> None:
 
 
 def chunk(name: bytes, data: bytes, size: int | None = None) -> bytes:
-    """A part of a RIFF file."""
     return name + struct.pack("<I", len(data) if size is None else size) + data + b"\0" * (len(data) % 2)
 
 
 def riff(*chunks: bytes) -> bytes:
-    """A WAV of such parts."""
     body = b"".join(chunks)
     return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WAVE" + body
 
@@ -225,7 +220,6 @@ def test_a_list_may_name_the_classes_of_a_split() -> None:
 
 
 def test_without_soundfile_there_is_an_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the file."""
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(MissingDependencyError, match="pip install soundfile"):
         decoded(WORDS["go/00.wav"])

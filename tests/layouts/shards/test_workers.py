@@ -26,7 +26,6 @@ ROWS = 24
 
 
 def in_files(kind: str, folder: Path) -> Path:
-    """Two files of a kind."""
     name, write = KINDS[kind]
     halves = {first: write(range(first, first + ROWS // 2)) for first in (0, ROWS // 2)}
     name = name.replace("/", "-").format("train")
@@ -34,7 +33,6 @@ def in_files(kind: str, folder: Path) -> Path:
 
 
 def one_tar(folder: Path) -> Path:
-    """A tar that is a shard itself."""
     (folder.with_suffix(".tar")).write_bytes(KINDS["webdataset"][1](range(ROWS)))
     return folder.with_suffix(".tar")
 
@@ -71,8 +69,8 @@ def test_workers_write_what_one_process_does(tmp_path: Path, kind: str, encoding
     assert {np.asarray(x).tobytes(): int(y) for x, y in (dataset[row] for row in range(ROWS))} == expected
 
 
-class _Meanwhile(Executor):
-    """Runs a task in this thread, sent as to another process, once something has happened to the source."""
+class AfterThat(Executor):
+    """Runs a task in this thread, sent as to another process, once something has happened."""
 
     def __init__(self, happens: Callable[[], object]) -> None:
         self._happens = happens
@@ -83,7 +81,7 @@ class _Meanwhile(Executor):
         try:
             future.set_result(function(*loads(dumps(arguments))))
         except Exception as error:  # noqa: BLE001  # as an executor does
-            future.set_exception(error)
+            future.set_exception(loads(dumps(error)))
         return future
 
 
@@ -95,7 +93,7 @@ def test_workers_scan_nothing_again(tmp_path: Path, kind: str) -> None:
     """A file that was added since the set was planned is in no row of it; who looks for samples again would find it."""
     source = MAKERS[kind](tmp_path / "source")
     first = min(source.iterdir())
-    adds = _Meanwhile(lambda: copyfile(first, source / f"more-{first.name}"))
+    adds = AfterThat(lambda: copyfile(first, source / f"more-{first.name}"))
     report = pack_dataset(source, tmp_path / "set.h5", shards=2, executor=adds, image_size=(8, 8), progress=False)
     assert sum(report.samples.values()) == ROWS
 
@@ -105,7 +103,7 @@ def test_another_file_than_was_planned_is_refused(tmp_path: Path, kind: str) -> 
     """Places of samples in the old one say nothing of the new one."""
     source = MAKERS[kind](tmp_path / "source")
     changed = source if source.is_file() else min(source.iterdir())
-    grows = _Meanwhile(lambda: changed.write_bytes(changed.read_bytes() + bytes(10_240)))
+    grows = AfterThat(lambda: changed.write_bytes(changed.read_bytes() + bytes(10_240)))
     with pytest.raises(SourceChangedError):
         pack_dataset(source, tmp_path / "set.h5", shards=2, executor=grows, image_size=(8, 8), progress=False)
 

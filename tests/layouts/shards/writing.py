@@ -24,7 +24,6 @@ def tar_of(samples: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def record(data: bytes) -> bytes:
-    """A TFRecord of these bytes."""
     writer = pytest.importorskip("tfrecord.writer", reason="needs tfrecord: pip install -c constraints.txt tfrecord")
     length = struct.pack("<Q", len(data))
     sums = (writer.TFRecordWriter.masked_crc(part) for part in (length, data))
@@ -47,12 +46,10 @@ def _feature(value: Any) -> tuple[list[Any], str]:
 
 
 def records_of(examples: Iterable[Mapping[str, Any]]) -> bytes:
-    """A TFRecord file."""
     return b"".join(record(example(one)) for one in examples)
 
 
 def parquet_of(columns: Mapping[str, Any], **options: Any) -> bytes:
-    """A Parquet file."""
     arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
     parquet = pytest.importorskip("pyarrow.parquet")
     file = io.BytesIO()
@@ -80,7 +77,6 @@ def feather_of(columns: Mapping[str, Any]) -> bytes:
 
 
 def lmdb_of(values: Mapping[bytes, bytes]) -> bytes:
-    """An LMDB database."""
     lmdb = pytest.importorskip("lmdb", reason="needs lmdb: pip install -c constraints.txt lmdb")
     with tempfile.TemporaryDirectory() as folder:
         with lmdb.open(folder, map_size=1 << 26) as env, env.begin(write=True) as transaction:
@@ -103,20 +99,14 @@ def _lmdb(numbers: Sequence[int]) -> bytes:
 
 KINDS: dict[str, tuple[str, Callable[[Sequence[int]], bytes]]] = {
     "webdataset": ("{}-0.tar", lambda rows: tar_of([{"png": picture(n), "cls": n % 3} for n in rows])),
-    "webdataset, compressed": (
-        "{}-0.tar.gz",
-        lambda rows: gzip.compress(tar_of([{"png": picture(n), "json": f'{{"label": {n % 3}}}'} for n in rows])),
-    ),
-    "tfrecord": (
-        "{}-00000-of-00001",
-        lambda rows: records_of({"image/encoded": picture(n), "image/class/label": n % 3} for n in rows),
-    ),
-    "tfrecord, compressed": (
-        "pets-{}.tfrecord-00000-of-00001",
-        lambda rows: gzip.compress(records_of({"image": picture(n), "label": n % 3} for n in rows)),
-    ),
+    "webdataset, compressed": ("{}-0.tar.gz",
+        lambda rows: gzip.compress(tar_of([{"png": picture(n), "json": f'{{"label": {n % 3}}}'} for n in rows]))),
+    "tfrecord": ("{}-00000-of-00001",
+        lambda rows: records_of({"image/encoded": picture(n), "image/class/label": n % 3} for n in rows)),
+    "tfrecord, compressed": ("pets-{}.tfrecord-00000-of-00001",
+        lambda rows: gzip.compress(records_of({"image": picture(n), "label": n % 3} for n in rows))),
     "parquet": ("data/{}-00000-of-00001.parquet", lambda rows: parquet_of(columns_of(rows), row_group_size=2)),
     "arrow": ("{}/data-00000-of-00001.arrow", lambda rows: stream_of(columns_of(rows))),
     "lmdb": ("set_{}_lmdb/data.mdb", _lmdb),
-}
+}  # fmt: skip
 """What a shard of each kind is called, with the split in it, and how one of these numbers is made."""

@@ -11,7 +11,7 @@ import pytest
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import LayoutError
 from tests.layouts.known import WAV, coco, each, rows
-from tests.layouts.test_judge import files, stated
+from tests.layouts.readers import files, stated
 
 CONTEXT = {
     "@language": "en",
@@ -33,7 +33,6 @@ CONTEXT = {
 
 
 def describe(resources: list[dict[str, Any]], *sets: dict[str, Any]) -> dict[str, Any]:
-    """A whole description."""
     head = {"@type": "sc:Dataset", "name": "pets", "description": "Pets.", "license": "mit", "url": "https://e.org"}
     more = {"conformsTo": "http://mlcommons.org/croissant/1.0", "version": "1.0.0", "datePublished": "2026-01-01"}
     return {"@context": CONTEXT, **head, **more, "distribution": resources, "recordSet": list(sets)}
@@ -51,7 +50,6 @@ def file_object(name: str, kind: str = "text/csv") -> dict[str, Any]:
 
 
 def file_set(includes: str, kind: str = "image/jpeg") -> dict[str, Any]:
-    """The files of an archive."""
     one = {"@type": "cr:FileSet", "@id": "files", "name": "files", "containedIn": {"@id": "all.zip"}}
     return {**one, "encodingFormat": kind, "includes": includes}
 
@@ -91,7 +89,6 @@ def splits(*names: str, roles: bool = False) -> dict[str, Any]:
 
 
 def classes(*names: str) -> dict[str, Any]:
-    """An enumeration by number."""
     fields = field("classes/label", "sc:Integer"), field("classes/name", "sc:Text", "sc:name")
     return record_set("classes", *fields, kind="sc:Enumeration", data=enumerate(names))
 
@@ -108,11 +105,9 @@ LISTED = record_set(
 _FOUR = "{a,b,c,d}.jpg"
 
 READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
-    "labels and splits in the names of files": (
-        files("set/{train,test}/{cat,dog}-{1..3}.jpg"),
+    "labels and splits in the names of files": (files("set/{train,test}/{cat,dog}-{1..3}.jpg"),
         describe(IMAGES, splits("train", "test"), record_set("images", BY_NAME, SPLIT)),
-        "croissant; train: cat 3, dog 3; test: cat 3, dog 3",
-    ),
+        "croissant; train: cat 3, dog 3; test: cat 3, dog 3"),
     "names of numbers, in their order": (
         files(_FOUR, {"l.csv": rows("image,kind", "{a,b,c,d}.jpg,{0,1,1,0}")}),
         describe(
@@ -123,11 +118,8 @@ READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
         "croissant; ape 2, zebra 2",
     ),
     "rows in the description": (files(_FOUR), describe([ARCHIVE], LISTED), "croissant; x 2, y 2"),
-    "clips of sound": (
-        {**dict.fromkeys(each("{a,b,c,d}.wav"), WAV), "l.csv": TABLE.replace(".jpg", ".wav").encode()},
-        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)),
-        "croissant; owl 2, pug 2",
-    ),
+    "clips of sound": ({**dict.fromkeys(each("{a,b,c,d}.wav"), WAV), "l.csv": TABLE.replace(".jpg", ".wav").encode()},
+        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)), "croissant; owl 2, pug 2"),
     # What states splits alone, or nothing, beside other evidence.
     "splits beside folders": (
         files("cat/{train,test}_{1..2}.jpg dog/{train,test}_{3..4}.jpg"),
@@ -147,24 +139,14 @@ READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
         ),
         "table; train: x 1, y 1; test: x 1, y 1",
     ),
-    "Kaggle's, which states no label": (
-        files("{cat,dog}/{1..3}.jpg"),
-        describe(IMAGES),
-        "image_folder; cat 3, dog 3",
-    ),
-    "one of other files": (
-        files("{cat,dog}/{1..3}.jpg"),
-        describe(
-            [file_object("other.h5")],
-            record_set("s", field("s/y", "sc:Integer", "cr:Label", of="other.h5", column="y")),
-        ),
-        "image_folder; cat 3, dog 3",
-    ),
-}
+    "Kaggle's, which states no label": (files("{cat,dog}/{1..3}.jpg"), describe(IMAGES), "image_folder; cat 3, dog 3"),
+    "one of other files": (files("{cat,dog}/{1..3}.jpg"), describe([file_object("other.h5")],
+        record_set("s", field("s/y", "sc:Integer", "cr:Label", of="other.h5", column="y"))),
+        "image_folder; cat 3, dog 3"),
+}  # fmt: skip
 
 
 def with_one(made: dict[str, bytes], description: dict[str, Any], name: str = "croissant.json") -> dict[str, bytes]:
-    """The files with a description beside them."""
     return made | {name: json.dumps(description).encode()}
 
 
@@ -195,50 +177,25 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
         READ["splits beside folders"][1],
         ("croissant.json", "'test'", "'train'"),
     ),
-    "a split of some images": (
-        files("{cat,dog}/{train,test,more}_{1..2}.jpg"),
-        READ["splits beside folders"][1],
-        ("croissant.json", "more_1.jpg"),
-    ),
-    "a label that a table contradicts": (
-        files(_FOUR, {"l.csv": rows("image,label", "{a,b,c,d}.jpg,{x,y,y,x}")}),
-        describe([ARCHIVE], LISTED),
-        ("croissant.json", "l.csv"),
-    ),
+    "a split of some images": (files("{cat,dog}/{train,test,more}_{1..2}.jpg"), READ["splits beside folders"][1],
+        ("croissant.json", "more_1.jpg")),
+    "a label that a table contradicts": (files(_FOUR, {"l.csv": rows("image,label", "{a,b,c,d}.jpg,{x,y,y,x}")}),
+        describe([ARCHIVE], LISTED), ("croissant.json", "l.csv")),
     "boxes beside labels": (files(_FOUR, {"a.json": coco(_FOUR)}), describe([ARCHIVE], LISTED), ("boxes",)),
-    "a table that is not there": (
-        files("{cat,dog}/{1..3}.jpg"),
-        describe([*IMAGES, file_object("l.csv")], record_set("rows", BY_COLUMN)),
-        ("'l.csv'", "not there"),
-    ),
-    "a column that is not there": (
-        files(_FOUR, {"l.csv": rows("image,kind", "{a,b,c,d}.jpg,{x,y}")}),
-        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)),
-        ("'breed'", "croissant.json"),
-    ),
-    "a class that is not in the enumeration": (
-        files(_FOUR, {"l.csv": rows("image,kind", "{a,b,c,d}.jpg,{0,1,7}")}),
-        READ["names of numbers, in their order"][1],
-        ("'7'",),
-    ),
-    "two labels": (
-        files("{cat,dog}/{1..3}.jpg", {"l.csv": TABLE}),
-        describe(
-            [file_object("l.csv")],
-            record_set("rows", BY_COLUMN, field("rows/colour", "sc:Text", "cr:Label", of="l.csv", column="colour")),
-        ),
-        ("'breed'", "'colour'"),
-    ),
-    "two labels of one image": (
-        files(_FOUR, {"l.csv": rows("image,breed", "{a,b,c,d,a}.jpg,{pug,owl}", "a.jpg,owl")}),
-        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)),
-        ("a.jpg", "'owl'"),
-    ),
-    "an expression without an end": (
-        files("{cat,dog}/{1..3}.jpg"),
+    "a table that is not there": (files("{cat,dog}/{1..3}.jpg"),
+        describe([*IMAGES, file_object("l.csv")], record_set("rows", BY_COLUMN)), ("'l.csv'", "not there")),
+    "a column that is not there": (files(_FOUR, {"l.csv": rows("image,kind", "{a,b,c,d}.jpg,{x,y}")}),
+        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)), ("'breed'", "croissant.json")),
+    "a class that is not in the enumeration": (files(_FOUR, {"l.csv": rows("image,kind", "{a,b,c,d}.jpg,{0,1,7}")}),
+        READ["names of numbers, in their order"][1], ("'7'",)),
+    "two labels": (files("{cat,dog}/{1..3}.jpg", {"l.csv": TABLE}), describe([file_object("l.csv")],
+        record_set("rows", BY_COLUMN, field("rows/colour", "sc:Text", "cr:Label", of="l.csv", column="colour"))),
+        ("'breed'", "'colour'")),
+    "two labels of one image": (files(_FOUR, {"l.csv": rows("image,breed", "{a,b,c,d,a}.jpg,{pug,owl}", "a.jpg,owl")}),
+        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)), ("a.jpg", "'owl'")),
+    "an expression without an end": (files("{cat,dog}/{1..3}.jpg"),
         describe(IMAGES, record_set("i", field("i/l", "sc:Text", "cr:Label", of="files", regex="((a+)+)+x"))),
-        ("extracted by",),
-    ),
+        ("extracted by",)),
     "a label by what is not read": (
         files("{cat,dog}/{1..3}.jpg"),
         describe(
@@ -254,7 +211,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
         ("jsonPath",),
     ),
     "two descriptions": (files("{cat,dog}/{1..3}.jpg", {"metadata.json": _NAMED}), _NAMED, ("metadata.json",)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
