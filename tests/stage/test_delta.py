@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from simulated_drive.drive import SimulatedDrive
 from tests.sources.servers import BucketService
 from tests.support.archives import zip_bytes
 from tests.support.http_server import WebServer
-from tests.support.steps import OneStep
+from tests.support.steps import AtStep
 
 SIZE = (12, 16)
 COUNTS = re.compile(r"([\d,]+) added, ([\d,]+) changed, ([\d,]+) gone, ([\d,]+) taken over; ([\d,]+) file")
@@ -287,25 +287,12 @@ def test_what_an_interrupted_run_has_packed_is_proved_too(tmp_path: Path) -> Non
     assert finished.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
 
 
-class _Removing(OneStep):
-    """Progress that removes a file as soon as rows are reused."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def step(self, name: str, *, total: int | None, unit: str) -> Self:
-        if name == "take over":
-            self._path.unlink()
-        return self
-
-
 def test_an_earlier_pack_that_is_removed_meanwhile_is_done_without(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     write_photos(photos, 12)
     pack = stage(photos, tmp_path / "local").path
     write(photos / "cat" / "new.jpg", jpeg(1000))
-    updated = stage(photos, tmp_path / "local", progress=_Removing(pack))
+    updated = stage(photos, tmp_path / "local", progress=AtStep("take over", pack.unlink))
     assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
 
 
