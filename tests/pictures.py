@@ -3,7 +3,6 @@
 import io
 import math
 import re
-import tarfile
 import wave
 from functools import partial
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.layouts.known import example
+from tests.support.archives import tar_bytes
 from tests.support.images import make_tree
 from tests.support.made_files import image
 
@@ -60,7 +60,8 @@ def _write(place: Path, content: str) -> None:
         case ".bin":
             np.arange(5000, dtype=np.uint16).tofile(place)
         case ".tar":
-            _write_tar(place, content.split())
+            members = {name: jpeg_bytes(n) if name.endswith(".jpg") else b"1" for n, name in enumerate(content.split())}
+            place.write_bytes(tar_bytes(members))
         case ".tfrecord" | ".mdb" | ".parquet":
             _write_records(place)
         case _:
@@ -78,15 +79,6 @@ def _write_arrays(place: Path, content: str) -> None:
         with h5py.File(place, "w") as file:
             for name, array in arrays.items():
                 file[name] = array
-
-
-def _write_tar(place: Path, members: list[str]) -> None:
-    with tarfile.open(place, "w") as tar:
-        for number, name in enumerate(members):
-            data = jpeg_bytes(number) if name.endswith(".jpg") else b"1"
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
 
 
 def _needs(module: str, install: str) -> Any:

@@ -11,12 +11,10 @@ import resource
 import shutil
 import socket
 import tarfile
-import threading
 import time
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +23,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage import (
-    dataset_h5,
-    fetch_files,
-    list_datasets,
-    make_loader,
-    pack_dataset,
-    publish_file,
-    restore_file,
-)
+from colabstage import dataset_h5, fetch_files, list_datasets, make_loader, pack_dataset, publish_file, restore_file
 from colabstage.errors import ColabstageError, NotStagedError, OptionError
+from tests.support.loopback import RawServer
 
 LIMIT_S = 40
 
@@ -412,23 +403,13 @@ ENDLESS = {
 }
 
 
-def serve(connection: socket.socket) -> None:
+def answer(connection: socket.socket, request: bytes) -> None:
     """Send what the address names."""
-    with connection, suppress(OSError):
-        begin, again, pause_s = ENDLESS[connection.recv(65536).split()[1].decode().strip("/").replace("%20", " ")]
-        connection.sendall(begin)
-        while True:
-            connection.sendall(again)
-            time.sleep(pause_s)
-
-
-def accept(server: socket.socket) -> None:
+    begin, again, pause_s = ENDLESS[request.split()[1].decode().strip("/").replace("%20", " ")]
+    connection.sendall(begin)
     while True:
-        try:
-            connection = server.accept()[0]
-        except OSError:
-            return
-        threading.Thread(target=serve, args=(connection,), daemon=True).start()
+        connection.sendall(again)
+        time.sleep(pause_s)
 
 
 # A line ends at its length limit. Endless lines end at the time limit for a head, 30 s, as does each retry.
@@ -445,18 +426,13 @@ ONE_LINE = ["a trailer", "the length of a chunk"]
 )
 def test_answers_without_end(tmp_path: Path, kinds: list[str]) -> None:
     """Before, inside and after a body; all at once, because they wait."""
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(len(kinds)) as pool:
-        acceptor = threading.Thread(target=accept, args=(server,), daemon=True)
-        acceptor.start()
+    with RawServer(answer) as server, ThreadPoolExecutor(len(kinds)) as pool:
 
         def fetch(kind: str) -> str:
-            url = f"http://127.0.0.1:{server.getsockname()[1]}/{kind}"
+            url = f"http://127.0.0.1:{server.port}/{kind}"
             return outcome(lambda: fetch_files(url, str(tmp_path / kind), progress=False), limit_s=240)
 
         found = dict(zip(kinds, pool.map(fetch, kinds), strict=True))
-        # Closing alone would not wake the thread.
-        server.shutdown(socket.SHUT_RDWR)
-        acceptor.join(10)
     assert set(found.values()) <= {"SourceReadError", "TransientError", "SourceChangedError"}, found
 
 

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,10 +19,12 @@ from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.pages import DOCS, README, ROOT, Block, anchors, blocks, links
 from tests.pictures import make_picture, write_photos
+from tests.support.archives import stored_zip, write_archive
 from tests.support.colab import simulated_colab
 from tests.support.command import run_command
 from tests.support.http_server import WebServer
-from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
+from tests.support.images import read_tree
+from tests.support.kaggle_service import HostedDataset, KaggleService
 
 FORMATS = DOCS[0].with_name("formats.md")
 # Pages whose code needs its own process; the others run one after the other in this one.
@@ -50,9 +51,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def zip_photos(target: Path, photos: Path) -> None:
     """Put the photographs into a zip."""
-    with zipfile.ZipFile(target, "w") as archive:
-        for path in sorted(photos.rglob("*.jpg")):
-            archive.write(path, path.relative_to(photos))
+    write_archive(target, read_tree(photos))
 
 
 def prepare_formats(here: Path) -> dict[str, object]:
@@ -149,7 +148,7 @@ def test_the_page_on_kaggle_runs(here: Path, monkeypatch: pytest.MonkeyPatch) ->
         (contest / name).write_text("\n".join(["image_id,label", *rows]) + "\n", encoding="utf-8")
     with KaggleService(here) as service:
         service.hosts.lead(monkeypatch, here / "home")
-        service.add(HostedDataset("owner", "photos", zip_archive(photos)))
+        service.add(HostedDataset("owner", "photos", stored_zip(photos)))
         names: dict[str, object] = {}
         run_page("kaggle", names, {})
         assert service.count("DownloadDataset") == 1

@@ -5,25 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import colabstage as cs
-from colabstage.errors import (
-    ArgumentError,
-    OptionError,
-    SourceNotFoundError,
-    SourceReadError,
-    SplitNotFoundError,
-)
+from colabstage.errors import ArgumentError, OptionError, SourceNotFoundError, SourceReadError, SplitNotFoundError
 from tests.nurseries import Nurseries
+from tests.support.archives import zip_bytes
 from tests.support.command import run_command
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
-from tests.support.images import in_classes, make_tree
+from tests.support.images import in_classes, make_tree, read_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -210,11 +204,7 @@ def test_offline_what_was_staged_from_the_web_is_used(
     tmp_path: Path, source: Path, places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a request, both local data and the cache are used; the report says that nothing was compared."""
-    archive = tmp_path / "photos.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        for path in sorted(source.rglob("*.png")):
-            file.write(path, path.relative_to(source))
-    with WebServer({"photos.zip": archive}) as served:
+    with WebServer({"photos.zip": zip_bytes(read_tree(source))}) as served:
         address = served.url("photos.zip")
         cs.stage_dataset(address, progress=False, **places)
         asked = len(served.requests)

@@ -12,7 +12,6 @@ import shutil
 import stat
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +25,7 @@ from hypothesis import strategies as st
 import colabstage as cs
 from colabstage import list_datasets, purge_datasets
 from colabstage.errors import ColabstageError, TargetExistsError
+from tests.support.archives import write_archive
 from tests.support.command import run_command
 from tests.support.images import make_tree
 
@@ -116,14 +116,9 @@ def extracted(home: Path) -> Scene:
     """A folder from an archive that has changed."""
     archive, target = home / "a.zip", home / "out"
 
-    def zipped(tag: str) -> None:
-        with zipfile.ZipFile(archive, "w") as file:
-            for number in range(4):
-                file.writestr(f"{number}.txt", tag * 50)
-
-    zipped("1")
+    write_archive(archive, {f"{number}.txt": b"1" * 50 for number in range(4)})
     cs.extract_archive(archive, target, progress=False)
-    zipped("2")
+    write_archive(archive, {f"{number}.txt": b"2" * 50 for number in range(4)})
     return Scene((target / "0.txt", target), lambda: cs.extract_archive(archive, target, progress=False), hashed=False)
 
 

@@ -4,7 +4,6 @@ true."""
 import html
 import re
 import tomllib
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,9 @@ from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.pages import README, ROOT, blocks, links
 from tests.pictures import write_photos
+from tests.support.archives import write_archive
 from tests.support.colab import simulated_colab
+from tests.support.images import read_tree
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -33,9 +34,8 @@ def test_the_first_cell_trains_from_drive(
     """It mounts, stages a zip, and ends with a loss; afterwards the pack is on Drive."""
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "fast"))
     drive = SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick())
-    with zipfile.ZipFile(drive.cloud / "MyDrive" / "photos.zip", "w") as archive:
-        for path in write_photos(tmp_path / "photos"):
-            archive.write(path, path.relative_to(tmp_path / "photos"))
+    write_photos(tmp_path / "photos")
+    write_archive(drive.cloud / "MyDrive" / "photos.zip", read_tree(tmp_path / "photos"))
     places = {"/content/": f"{tmp_path}/content/", "mount_drive()": f'mount_drive("{tmp_path}/content/drive")'}
     names: dict[str, Any] = {}
     with simulated_colab(tmp_path, drive=drive):

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,15 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run, reason, result
+from tests.support.archives import write_archive
 from tests.support.http_server import WebServer
+from tests.support.images import read_tree
 
 
 @pytest.fixture
 def archive(photos: Path, tmp_path: Path) -> Path:
     """The photos as a zip."""
-    path = tmp_path / "photos.zip"
-    with zipfile.ZipFile(path, "w") as target:
-        for file in sorted(photos.rglob("*.png")):
-            target.write(file, file.relative_to(photos))
-    return path
+    return write_archive(tmp_path / "photos.zip", read_tree(photos))
 
 
 @pytest.fixture

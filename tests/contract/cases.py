@@ -3,9 +3,7 @@ reader may see at any time. A case is a line in `CASES`."""
 
 import shutil
 import sys
-import tarfile
 import tempfile
-import zipfile
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
@@ -14,16 +12,10 @@ from typing import Any, NamedTuple
 
 import h5py
 
-from colabstage import (
-    extract_archive,
-    fetch_files,
-    pack_dataset,
-    publish_file,
-    restore_file,
-    stage_dataset,
-)
+from colabstage import extract_archive, fetch_files, pack_dataset, publish_file, restore_file, stage_dataset
 from colabstage.errors import ColabstageError, SourceAccessError, SourceNotFoundError, TargetExistsError
-from tests.support.images import in_classes, make_tree
+from tests.support.archives import stored_zip, write_archive
+from tests.support.images import in_classes, make_tree, read_tree
 from tests.support.invariants import contents
 
 Call = Callable[[Path], object]
@@ -243,11 +235,9 @@ def make_mine(home: Path, first: int = 0) -> None:
 
 def pack_archives(mine: Path) -> None:
     """Write the archives of the photos."""
-    photos = mine / "photos"
-    with zipfile.ZipFile(mine / "photos.zip", "w") as zipped, tarfile.open(mine / "photos.tar.gz", "w:gz") as tarred:
-        for path in sorted(photos.rglob("*.png")):
-            zipped.write(path, path.relative_to(photos))
-            tarred.add(path, path.relative_to(photos))
+    photos = read_tree(mine / "photos")
+    (mine / "photos.zip").write_bytes(stored_zip(photos))
+    write_archive(mine / "photos.tar.gz", photos)
 
 
 def make_home(home: Path, case: Case, address: str, run_before: Callable[[], object]) -> None:

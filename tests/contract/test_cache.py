@@ -1,6 +1,5 @@
 """The cache in a folder, on a mounted Drive and in a bucket: from it, a new machine gets what the source holds."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 
 from colabstage import plan_stage, stage_dataset
-from colabstage.errors import TargetExistsError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
@@ -19,7 +17,6 @@ from tests.support.invariants import Home
 pytestmark = pytest.mark.usefixtures("moto_server")
 
 BEFORE = in_classes(6)
-AFTER = {**BEFORE, "cat/000.png": 99}
 
 
 class FolderCache:
@@ -105,14 +102,6 @@ def on_each(folder: Any, drive: Any, bucket: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("cache", "options"), cases, indirect=["cache"], ids=str)
 
 
-# Of a bucket, tests/stage/test_bucket_cache.py and test_places.py show the same with fewer requests.
-not_in_a_bucket = pytest.mark.parametrize(
-    "cache",
-    ["folder", pytest.param("Drive", marks=pytest.mark.fuse), pytest.param("bucket", marks=pytest.mark.long)],
-    indirect=True,
-)
-
-
 @on_each({"wait": False}, {}, {"streaming": True})
 def test_a_new_machine_copies_what_was_packed(machines: Machines, options: dict[str, Any], tmp_path: Path) -> None:
     """The plan says so too."""
@@ -129,32 +118,7 @@ def test_a_new_machine_copies_what_was_packed(machines: Machines, options: dict[
     assert again.path.read_bytes() == pack.read_bytes()
 
 
-@not_in_a_bucket
-def test_a_source_that_changed_is_read_again(machines: Machines) -> None:
-    machines.stage()
-    make_tree(machines.source, {"cat/000.png": 99})
-    changed = machines.stage()
-    assert (changed.report.origin, numbers_in(changed.path)) == ("source", AFTER)
-    assert machines.stage().report.origin == "cache"
-
-
-# Which options tell packs apart does not depend on the place: test_request.py has each of them.
-@pytest.mark.parametrize(
-    ("cache", "options"),
-    [
-        ("folder", {"image_size": 8}),
-        pytest.param("bucket", {"encoding": "encoded"}, marks=pytest.mark.long),
-        pytest.param("Drive", {"splits": 0.5}, marks=[pytest.mark.fuse, pytest.mark.long]),
-    ],
-    indirect=["cache"],
-    ids=str,
-)
-def test_other_options_are_another_dataset(machines: Machines, options: dict[str, Any]) -> None:
-    machines.stage()
-    assert machines.stage(**options).report.origin == "source"
-    assert {machines.stage(**more).report.origin for more in ({}, options)} == {"cache"}
-
-
+# What else is decided does not depend on the place: tests/stage/test_decide.py, test_request.py and test_places.py.
 def spoil(cache: FolderCache | BucketCache, damage: str) -> None:
     """Damage the cached pack."""
     name = next(name for name in cache.read() if name.endswith(".h5"))
@@ -186,14 +150,3 @@ def test_a_damaged_pack_is_not_served(machines: Machines, damage: str) -> None:
     spoil(machines.cache, damage)
     again = machines.stage(is_spoilt=True)
     assert (again.report.origin, numbers_in(again.path)) == ("source", BEFORE)
-
-
-@not_in_a_bucket
-def test_another_file_under_the_name_stays(machines: Machines) -> None:
-    machines.stage()
-    for name in machines.cache.read():
-        machines.cache.write(name, b"hours of work")
-    there = machines.cache.read()
-    with contextlib.suppress(TargetExistsError):
-        assert numbers_in(machines.stage().path) == BEFORE
-    assert machines.cache.read() == there

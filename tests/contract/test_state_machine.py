@@ -8,7 +8,6 @@ import errno
 import os
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from colabstage import stage_dataset
+from tests.support.archives import stored_zip
 from tests.support.images import image, make_tree, number_of, number_of_pixel
 from tests.support.invariants import Home
 from tests.support.moments import Moment, Processes, Ran, What
@@ -89,9 +89,7 @@ class Life(RuleBasedStateMachine):
         for name in NAMES:
             if name not in self.files:
                 (folder / name).unlink(missing_ok=True)
-        with zipfile.ZipFile(self.root / "new.zip", "w") as zipped:
-            for name in self.files:
-                zipped.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes())
+        (self.root / "new.zip").write_bytes(stored_zip({name: (folder / name).read_bytes() for name in self.files}))
         (self.root / "new.zip").replace(self.root / "source.zip")
 
     @staticmethod

@@ -89,50 +89,27 @@ def error_of(call: Callable[[], object]) -> Exception | None:
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_loader_has_an_order_of_its_own(path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"shuffle": False, "batch_transform": RandomFlip()}], ids=["order", "flips"])
+def test_a_new_loader_has_draws_of_its_own(path: Path, options: dict[str, Any]) -> None:
     """As with a DataLoader: for people who make a loader for each epoch, fold or fit, and seed torch."""
     found = set()
     for epoch in range(5):
         torch.manual_seed(epoch)
-        found.add(tuple(seen(make_loader(dataset_h5(path), 8))))
+        loader = make_loader(dataset_h5(path), 8, **options)
+        found.add(tuple((*x[:, 0, 0, 0].tolist(), *y.tolist()) for x, y in loader))
     assert len(found) == 5
-
-
-def test_a_new_loader_has_an_augmentation_of_its_own(path: Path) -> None:
-    """As the order."""
-    found = set()
-    for epoch in range(5):
-        torch.manual_seed(epoch)
-        loader = make_loader(dataset_h5(path), 8, shuffle=False, batch_transform=RandomFlip())
-        found.add(tuple(int(value) for x, _ in loader for value in x[:, 0, 0, 0]))
-    assert len(found) == 5
-
-
-@pytest.fixture(scope="module")
-def counts(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> dict[str, int]:
-    """How many different batches Keras and TensorFlow get, by procedure."""
-    place = rows(tmp_path_factory.mktemp("keras") / "rows.h5", 400, (4,))
-    child = Path(__file__).with_name("keras_orders.py")
-    found: dict[str, int] = json.loads(nurseries.run_script("tensorflow", [child, place], {}))
-    return found
 
 
 @pytest.mark.skipif(
     find_spec("tensorflow") is None, reason="needs TensorFlow: pip install -c constraints.txt --group tensorflow"
 )
-@pytest.mark.parametrize(
-    ("what", "different"),
-    [
-        ("to_keras, made anew", 5),
-        ("to_tf_data, made anew", 5),
-        ("next(iter(train))", 5),
-        ("a loop that breaks", 5),
-        ("fit(to_tf_data.take(3))", 25),
-    ],
-)
-def test_keras_gets_other_batches_in_every_pass(counts: dict[str, int], what: str, different: int) -> None:
+def test_keras_gets_other_batches_in_every_pass(tmp_path: Path, nurseries: Nurseries) -> None:
     """Also if a pass is short, or its dataset is made anew."""
-    assert counts[what] >= different
+    place, child = rows(tmp_path / "rows.h5", 400, (4,)), Path(__file__).with_name("keras_orders.py")
+    counts = json.loads(nurseries.run_script("tensorflow", [child, place], {}))
+    assert counts.pop("fit(to_tf_data.take(3))") >= 25
+    made_anew = {f"{name}, made anew": 5 for name in ("to_keras", "to_tf_data")}
+    assert counts == {**made_anew, "next(iter(train))": 5, "a loop that breaks": 5}
 
 
 def test_the_dataset_of_a_loader_has_the_rows_that_it_visits(path: Path) -> None:
@@ -149,8 +126,9 @@ def test_a_transforms_index_error_is_no_end(path: Path) -> None:
         list(dataset_h5(path, transform=lambda _: nothing[0]))
 
 
-@pytest.mark.parametrize("read", [dataset_h5, lambda place: to_numpy(place, 8)], ids=["dataset_h5", "to_numpy"])
-@pytest.mark.parametrize("side", ["X_train", "Y_train"])
+@pytest.mark.parametrize(
+    ("side", "read"), [("X_train", dataset_h5), ("Y_train", lambda place: to_numpy(place, 8))], ids=["x", "y"]
+)
 @pytest.mark.parametrize("written", [0, 20, 40])
 @pytest.mark.parametrize("options", [{"chunks": (4, 2)}, {"chunks": (4, 2), "compression": "gzip"}, {}, None], ids=str)
 def test_rows_that_were_never_written_are_told(
@@ -278,11 +256,9 @@ def test_a_transforms_own_generator_draws_once_for_each_sample(path: Path) -> No
 @pytest.fixture
 def masked(tmp_path: Path) -> Path:
     """Images whose left half is bright; their masks mark it as the object."""
-    place = rows(tmp_path / "masks.h5", 32)
-    with h5py.File(place, "r+") as file:
-        del file["Y_train"]
-        file["Y_train"] = (file["X_train"][:, :, :, 0] > 0).astype(np.uint8)
-    return place
+    x = np.zeros((32, 8, 8, 3), np.uint8)
+    x[:, :, :4] = 255
+    return write_rows(tmp_path / "masks.h5", x, x[..., 0] // 255)
 
 
 def follows(x: Any, mask: Any) -> bool:
@@ -418,14 +394,7 @@ def test_a_joint_transform_gets_image_and_mask(masked: Path) -> None:
 @needs("kornia")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    "how",
-    [
-        "a module",
-        "inside Compose",
-        "AugmentationSequential",
-        "ImageSequential",
-        "Sequential",
-    ],
+    "how", ["a module", "inside Compose", "AugmentationSequential", "ImageSequential", "Sequential"]
 )
 def test_kornias_modules_are_taken_as_batch_transform(path: Path, how: str) -> None:
     """As the docs say; otherwise the error says how to call it."""
@@ -724,11 +693,7 @@ def test_bands_are_not_taken_for_the_width(tmp_path: Path, shape: tuple[int, ...
     """Inputs (H, W, C) keep their axes if C is not that of an image; each line in the message can be followed."""
     bright = np.zeros((4, *shape), np.uint16)
     bright[:, :, :5] = 1
-    place = rows(tmp_path / "rows.h5", 4, shape)
-    with h5py.File(place, "r+") as file:
-        del file["X_train"]
-        file["X_train"] = bright
-    dataset, flip = dataset_h5(place), RandomFlip(1.0)
+    dataset, flip = dataset_h5(write_rows(tmp_path / "rows.h5", bright, np.arange(4))), RandomFlip(1.0)
     for transform in (flip, Compose([flip]), Compose([Normalize((0.5,), (0.5,)), Compose([flip])])):
         with pytest.raises(ColabstageError, match=re.escape("x.permute(0, 3, 1, 2)")):
             make_loader(dataset, 4, batch_transform=transform)
@@ -741,10 +706,8 @@ def test_bands_are_not_taken_for_the_width(tmp_path: Path, shape: tuple[int, ...
 
 def test_arrays_with_their_channels_first_are_images_to_transforms(tmp_path: Path) -> None:
     """As other programs store them, also with 16 bits."""
-    place = rows(tmp_path / "rows.h5", 4, (5, 12, 10))
-    with h5py.File(place, "r+") as file:
-        del file["X_train"]
-        file["X_train"] = values = np.arange(4 * 5 * 12 * 10).astype(np.uint16).reshape(4, 5, 12, 10)
+    values = np.arange(4 * 5 * 12 * 10).astype(np.uint16).reshape(4, 5, 12, 10)
+    place = write_rows(tmp_path / "rows.h5", values, np.arange(4))
     loader = make_loader(dataset_h5(place), 4, shuffle=False, batch_transform=RandomFlip(1.0))
     ((x, _),) = loader
     assert np.array_equal(x.numpy(), values[..., ::-1])
@@ -754,10 +717,8 @@ def test_arrays_with_their_channels_first_are_images_to_transforms(tmp_path: Pat
 @pytest.mark.parametrize("step", [RandomFlip(1.0), RandomCrop(16, padding=2, mask_fill=0)], ids=["flip", "crop"])
 def test_targets_of_another_size_than_their_images(tmp_path: Path, step: Any, shape: tuple[int, ...]) -> None:
     """As in super-resolution, or maps of heat: they would not move with x. Each line of the message can be followed."""
-    place = rows(tmp_path / "rows.h5", 4, (16, 16, 3))
-    with h5py.File(place, "r+") as file:
-        del file["Y_train"]
-        file["Y_train"] = y = np.random.default_rng(0).integers(0, 9, (4, *shape), np.uint8)
+    y = np.random.default_rng(0).integers(0, 9, (4, *shape), np.uint8)
+    place = write_rows(tmp_path / "rows.h5", np.arange(4 * 16 * 16 * 3).reshape(4, 16, 16, 3).astype(np.uint8), y)
 
     def batch(change: Any) -> Any:
         return next(iter(make_loader(dataset_h5(place), 4, shuffle=False, seed=0, batch_transform=change)))
@@ -773,10 +734,8 @@ def test_targets_of_another_size_than_their_images(tmp_path: Path, step: Any, sh
 @pytest.mark.parametrize("shape", [(3, 3), (4, 10), (1, 1), (5, 2)], ids=["camera", "letters", "number", "points"])
 def test_targets_that_are_no_pixels_stay(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """Whatever their axes, as their transform is the caller's."""
-    place = rows(tmp_path / "rows.h5", 4, (16, 16, 3))
-    with h5py.File(place, "r+") as file:
-        del file["Y_train"]
-        file["Y_train"] = y = np.random.default_rng(0).random((4, *shape))
+    y = np.random.default_rng(0).random((4, *shape))
+    place = write_rows(tmp_path / "rows.h5", np.zeros((4, 16, 16, 3), np.uint8), y)
     ((_, found),) = make_loader(dataset_h5(place), 4, shuffle=False, batch_transform=RandomFlip(1.0))
     assert np.array_equal(found.numpy(), y)
 

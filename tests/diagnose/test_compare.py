@@ -3,7 +3,6 @@
 import json
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from PIL import Image
 
 from colabstage import compare_sources
 from colabstage.errors import DriveDisconnectedError, LayoutError, OptionError, SourceNotFoundError, SourceReadError
-from colabstage.io.progress import Progress, ProgressStep
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
+from tests.support.steps import AtStep
 
 
 def write_photos(folder: Path, count: int = 40, *, mixed: bool = False) -> Path:
@@ -96,23 +95,11 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def stopping(name: str, act: Callable[[], object]) -> Progress:
-    """Progress that acts when a step begins."""
-
-    class Stopping(Progress):
-        def step(self, started: str, *, total: int | None, unit: str) -> ProgressStep:
-            if started == name:
-                act()
-            return super().step(started, total=total, unit=unit)
-
-    return Stopping()
-
-
 @pytest.mark.fuse
 def test_a_mount_that_dies_meanwhile(drive: SimulatedDrive, my_drive: Path, machine: Path) -> None:
     """A Drive that dies while it is read, or is dead already, is a typed error, and nothing is left behind."""
     write_photos(drive.cloud / "MyDrive" / "photos", 10)
-    for progress in (stopping("read once more", drive.kill), False):
+    for progress in (AtStep("read once more", drive.kill), False):
         with pytest.raises(DriveDisconnectedError):
             compare(my_drive / "photos", progress=progress)
     assert not (machine / "fast").exists()
@@ -122,7 +109,7 @@ def test_an_interrupted_comparison_leaves_nothing(machine: Path) -> None:
     """Ctrl-C in the middle: the copies are gone, and so are the folders that were made for them."""
     write_photos(machine / "photos", 8)
     with pytest.raises(KeyboardInterrupt):
-        compare(machine / "photos", progress=stopping("read the pack", interrupt))
+        compare(machine / "photos", progress=AtStep("read the pack", interrupt))
     assert not (machine / "fast").exists()
 
 

@@ -238,12 +238,3 @@ def test_epochs_share_the_memory_on_the_device() -> None:
         torch.cuda.synchronize()
         reserved.append(torch.cuda.memory_reserved())
     assert reserved[-1] <= reserved[1]
-
-
-def test_batches_made_on_the_device_are_ordered_too(cuda: str) -> None:
-    """A loader over tensors on the device that are still being computed gives the finished values."""
-    numbers = torch.zeros(1000, device=cuda)
-    torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
-    numbers += 1
-    for (part,) in CudaDataLoader(DataLoader(TensorDataset(numbers), 250), cuda):
-        assert float(part.sum()) == 250

@@ -10,6 +10,7 @@ import torch
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import NotEnoughSpaceError, OptionError
+from tests.load.conftest import visited
 from tests.support.made_files import make_sparse_h5, write_rows
 
 
@@ -23,13 +24,13 @@ def assert_same_batches(one: Any, other: Any) -> None:
             assert (x.dtype, y.dtype, x.stride()) == (other_x.dtype, other_y.dtype, other_x.stride())
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("pack", {"drop_last": True}), ("pack", {"dtype": torch.float32}), ("gzip", {}), ("big-endian", {}),
-        ("recipe", {"shuffle": False}),
-    ],
-)  # fmt: skip
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    ("pack", {"drop_last": True}), ("pack", {"dtype": torch.float32}), ("gzip", {}), ("big-endian", {"num_workers": 2}),
+    ("recipe", {"shuffle": False}), ("pack", {"sampler": [5, 3, 9], "shuffle": False, "dtype": torch.bfloat16}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "options"), WAYS)
 def test_batches_are_those_of_direct(
     make_file: Callable[..., Any], device: str, kind: str, options: dict[str, Any]
 ) -> None:
@@ -38,6 +39,26 @@ def test_batches_are_those_of_direct(
     on_device = make_loader(dataset, 5, device=device, strategy="device", seed=4, **options)
     assert on_device.plan.strategy == "device"
     assert_same_batches(on_device, make_loader(dataset, 5, strategy="direct", seed=4, **options))
+
+
+@pytest.mark.parametrize(("kind", "options"), WAYS)
+def test_in_memory_as_well(make_file: Callable[..., Any], kind: str, options: dict[str, Any]) -> None:
+    dataset = dataset_h5(make_file(kind, 23).path, return_index=True)
+    held, direct = (make_loader(dataset, 5, strategy=way, seed=4, **options) for way in ("memory", "direct"))
+    assert held.plan.strategy == "memory"
+    assert_same_batches(held, direct)
+
+
+@pytest.mark.parametrize("strategy", ["memory", "device"])
+def test_the_rest_of_an_epoch_is_that_of_direct(make_file: Callable[..., Any], strategy: Any) -> None:
+    """A loader that loads the state of one that reads in another way goes on where that one stopped."""
+    dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
+    first, second = (make_loader(dataset, 5, strategy=way, seed=4) for way in ("direct", strategy))
+    batches = iter(first)
+    next(batches)
+    second.load_state_dict(first.state_dict())
+    assert [index.tolist() for _, index in second] == [index.tolist() for _, index in batches]
+    assert visited(second) == visited(first)
 
 
 def test_encoded_images_are_decoded_once(make_encoded: Callable[..., Path], device: str) -> None:
@@ -97,11 +118,3 @@ def test_auto_takes_the_device_for_a_small_split(make_file: Callable[..., Any], 
     """A GPU with room holds the split by default."""
     loader = make_loader(dataset_h5(make_file("pack", 23).path), 5, device=cuda)
     assert loader.plan.strategy == "device"
-
-
-def test_batches_on_another_stream_are_whole(make_file: Callable[..., Any], cuda: str) -> None:
-    """A loader used on the caller's own stream gives the same batches."""
-    dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
-    loader = make_loader(dataset, 5, device=cuda, strategy="device", seed=1)
-    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        assert_same_batches(loader, make_loader(dataset, 5, strategy="direct", seed=1))

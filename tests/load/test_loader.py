@@ -87,9 +87,14 @@ def test_encoded_images_of_many_sizes_are_lists(make_encoded: Callable[..., Path
 
 
 @pytest.mark.parametrize(
-    "changes", [{"seed": 8}, {"batch_size": 5}, {"samples": 22}, {"shuffle": 0}, {"batches_done": 7}, {"epoch": -1}]
+    "changes",
+    [
+        *({"seed": 8}, {"batch_size": 5}, {"batch_size": None}, {"samples": 22}, {"shuffle": 0}),
+        *({"batches_done": 7}, {"batches_done": -1}, {"epoch": -1}),
+    ],
+    ids=str,
 )
-def test_state_of_another_loader_is_refused(make_file: Callable[..., Any], changes: dict[str, int]) -> None:
+def test_state_of_another_loader_is_refused(make_file: Callable[..., Any], changes: dict[str, Any]) -> None:
     """A state of another loader is an error that says what differs, and changes nothing."""
     loader = make_loader(dataset_h5(make_file("pack", 23).path), 4, seed=0)
     before = loader.state_dict()

@@ -51,13 +51,6 @@ def test_other_ranks_with_the_same_step_go_on_where_these_were(rows: Callable[[i
                     assert sorted(seen + left) == list(range(count))
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("batch_size", None), ("batches_done", -1)])
-def test_a_state_that_says_no_number_is_refused(rows: Callable[[int], dataset_h5], name: str, wrong: Any) -> None:
-    loader = make_loader(rows(8), 2, seed=1, rank=0, world_size=2)
-    with pytest.raises(OptionError, match=name):
-        loader.load_state_dict({**loader.state_dict(), name: wrong})
-
-
 @pytest.mark.parametrize(("rank", "world"), [(None, 2), (True, 2)])
 def test_ranks_that_cannot_be_are_refused(rows: Callable[[int], dataset_h5], rank: Any, world: Any) -> None:
     """One without the other, or beyond the last, is an error with both values."""

@@ -5,19 +5,17 @@ In one module, because all of its tests share one JupyterLab that is open in one
 
 from __future__ import annotations
 
-import io
 import re
 import time
-import zipfile
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.notebook.packs import PACKS
+from tests.support.archives import stored_zip
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
+from tests.support.images import in_classes, noise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,14 +118,7 @@ _FAST = 100_000_000
 @pytest.fixture(scope="module")
 def archive() -> bytes:
     """A zip of 600 PNGs of 25 kB."""
-    random = np.random.default_rng(0)
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as packed:
-        for number in range(600):
-            picture = io.BytesIO()
-            Image.fromarray(random.integers(0, 256, (90, 90, 3), dtype=np.uint8)).save(picture, "PNG")
-            packed.writestr(f"{('cat', 'dog')[number % 2]}/{number:03}.png", picture.getvalue())
-    return content.getvalue()
+    return stored_zip({name: noise(number, size=(90, 90)) for name, number in in_classes(600).items()})
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """How often a source is asked: each call makes the requests and opens that it needs, and fetches no byte twice."""
 
 import contextlib
-import io
 import json
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.open import open_archive
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
+from tests.support.archives import stored_zip, tar_bytes
 from tests.support.far import POLICY
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
@@ -80,13 +79,9 @@ def test_each_file_of_a_folder_and_of_the_cache_is_opened_once(tmp_path: Path) -
 
 
 @pytest.fixture
-def zipped(tmp_path: Path) -> bytes:
+def zipped() -> bytes:
     """A zip of images that takes more than one block."""
-    path = tmp_path / "photos.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, number in in_classes(40).items():
-            archive.writestr(name, noise(number, size=(320, 320)))
-    return path.read_bytes()
+    return stored_zip({name: noise(number, size=(320, 320)) for name, number in in_classes(40).items()})
 
 
 @pytest.mark.parametrize("way", ["fetch", "stage"])
@@ -262,21 +257,14 @@ def test_the_contents_of_a_long_zip_come_once(tmp_path: Path) -> None:
 
 
 MB = 1_000_000
-SIZES = {
-    "small": [5_000] * 1000,
-    "mixed": [5_000] * 300 + [20 * MB, 3, 0] * 2 + [5_000] * 300,
-}
+SIZES = {"small": [5_000] * 1000, "mixed": [5_000] * 300 + [20 * MB, 3, 0] * 2 + [5_000] * 300}
 
 
 @pytest.mark.parametrize("kind", list(SIZES))
 def test_headers_are_found_with_few_requests(tmp_path: Path, kind: str) -> None:
     """Small members are read through in stretches, large ones are passed over."""
     path, sizes = tmp_path / "photos.tar", SIZES[kind]
-    with tarfile.open(path, "w") as archive:
-        for number, size in enumerate(sizes):
-            member = tarfile.TarInfo(f"folder/{number:05}.bin")
-            member.size = size
-            archive.addfile(member, io.BytesIO(bytes(size)))
+    path.write_bytes(tar_bytes({f"folder/{number:05}.bin": bytes(size) for number, size in enumerate(sizes)}))
     size = path.stat().st_size
     with WebServer({"photos.tar": path}) as server:
         file = open_http(server.url("photos.tar"))

@@ -1,8 +1,6 @@
 """A service that an installed package adds: GitHub's releases, in a module of a few lines."""
 
-import io
 import json
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +8,9 @@ import pytest
 
 from colabstage import dataset_h5, fetch_files, stage_dataset
 from colabstage.errors import OptionError, SourceNotFoundError
+from tests.support.archives import zip_bytes
 from tests.support.http_server import WebServer
-from tests.support.images import image
+from tests.support.images import image, in_classes
 
 RELEASES = '''
 import json
@@ -43,11 +42,8 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServ
     )
     (site / "releases_service.py").write_text(RELEASES)
     monkeypatch.syspath_prepend(site)
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as pets:
-        for number in range(6):
-            pets.writestr(f"{('cat', 'dog')[number % 2]}/{number}.png", image(number))
-    files = {"pets.zip": archive.getvalue(), "a.csv": b"1,2\n", "b.csv": b"3,4\n"}
+    pets = zip_bytes({name: image(number) for name, number in in_classes(6).items()})
+    files = {"pets.zip": pets, "a.csv": b"1,2\n", "b.csv": b"3,4\n"}
     with WebServer({f"files/{name}": content for name, content in files.items()}) as server:
         assets = [{"name": name, "browser_download_url": server.url(f"files/{name}")} for name in files]
         server.put("repos/me/pets/releases/tags/v1", json.dumps({"assets": assets}).encode())

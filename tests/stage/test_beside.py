@@ -10,23 +10,10 @@ import pytest
 
 from colabstage import StagedDataset, stage_dataset
 from colabstage.errors import CancelledError
-from colabstage.io.progress import Cancellation, Progress, ProgressStep
 from tests.support.images import in_classes, make_tree
 from tests.support.steps import Meanwhile, wait_until
 
 WAIT_S = 30
-
-
-class AtFirstBlock(Progress):
-    """Act when the first block of the pack is local: by default, cancel the call."""
-
-    def __init__(self, act: Callable[[], object] | None = None) -> None:
-        self.cancellation = Cancellation()
-        self._act = act or self.cancellation.cancel
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        step = super().step(name, total=total, unit=unit)
-        return step if name != "copy from cache" else Meanwhile(self._act)
 
 
 @pytest.fixture
@@ -63,7 +50,7 @@ def test_the_copy_does_not_wait_for_the_source(
 ) -> None:
     arrived, answered = threading.Event(), list[bool]()
     listed_after(monkeypatch, photos, lambda: answered.append(arrived.wait(WAIT_S)))
-    staged = cached(progress=AtFirstBlock(arrived.set))
+    staged = cached(progress=Meanwhile(arrived.set, during="copy from cache"))
     assert set(answered) == {True}
     assert staged.report.origin == "cache"
     assert [step.name for step in staged.report.steps] == ["look in cache", "copy from cache"]
@@ -77,8 +64,9 @@ def test_a_call_that_is_cancelled_meanwhile_ends(
     never = threading.Event()
     with monkeypatch.context() as patch:
         listed_after(patch, photos, lambda: never.wait(WAIT_S))
+        progress = Meanwhile(lambda: progress.cancellation.cancel(), during="copy from cache")  # noqa: PLW0108
         with pytest.raises(CancelledError):
-            cached(progress=AtFirstBlock())
+            cached(progress=progress)
         never.set()
     assert cached().report.origin == "cache"
 

@@ -10,13 +10,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from colabstage import StagedDataset, list_datasets, plan_stage, purge_datasets, stage_dataset
 from colabstage.errors import DecodeError
@@ -24,23 +23,15 @@ from simulated_drive.drive import SimulatedDrive
 from tests.sources.servers import BucketService
 from tests.support.archives import zip_bytes
 from tests.support.http_server import WebServer
-from tests.support.steps import OneStep
+from tests.support.made_files import grey, image
+from tests.support.steps import AtStep
 
 SIZE = (12, 16)
 COUNTS = re.compile(r"([\d,]+) added, ([\d,]+) changed, ([\d,]+) gone, ([\d,]+) taken over; ([\d,]+) file")
 
 
-def jpeg(number: int, *, kind: str = "JPEG", size: tuple[int, int] = (24, 32)) -> bytes:
-    pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
-    made = io.BytesIO()
-    Image.fromarray(pixels).save(made, kind)
-    return made.getvalue()
-
-
-def mask(number: int) -> bytes:
-    made = io.BytesIO()
-    Image.fromarray(np.random.default_rng(number).integers(0, 4, (24, 32), dtype=np.uint8)).save(made, "PNG")
-    return made.getvalue()
+def jpeg(number: int) -> bytes:
+    return image(number, size=(24, 32), form="JPEG")
 
 
 def stage(source: Path | str, local: Path, **options: Any) -> StagedDataset:
@@ -224,8 +215,7 @@ def test_without_room_for_both_packs_everything_is_read(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "spoilt",
-    [b"notes of mine", b"PK\x03\x04 and no more", (6, 0), (10, 5), "rows", "levels", "head"],
+    "spoilt", [b"notes of mine", b"PK\x03\x04 and no more", (6, 0), (10, 5), "rows", "levels", "head"]
 )
 def test_a_record_that_is_none_counts_for_nothing(tmp_path: Path, spoilt: bytes | tuple[int, int] | str) -> None:
     """Also one with a wrong bit in what a zip's directory says of its first member: version, flags or method; and one
@@ -273,7 +263,8 @@ def test_what_an_interrupted_run_has_packed_is_proved_too(tmp_path: Path) -> Non
     """Otherwise the pack's record would vouch for rows that were read under other names."""
     photos = tmp_path / "photos"
     for number in range(302):
-        write(photos / ("cat" if number % 2 else "dog") / f"{number // 2:03}.bmp", jpeg(number, kind="BMP"))
+        picture = image(number, size=(24, 32), form="BMP")
+        write(photos / ("cat" if number % 2 else "dog") / f"{number // 2:03}.bmp", picture)
     last = photos / "dog" / "150.bmp"
     whole = last.read_bytes()
     last.write_bytes(b"no image".ljust(len(whole)))
@@ -287,25 +278,12 @@ def test_what_an_interrupted_run_has_packed_is_proved_too(tmp_path: Path) -> Non
     assert finished.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
 
 
-class _Removing(OneStep):
-    """Progress that removes a file as soon as rows are reused."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def step(self, name: str, *, total: int | None, unit: str) -> Self:
-        if name == "take over":
-            self._path.unlink()
-        return self
-
-
 def test_an_earlier_pack_that_is_removed_meanwhile_is_done_without(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     write_photos(photos, 12)
     pack = stage(photos, tmp_path / "local").path
     write(photos / "cat" / "new.jpg", jpeg(1000))
-    updated = stage(photos, tmp_path / "local", progress=_Removing(pack))
+    updated = stage(photos, tmp_path / "local", progress=AtStep("take over", pack.unlink))
     assert updated.path.read_bytes() == stage(photos, tmp_path / "fresh").path.read_bytes()
 
 
@@ -443,7 +421,7 @@ def _dressed(folder: Path, form: str) -> Path:
         shutil.rmtree(folder / "masks", ignore_errors=True)
         for path in files:
             place = folder / "masks" / path.relative_to(folder / "images").with_suffix(".png")
-            write(place, mask(len(path.read_bytes())))
+            write(place, grey(np.random.default_rng(path.stat().st_size).integers(0, 4, (24, 32), np.uint8)))
             # As written by programs that copy the original's time.
             os.utime(place, ns=(path.stat().st_mtime_ns, path.stat().st_mtime_ns))
     if form == "boxes":

@@ -17,25 +17,18 @@ import pytest
 
 from colabstage import fetch_files, stage_dataset
 from colabstage.errors import CancelledError
-from colabstage.io.progress import Cancellation, Progress
+from colabstage.io.progress import Progress
 from simulated_drive.drive import SimulatedDrive
 from tests.support.archives import stored_zip, write_archive
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import in_classes, make_tree, noise
-from tests.support.steps import Meanwhile
-
-
-class Stopping(Progress):
-    """Progress that can be stopped."""
-
-    def __init__(self) -> None:
-        self.cancellation = Cancellation()
+from tests.support.steps import Meanwhile, OneStep
 
 
 def cancelled(call: Callable[[Progress], object], when: Callable[[], bool]) -> None:
     """Make a call, and stop it as soon as a condition holds; it ends within seconds."""
-    progress, ended = Stopping(), threading.Event()
+    progress, ended = OneStep(), threading.Event()
     stopped_at = list[float]()
 
     def stop() -> None:

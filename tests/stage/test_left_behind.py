@@ -2,14 +2,13 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from colabstage import stage_dataset
-from colabstage.io.progress import Progress, ProgressStep
 from colabstage.sources import remote
 from colabstage.sources.remote import MountedFile
 from simulated_drive.drive import SimulatedDrive
@@ -18,7 +17,7 @@ from tests.support.deadlines import shorten_deadlines
 from tests.support.images import in_classes, make_tree
 from tests.support.invariants import snapshot, unvouched
 from tests.support.staged import SMALL_BLOCK, use_small_blocks
-from tests.support.steps import wait_until
+from tests.support.steps import AtStep, wait_until
 
 AWAKE_S = 30
 
@@ -69,19 +68,6 @@ class Hanging:
             self._awake.wait(AWAKE_S)
 
 
-class AtStaging(Progress):
-    """Calls a function when packing of the source starts."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        super().__init__()
-        self._act = act
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        if name == "pack":
-            self._act()
-        return super().step(name, total=total, unit=unit)
-
-
 @pytest.mark.fuse
 @pytest.mark.parametrize(
     ("place", "awakes"),
@@ -110,7 +96,7 @@ def test_a_restore_that_was_left_behind_changes_nothing(
             assert not list((tmp_path / "fast").rglob("[!.]*/*.h5"))
 
     try:
-        staged = stage_dataset(photos, progress=AtStaging(awake), **options)
+        staged = stage_dataset(photos, progress=AtStep("pack", awake), **options)
         assert hanging.met.is_set(), "\n".join(map(str, staged.report.steps))
         made = snapshot(staged.path)
     finally:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import h5py
 import numpy as np
@@ -29,7 +29,7 @@ from tests.support.images import make_tree, noise
 from tests.support.made_files import npy
 from tests.support.numbered import SIDE, note_numbers, numbers_of, write_archive
 from tests.support.staged import SMALL_BLOCK, use_small_blocks
-from tests.support.steps import Meanwhile, OneStep, wait_until
+from tests.support.steps import AtStep, Meanwhile, wait_until
 
 pytestmark = pytest.mark.torch
 
@@ -313,13 +313,7 @@ def test_what_is_replaced_before_it_is_read_is_read_again(form: str, tmp_path: P
     after = {name: noise(n, size=(112, 110)) for n, name in enumerate(FILES)}
     source: Path | str = make_tree(tmp_path / "photos", before)
     todo: list[Callable[[], object]] = [lambda: make_tree(tmp_path / "photos", after)]
-
-    class Replaced(OneStep):
-        def step(self, name: str, *, total: int | None, unit: str) -> Self:
-            while name == "pack" and todo:
-                todo.pop()()
-            return self
-
+    progress = AtStep("pack", lambda: [todo.pop()() for _ in range(len(todo))])
     with ExitStack() as stack:
         if form == "a zip":
             source = make_tree(tmp_path, {"x.zip": zip_bytes(before)}) / "x.zip"
@@ -328,7 +322,7 @@ def test_what_is_replaced_before_it_is_read_is_read_again(form: str, tmp_path: P
             knobs = WebKnobs(bytes_per_s=4e5)
             server = stack.enter_context(WebServer({"x.zip": zip_bytes(before)}, knobs=knobs))
             source, todo = server.url("x.zip"), [server.hang_up, lambda: server.put("x.zip", zip_bytes(after))]
-        staged = stage_dataset(source, local_dir=tmp_path / "local", cache_dir=None, progress=Replaced())
+        staged = stage_dataset(source, local_dir=tmp_path / "local", cache_dir=None, progress=progress)
     assert not todo
     with h5py.File(staged.path) as file:
         assert len({image.tobytes() for image in file["X_train"]}) == COUNT

@@ -14,18 +14,12 @@ import pytest
 from PIL import Image
 
 from colabstage import StagedDataset, plan_stage, stage_dataset
-from colabstage.errors import (
-    ArchiveError,
-    ChecksumMismatchError,
-    DecodeError,
-    OptionError,
-    SourceReadError,
-)
-from tests.support.archives import write_archive
+from colabstage.errors import ArchiveError, ChecksumMismatchError, DecodeError, OptionError, SourceReadError
+from tests.support.archives import stored_zip, write_archive
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import image
-from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
+from tests.support.kaggle_service import HostedDataset, KaggleService
 from tests.support.made_files import npy
 from tests.support.share_links import DriveShares, SharedItem
 
@@ -174,14 +168,14 @@ def test_kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photos: Path) -
     files = {str(path.relative_to(photos)): path.read_bytes() for path in photos.rglob("*.png")}
     with KaggleService(tmp_path) as service:
         service.hosts.lead(monkeypatch, tmp_path / "home")
-        service.add(HostedDataset("ann", "pets", zip_archive(files)))
+        service.add(HostedDataset("ann", "pets", stored_zip(files)))
         staged = stage("kaggle://ann/pets")
         check_rows(staged, photos)
         assert left_in(staged.path.parent) == WHOLE
         assert stage("https://www.kaggle.com/datasets/ann/pets").report.origin == "local"
         assert service.count("DownloadDataset") == 1
         del files["cat/0000.png"]
-        service.add(HostedDataset("ann", "pets", zip_archive(files), version=8))
+        service.add(HostedDataset("ann", "pets", stored_zip(files), version=8))
         assert stage("kaggle://ann/pets").splits == {"train": len(files)}
         assert service.count("DownloadDataset") == 2
     silent = stage("kaggle://ann/pets")

@@ -9,27 +9,22 @@ import signal
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from colabstage import StagedDataset, dataset_h5, stage_dataset
-from colabstage.errors import (
-    CancelledError,
-    NotStagedError,
-    OptionError,
-    SourceReadError,
-)
+from colabstage.errors import CancelledError, NotStagedError, OptionError, SourceReadError
 from colabstage.options import Progress, ProgressStep
 from colabstage.trees.listing import FileEntry, Tree
 from colabstage.trees.open import open_tree
+from tests.support.archives import write_archive
+from tests.support.images import make_tree, read_tree
+from tests.support.made_files import image
 from tests.support.staged import contents
 from tests.support.steps import wait_until
 
@@ -40,30 +35,17 @@ COUNT, BATCH = 96, 8
 FIRST = 40
 
 
-def png(number: int) -> bytes:
-    made = BytesIO()
-    Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(made, "PNG")
-    return made.getvalue()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two classes of images whose pixel values are their numbers, some of them in a separate split."""
-    for number in range(COUNT):
-        place = tmp_path / "data" / ("train" if number % 6 else "val") / f"c{number * 2 // COUNT}" / f"{number:03}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(png(number))
-    return tmp_path / "data"
+    files = {f"{'train' if n % 6 else 'val'}/c{n * 2 // COUNT}/{n:03}.png": n for n in range(COUNT)}
+    return make_tree(tmp_path / "data", files)
 
 
 @pytest.fixture
 def archive(folder: Path) -> Path:
     """The same in a zip."""
-    made = folder.with_suffix(".zip")
-    with zipfile.ZipFile(made, "w") as file:
-        for path in sorted(folder.rglob("*.png")):
-            file.write(path, path.relative_to(folder))
-    return made
+    return write_archive(folder.with_suffix(".zip"), read_tree(folder))
 
 
 @dataclass
@@ -193,11 +175,8 @@ def test_batches_come_as_soon_as_their_rows_do_in_an_order_that_knows_nothing_of
 
 def test_arrays_are_the_same_whether_or_not_rows_still_arrive(tmp_path: Path) -> None:
     """They need no torch, whose filter differs from Pillow's by more than a grey level in patterns."""
-    pixels = np.random.default_rng(0).integers(0, 256, (69, 60, 3), np.uint8)
-    for number in range(2):
-        place = tmp_path / "data" / f"c{number}" / "a.jpg"
-        place.parent.mkdir(parents=True)
-        Image.fromarray(pixels).save(place)
+    pattern = image(0, size=(69, 60), form="JPEG")
+    make_tree(tmp_path / "data", {"c0/a.jpg": pattern, "c1/a.jpg": pattern})
     options: dict[str, Any] = {"encoding": "encoded", "image_size": (32, 32)}
     streamed = stage(tmp_path / "data", tmp_path / "a", streaming=True, **options)
     whole = stage(tmp_path / "data", tmp_path / "b", **options)

@@ -1,22 +1,20 @@
 """The walk through the modules that `stage_dataset` enters for a zip of images: short, and without turning back."""
 
-import zipfile
 from collections import Counter
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from colabstage import stage_dataset
+from tests.support.archives import write_archive
 from tests.support.images import image, in_classes
 from tests.support.walks import walk
 
 
 def test_few_modules_are_entered_for_a_zip(tmp_path: Path) -> None:
     """Only the executor, which calls the others, and the request, which all of them read, are returned to."""
-    archive = tmp_path / "photos.zip"
-    with zipfile.ZipFile(archive, "w") as made:
-        for name, number in in_classes(32, suffix=".jpg").items():
-            made.writestr(name, image(number, suffix=".jpg"))
+    images = {name: image(number, suffix=".jpg") for name, number in in_classes(32, suffix=".jpg").items()}
+    archive = write_archive(tmp_path / "photos.zip", images)
     places: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None}
     found = walk(lambda: stage_dataset(archive, image_size=(16, 16), progress=False, **places))
     stays = [name for name, _ in groupby(found.visits)]

@@ -114,27 +114,27 @@ def seven_bytes(files: Mapping[str, bytes]) -> bytes:
 def rar_bytes(files: Mapping[str, bytes], *, crc: int | None = None) -> bytes:
     """Return a RAR 5 archive of stored members, according to RarLab's description of the format. `crc`: a wrong
     checksum."""
-    parts = [b"Rar!\x1a\x07\x01\0", _rar_header(_number(1) + _number(0) + _number(0))]
+    parts = [b"Rar!\x1a\x07\x01\0", rar_block(1, 0, 0)]
     for name, content in files.items():
-        raw = name.encode()
-        numbers = (2, 2, len(content), 4, len(content), 0o100644)
-        checksum = struct.pack("<L", zlib.crc32(content) if crc is None else crc)
-        body = b"".join((*map(_number, numbers), checksum, *map(_number, (0, 1, len(raw))), raw))
-        parts += [_rar_header(body), content]
-    return b"".join([*parts, _rar_header(_number(5) + _number(0) + _number(0))])
+        raw, checksum = name.encode(), struct.pack("<L", zlib.crc32(content) if crc is None else crc)
+        parts += [rar_block(2, 2, len(content), 4, len(content), 0o100644, checksum, 0, 1, len(raw), raw), content]
+    return b"".join([*parts, rar_block(5, 0, 0)])
 
 
-def _number(value: int) -> bytes:
+def rar_block(*fields: int | bytes) -> bytes:
+    """Return a block of a RAR 5 archive."""
+    body = b"".join(_rar_number(one) if isinstance(one, int) else one for one in fields)
+    sized = _rar_number(len(body)) + body
+    return struct.pack("<L", zlib.crc32(sized)) + sized
+
+
+def _rar_number(value: int) -> bytes:
+    """With seven bits in each byte."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
         value >>= 7
     return bytes([*out, value])
-
-
-def _rar_header(body: bytes) -> bytes:
-    sized = _number(len(body)) + body
-    return struct.pack("<L", zlib.crc32(sized)) + sized
 
 
 def zstd_bytes(content: bytes) -> bytes:

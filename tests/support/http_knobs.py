@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 WebFaultKind = Literal[
     "status",
@@ -20,7 +20,6 @@ WebFaultKind = Literal[
     "length",
     "content_range",
     "total",
-    "change",
 ]
 
 
@@ -54,13 +53,6 @@ class WebKnobs:
     login: tuple[str, str] | None = None
     """User and password; without them, the response is 401."""
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> WebKnobs:
-        """Rebuild it from the result of `dataclasses.asdict`, also after a trip through JSON."""
-        login = value["login"]
-        changes = {"headers": tuple((name, text) for name, text in value["headers"]), "login": login and tuple(login)}
-        return cls(**{**value, **changes})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebFault:
@@ -81,7 +73,6 @@ class WebFault:
     - `"drip"`: from `at_byte` on, only `bytes_per_s`.
     - `"length"`: the length told is wrong by `delta`; what comes is right, then the connection is closed.
     - `"content_range"`, `"total"`: the range told, or the size in it, is wrong by `delta`.
-    - `"change"`: from this request on the file is another one: same bytes, but a new ETag and time.
     """
 
     kind: WebFaultKind
@@ -107,11 +98,6 @@ class WebFault:
         beyond = number - self.after
         within = beyond >= 1 and (self.first is None or beyond <= self.first)
         return within and (self.every is None or beyond % self.every == 0)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> WebFault:
-        """Rebuild it from the result of `dataclasses.asdict`, also after a trip through JSON."""
-        return cls(**value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def make_tree(root: Path, files: Mapping[str, bytes | str | int]) -> Path:
 
 def read_tree(root: Path) -> dict[str, bytes]:
     """Return every file below a folder by name; links to files are followed, other links left out."""
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def in_classes(count: int, *, first: int = 0, suffix: str = ".png") -> dict[str, int]:

@@ -18,10 +18,7 @@ None of it has been compared with the live service from here.
 
 import base64
 import hashlib
-import io
 import json
-import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -51,15 +48,6 @@ class HostedDataset:
     """Requests after which the storage's first signed address expires; 0 for never."""
     mounts: bool = False
     """Whether Colab and Kaggle offer to mount it."""
-
-
-def zip_archive(files: Mapping[str, bytes]) -> bytes:
-    """Return a zip like Kaggle's of a dataset's files; the same files give the same bytes."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in files.items():
-            archive.writestr(zipfile.ZipInfo(name), content)
-    return buffer.getvalue()
 
 
 class KaggleService(HostedService):

@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -95,6 +96,17 @@ class LoopbackServer:
             connection.close()
             with self._lock:
                 self._connections.pop(connection, None)
+
+
+class RawServer(LoopbackServer):
+    """Lets a function answer the first bytes that come over each connection."""
+
+    def __init__(self, answer: Callable[[socket.socket, bytes], object]) -> None:
+        self._answer = answer
+        super().__init__()
+
+    def attend(self, connection: socket.socket, address: object, number: int) -> None:
+        self._answer(connection, connection.recv(65536))
 
 
 def server_context(certificate: Path) -> ssl.SSLContext:

@@ -29,6 +29,20 @@ class Meanwhile(OneStep):
         self._happens()
 
 
+class AtStep(Progress):
+    """Calls a function whenever a step with this name begins."""
+
+    def __init__(self, name: str, act: Callable[[], object]) -> None:
+        super().__init__()
+        self._name = name
+        self._act = act
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        if name == self._name:
+            self._act()
+        return super().step(name, total=total, unit=unit)
+
+
 def wait_until(is_so: Callable[[], bool], *, seconds: float = 30.0) -> None:
     """Wait until a condition holds; fail if it does not in time."""
     deadline = time.monotonic() + seconds

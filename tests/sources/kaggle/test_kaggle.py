@@ -10,9 +10,10 @@ import pytest
 
 from colabstage import fetch_files
 from colabstage.errors import CorruptArchiveError, OptionError, SourceAccessError, SourceNotFoundError, SourceReadError
+from tests.support.archives import stored_zip
 from tests.support.deadlines import shorten_deadlines
 from tests.support.images import make_tree, read_tree
-from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
+from tests.support.kaggle_service import HostedDataset, KaggleService
 
 
 def content(size: int, seed: int = 0) -> bytes:
@@ -60,7 +61,7 @@ FORMS = {
 
 def test_every_pasted_form_is_understood(service: KaggleService, out: Path) -> None:
     """Each form gives owner, name and, where there is one, the version, which then need not be asked for."""
-    service.add(HostedDataset("ann", "cats", zip_archive(FILES), version=7))
+    service.add(HostedDataset("ann", "cats", stored_zip(FILES), version=7))
     for number, (text, version) in enumerate(FORMS.items()):
         before = service.count("GetDataset")
         assert fetch(out / str(number), text) == FILES, text
@@ -68,12 +69,7 @@ def test_every_pasted_form_is_understood(service: KaggleService, out: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "kaggle://ann/../cats",
-        "kaggle://ann/cats/versions/0",
-        "https://www.kaggle.com/competitions/titanic",
-    ],
+    "text", ["kaggle://ann/../cats", "kaggle://ann/cats/versions/0", "https://www.kaggle.com/competitions/titanic"]
 )
 def test_other_things_of_kaggles_are_refused(tmp_path: Path, text: str) -> None:
     """A competition, or half a name, is an error that shows the forms."""
@@ -84,7 +80,7 @@ def test_other_things_of_kaggles_are_refused(tmp_path: Path, text: str) -> None:
 def test_a_dataset_arrives_with_all_its_files(service: KaggleService, out: Path) -> None:
     """Its files, not the zip that Kaggle makes of them, or a part of them; the next call asks once. A version that is
     not there is a missing source; a checksum is refused: Kaggle makes a new zip when it likes."""
-    service.add(HostedDataset("ann", "cats", zip_archive(FILES), version=3))
+    service.add(HostedDataset("ann", "cats", stored_zip(FILES), version=3))
     for _ in range(2):
         assert fetch(out) == FILES
     assert [path.name for path in out.parent.iterdir() if path.name.startswith(".colabstage") and path.is_dir()] == []
@@ -104,7 +100,7 @@ def test_a_token_opens_a_private_dataset_and_goes_nowhere_else(
 ) -> None:
     """The token is used at Kaggle, and is sent to no storage."""
     pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
-    service.add(HostedDataset("ann", "cats", zip_archive(FILES), access="token"))
+    service.add(HostedDataset("ann", "cats", stored_zip(FILES), access="token"))
     with pytest.raises(SourceAccessError, match="KAGGLE_API_TOKEN"):
         fetch(out)
     monkeypatch.setenv("KAGGLE_API_TOKEN", service.token)
@@ -115,7 +111,7 @@ def test_a_token_opens_a_private_dataset_and_goes_nowhere_else(
 def test_a_login_of_this_session_counts(service: KaggleService, out: Path) -> None:
     """`kagglehub.login()` keeps a user and a key in memory."""
     config = pytest.importorskip("kagglehub.config", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
-    service.add(HostedDataset("ann", "cats", zip_archive(FILES), access="token"))
+    service.add(HostedDataset("ann", "cats", stored_zip(FILES), access="token"))
     config.set_kaggle_credentials("bob", service.token)
     try:
         assert fetch(out) == FILES
@@ -131,7 +127,7 @@ def test_a_broken_file_with_the_login_is_an_error_that_names_it(service: KaggleS
     folder = out.parent / "kaggle-settings"
     folder.mkdir()
     (folder / "kaggle.json").write_text("{", encoding="utf-8")
-    service.add(HostedDataset("ann", "cats", zip_archive(FILES)))
+    service.add(HostedDataset("ann", "cats", stored_zip(FILES)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(config.CREDENTIALS_FOLDER_ENV_VAR_NAME, str(folder))
         with pytest.raises(SourceAccessError, match=r"kaggle\.json"):
@@ -140,7 +136,7 @@ def test_a_broken_file_with_the_login_is_an_error_that_names_it(service: KaggleS
 
 def damaged() -> bytes:
     """What the zip's own checksums deny is no dataset."""
-    archive = bytearray(zip_archive(LARGE))
+    archive = bytearray(stored_zip(LARGE))
     archive[2_500_000] ^= 1
     return bytes(archive)
 
@@ -182,7 +178,7 @@ def test_a_bad_day_of_the_service_does_not_show(
     service: KaggleService, out: Path, manners: dict[str, Any], downloads: int
 ) -> None:
     """However often the storage hangs up, the rest is asked for."""
-    service.add(HostedDataset("ann", "cats", zip_archive(LARGE), **manners))
+    service.add(HostedDataset("ann", "cats", stored_zip(LARGE), **manners))
     assert fetch(out) == LARGE
     assert 1 <= service.count("DownloadDataset") <= downloads
     assert service.count("GetDataset") == 1
@@ -222,7 +218,7 @@ def test_colabs_cache_is_read_in_place(
     service: KaggleService, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, appears: bool
 ) -> None:
     """Colab mounts what it has a moment after it was asked; where nothing appears, Kaggle is asked for the files."""
-    service.add(HostedDataset("ann", "cats", zip_archive(FILES), mounts=True))
+    service.add(HostedDataset("ann", "cats", stored_zip(FILES), mounts=True))
     monkeypatch.setenv("TBE_RUNTIME_ADDR", service.colab_environment()["TBE_RUNTIME_ADDR"])
     monkeypatch.setenv("COLAB_CACHE_MOUNT_FOLDER", str(tmp_path / "input"))
     if appears:
@@ -236,7 +232,7 @@ def test_colabs_cache_is_read_in_place(
 
 def test_what_kagglehub_has_already_is_read_there(service: KaggleService, out: Path, tmp_path: Path) -> None:
     """A version in kagglehub's own cache is not asked for again; one that is half there is no version."""
-    service.add(HostedDataset("ann", "cats", zip_archive(FILES), version=3))
+    service.add(HostedDataset("ann", "cats", stored_zip(FILES), version=3))
     cache = tmp_path / "home/.cache/kagglehub/datasets/ann/cats"
     make_tree(cache / "versions/3", FILES)
     (cache / "3.complete").touch()
