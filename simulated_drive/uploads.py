@@ -316,17 +316,13 @@ class UploadQueue:
     def _wait_out(self, pending: Pending, generation: int) -> bool:
         """Wait for the time of the upload; return whether there is still something to upload."""
         size = pending.data.stat().st_size if self._is_current(pending, generation) else 0
-        done_at = time.monotonic() + size / self._knobs.upload_bytes_per_s
-        while self._is_current(pending, generation):
-            wait_s = done_at - time.monotonic()
-            if self._is_stalled():
-                # A stalled upload continues where it was, so its end moves with the clock.
-                done_at += _STALL_LOOK_S
-                wait_s = _STALL_LOOK_S
-            if wait_s <= 0:
-                break
+        left_s = size / self._knobs.upload_bytes_per_s
+        while self._is_current(pending, generation) and ((stalled := self._is_stalled()) or left_s > 0):
+            began = time.monotonic()
             # Short, because a file that is opened again must not be held up by its own upload.
-            time.sleep(min(wait_s, 0.25))
+            time.sleep(_STALL_LOOK_S if stalled else min(left_s, 0.25))
+            # A stalled upload continues where it was.
+            left_s -= 0 if stalled else time.monotonic() - began
         with self.lock:
             if not self._is_current(pending, generation):
                 return False

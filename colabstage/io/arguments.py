@@ -350,6 +350,8 @@ def _names_in(folder: Path, wanted: str) -> str:
         names = sorted(found, key=lambda name: (name.startswith("."), name))
     if not names:
         return f"The folder '{folder}' is empty."
+    if wanted in names:
+        return f"The folder '{folder}' lists '{wanted}', but it does not open now: try again."
     close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)
     shown = [*close, *(name for name in names if name not in close)]
     return f"The folder '{folder}' holds {listed(shown, len(close) or _NAMES_SHOWN)}; no '{wanted}'."

@@ -108,9 +108,14 @@ def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
         return DriveDisconnectedError(msg)
     # It was there a moment ago; otherwise nobody would have requested it.
     if error.errno == errno.ENOENT:
-        msg = f"'{name}' was listed but cannot be found any more ({often}). Was it moved or deleted meanwhile?"
+        msg = (
+            f"'{name}' was listed but cannot be found any more ({often}). Was it moved or deleted meanwhile? Then try "
+            "again; a mounted Drive may list what is gone until refresh_drive()."
+        )
         return SourceNotFoundError(msg)
     msg = f"Reading '{name}' failed after {often}: {reason}."
+    if error.errno == errno.EOPNOTSUPP:
+        msg += " A mounted Drive says so of Google's own documents: download it from Drive in another form."
     if error.errno in _TRANSIENT:
         msg += (
             " On Google Drive this is often the download quota of a file or a folder with too many entries: "

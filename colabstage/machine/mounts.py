@@ -570,7 +570,8 @@ def call_here(function: Callable[[], R]) -> R:
 
 def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
     """Call `work()`; if one of `places` is on a slow mount, in a thread with the caller's context, and fail if the
-    mount stops responding. Interrupts, and whatever `work` raises, reach the caller as usual."""
+    mount stops responding. Interrupts, and whatever `work` raises, reach the caller as usual; only a failure that the
+    log of Drive's client explains by its download quota is raised as that."""
     return run_watched_for_caller(lambda _: work(), *places)
 
 
@@ -592,7 +593,7 @@ def run_with_one_remount(
 ) -> T:
     """Call `work()`, which uses `places`; when the Drive of the first that is on one dies meanwhile, mount it again and
     call `work()` once more, which has nothing open there after it has failed. `notice` is called with a sentence then.
-    A failure that the client's log explains by Drive's download quota is raised as that."""
+    """
     table = list_mounts()
     drive = next((mount for place in places if (mount := mount_of(place, mounts=table)).is_drive), None)
     if drive is None:

@@ -53,7 +53,7 @@ _LOOK_S = 0.25
 
 def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]]) -> T:
     """Call `work` in a thread while this one checks that slow mounts answer, as `mounts.run_watched_for_caller`."""
-    errand = _Errand(work)
+    log_size, errand = drive_log_size(), _Errand(work)
     try:
         while not errand.serve(_ASK_EVERY_S):
             question = in_thread(lambda: silence_of(*slow, timeout_s=_HANGS_S), "colabstage-ask")
@@ -71,7 +71,13 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
         errand.interrupt(type(error))
         wait((errand.future,), _CLEAR_UP_S)
         raise
-    return errand.future.result()
+    try:
+        return errand.future.result()
+    except OSError as error:
+        quota = quota_error(error, log_size)
+        if quota is None:
+            raise
+        raise quota from error
 
 
 def _stopped_by(silence: DriveError) -> type[CancelledError]:
@@ -162,23 +168,12 @@ def remount_once(
     work: Callable[[], T], drive: Mount, places: Sequence[str | os.PathLike[str]], notice: Callable[[str], object]
 ) -> T:
     """Call `work`, which uses this Drive among its places, as `mounts.run_with_one_remount`."""
-
-    def attempt() -> T:
-        log_size = drive_log_size()
-        try:
-            return run_watched(work, *places)
-        except OSError as error:
-            quota = quota_error(error, log_size)
-            if quota is None:
-                raise
-            raise quota from error
-
     # Before the work, because a dead client has no command line to read; and only if it could be mounted again, because
     # this searches all processes for the client.
     may_mount = detect_platform().drive_mountable and threading.current_thread() is threading.main_thread()
     root, readonly = drive.mountpoint, may_mount and is_readonly(drive)
     try:
-        return attempt()
+        return run_watched(work, *places)
     except CancelledError:
         raise
     # Depending on the moment, a dying client makes files disappear, refuses writes, or fails reads with various errors.
@@ -198,7 +193,7 @@ def remount_once(
             raise DriveDisconnectedError(msg) from error
         mount_drive(root, readonly=readonly)
         notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
-    return attempt()
+    return run_watched(work, *places)
 
 
 def _state_of(root: Path) -> str:

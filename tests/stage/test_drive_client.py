@@ -3,12 +3,13 @@
 import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from colabstage import fetch_files, publish_file, stage_dataset
+from colabstage import fetch_files, plan_stage, publish_file, stage_dataset
 from colabstage.errors import ColabstageError, DriveQuotaError
 from simulated_drive.drive import SimulatedDrive
 from tests.support.deadlines import lose_patience, shorten_deadlines
@@ -121,6 +122,7 @@ LOGS: list[tuple[str | None, int, bool]] = [
     ("QUOTA_EXCEEDED", errno.EIO, True),
     (YESTERDAY, errno.EIO, False),
     (YESTERDAY + MARK, errno.EACCES, False),
+    (YESTERDAY, errno.EOPNOTSUPP, False),
     (None, errno.EIO, False),
 ]
 
@@ -131,8 +133,12 @@ def test_only_a_mark_that_is_written_meanwhile_makes_it_a_quota(
     path = tmp_path / "root/.config/Google/DriveFS/Logs/drive_fs.txt"
     path.parent.mkdir(parents=True)
     lose_patience("sources", 0.2, monkeypatch.setattr)
+    image = photos / "cat/0.bmp"
+    calls: list[Callable[[], object]] = [
+        lambda: fetch_files(image, tmp_path / "here.bmp", progress=False),
+        lambda: plan_stage(image, cache_dir=None),
+    ]
     for log, number, is_quota in LOGS:
-        path.write_text(YESTERDAY, encoding="ascii")
 
         def failing(handle: int, *_: Any, log: str | None = log, number: int = number) -> bytes:
             path.unlink(missing_ok=True)
@@ -140,8 +146,11 @@ def test_only_a_mark_that_is_written_meanwhile_makes_it_a_quota(
                 path.write_text(log, encoding="ascii")
             raise OSError(number, os.strerror(number))
 
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "pread", failing)
-            with pytest.raises(ColabstageError, match=r"0\.bmp") as raised:
-                fetch_files(photos / "cat/0.bmp", tmp_path / "here.bmp", progress=False)
-        assert isinstance(raised.value, DriveQuotaError) is is_quota, (log, number)
+        for call in calls:
+            path.write_text(YESTERDAY, encoding="ascii")
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "pread", failing)
+                with pytest.raises(ColabstageError, match=r"0\.bmp") as raised:
+                    call()
+            assert isinstance(raised.value, DriveQuotaError) is is_quota, (log, number)
+            assert ("Google's own documents" in str(raised.value)) is (number == errno.EOPNOTSUPP)
