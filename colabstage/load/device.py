@@ -58,7 +58,7 @@ def usable_device(device: str | torch.device) -> torch.device:
         # An empty tensor is made at once, on the device that plain "cuda" means now in this thread.
         return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         msg = (
             f"device={str(device)!r} cannot be used here ({reason}). Torch calls NVIDIA's GPUs 'cuda'; on Colab choose "
             "Runtime, Change runtime type."

@@ -209,9 +209,10 @@ def make_loader(
         # Loaders that frameworks build from these parts read whole images, and apply the whole transform.
         collate_fn=form.collate,  # type: ignore[arg-type]  # a BatchDataset gives it batches, not lists of samples
     )
-    loader._position = Position(start := EpochPlace(0, 0), start)
+    # Hugging Face's Trainer sets the epoch here where it has skipped the batches before a checkpoint.
+    vars(loader.batch_sampler)["set_epoch"] = loader.sampler.set_epoch  # type: ignore[attr-defined]
     # Last: what it was planned with cannot be set from here on.
-    loader._pipeline = pipeline
+    vars(loader).update(_position=Position(start := EpochPlace(0, 0), start), _pipeline=pipeline)
     return loader
 
 
@@ -580,7 +581,7 @@ class Loader(Iterated, _Base):
         copied: Loader = object.__new__(type(self))
         # Frameworks set the epoch through the sampler.
         sampler, batches = copy.copy(self.sampler), copy.copy(self.batch_sampler)
-        batches.sampler = sampler  # type: ignore[union-attr]  # a BatchSampler, as in every loader with a batch_size
+        vars(batches).update(sampler=sampler, set_epoch=sampler.set_epoch)  # type: ignore[attr-defined]
         position = Position(replace(self._position.done), replace(self._position.next))
         own = {"_running": (), "sampler": sampler, "batch_sampler": batches, "_position": position}
         # Bypasses `__setattr__`, which guards the sampler's attributes.

@@ -26,7 +26,7 @@ Shuffle = bool | Literal["auto"]
 LOADER_REMEDIES = dict.fromkeys(
     ("batch_sampler", "collate_fn", "multiprocessing_context", "persistent_workers", "pin_memory", "timeout",
      "worker_init_fn"),
-    "loader.plan says what is chosen instead; torch.utils.data.DataLoader takes it, with data['train'] as its dataset.",
+    "Leave it out: loader.plan says what is chosen instead. torch.utils.data.DataLoader(data['train'], …) takes it.",
 ) | {"generator": "Write seed=0: the order, and what transforms draw, then depend on it alone."}  # fmt: skip
 
 

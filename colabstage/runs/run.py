@@ -667,7 +667,7 @@ class Run:
             note = f"{saver.newest.version.name} is {saver.newest.proof}."
             if not saver.newest.proved and note not in self.notes:
                 self.notes.append(note)
-            self._shown.line(f"Saved {_show_saved(saver.newest)}.", once=True)
+            self._shown.saved(self, f"Saved {_show_saved(saver.newest)}.")
 
     def _note(self, sentence: str) -> None:
         self.notes.append(sentence)
@@ -740,9 +740,15 @@ class _Shown:
         self._next_s = 0.0
         self._last = ""
 
-    def line(self, text: str, *, once: bool = False) -> None:
-        """Print a line; `once`: not if it was the last one."""
-        if self._wanted and not (once and text == self._last):
+    def saved(self, run: Run, text: str) -> None:
+        """Say once that a version was saved: in a notebook in the line that changes."""
+        if self._display is not None:
+            self.changing(run, last=True)
+        elif text != self._last:
+            self.line(text)
+
+    def line(self, text: str) -> None:
+        if self._wanted:
             self._last = text
             # Notebooks show stderr on red.
             stream = sys.stdout if in_notebook() else sys.stderr

@@ -3,6 +3,7 @@
 Tests that need torchvision, kornia, Ignite or Lightning run in the environment of `make libraries`.
 """
 
+import copy
 import json
 import pickle
 import re
@@ -117,6 +118,31 @@ def test_the_dataset_of_a_loader_has_the_rows_that_it_visits(path: Path) -> None
     loader: Any = make_loader(Subset(dataset_h5(path), range(5, 15)), 4, shuffle=False)
     assert len(seen(loader)) == 10
     assert len(loader.dataset) == 10
+
+
+def test_a_trainer_that_skips_batches_sets_the_epoch_after_that(path: Path) -> None:
+    """Hugging Face's Trainer wraps the batch sampler of a loader, and then sets the epoch of what it has wrapped."""
+    loader = make_loader(dataset_h5(path), 8, shuffle=True, seed=4)
+    epochs = [seen(loader) for _ in range(2)]
+    of: Any
+    for of in (copy.copy(loader), make_loader(dataset_h5(path), 8, shuffle=True, seed=4)):
+        of.batch_sampler.set_epoch(1)
+        batches = islice(of.batch_sampler, 2, None)
+        assert seen(DataLoader(of.dataset, batch_sampler=list(batches), collate_fn=of.collate_fn)) == epochs[1][16:]
+
+
+def test_numpys_generator_of_another_kind_is_refused(path: Path, tmp_path: Path) -> None:
+    random: Any = np.random
+    dataset = dataset_h5(path)
+    own = random.get_bit_generator()
+    loader = make_loader(dataset, 8, sampler=RandomSampler(dataset))
+    random.set_bit_generator(np.random.PCG64(0))
+    try:
+        for call in (lambda: next(iter(loader)), resumable(tmp_path, model=torch.nn.Linear(1, 1)).__enter__):
+            with pytest.raises(OptionError, match=r"PCG64.*set_bit_generator\(np.random.MT19937"):
+                call()
+    finally:
+        random.set_bit_generator(own)
 
 
 def test_a_transforms_index_error_is_no_end(path: Path) -> None:

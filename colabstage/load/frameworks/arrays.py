@@ -417,6 +417,9 @@ class NumpyLoader(Iterated):
         self.plan: LoaderPlan = batches.plan
         self._batches, self._epoch = batches, 0
 
+    def __repr__(self) -> str:
+        return f"NumpyLoader\n{self.plan}"
+
     def __len__(self) -> int:
         """Count the batches in an epoch."""
         return len(self._batches)

@@ -56,6 +56,9 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         self._coming = (0, 0)
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"KerasBatches\n{self.plan}"
+
     def __len__(self) -> int:
         """Count the batches in an epoch."""
         return len(self._batches)
