@@ -37,6 +37,7 @@ from colabstage.options import (
     token_blocks,
 )
 from tests.contract.packed import Packed, found, noted, pack, refused, row
+from tests.images.files import encode
 from tests.layouts.known import batch, coco, wav
 from tests.layouts.shards.test_shards import hub
 from tests.layouts.shards.writing import records_of
@@ -113,9 +114,7 @@ def deep(write: Callable[[Any], bytes], form: str, channels: int) -> dict[str, b
 
 
 def jpeg_2000(pixels: Any) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels[..., 0]).save(buffer, "JPEG2000", irreversible=False)
-    return buffer.getvalue()
+    return encode(Image.fromarray(pixels[..., 0]), "JPEG2000", irreversible=False)
 
 
 def mat(**arrays: Any) -> dict[str, bytes]:
@@ -725,9 +724,8 @@ def in_palettes(*palettes: str) -> dict[str, bytes]:
 
 
 def tiff(pixels: Any, pages: int = 1) -> bytes:
-    buffer, page = io.BytesIO(), Image.fromarray(pixels)
-    page.save(buffer, "TIFF", save_all=True, append_images=[page] * (pages - 1))
-    return buffer.getvalue()
+    page = Image.fromarray(pixels)
+    return encode(page, "TIFF", save_all=True, append_images=[page] * (pages - 1))
 
 
 def as_masks(*pixels: Any, write: Callable[[Any], bytes] = grey) -> dict[str, bytes]:
