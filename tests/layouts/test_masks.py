@@ -190,11 +190,9 @@ def painted(folder: Path, plain: int = 0) -> NDArray[np.intp]:
     colors = np.array([[0, 0, 0], [0, 128, 0], [128, 0, 0]], np.uint8)
     classes = np.random.default_rng(0).integers(0, 3, (24, 8, 6))
     classes[:plain] = 0
-    for place in ("images", "masks"):
-        (folder / place).mkdir(parents=True)
-    for number, mask in enumerate(classes):
-        Image.new("RGB", (6, 8), (number, 0, 0)).save(folder / f"images/{number:02}.png")
-        Image.fromarray(colors[mask]).save(folder / f"masks/{number:02}.png")
+    for n, mask in enumerate(classes):
+        one, other = Image.new("RGB", (6, 8), (n, 0, 0)), Image.fromarray(colors[mask])
+        write_files(folder, {f"images/{n:02}.png": encode(one, "PNG"), f"masks/{n:02}.png": encode(other, "PNG")})
     return classes
 
 

@@ -29,6 +29,7 @@ from tests.clocks import ManualClock
 from tests.contract.served import numbers_in
 from tests.layouts.shards.test_workers import AfterThat
 from tests.support.images import image, in_classes, make_tree, mask
+from tests.support.made_files import npy
 from tests.support.steps import OneStep
 
 COUNT = 30
@@ -151,11 +152,9 @@ def test_shards_of_mixed_images_are_all_kept_as_they_came(tmp_path: Path) -> Non
 @pytest.mark.parametrize("broken", [False, True], ids=["all are stored", "one is left out"])
 def test_nan_is_noted_of_all_shards(tmp_path: Path, workers: int, broken: bool) -> None:
     for number in range(12):
-        path = tmp_path / "source" / "ab"[number % 2] / f"{number:02}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, np.array([[1.0, np.inf, -np.inf], [2.0, np.nan if number in (3, 8) else 0.0, 1.0]], np.float32))
-        if broken and number == 5:
-            path.write_bytes(path.read_bytes()[:-1])
+        row = np.array([[1.0, np.inf, -np.inf], [2.0, np.nan if number in (3, 8) else 0.0, 1.0]], np.float32)
+        content = npy(row)[: -1 if broken and number == 5 else None]
+        make_tree(tmp_path / "source", {f"{'ab'[number % 2]}/{number:02}.npy": content})
     pool = ThreadPoolExecutor(workers) if workers else None
     with pool or contextlib.nullcontext():
         done = pack_dataset(tmp_path / "source", tmp_path / "a.h5", executor=pool, on_error="skip", progress=False)
