@@ -37,6 +37,7 @@ from colabstage.options import (
     token_blocks,
 )
 from tests.contract.packed import Packed, found, noted, pack, refused, row
+from tests.images.files import encode
 from tests.layouts.known import batch, coco, wav
 from tests.layouts.shards.test_shards import hub
 from tests.layouts.shards.writing import records_of
@@ -113,9 +114,7 @@ def deep(write: Callable[[Any], bytes], form: str, channels: int) -> dict[str, b
 
 
 def jpeg_2000(pixels: Any) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels[..., 0]).save(buffer, "JPEG2000", irreversible=False)
-    return buffer.getvalue()
+    return encode(Image.fromarray(pixels[..., 0]), "JPEG2000", irreversible=False)
 
 
 def mat(**arrays: Any) -> dict[str, bytes]:
@@ -725,9 +724,8 @@ def in_palettes(*palettes: str) -> dict[str, bytes]:
 
 
 def tiff(pixels: Any, pages: int = 1) -> bytes:
-    buffer, page = io.BytesIO(), Image.fromarray(pixels)
-    page.save(buffer, "TIFF", save_all=True, append_images=[page] * (pages - 1))
-    return buffer.getvalue()
+    page = Image.fromarray(pixels)
+    return encode(page, "TIFF", save_all=True, append_images=[page] * (pages - 1))
 
 
 def as_masks(*pixels: Any, write: Callable[[Any], bytes] = grey) -> dict[str, bytes]:
@@ -1058,6 +1056,19 @@ TEXTS = [
     row("tokens of four letters", {"train.bin": (np.arange(6000) % 4).astype(np.uint16).tobytes()}, right=[found(r"train: 5 rows .*uint16.*")]),
 ]
 
+LEAVES = [f"leaf{i}.jpg" for i in range(6)]
+IN_JSON = [
+    *(row(f"labels in JSON: {name}", files("images/leaf{0..5}.jpg", {"labels.json": labels}), right=[right])
+      for name, labels, right in list[Any]([
+          ("a label for each name", dict.fromkeys(LEAVES, "rust"), found("train: rust 6")), ("fields for each name", {name: {"label": "rust", "split": "train"} for name in LEAVES}, found("train: rust 6")),
+          ("pairs, as StyleGAN has them", {"labels": [[name, i % 2] for i, name in enumerate(LEAVES)]}, found("train: 0 3, 1 3")),
+          ("Label Studio's choices", [{**one, "data": {"image": f"/data/upload/1/leaf{i}.jpg"}} for i, one in enumerate(label_studio({"choices": {"choices": ["rust"]}}))], refused("labels.json")),
+          ("COCO with outlines alone", {"images": [{"id": i, "file_name": name, "width": 64, "height": 48} for i, name in enumerate(LEAVES)],
+            "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "segmentation": [[1, 1, 9, 1, 9, 9]]}], "categories": [{"id": 1, "name": "rust"}]}, found("train: boxes rust 1"))])),
+    # In the sheet, names such as 0001 are text; without a dtype, pandas makes numbers of them.
+    row("labels in Excel", files("images/000{1..8}.jpg", {"labels.xlsx": "x"}), right=[refused(r"read_excel\('labels\.xlsx', dtype=str\)")]),
+]
+
 OF_LIBRARIES = [
     *(row(f"samples of MATLAB of {shape} with labels of {np.shape(y)}", lambda shape=shape, y=y: mat(X=CELLS if shape is None else np.zeros(shape, np.uint8), y=y), right=[right])  # type: ignore[misc]
       for shape, y, right in list[Any]([
@@ -1080,7 +1091,7 @@ OF_LIBRARIES = [
     [
         *BOXES, *TURNED, *TOOLS, *FORMS, *TABLES, *FOLDERS, *BESIDE_FOLDERS, *SPLITS_BESIDE, *MASKS, *VALUES, *OF_PARTS,
         *TEXTS_BESIDE, *PARTS, *NO_PARTS, *EACH_IN_A_FOLDER, *CLIPS, *PATHS_BESIDE, *AS_PUBLISHED, *FOLLOWED, *PIXELS,
-        *ARRAYS, *IN_SHARDS, *TEXTS, *OF_LIBRARIES,
+        *ARRAYS, *IN_SHARDS, *TEXTS, *IN_JSON, *OF_LIBRARIES,
     ],
 )  # fmt: skip
 def test_files_are_read_rightly_or_refused(
@@ -1145,54 +1156,6 @@ def test_twelve_bits_are_scaled_by_prepare(tmp_path: Path) -> None:
     pack(folder, tmp_path / "out.h5", prepare=lambda x: (x / 4095 * 255).astype(np.uint8))
     with h5py.File(tmp_path / "out.h5") as file:
         assert len(np.unique(file["X_train"][:])) > 100
-
-
-LEAVES = [f"leaf{i}.jpg" for i in range(6)]
-CHOICES = [
-    {"id": i, "data": {"image": f"/data/upload/1/{name}"}, "annotations": [
-        {"result": [{"type": "choices", "from_name": "choice", "to_name": "image", "value": {"choices": ["rust" if i % 2 else "scab"]}}]}
-    ]}
-    for i, name in enumerate(LEAVES)
-]  # fmt: skip
-OUTLINES = {
-    "images": [{"id": i, "file_name": name, "width": 64, "height": 48} for i, name in enumerate(LEAVES)],
-    "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "segmentation": [[1, 1, 9, 1, 9, 9]]}],
-    "categories": [{"id": 1, "name": "rust"}],
-}
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        pytest.param(dict.fromkeys(LEAVES, "rust"), id="name: label"),
-        pytest.param({name: {"label": "rust", "split": "train"} for name in LEAVES}, id="name: fields"),
-        pytest.param({"labels": [[name, i % 2] for i, name in enumerate(LEAVES)]}, id="pairs, as StyleGAN has them"),
-        pytest.param(CHOICES, id="Label Studio's choices"),
-        pytest.param(OUTLINES, id="COCO with outlines alone"),
-    ],
-)
-def test_the_line_for_labels_in_json_can_be_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: Any
-) -> None:
-    """Literally. A file that needs no such line, or gets another one, is right too."""
-    pandas = pytest.importorskip("pandas", reason="needs pandas: pip install -c constraints.txt --group arrow")
-    folder = write_files(tmp_path / "set", files("images/leaf{0..5}.jpg", {"labels.json": labels}))
-    line = re.search(r"pandas\.read_json\(.*?\)\.to_csv\(.*?\)", pack(folder, tmp_path / "before.h5").refusal)
-    if line is None:
-        return
-    monkeypatch.chdir(folder)
-    try:
-        exec(line[0], {"pandas": pandas})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise AssertionError(line[0]) from error
-    assert pack(folder, tmp_path / "out.h5").refusal == ""
-
-
-def test_the_line_for_labels_in_excel_keeps_zeros(tmp_path: Path) -> None:
-    """In the sheet, names such as 0001 are text; without a dtype, pandas makes numbers of them."""
-    folder = write_files(tmp_path / "set", files("images/000{1..8}.jpg", {"labels.xlsx": "x"}))
-    packed = pack(folder, tmp_path / "out.h5")
-    assert re.search(r"read_excel\('labels\.xlsx'(?!.*dtype)", packed.refusal) is None, packed.refusal
 
 
 def test_an_object_of_matlab_is_no_missing_label(tmp_path: Path) -> None:

@@ -8,47 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from colabstage import stage_dataset
 from colabstage.errors import NotStagedError, OptionError, TargetExistsError
 from colabstage.options import array_rows
+from tests.layouts.known import coco
+from tests.support.made_files import files, grey, npz, write_files
 from tests.support.staged import use_small_blocks
 
-
-def write_classes(folder: Path) -> None:
-    for number in range(8):
-        image = folder / ("train", "test")[number // 6] / "ab"[number % 2] / f"{number}.png"
-        image.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (16, 16), (30 * number, 0, 0)).save(image)
-
-
-def write_boxes(folder: Path) -> None:
-    write_classes(folder)
-    annotations = [{"id": 1, "image_id": 0, "category_id": 1, "bbox": [1, 2, 5, 6]}]
-    images = [{"id": number, "file_name": path.name} for number, path in enumerate(sorted(folder.rglob("*.png")))]
-    coco = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "face"}]}
-    (folder / "annotations.json").write_text(json.dumps(coco), "utf-8")
-
-
-def write_masks(folder: Path) -> None:
-    for number in range(4):
-        for kind, image in (("images", Image.new("RGB", (16, 16))), ("masks", Image.new("L", (16, 16), number % 2))):
-            (folder / kind).mkdir(parents=True, exist_ok=True)
-            image.save(folder / kind / f"{number}.png")
-
-
-def write_arrays(folder: Path) -> None:
-    folder.mkdir()
-    np.savez(folder / "data.npz", x=np.ones((6, 3), np.float32), y=np.linspace(0, 1, 6))
+CLASSES = files("train/a/{0..2}.png train/b/{3..5}.png test/a/6.png test/b/7.png")
+BOXES = CLASSES | files("", {"annotations.json": coco("{0..7}.png", categories="face")})
+MASKS = files("images/{0..3}.png") | {f"masks/{n}.png": grey(np.full((48, 64), n % 2, np.uint8)) for n in range(4)}
+ARRAYS = {"data.npz": npz(x=np.ones((6, 3), np.float32), y=np.linspace(0, 1, 6))}
 
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Any:
-    def stage(write: Any, **options: Any) -> Any:
-        write(tmp_path / write.__name__)
+    def stage(made: dict[str, bytes], **options: Any) -> Any:
         places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
-        return stage_dataset(tmp_path / write.__name__, progress=False, **places, **options)
+        return stage_dataset(write_files(tmp_path / f"{len(made)}", made), progress=False, **places, **options)
 
     return stage
 
@@ -59,18 +37,18 @@ def fields_of(described: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 KINDS: list[Any] = [
-    pytest.param(write_classes, {}, "sc:ImageObject", "sc:Integer", id="classes"),
-    pytest.param(write_classes, {"encoding": "encoded"}, "sc:ImageObject", "sc:Integer", id="encoded"),
-    pytest.param(write_boxes, {}, "sc:ImageObject", "cr:BoundingBox", id="boxes"),
-    pytest.param(write_masks, {}, "sc:ImageObject", "sc:ImageObject", id="masks"),
-    pytest.param(write_arrays, {"layout": array_rows(x="x", y="y")}, "sc:Float", "sc:Float", id="arrays"),
+    pytest.param(CLASSES, {}, "sc:ImageObject", "sc:Integer", id="classes"),
+    pytest.param(CLASSES, {"encoding": "encoded"}, "sc:ImageObject", "sc:Integer", id="encoded"),
+    pytest.param(BOXES, {}, "sc:ImageObject", "cr:BoundingBox", id="boxes"),
+    pytest.param(MASKS, {}, "sc:ImageObject", "sc:ImageObject", id="masks"),
+    pytest.param(ARRAYS, {"layout": array_rows(x="x", y="y")}, "sc:Float", "sc:Float", id="arrays"),
 ]
 
 
-@pytest.mark.parametrize(("write", "options", "x", "y"), KINDS)
-def test_a_pack_is_described(write: Any, options: dict[str, Any], x: str, y: str, staged: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("made", "options", "x", "y"), KINDS)
+def test_a_pack_is_described(made: Any, options: dict[str, Any], x: str, y: str, staged: Any, tmp_path: Path) -> None:
     """The file with its hash, each split with its rows, and a sample's fields; the format's library accepts it."""
-    data = staged(write, **options)
+    data = staged(made, **options)
     target = tmp_path / "croissant.json"
     described = data.to_croissant(target, name="Photos", license="https://example.org/licence")
     assert json.loads(target.read_text("utf-8")) == described
@@ -95,16 +73,16 @@ def test_a_pack_is_described(write: Any, options: dict[str, Any], x: str, y: str
 
 def test_roles_of_splits_are_named_where_all_are_known(staged: Any) -> None:
     """No split is silently taken for training; nobody knows the role of an unusual name."""
-    known = staged(write_classes).to_croissant()
+    known = staged(CLASSES).to_croissant()
     rows = {row["splits/name"]: row["splits/url"] for row in known["recordSet"][0]["data"]}
     assert rows == {"train": "cr:TrainingSplit", "test": "cr:TestSplit"}
-    other = staged(write_arrays, layout=array_rows(x="x", y="y"), splits={"train": 0.5, "mine": 0.5}).to_croissant()
+    other = staged(ARRAYS, layout=array_rows(x="x", y="y"), splits={"train": 0.5, "mine": 0.5}).to_croissant()
     assert "url" not in fields_of(other, "splits")
 
 
 def test_what_is_there_stays(staged: Any, tmp_path: Path) -> None:
     """Another file of that name is replaced only on request."""
-    data = staged(write_classes)
+    data = staged(CLASSES)
     (tmp_path / "croissant.json").write_text("mine", "utf-8")
     with pytest.raises(TargetExistsError, match=r"croissant\.json"):
         data.to_croissant(tmp_path / "croissant.json")
@@ -116,7 +94,7 @@ def test_what_is_there_stays(staged: Any, tmp_path: Path) -> None:
 def test_without_a_pack_there_is_nothing_to_describe(staged: Any) -> None:
     """Plain files have no rows."""
     with pytest.raises(OptionError, match="plain files"):
-        staged(write_classes, keep="files").to_croissant()
+        staged(CLASSES, keep="files").to_croissant()
 
 
 @pytest.mark.torch

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from colabstage.errors import ColabstageError, DamagedPackError, PackFormatError
 from colabstage.h5.info import NamedFields, coding_to_json, open_h5, read_info
+from tests.support.made_files import h5
 from tests.support.packs import write_pack
 
 IMAGE = {"size": [8, 9], "color_mode": "grayscale", "resize": "pad"}
@@ -63,14 +65,15 @@ def test_a_pack_says_what_it_holds(pack: Path) -> None:
     assert test.keys is None
 
 
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
 def test_a_file_of_anybody_is_read(tmp_path: Path) -> None:
     """A plain h5py file only needs X_<split>: no version, no classes, not even targets."""
-    path = tmp_path / "theirs.h5"
-    with h5py.File(path, "w") as file:
-        for split in ("zebra", "test", "train", "val", "dev", "alpaca"):
-            file[f"X_{split}"] = np.zeros((4, 2), dtype=np.float32)
-        file["Y_train"] = np.zeros((4, 1))
-    info = read_info(path)
+    inputs = {f"X_{split}": np.zeros((4, 2)) for split in ("zebra", "test", "train", "val", "dev", "alpaca")}
+    info = read_info(write(tmp_path / "theirs.h5", h5(**inputs, Y_train=np.zeros((4, 1)))))
     assert info.format_version is None
     assert info.classes == ()
     assert list(info.splits) == ["train", "dev", "val", "test", "alpaca", "zebra"]
@@ -90,10 +93,7 @@ def test_the_advice_names_what_may_be_inputs_and_targets(
     tmp_path: Path, shapes: dict[str, tuple[int, ...]], said: str
 ) -> None:
     """Chosen by size, so that the line works as it stands."""
-    path = tmp_path / "theirs.h5"
-    with h5py.File(path, "w") as file:
-        for name, shape in shapes.items():
-            file[name] = np.zeros(shape)
+    path = write(tmp_path / "theirs.h5", h5(**{name: np.zeros(shape) for name, shape in shapes.items()}))
     with pytest.raises(PackFormatError, match=re.escape(said)):
         read_info(path)
 
@@ -102,11 +102,8 @@ def test_the_advice_names_what_may_be_inputs_and_targets(
 def test_targets_by_another_name_are_asked_for(tmp_path: Path, name: str) -> None:
     """Otherwise every label would be -1. A dataset of another length, or with an unrelated name, is not taken for
     targets."""
-    path = tmp_path / "theirs.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.zeros((4, 2), dtype=np.float32)
-        file["weights"] = np.zeros(4)
-        file["label_names"] = np.zeros(3)
+    arrays = {"X_train": np.zeros((4, 2)), "weights": np.zeros(4), "label_names": np.zeros(3)}
+    path = write(tmp_path / "theirs.h5", h5(**arrays))
     assert read_info(path).split("train").y is None
     with h5py.File(path, "a") as file:
         file[name] = np.arange(4)
@@ -116,11 +113,6 @@ def test_targets_by_another_name_are_asked_for(tmp_path: Path, name: str) -> Non
     found = read_info(path, NamedFields("train", "X_train", name)).split("train").y
     assert found is not None
     assert found.name == name
-
-
-def write(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -151,29 +143,23 @@ def test_a_truncated_pack_is_damaged(pack: Path, kept: float) -> None:
         read_info(write(pack, whole[: int(len(whole) * kept)]))
 
 
-def test_fields_that_cannot_be_samples_are_refused(tmp_path: Path) -> None:
-    """A scalar, a group without offsets, targets of another length, and malformed boxes are named."""
-    for name, says in (
-        ("scalar", "no axes"),
-        ("group", "no offsets"),
-        ("targets", "5 rows.*3 in Y_train"),
-        ("labels of boxes", "columns of .* as many of each"),
-        ("corners", "four numbers for a box"),
-    ):
-        path = tmp_path / f"{name}.h5"
-        with h5py.File(path, "w") as file:
-            if name == "scalar":
-                file["X_train"] = 5
-            elif name == "group":
-                file["X_train/bytes"] = np.zeros(3, np.uint8)
-            elif name in ("labels of boxes", "corners"):
-                file["X_train"], file["Y_train/offsets"] = np.zeros((2, 2)), np.array([0, 1, 3])
-                file["Y_train/boxes"] = np.zeros((3, 5 if name == "corners" else 4), np.float32)
-                file["Y_train/labels"] = np.zeros(3 if name == "corners" else 4, np.int64)
-            else:
-                file["X_train"], file["Y_train"] = np.zeros((5, 2)), np.zeros(3)
-        with pytest.raises(PackFormatError, match=says):
-            read_info(path)
+OF_BOXES = {"X_train": np.zeros((2, 2)), "Y_train/offsets": np.array([0, 1, 3]), "Y_train/boxes": np.zeros((3, 4))}
+NO_SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
+    "a scalar": ({"X_train": 5}, "no axes"),
+    "a group without offsets": ({"X_train/bytes": np.zeros(3, np.uint8)}, "no offsets"),
+    "targets of another length": ({"X_train": np.zeros((5, 2)), "Y_train": np.zeros(3)}, "5 rows.*3 in Y_train"),
+    "more labels than boxes": ({**OF_BOXES, "Y_train/labels": np.zeros(4, int)}, "columns of .* as many of each"),
+    "five numbers": (
+        {**OF_BOXES, "Y_train/boxes": np.zeros((3, 5)), "Y_train/labels": np.zeros(3, int)}, "four numbers for a box"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NO_SAMPLES)
+def test_fields_that_cannot_be_samples_are_refused(tmp_path: Path, case: str) -> None:
+    arrays, says = NO_SAMPLES[case]
+    with pytest.raises(PackFormatError, match=says):
+        read_info(write(tmp_path / "odd.h5", h5(**arrays)))
 
 
 @pytest.mark.parametrize("what", ["object header", "attribute", "offsets"])
@@ -227,9 +213,7 @@ def writer(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
 
 def test_the_lock_of_a_writer_does_not_keep_readers_out(tmp_path: Path, writer: Callable[[Path], None]) -> None:
     """HDF5's file lock does not prevent reading a file that is readable without it."""
-    path = tmp_path / "theirs.h5"
-    with h5py.File(path, "w") as file:
-        file["X_train"] = np.zeros((4, 2))
+    path = write(tmp_path / "theirs.h5", h5(X_train=np.zeros((4, 2))))
     writer(path)
     assert read_info(path).split("train").rows == 4
 

@@ -162,7 +162,10 @@ def test_fields_of_each_kind_are_told_apart_by_all_that_matters_to_a_reader(tmp_
     """And by nothing else: byte order, column order, names and lengths make no difference."""
     paths = write_kinds(tmp_path)
     copies = [Path(shutil.copy(path, path.with_suffix(".copy.h5"))) for path in paths]
-    assert [[fits(one, other) for other in copies] for one in paths] == np.eye(len(paths), dtype=bool).tolist()
+    for first, one in enumerate(paths):
+        for second, other in enumerate(copies[: first + 1]):
+            pair = (one, other) if (first + second) % 2 else (other, one)
+            assert fits(*pair) == (first == second), pair
     swapped = write_pack(tmp_path / "swapped.h5", {"X_train": np.zeros((9, 4, 5), ">f4")})
     assert fits(tmp_path / "fixed.h5", swapped)
 

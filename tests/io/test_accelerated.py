@@ -1,23 +1,23 @@
 """Without isal, simplejpeg and gdown, as after an installation without dependencies, everything works and says so."""
 
-import gzip
 import json
 import subprocess
 import sys
-import tarfile
 import textwrap
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 from PIL import Image
 
 from colabstage import stage_dataset
 from colabstage.errors import MissingDependencyError
+from tests.images.files import encode
 from tests.nurseries import Nurseries
+from tests.support.archives import write_archive, zstd_bytes
+from tests.support.made_files import write_files
+from tests.trees.test_zip import Member, write_zip
 
 ROOT = Path(__file__).resolve().parents[2]
 # Stages each source in one script's process, and prints the outcome.
@@ -52,38 +52,24 @@ def stage(
     return found
 
 
-def photos(folder: Path) -> Path:
-    for number in range(12):
-        place = folder / "ab"[number % 2] / f"{number}.jpg"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (48, 32), (20 * number, 200 - 10 * number, 90)).save(place, quality=95)
-    return folder
-
-
-def _zip(folder: Path) -> Path:
-    with zipfile.ZipFile(folder.with_suffix(".zip"), "w", zipfile.ZIP_DEFLATED) as file:
-        for path in sorted(folder.rglob("*.jpg")):
-            file.write(path, path.relative_to(folder))
-        # More than is unpacked at once.
-        file.writestr("notes.bin", np.random.default_rng(0).bytes(300_000) + bytes(3_000_000))
-    return folder.with_suffix(".zip")
-
-
-def _tar(folder: Path) -> Path:
-    with tarfile.open(folder.with_suffix(".tar.gz"), "w:gz") as file:
-        file.add(folder, ".")
-    return folder.with_suffix(".tar.gz")
+# Two classes of JPEGs, each with one shade.
+PHOTOS = {
+    f"{'ab'[n % 2]}/{n}.jpg": encode(Image.new("RGB", (48, 32), (20 * n, 200 - 10 * n, 90)), "JPEG", quality=95)
+    for n in range(12)
+}
 
 
 @pytest.mark.torch
 def test_what_is_staged_without_them_is_the_same(tmp_path: Path, nurseries: Nurseries) -> None:
     """Each missing package is named once, by the first step that needs it."""
-    folder = photos(tmp_path / "photos")
+    # More than is unpacked at once.
+    more = {"notes.bin": np.random.default_rng(0).bytes(300_000) + bytes(3_000_000)}
+    zipped = write_archive(tmp_path / "photos.zip", PHOTOS | more)
     sources: list[tuple[Path, dict[str, Any]]] = [
-        (_zip(folder), {"encoding": "jpeg:90", "image_size": [16, 24]}),
-        (folder, {"image_size": [16, 16]}),
-        (_tar(folder), {"encoding": "encoded"}),
-        (_zip(folder), {}),
+        (zipped, {"encoding": "jpeg:90", "image_size": [16, 24]}),
+        (write_files(tmp_path / "photos", PHOTOS), {"image_size": [16, 16]}),
+        (write_archive(tmp_path / "photos.tar.gz", PHOTOS), {"encoding": "encoded"}),
+        (zipped, {}),
     ]
     cases = [(str(source), options) for source, options in sources]
     fast = stage(tmp_path / "fast", cases, [], nurseries)
@@ -101,17 +87,11 @@ def test_without_a_package_for_zstandard_the_error_has_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Python before 3.14 has no module for it, and few archives need it."""
-    packed = zstandard.ZstdCompressor().compress
     source = tmp_path / f"photos.{kind}"
     if kind == "zip":
-        with zipfile.ZipFile(source, "w") as file:
-            file.write(photos(tmp_path / "photos") / "a/0.jpg", "a/0.jpg")
-        content = bytearray(source.read_bytes())
-        for place in (content.find(b"PK\3\4") + 8, content.find(b"PK\1\2") + 10):
-            content[place : place + 2] = (93).to_bytes(2, "little")
-        source.write_bytes(content)
+        write_zip(source, [Member(b"a/0.jpg", zstd_bytes(PHOTOS["a/0.jpg"]), 93, size=len(PHOTOS["a/0.jpg"]))])
     else:
-        source.write_bytes(packed(gzip.decompress(_tar(photos(tmp_path / "photos")).read_bytes())))
+        write_archive(source, PHOTOS)
     for module in ("compression.zstd", "backports.zstd"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingDependencyError, match=r"pip install backports\.zstd"):

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from colabstage import pack_dataset
 from colabstage.errors import ArchiveError, DecodeError, LayoutError
 from colabstage.io.files import stand_in
+from tests.support.images import make_tree
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 12345\n"
 PAGE = b"<!DOCTYPE html><html><head><title>Google Drive - Virus scan warning</title></head></html>"
@@ -21,12 +21,7 @@ STAND_INS = [(LFS, "git lfs pull"), (ANNEX, "git annex get"), (PAGE, "web page")
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Images in two classes, and a table of them."""
-    folder = tmp_path / "photos"
-    for number in range(8):
-        place = folder / "ab"[number % 2] / f"{number}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (number, 0, 0)).save(place)
-    return folder
+    return make_tree(tmp_path / "photos", {f"{'ab'[number % 2]}/{number}.png": number for number in range(8)})
 
 
 @pytest.mark.parametrize(("content", "says"), STAND_INS)

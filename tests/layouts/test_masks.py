@@ -1,6 +1,5 @@
 """What masks mean by their values: as Pillow reads them and people mean them, or an error that names one."""
 
-import io
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +16,7 @@ from PIL import Image, ImageFilter
 
 from colabstage import dataset_h5, pack_dataset, plan_stage, stage_dataset
 from colabstage.errors import DecodeError, LayoutError
+from tests.images.files import encode
 from tests.layouts.readers import read
 from tests.support.made_files import write_files
 
@@ -63,16 +63,10 @@ def save(mask: NDArray[np.uint8], path: Path, form: str) -> NDArray[np.uint8] | 
 
 def in_memory(*masks: bytes) -> dict[str, bytes]:
     """An image and a mask for each of these files."""
-    blank = png(Image.new("RGB", (36, 40)))
+    blank = encode(Image.new("RGB", (36, 40)), "PNG")
     return {f"images/{n}.png": blank for n in range(len(masks))} | {
         f"masks/{n}.png": one for n, one in enumerate(masks)
     }
-
-
-def png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 def packed(source: Any, out: Path, **options: Any) -> dict[str, Any]:
@@ -106,7 +100,7 @@ def test_masks_mean_what_pillow_reads_or_are_refused(form: str, classes: int, *,
 def test_a_foreground_is_packed_as_class_1(tmp_path: Path, encoding: str) -> None:
     """However it is stored; a mask that says something else is broken, and named."""
     masks = shapes(2, void=False, seed=0) * 9  # more than are looked at
-    folder = write_files(tmp_path / "set", in_memory(*(png(Image.fromarray(mask * 255)) for mask in masks)))
+    folder = write_files(tmp_path / "set", in_memory(*(encode(Image.fromarray(mask * 255), "PNG") for mask in masks)))
     for number, found in packed(folder, tmp_path / "a.h5", encoding=encoding).items():
         np.testing.assert_array_equal(found, masks[int(number)])
     odd = masks[1] * 255
@@ -160,7 +154,7 @@ def test_palettes_of_a_datasets_images_are_looked_up(tmp_path: Path) -> None:
 def test_one_foreground_in_two_ways_is_refused_by_both_masks(masks: list[set[int]]) -> None:
     """Unless 255 may be no class: because some mask has both, or there are further classes. A mask of one value alone
     says nothing."""
-    files = in_memory(*(png(Image.fromarray(np.array([sorted(one)], np.uint8))) for one in masks))
+    files = in_memory(*(encode(Image.fromarray(np.array([sorted(one)], np.uint8)), "PNG") for one in masks))
     ones, voids = ({n for n, one in enumerate(masks) if one >= {0, value}} for value in (1, 255))
     said = ""
     try:
@@ -182,7 +176,7 @@ def test_a_mask_that_is_all_transparency_is_refused(tmp_path: Path, mode: str) -
     for colours in (np.zeros_like(alpha), alpha):
         image = Image.fromarray(colours).convert(mode)
         image.putalpha(Image.fromarray(alpha))
-        folder = write_files(tmp_path / f"{colours.max()}", in_memory(*[png(image)] * 2))
+        folder = write_files(tmp_path / f"{colours.max()}", in_memory(*[encode(image, "PNG")] * 2))
         if colours.any():
             for mask in packed(folder, tmp_path / "out.h5").values():
                 np.testing.assert_array_equal(mask, colours > 0)
@@ -196,11 +190,9 @@ def painted(folder: Path, plain: int = 0) -> NDArray[np.intp]:
     colors = np.array([[0, 0, 0], [0, 128, 0], [128, 0, 0]], np.uint8)
     classes = np.random.default_rng(0).integers(0, 3, (24, 8, 6))
     classes[:plain] = 0
-    for place in ("images", "masks"):
-        (folder / place).mkdir(parents=True)
-    for number, mask in enumerate(classes):
-        Image.new("RGB", (6, 8), (number, 0, 0)).save(folder / f"images/{number:02}.png")
-        Image.fromarray(colors[mask]).save(folder / f"masks/{number:02}.png")
+    for n, mask in enumerate(classes):
+        one, other = Image.new("RGB", (6, 8), (n, 0, 0)), Image.fromarray(colors[mask])
+        write_files(folder, {f"images/{n:02}.png": encode(one, "PNG"), f"masks/{n:02}.png": encode(other, "PNG")})
     return classes
 
 

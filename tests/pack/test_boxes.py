@@ -15,7 +15,9 @@ from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.options import Boxes, Images, SampleTable, TreeFiles
 from colabstage.trees.listing import Tree
+from tests.images.files import encode
 from tests.pack.test_own_boxes import stored
+from tests.support.made_files import write_files
 
 COUNT = 20
 
@@ -35,11 +37,10 @@ def boxes_of(number: int) -> NDArray[np.float64]:
 
 @pytest.fixture
 def street(tmp_path: Path) -> Path:
-    folder = tmp_path / "street"
-    folder.mkdir()
-    for number in range(COUNT):
-        Image.new("RGB", size_of(number)[::-1], (number, number, number)).save(folder / f"{number:02}.png")
-    return folder
+    greys = (Image.new("RGB", size_of(number)[::-1], (number, number, number)) for number in range(COUNT))
+    return write_files(
+        tmp_path / "street", {f"{number:02}.png": encode(one, "PNG") for number, one in enumerate(greys)}
+    )
 
 
 def sized(tree: Tree) -> SampleTable:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError
+from tests.images.files import encode
 from tests.support.images import make_tree, noise
 
 
@@ -49,16 +50,12 @@ def test_rows_are_jpegs_of_the_resized_images(tmp_path: Path, photos: Path, size
         with Image.open(io.BytesIO(data)) as image:
             assert (image.format, image.size) == ("JPEG", (size or (16, 20))[::-1])
         np.testing.assert_array_equal(ours[key], simplejpeg.decode_jpeg(data))
-        buffer = io.BytesIO()
-        Image.fromarray(sources[key]).save(buffer, "JPEG", quality=95, subsampling="4:2:0")
-        assert np.abs(ours[key].astype(int) - np.asarray(Image.open(buffer))).mean() < 2.5
+        again = encode(Image.fromarray(sources[key]), "JPEG", quality=95, subsampling="4:2:0")
+        assert np.abs(ours[key].astype(int) - np.asarray(Image.open(io.BytesIO(again)))).mean() < 2.5
 
 
 def test_images_that_jpeg_cannot_hold_are_named(tmp_path: Path) -> None:
     """color_mode="keep" keeps alpha, which JPEG cannot store."""
-    for name in "ab":
-        place = tmp_path / "deep" / name / "1.png"
-        place.parent.mkdir(parents=True)
-        Image.new("RGBA", (4, 4)).save(place)
+    make_tree(tmp_path / "deep", {f"{name}/1.png": encode(Image.new("RGBA", (4, 4)), "PNG") for name in "ab"})
     with pytest.raises(DecodeError, match=r"1\.png.*4 x 4 x 4.*color_mode"):
         pack_dataset(tmp_path / "deep", tmp_path / "out.h5", encoding="jpeg:80", color_mode="keep", progress=False)

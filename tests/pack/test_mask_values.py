@@ -1,7 +1,6 @@
 """What a few masks suggest about the values of all is compared with all of them, once they have been read."""
 
 import zipfile
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.options import Images, Masks, SampleTable, TreeFiles
 from colabstage.trees.listing import FileEntries, Tree
+from tests.images.files import encode
 
 SIZE = 6
 FIRST, ALL = 16, 40
@@ -22,19 +22,14 @@ FIRST, ALL = 16, 40
 
 def mask(values: tuple[int, ...], *, form: str = "PNG") -> bytes:
     """A mask with exactly these values, one column each."""
-    file = BytesIO()
-    Image.fromarray(np.resize(np.array(values, np.uint8), (SIZE, SIZE))).save(file, form)
-    return file.getvalue()
+    return encode(Image.fromarray(np.resize(np.array(values, np.uint8), (SIZE, SIZE))), form)
 
 
 def archive(path: Path, masks: list[bytes], ending: str = "png") -> Path:
     """Images and masks in the order of their names, as in most archives."""
-    file = BytesIO()
     with zipfile.ZipFile(path, "w") as packed:
         for number in range(len(masks)):
-            file = BytesIO()
-            Image.new("RGB", (SIZE, SIZE), (number, 0, 0)).save(file, "PNG")
-            packed.writestr(f"images/{number:02}.png", file.getvalue())
+            packed.writestr(f"images/{number:02}.png", encode(Image.new("RGB", (SIZE, SIZE), (number, 0, 0)), "PNG"))
         for number, content in enumerate(masks):
             packed.writestr(f"masks/{number:02}.{ending if number >= FIRST else 'png'}", content)
     return path
@@ -146,9 +141,7 @@ def test_one_colour_under_two_numbers_is_no_class(tmp_path: Path, palettes: tupl
     for number in range(4):
         image = Image.fromarray(np.resize(np.array([0, 1, 2], np.uint8), (SIZE, SIZE)))
         image.putpalette(colours[palettes[number % 2]])
-        file = BytesIO()
-        image.save(file, "PNG")
-        masks.append(file.getvalue())
+        masks.append(encode(image, "PNG"))
     source = archive(tmp_path / "a.zip", masks)
     if palettes == (0, 1):
         with pytest.raises(LayoutError, match=r"masks/01\.png'.*\(0, 255, 0\).*masks/00\.png"):
@@ -166,8 +159,6 @@ def test_a_pgm_has_the_values_that_it_states(tmp_path: Path, largest: int, encod
     )
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as made:
         for number in range(4):
-            file = BytesIO()
-            Image.new("RGB", (SIZE, SIZE), (number, 0, 0)).save(file, "PNG")
-            made.writestr(f"images/{number}.png", file.getvalue())
+            made.writestr(f"images/{number}.png", encode(Image.new("RGB", (SIZE, SIZE), (number, 0, 0)), "PNG"))
             made.writestr(f"masks/{number}.pgm", content)
     assert packed(tmp_path / "a.zip", tmp_path / "a.h5", encoding=encoding)[0] == [[0, 1, 2, 3]] * 4

@@ -19,6 +19,8 @@ from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError, OptionError
 from colabstage.options import Boxes, Images, SampleTable, TreeFiles
 from colabstage.trees.listing import Tree
+from tests.images.files import encode
+from tests.support.made_files import write_files
 
 COUNT = 24
 
@@ -188,10 +190,8 @@ def boxed(tree: Tree) -> SampleTable:
 )
 def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, read_pack: Any, options: dict[str, Any]) -> None:
     """Every dataset in the file is the same, for every encoding and every shard."""
-    folder = tmp_path / "files"
-    folder.mkdir()
-    for number in range(COUNT):
-        picture(number).save(folder / f"{number:02}.png")
+    made = {f"{number:02}.png": encode(picture(number), "PNG") for number in range(COUNT)}
+    folder = write_files(tmp_path / "files", made)
     items = Items(lambda i: (picture(i), {"boxes": corners(i), "labels": labels(i)}))
     ours = pack_dataset(items, tmp_path / "items.h5", progress=False, **options)
     theirs = pack_dataset(folder, tmp_path / "folder.h5", layout=boxed, progress=False, **options)

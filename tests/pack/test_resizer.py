@@ -16,7 +16,9 @@ from PIL import Image
 from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import DecodeError, MissingDependencyError
 from colabstage.h5.info import read_info
+from tests.images.files import encode
 from tests.support.deadlines import lower
+from tests.support.made_files import write_files
 
 pytestmark = [
     pytest.mark.torch,
@@ -41,12 +43,8 @@ def image(number: int) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("many")
-    for number in range(COUNT):
-        place = folder / f"class{number % 2}" / f"{number:05}.bmp"
-        place.parent.mkdir(exist_ok=True)
-        image(number).save(place)
-    return folder
+    made = {f"class{number % 2}/{number:05}.bmp": encode(image(number), "BMP") for number in range(COUNT)}
+    return write_files(tmp_path_factory.mktemp("many"), made)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import io
 import os
 import shutil
 import threading
@@ -36,6 +35,7 @@ from colabstage.h5.info import read_info
 from colabstage.h5.manifest import is_whole, read_manifest
 from colabstage.options import Images, SampleTable, TreeFiles
 from colabstage.trees.listing import FileEntry, Tree
+from tests.images.files import encode
 from tests.support.images import image, in_classes, make_tree, noise
 from tests.support.steps import Meanwhile, OneStep
 
@@ -115,9 +115,7 @@ def test_names_of_any_kind_survive(tmp_path: Path, photos: Path, read_pack: Any)
 
 
 def one_pixel(mode: str, size: tuple[int, int] = (4, 4)) -> bytes:
-    file = io.BytesIO()
-    Image.new(mode, size).save(file, "PNG")
-    return file.getvalue()
+    return encode(Image.new(mode, size), "PNG")
 
 
 MANY_SIZES = {"cat/0.png": image(0), "dog/1.png": image(1, size=(4, 40))}

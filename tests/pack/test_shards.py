@@ -29,6 +29,7 @@ from tests.clocks import ManualClock
 from tests.contract.served import numbers_in
 from tests.layouts.shards.test_workers import AfterThat
 from tests.support.images import image, in_classes, make_tree, mask
+from tests.support.made_files import npy
 from tests.support.steps import OneStep
 
 COUNT = 30
@@ -70,14 +71,20 @@ def test_shards_read_as_the_one_file(tmp_path: Path, photos: Path, encoding: str
         assert several.reader.keys() == one.reader.keys()
 
 
-def test_an_executor_makes_the_same_bytes(
-    tmp_path: Path, photos: Path, expected: dict[str, bytes], leftovers: Any
-) -> None:
-    """It stays open. Processes are in the next test."""
+def _inverted(x: Any) -> Any:
+    return 255 - x
+
+
+# The second cannot be sent to another process: workers that share this one find the samples themselves.
+@pytest.mark.parametrize("prepare", [_inverted, lambda x: 255 - x], ids=["a function", "one that cannot be sent"])
+def test_an_executor_makes_the_same_bytes(tmp_path: Path, photos: Path, leftovers: Any, prepare: Any) -> None:
+    """It stays open, and no option is ignored. Processes are in the next test."""
+    options: dict[str, Any] = {"shards": 5, "prepare": prepare, "image_size": (8, 8), "progress": False}
+    pack_dataset(photos, tmp_path / "alone/set.h5", **options)
     with ThreadPoolExecutor(3) as pool:
-        report = pack_dataset(photos, tmp_path / "place/set.h5", shards=5, executor=pool, progress=False)
+        report = pack_dataset(photos, tmp_path / "place/set.h5", executor=pool, **options)
         assert pool.submit(len, "open").result(30) == 4
-    assert shards_in(tmp_path / "place") == expected
+    assert shards_in(tmp_path / "place") == shards_in(tmp_path / "alone")
     assert sum(report.samples.values()) == COUNT
     assert leftovers(tmp_path / "place") == []
 
@@ -151,11 +158,9 @@ def test_shards_of_mixed_images_are_all_kept_as_they_came(tmp_path: Path) -> Non
 @pytest.mark.parametrize("broken", [False, True], ids=["all are stored", "one is left out"])
 def test_nan_is_noted_of_all_shards(tmp_path: Path, workers: int, broken: bool) -> None:
     for number in range(12):
-        path = tmp_path / "source" / "ab"[number % 2] / f"{number:02}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, np.array([[1.0, np.inf, -np.inf], [2.0, np.nan if number in (3, 8) else 0.0, 1.0]], np.float32))
-        if broken and number == 5:
-            path.write_bytes(path.read_bytes()[:-1])
+        row = np.array([[1.0, np.inf, -np.inf], [2.0, np.nan if number in (3, 8) else 0.0, 1.0]], np.float32)
+        content = npy(row)[: -1 if broken and number == 5 else None]
+        make_tree(tmp_path / "source", {f"{'ab'[number % 2]}/{number:02}.npy": content})
     pool = ThreadPoolExecutor(workers) if workers else None
     with pool or contextlib.nullcontext():
         done = pack_dataset(tmp_path / "source", tmp_path / "a.h5", executor=pool, on_error="skip", progress=False)
@@ -294,19 +299,6 @@ def test_samples_are_found_and_read_once_however_many_shards_there_are(tmp_path:
     assert len(found) == 1
     # The first one is also read for the form of all.
     assert len(_READ) == COUNT + 1
-
-
-def test_a_function_that_cannot_be_sent_prepares_samples_all_the_same(tmp_path: Path, photos: Path) -> None:
-    """Workers that share the process find the samples themselves, and no option is ignored."""
-
-    def inverted(x: Any) -> Any:
-        return 255 - x
-
-    options: dict[str, Any] = {"prepare": inverted, "image_size": (8, 8), "progress": False}
-    pack_dataset(photos, tmp_path / "alone" / "set.h5", shards=5, **options)
-    with ThreadPoolExecutor(2) as pool:
-        pack_dataset(photos, tmp_path / "together" / "set.h5", shards=5, executor=pool, **options)
-    assert shards_in(tmp_path / "together") == shards_in(tmp_path / "alone")
 
 
 def _die(x: Any) -> Any:

@@ -14,6 +14,8 @@ from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.options import Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.trees.listing import Tree
+from tests.images.files import encode
+from tests.support.made_files import write_files
 
 COUNT = 12
 COLORS = ((0, 0, 0), (255, 0, 0), (0, 255, 0))
@@ -28,22 +30,17 @@ def scenes(tmp_path: Path) -> Callable[..., Path]:
     """Images 00.jpg, 01.png, … and masks of the same size beside them, as indices, palettes or colours."""
 
     def make(*, mixed: bool = False, masks: str = "index") -> Path:
-        folder = tmp_path / "scenes"
-        folder.mkdir()
+        made = {}
         for number in range(COUNT):
             rng = np.random.default_rng(number)
-            size = size_of(number, mixed=mixed)
-            kind = ("jpg", "png")[number % 2]
-            Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / f"{number:02}.{kind}")
+            size, (end, kind) = size_of(number, mixed=mixed), (("jpg", "JPEG"), ("png", "PNG"))[number % 2]
+            made[f"{number:02}.{end}"] = encode(Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)), kind)
             indices = rng.integers(0, len(COLORS), size, dtype=np.uint8)
-            if masks == "color":
-                mask = Image.fromarray(np.array(COLORS, np.uint8)[indices])
-            else:
-                mask = Image.fromarray(indices)
-                if masks == "palette":
-                    mask.putpalette([part for color in COLORS for part in color])
-            mask.save(folder / f"{number:02}_mask.png")
-        return folder
+            mask = Image.fromarray(np.array(COLORS, np.uint8)[indices] if masks == "color" else indices)
+            if masks == "palette":
+                mask.putpalette([part for color in COLORS for part in color])
+            made[f"{number:02}_mask.png"] = encode(mask, "PNG")
+        return write_files(tmp_path / "scenes", made)
 
     return make
 
