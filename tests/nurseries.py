@@ -5,8 +5,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -90,3 +91,15 @@ class Nurseries:
         )
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout.splitlines()[-1]
+
+    def run_together(self, kind: str, calls: Iterable[Sequence[str | Path]]) -> list[tuple[int, str]]:
+        """Run scripts with their arguments beside each other; return each one's exit code and output."""
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        running = [subprocess.Popen(self.command(kind, "script", *call), text=True, **streams) for call in calls]
+        try:
+            said = [process.communicate(timeout=SCRIPT_TIMEOUT_S)[0] for process in running]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait(30)
+        return [(process.returncode, text) for process, text in zip(running, said, strict=True)]

@@ -26,13 +26,7 @@ TOKENS = {"book.txt": "to be or not to be " * 200}
     ],
 )
 def test_samples_are_called_what_they_are(
-    tmp_path: Path,
-    run: Run,
-    files: dict[str, Any],
-    options: dict[str, Any],
-    unit: str,
-    encoding: str,
-    rows: str,
+    tmp_path: Path, run: Run, files: dict[str, Any], options: dict[str, Any], unit: str, encoding: str, rows: str
 ) -> None:
     """Images are images, and nothing else is."""
     report = pack_dataset(make_tree(tmp_path / "data", files), tmp_path / "out.h5", progress=False, **options)

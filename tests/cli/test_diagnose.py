@@ -92,8 +92,7 @@ def test_a_file_is_profiled_with_a_step_of_known_length(run: Run, rows: str) -> 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("flags", "said"),
-    [((), "--step-ms"), (("--step-ms", "1"), "bound"), (("--tune",), "make_loader(dataset, 64")],
+    ("flags", "said"), [((), "--step-ms"), (("--step-ms", "1"), "bound"), (("--tune",), "make_loader(dataset, 64")]
 )
 def test_what_to_do_next_is_said(run: Run, rows: str, flags: tuple[str, ...], said: str) -> None:
     """As options, or as a call to paste, without mentioning a model that was not passed."""

@@ -1,4 +1,7 @@
-"""The cache in a folder, on a mounted Drive and in a bucket: from it, a new machine gets what the source holds."""
+"""The cache in a folder, on a mounted Drive and in a bucket: from it, a new machine gets what the source holds.
+
+What does not depend on the place is in tests/stage: test_decide.py, test_request.py and test_places.py.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,7 +121,6 @@ def test_a_new_machine_copies_what_was_packed(machines: Machines, options: dict[
     assert again.path.read_bytes() == pack.read_bytes()
 
 
-# What else is decided does not depend on the place: tests/stage/test_decide.py, test_request.py and test_places.py.
 def spoil(cache: FolderCache | BucketCache, damage: str) -> None:
     """Damage the cached pack."""
     name = next(name for name in cache.read() if name.endswith(".h5"))

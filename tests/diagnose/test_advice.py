@@ -120,8 +120,7 @@ def test_what_can_be_gained_is_bounded_by_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "options"),
-    [(STARTING, {"persistent_workers": True}), (BURSTS, {"prefetch_factor": 8})],
+    ("facts", "options"), [(STARTING, {"persistent_workers": True}), (BURSTS, {"prefetch_factor": 8})]
 )
 def test_other_causes_have_their_own_remedies(facts: dict[str, Any], options: dict[str, Any]) -> None:
     """Workers that restart, and a queue that is too short; only if that happens."""

@@ -118,17 +118,19 @@ def to_floats(image: Any) -> Any:
     return torch.from_numpy(image).permute(2, 0, 1) / 255
 
 
+# A dataset alone says nothing of the options, whichever they are; the transform is its own.
 @pytest.mark.parametrize(
-    ("is_encoded", "options"),
+    ("is_encoded", "options", "gives_loader"),
     [
-        (True, {"dtype": torch.float32, "batch_transform": RandomFlip()}),
-        (True, {"sampler": [3, 1, 4, 1, 5, 9, 2, 6], "shuffle": False, "drop_last": True}),
-        (False, {"dtype": "float32", "seed": 3}),
-        (False, {"transform": to_floats}),
+        (True, {"dtype": torch.float32, "batch_transform": RandomFlip()}, True),
+        (True, {"dtype": torch.float32, "batch_transform": RandomFlip()}, False),
+        (True, {"sampler": [3, 1, 4, 1, 5, 9, 2, 6], "shuffle": False, "drop_last": True}, True),
+        (False, {"dtype": "float32", "seed": 3}, True),
+        (False, {"transform": to_floats}, True),
+        (False, {"transform": to_floats}, False),
     ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
 )
-@pytest.mark.parametrize("gives_loader", [True, False])
 def test_every_way_makes_the_batches_of_the_loader(
     tmp_path: Path, is_encoded: bool, options: dict[str, Any], gives_loader: bool
 ) -> None:
@@ -146,7 +148,6 @@ def test_every_way_makes_the_batches_of_the_loader(
     def step(batch: Any) -> None:
         assert (batch[0].shape, batch[0].dtype, batch[1].dtype) == (x.shape, wanted, torch.int64)
 
-    # A dataset alone says nothing of the options.
     wanted = x.dtype if gives_loader or transform is not None else torch.uint8
     tuned = autotune_loader(loader if gives_loader else dataset, 4, step=step, restore=(), budget_s=0.5)
     known = {"loader": loader, "dataset": dataset, "torch": torch, "DataLoader": DataLoader, "make_loader": make_loader}

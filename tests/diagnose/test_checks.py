@@ -79,12 +79,7 @@ CASES: list[tuple[str, dict[str, Any], Status, str]] = [
     ("disk", {"dataset": other(ON_DRIVE, nbytes=31 * GB, slow_mount="a network file system (nfs4)")}, "ok", "60"),
     ("mounts", {}, "ok", "1 mount answered"),
     ("mounts", {"mounts": (ANSWERS, other(ANSWERS, seconds=5.0))}, "warn", "after 5.00 s"),
-    (
-        "mounts",
-        {"mounts": (other(ANSWERS, state="dead", reason="not connected"),)},
-        "fail",
-        "not connected, after",
-    ),
+    ("mounts", {"mounts": (other(ANSWERS, state="dead", reason="not connected"),)}, "fail", "not connected, after"),
     ("mounts", {"mounts": ()}, "skip", "Nothing is mounted"),
     ("current folder", {}, "ok", "on a local disk"),
     ("current folder", {"folder_mount": "Google Drive"}, "warn", "'/content' is on Google Drive"),

@@ -154,10 +154,7 @@ def test_a_driver_that_hangs_does_not_hang_doctor(smi: FakeSmi) -> None:
         ({"timeout_s": 0}, "timeout_s=0 cannot work; expected more than 0"),
         ({"batch_size": -1}, "batch_size=-1 cannot work"),
         ({"num_workers": -1}, "num_workers=-1 cannot work; expected a whole number, 0 or more"),
-        (
-            {"path": "https://ann:pw@example.org/photos.zip"},
-            "'https://example.org/photos.zip' is an .*plan_stage",
-        ),
+        ({"path": "https://ann:pw@example.org/photos.zip"}, "'https://example.org/photos.zip' is an .*plan_stage"),
         ({"path": "s3://bucket/photos.h5"}, "'s3://bucket/photos.h5' is an address"),
         ({"path": ""}, "path='' names nothing"),
     ],

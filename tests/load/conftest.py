@@ -126,33 +126,34 @@ def visited(loader: Any) -> list[int]:
     return [int(row) for _, index in loader for row in index]
 
 
-def write_files(group: h5py.Group, files: list[bytes]) -> h5py.Group:
+def encoded(pixels: NDArray[np.uint8], kind: str = "PNG", **saved: Any) -> bytes:
+    """The image file of a picture."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind, **saved)
+    return buffer.getvalue()
+
+
+def write_files(group: h5py.Group, files: list[bytes], compression: str | None = None) -> h5py.Group:
     """Fill a group with image or mask files."""
-    group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
+    group.create_dataset("bytes", data=np.frombuffer(b"".join(files), np.uint8), compression=compression)
     group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
     return group
 
 
+def write_images(file: h5py.File, files: list[bytes], compression: str | None = None, **options: Any) -> None:
+    """Write image files as inputs, to be decoded with these options."""
+    wanted = {"size": None, "color_mode": "rgb", "resize": "stretch"} | options
+    write_files(file.create_group("X_train"), files, compression).attrs["image_options"] = json.dumps(wanted)
+
+
 @pytest.fixture
 def make_encoded(tmp_path: Path) -> Callable[..., Path]:
-    """Write a pack of PNG files: row i is `picture(i, 8 + i, 20)`, or `picture(i, 8, 20)` when `alike`."""
+    """Write a pack of PNG files: row i is `picture(i, 8 + i, 20)`."""
 
-    def make(
-        count: int, *, size: tuple[int, int] | None = None, broken: int | None = None, compression: str | None = None
-    ) -> Path:
-        files = []
-        for row in range(count):
-            buffer = io.BytesIO()
-            Image.fromarray(picture(row, 8 + row, 20)).save(buffer, "PNG")
-            data = buffer.getvalue()
-            files.append(data[: len(data) // 2] if row == broken else data)
-        path = tmp_path / f"encoded-{count}-{'sized' if size else 'own'}-{broken}-{compression}.h5"
+    def make(count: int, *, size: tuple[int, int] | None = None, compression: str | None = None) -> Path:
+        path = tmp_path / f"encoded-{count}-{'sized' if size else 'own'}-{compression}.h5"
         with h5py.File(path, "w") as file:
-            group = file.create_group("X_train")
-            joined = np.frombuffer(b"".join(files), np.uint8)
-            group.create_dataset("bytes", data=joined, compression=compression)
-            group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
-            group.attrs["image_options"] = json.dumps({"size": size, "color_mode": "rgb", "resize": "stretch"})
+            write_images(file, [encoded(picture(row, 8 + row, 20)) for row in range(count)], compression, size=size)
             file["Y_train"] = _labels(count)
         return path
 

@@ -182,11 +182,7 @@ def test_however_many_units_come_first_little_is_left_to_visit_when_the_last_is_
 
 @pytest.mark.parametrize(
     ("count", "units", "window", "classes", "least"),
-    [
-        (2_000, 125, 64, 10, 1.0),
-        (2_000, 125, 64, 50, 0.45),
-        (6_400, 400, 90, 100, 0.5),
-    ],
+    [(2_000, 125, 64, 10, 1.0), (2_000, 125, 64, 50, 0.45), (6_400, 400, 90, 100, 0.5)],
 )
 def test_classes_of_a_sorted_source_are_even_in_batches(
     make_rows: Callable[..., dataset_h5], count: int, units: int, window: int, classes: int, least: float

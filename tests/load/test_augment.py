@@ -171,11 +171,7 @@ def distance(values: np.ndarray[Any, Any], others: np.ndarray[Any, Any]) -> floa
 
 @pytest.mark.parametrize(
     ("size", "scale", "ratio"),
-    [
-        ((25, 25), (0.08, 1.0), (3 / 4, 4 / 3)),
-        ((10, 50), (0.5, 1.0), (3 / 4, 4 / 3)),
-        ((7, 5), (0.2, 0.9), (1.0, 1.0)),
-    ],
+    [((25, 25), (0.08, 1.0), (3 / 4, 4 / 3)), ((10, 50), (0.5, 1.0), (3 / 4, 4 / 3)), ((7, 5), (0.2, 0.9), (1.0, 1.0))],
 )
 def test_crops_are_distributed_as_torchvisions(
     size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]

@@ -1,6 +1,5 @@
 """Random resized crops that are cut during decoding: `make_loader` gives the same as the transform would."""
 
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from PIL import Image
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import DecodeError
 from colabstage.transforms import Compose, Normalize, RandomFlip, RandomResizedCrop
-from tests.load.conftest import write_files
+from tests.load.conftest import encoded, write_files, write_images
 
 COUNT = 11
 SIZES = [(60, 90), (90, 60), (75, 75), (40, 130)]
@@ -46,12 +45,6 @@ def pixels(row: int, times: int = 1) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
 
 
-def encoded(image: NDArray[np.uint8], kind: str = "PNG", **saved: Any) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, kind, **saved)
-    return buffer.getvalue()
-
-
 @pytest.fixture
 def make_pack(tmp_path: Path) -> Callable[..., Path]:
     """Write a file of JPEGs with labels, masks or boxes as targets."""
@@ -61,9 +54,7 @@ def make_pack(tmp_path: Path) -> Callable[..., Path]:
     ) -> Path:
         images = [pixels(row, times) for row in range(count)]
         with h5py.File(tmp_path / "images.h5", "w") as file:
-            write_files(file.create_group("X_train"), files or [encoded(image, "JPEG") for image in images])
-            wanted = {"size": None, "color_mode": "rgb", "resize": "stretch"} | options
-            file["X_train"].attrs["image_options"] = json.dumps(wanted)
+            write_images(file, files or [encoded(image, "JPEG") for image in images], **options)
             if targets == "labels":
                 file["Y_train"] = np.arange(len(files or images))
                 return tmp_path / "images.h5"

@@ -1,4 +1,4 @@
-"""`strategy="device"`: a split in the model's memory gives the same batches as any other strategy."""
+"""Wherever a split is read from, above all with `strategy="device"` in the model's memory, the batches are the same."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,12 +41,15 @@ def test_batches_are_those_of_direct(
     assert_same_batches(on_device, make_loader(dataset, 5, strategy="direct", seed=4, **options))
 
 
+@pytest.mark.parametrize("strategy", ["memory", "direct"])
 @pytest.mark.parametrize(("kind", "options"), WAYS)
-def test_in_memory_as_well(make_file: Callable[..., Any], kind: str, options: dict[str, Any]) -> None:
+def test_neither_memory_nor_threads_change_a_batch(
+    make_file: Callable[..., Any], kind: str, options: dict[str, Any], strategy: Any
+) -> None:
     dataset = dataset_h5(make_file(kind, 23).path, return_index=True)
-    held, direct = (make_loader(dataset, 5, strategy=way, seed=4, **options) for way in ("memory", "direct"))
-    assert held.plan.strategy == "memory"
-    assert_same_batches(held, direct)
+    several = make_loader(dataset, 5, strategy=strategy, seed=4, **{"num_workers": 2, **options})
+    assert several.plan.strategy == strategy
+    assert_same_batches(several, make_loader(dataset, 5, strategy="direct", seed=4, **{**options, "num_workers": 0}))
 
 
 @pytest.mark.parametrize("strategy", ["memory", "device"])

@@ -1,7 +1,6 @@
 """Real process groups: ranks of `torch.distributed` divide epochs exactly, and resume in the middle of one."""
 
 import json
-import subprocess
 from itertools import chain
 from pathlib import Path
 
@@ -79,24 +78,10 @@ def test_ranks_of_a_process_group_share_out(tmp_path: Path, nurseries: Nurseries
     outs = [tmp_path / f"rank{rank}.json" for rank in range(world)]
     script = tmp_path / "rank.py"
     script.write_text(RANK, encoding="utf-8")
-    place = [script, pack, tmp_path / "store"]
-    ranks = [
-        subprocess.Popen(
-            nurseries.command("torch", "script", *place, out, str(rank), str(world)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, out in enumerate(outs)
-    ]
-    try:
-        errors = [process.communicate(timeout=100)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait(30)
-    assert [process.returncode for process in ranks] == [0] * world, errors
+    place: list[str | Path] = [script, pack, tmp_path / "store"]
+    ranks = [[*place, out, str(rank), str(world)] for rank, out in enumerate(outs)]
+    ended = nurseries.run_together("torch", ranks)
+    assert [code for code, _ in ended] == [0] * world, ended
     found = [json.loads(out.read_text(encoding="utf-8")) for out in outs]
     # Together they have fetched every block once.
     assert max(part.pop("fetched") for part in found) == size

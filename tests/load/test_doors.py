@@ -28,12 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> StagedDataset:
     place = tmp_path_factory.mktemp("doors")
     write_photos(place / "photos")
     return stage_dataset(
-        place / "photos",
-        encoding="encoded",
-        splits=0.75,
-        local_dir=place / "local",
-        cache_dir=None,
-        progress=False,
+        place / "photos", encoding="encoded", splits=0.75, local_dir=place / "local", cache_dir=None, progress=False
     )
 
 

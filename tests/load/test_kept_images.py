@@ -20,7 +20,7 @@ from PIL import Image
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import DamagedPackError, DecodeError
 from colabstage.transforms import Compose, RandomFlip, RandomResizedCrop
-from tests.load.conftest import write_files
+from tests.load.conftest import write_files, write_images
 
 COUNT = 14
 SIZES = [(60, 90), (90, 61), (75, 75), (41, 131), (300, 420)]
@@ -53,12 +53,11 @@ def mixed_files() -> list[bytes]:
 def write_pack(path: Path, files: list[bytes], *, masks: bool = False, **options: Any) -> Path:
     """A file of image files, with their numbers as targets, or masks as PNG."""
     with h5py.File(path, "w") as file:
-        wanted = {"size": None, "color_mode": "rgb", "resize": "stretch"} | options
-        write_files(file.create_group("X_train"), files).attrs["image_options"] = json.dumps(wanted)
+        write_images(file, files, **options)
         if masks:
             masks_of = [image_file(number, "PNG", "L") for number in range(len(files))]
             group = write_files(file.create_group("Y_train"), masks_of)
-            group.attrs["mask_options"] = json.dumps({"size": wanted["size"], "resize": "stretch", "colors": None})
+            group.attrs["mask_options"] = json.dumps({"size": options.get("size"), "resize": "stretch", "colors": None})
         else:
             file["Y_train"] = np.arange(len(files))
     return path

@@ -2,7 +2,6 @@
 are left in the middle. Batches are the file's, the limit holds, and nothing hangs at the end."""
 
 import json
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -207,22 +206,8 @@ def test_ranks_share_one_part_under_a_limit(
     outs = [tmp_path / f"rank{rank}.json" for rank in range(2)]
     place: list[str | Path] = [script, server.url("data.h5"), pack.path, local, str(LIMIT), tmp_path / "store"]
     with disk_sampled(local) as taken:
-        ranks = [
-            subprocess.Popen(
-                nurseries.command("torch", "script", *place, out, str(rank)),
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank, out in enumerate(outs)
-        ]
-        try:
-            errors = [process.communicate(timeout=LONGEST_S)[1] for process in ranks]
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait(30)
-    assert [process.returncode for process in ranks] == [0, 0], errors
+        ended = nurseries.run_together("torch", [[*place, out, str(rank)] for rank, out in enumerate(outs)])
+    assert [code for code, _ in ended] == [0, 0], ended
     assert max(taken) <= LIMIT
     found = [json.loads(out.read_text(encoding="utf-8")) for out in outs]
     for epoch in (0, 2):

@@ -159,12 +159,7 @@ def test_a_path_is_in_a_folder_through_links_and_mounts(tmp_path: Path) -> None:
     ]
     if subprocess.run(["mount", "--bind", data / "a", view], check=False, capture_output=True).returncode:
         pytest.skip("needs the right to mount")
-    cases += [
-        (view / "x", data, "a/x"),
-        (data / "a/x", view, "x"),
-        (view, data / "a", "."),
-        (data / "x", view, None),
-    ]
+    cases += [(view / "x", data, "a/x"), (data / "a/x", view, "x"), (view, data / "a", "."), (data / "x", view, None)]
     try:
         for path, folder, expected in cases:
             assert place_in(path, folder) == (None if expected is None else Path(expected)), path

@@ -1,7 +1,5 @@
 """Small HDF5 files of every kind that the faces show."""
 
-import io
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +8,8 @@ from typing import Any
 import h5py
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+
+from tests.load.conftest import encoded, write_images
 
 CLASSES = ("car", "bus & <b>tram</b>", "van")
 
@@ -48,26 +47,15 @@ class Boxed:
     labels: tuple[tuple[int, ...], ...]
 
 
-def write_encoded(
-    group: h5py.Group, images: Sequence[NDArray[np.uint8]], *, broken: int | None = None, form: str = "JPEG"
-) -> None:
-    """Image files of many sizes, as `X_train` holds them; of row `broken` only the first half."""
-    files = []
-    for row, image in enumerate(images):
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, form)
-        files.append(buffer.getvalue()[: len(buffer.getvalue()) // (2 if row == broken else 1)])
-    group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
-    group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
-    group.attrs["image_options"] = json.dumps({"size": None, "color_mode": "rgb", "resize": "stretch"})
-
-
 def write_boxed(path: Path, *, broken: int | None = None) -> Boxed:
-    """Six image files of different sizes; boxes in their own pixels."""
+    """Six image files of different sizes, of row `broken` only the first half; boxes in their own pixels."""
     labels = ((0, 1), (), (1,), (2, 2, 0), (1,), (0,))
     images = [image[: 40 - 2 * row] for row, image in enumerate(photos(6))]
     with h5py.File(path, "w") as file:
-        write_encoded(file.create_group("X_train"), images, broken=broken, form="JPEG" if broken is None else "PNG")
+        files = [encoded(image, "JPEG" if broken is None else "PNG") for image in images]
+        if broken is not None:
+            files[broken] = files[broken][: len(files[broken]) // 2]
+        write_images(file, files)
         group = file.create_group("Y_train")
         flat = [label for row in labels for label in row]
         group["boxes"] = np.tile(np.array([[4, 6, 24, 26]], np.float32), (len(flat), 1))

@@ -1,7 +1,6 @@
 """A run with several ranks: one saves, all restore the same version."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,7 @@ def run_ranks(
     """Run all ranks of a training in the folder `name`; return each one's exit code and output."""
     store, out = home / f"store-{name}-{attempt}", home / f"{name}.pt"
     given = [str(store), str(home / name), str(home / "rows.h5"), str(out), *trouble]
-    processes = [
-        subprocess.Popen(
-            nurseries.command("torch", "script", RANKS, str(rank), str(ranks), *given),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    said = [process.communicate(timeout=110) for process in processes]
-    return [(process.returncode, "".join(texts)) for process, texts in zip(processes, said, strict=True)]
+    return nurseries.run_together("torch", [[RANKS, str(rank), str(ranks), *given] for rank in range(ranks)])
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colabstage.errors import (
-    DamagedPackError,
-    SourceReadError,
-)
+from colabstage.errors import DamagedPackError, SourceReadError
 from colabstage.h5.manifest import Manifest
 from colabstage.io.files import block_ranges, hash_block, hash_ranges
 from colabstage.io.progress import Cancellation, ProgressStep

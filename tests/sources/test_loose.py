@@ -8,16 +8,16 @@ import pytest
 
 from colabstage import fetch_files
 from colabstage.errors import SourceNotFoundError
-from tests.support.http_knobs import WebFault, WebKnobs
+from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
 from tests.support.images import make_tree, read_tree
 
 FILES = {f"pets/{kind}/{n}.bin": f"{kind}{n}".encode() * 1000 for kind in ("cat", "dog") for n in range(3)}
 
 
-def fetched(addresses: list[Any], out: Path, **options: Any) -> dict[str, bytes]:
+def fetched(addresses: list[Any], out: Path) -> dict[str, bytes]:
     """What is in the folder that the addresses are fetched to."""
-    fetch_files(addresses, out, progress=False, **options)
+    fetch_files(addresses, out, progress=False)
     return read_tree(out)
 
 
@@ -55,18 +55,11 @@ def server() -> Iterator[WebServer]:
         yield running
 
 
-@pytest.mark.parametrize("knobs", [WebKnobs(), WebKnobs(length="chunked", ranges="none")], ids=["ranges", "none"])
-def test_files_are_read_from_any_server(server: WebServer, tmp_path: Path, knobs: WebKnobs) -> None:
-    """Each with its content, also when all are asked for again; a list that lacks one is refused."""
-    server.set_knobs(knobs)
-    addresses = [server.url(name) for name in FILES]
-    expected = {name.removeprefix("pets/"): content for name, content in FILES.items()}
-    assert fetched(addresses, tmp_path / "out") == expected
-    server.put("pets/cat/1.bin", b"something else")
-    assert fetched(addresses, tmp_path / "out", verify="full") == expected | {"cat/1.bin": b"something else"}
+def test_a_list_that_lacks_one_is_refused(server: WebServer, tmp_path: Path) -> None:
+    """What else comes of lists, from servers of any kind, is in tests/contract/test_same.py."""
     server.set_faults(WebFault(kind="status", path="pets/dog/2.bin", status=404))
     with pytest.raises(SourceNotFoundError, match=r"dog/2\.bin"):
-        fetched(addresses, tmp_path / "other")
+        fetched([server.url(name) for name in FILES], tmp_path / "other")
 
 
 def test_a_long_file_of_a_list_comes_with_one_request(server: WebServer, tmp_path: Path) -> None:

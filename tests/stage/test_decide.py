@@ -226,11 +226,7 @@ def test_a_persistent_folder_on_another_disk_is_the_cache(
 
 @pytest.mark.parametrize(
     ("platform", "home", "why"),
-    [
-        ("python", "home", "same disk"),
-        ("python", "none", "no persistent"),
-        ("kaggle", "home", "kaggle/working"),
-    ],
+    [("python", "home", "same disk"), ("python", "none", "no persistent"), ("kaggle", "home", "kaggle/working")],
 )
 def test_without_a_cache_the_report_says_why(
     platform: str, home: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 from colabstage import fetch_files, publish_file, restore_file, stage_dataset
-from colabstage.errors import (
-    DriveError,
-    OptionError,
-    SourceChangedError,
-    SourceNotFoundError,
-)
+from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceNotFoundError
 from colabstage.stage.publish import await_upload
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs

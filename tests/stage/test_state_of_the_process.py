@@ -93,10 +93,7 @@ def test_a_forked_child_is_told_that_its_parents_threads_stayed_behind(tmp_path:
     ids=["stage", "streaming", "fetch", "publish"],
 )
 def test_a_process_without_stderr_works(
-    tmp_path: Path,
-    source: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: Callable[[Path, Path], object],
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path, Path], object]
 ) -> None:
     closed = io.StringIO()
     closed.close()

@@ -322,11 +322,7 @@ def simulated_colab(
     colab = SimulatedColab(root=root, drive=drive, knobs=knobs or ColabKnobs())
     make_machine(preset, root)
     try:
-        with (
-            environment(preset, root),
-            _stand_in_shell(has_kernel=preset != "colab_subprocess"),
-            _package(colab),
-        ):
+        with environment(preset, root), _stand_in_shell(has_kernel=preset != "colab_subprocess"), _package(colab):
             yield colab
     finally:
         for shell in colab.shells:

@@ -9,17 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 WebFaultKind = Literal[
-    "status",
-    "redirect",
-    "html",
-    "hang",
-    "reset",
-    "truncate",
-    "stall",
-    "drip",
-    "length",
-    "content_range",
-    "total",
+    "status", "redirect", "html", "hang", "reset", "truncate", "stall", "drip", "length", "content_range", "total"
 ]
 
 

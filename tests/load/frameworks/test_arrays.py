@@ -37,8 +37,7 @@ def with_boxes(path: Path, counts: list[int], **columns: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("split", "options", "in_order"),
-    [("dev", {}, True), ("train", {}, False), ("dev", {"shuffle": True}, False)],
+    ("split", "options", "in_order"), [("dev", {}, True), ("train", {}, False), ("dev", {"shuffle": True}, False)]
 )
 def test_a_held_out_split_comes_in_the_files_order(
     tmp_path: Path, split: str, options: dict[str, Any], in_order: bool

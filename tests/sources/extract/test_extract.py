@@ -15,12 +15,7 @@ import numpy as np
 import pytest
 
 from colabstage import extract_archive, pack_dataset
-from colabstage.errors import (
-    CancelledError,
-    CorruptArchiveError,
-    NotEnoughSpaceError,
-    SourceChangedError,
-)
+from colabstage.errors import CancelledError, CorruptArchiveError, NotEnoughSpaceError, SourceChangedError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.deadlines import shorten_deadlines
@@ -160,10 +155,7 @@ def test_a_damaged_member_leaves_nothing(tmp_path: Path) -> None:
 def test_too_little_room_is_told_with_figures_before_anything_is_written(tmp_path: Path, small_disk: Path) -> None:
     """The plan counts whole blocks and what files take beside their content."""
     archive = write(tmp_path / "a.zip", many_files(3000))
-    with pytest.raises(
-        NotEnoughSpaceError,
-        match=r"'a.zip' \(3,000 files\) .* 1[0-9.]+ MB",
-    ):
+    with pytest.raises(NotEnoughSpaceError, match=r"'a.zip' \(3,000 files\) .* 1[0-9.]+ MB"):
         extract_archive(archive, small_disk / "out", progress=False)
     assert list(small_disk.iterdir()) == []
 

@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colabstage.errors import (
-    SourceChangedError,
-    SourceReadError,
-)
+from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation
 from colabstage.sources.arriving import StreamingCopy
@@ -250,11 +247,7 @@ def test_every_byte_comes_once_however_often_connections_are_cut(
     ids=["no progress", "another version", "an hour of rest", "less than it says"],
 )
 def test_what_ends_the_copy_is_told(
-    open_arriving: Open,
-    content: bytes,
-    options: dict[str, Any],
-    error: type[Exception],
-    named: str,
+    open_arriving: Open, content: bytes, options: dict[str, Any], error: type[Exception], named: str
 ) -> None:
     """At once where trying again is of no use; nothing is made up for bytes that are missing."""
     source = MemoryFile(content, connections=3, **options)

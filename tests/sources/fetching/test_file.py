@@ -11,12 +11,7 @@ from typing import Any
 import pytest
 
 from colabstage import fetch_files
-from colabstage.errors import (
-    CancelledError,
-    ChecksumMismatchError,
-    SourceChangedError,
-    SourceReadError,
-)
+from colabstage.errors import CancelledError, ChecksumMismatchError, SourceChangedError, SourceReadError
 from colabstage.io.progress import SystemClock
 from colabstage.sources.remote import Checksum, TransientError
 from tests.support.far import MemoryFile, changed, far_service, random_bytes

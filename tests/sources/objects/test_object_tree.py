@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from colabstage import fetch_files
-from colabstage.errors import (
-    SourceAccessError,
-    SourceChangedError,
-    SourceReadError,
-    UnsafeArchiveError,
-)
+from colabstage.errors import SourceAccessError, SourceChangedError, SourceReadError, UnsafeArchiveError
 from colabstage.io.files import RetryPolicy
 from colabstage.sources.objects import open_address
 from colabstage.trees.listing import FileEntry, Tree
@@ -179,10 +174,7 @@ def test_a_connection_that_broke_is_replaced(ftp: FolderService) -> None:
 
 @pytest.mark.parametrize(
     "read",
-    [
-        lambda tree, entry: part_of(tree, entry, 5, entry.size - 5),
-        lambda tree, entry: b"".join(tree.chunks(entry))[5:],
-    ],
+    [lambda tree, entry: part_of(tree, entry, 5, entry.size - 5), lambda tree, entry: b"".join(tree.chunks(entry))[5:]],
     ids=["part", "chunks"],
 )
 def test_what_broke_off_is_asked_for_from_there(
