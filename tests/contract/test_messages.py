@@ -301,10 +301,12 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "a target below a file": lambda w: w.pack("photos", w / "notes.txt/it.h5"),
     "a local_dir that is an address": lambda w: w.stage("photos", local_dir="s3://bucket/here"),
     "a cache_dir that is a web address": lambda w: w.stage("photos", cache_dir="https://example.org/cache"),
-    "a variable for local_dir that is an address": lambda w: with_variable("COLABSTAGE_LOCAL_DIR", "s3://bucket/here",
-        lambda: w.stage("photos", local_dir=None)),
-    "a variable for cache_dir that is a web address": lambda w: with_variable("COLABSTAGE_CACHE_DIR",
-        "https://example.org/cache", lambda: w.stage("photos", cache_dir="auto")),
+    "a variable for local_dir that is an address": lambda w: with_variable(
+        "COLABSTAGE_LOCAL_DIR", "s3://bucket/here", lambda: w.stage("photos", local_dir=None)
+    ),
+    "a variable for cache_dir that is a web address": lambda w: with_variable(
+        "COLABSTAGE_CACHE_DIR", "https://example.org/cache", lambda: w.stage("photos", cache_dir="auto")
+    ),
     "a pack to append to that is not there": lambda w: w.pack("photos", None, append_to=w / "nowhere.h5"),
     "neither target nor append_to": lambda w: w.pack("photos", None),
     "both target and append_to": lambda w: w.pack("photos", append_to=w / "photos.h5"),
@@ -359,12 +361,14 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "splits that are more than all": lambda w: w.stage("photos", splits={"train": 0.8, "test": 0.4}),
     "splits of one number too small": lambda w: w.stage("photos", splits=0.1),
     "splits of a negative part": lambda w: w.stage("photos", splits={"train": 1.5, "test": -0.5}),
-    "splits where there are some": lambda w: w.tree({f"{split}/{name}": n for split in ("train", "test") for name,
-        n in in_classes(4).items()}, splits=0.8),
+    "splits where there are some": lambda w: w.tree(
+        {f"{split}/{name}": n for split in ("train", "test") for name, n in in_classes(4).items()}, splits=0.8
+    ),
     "groups that no name has": lambda w: w.stage("photos", splits=0.5, group_by=r"patient\d+"),
     "groups by a broken expression": lambda w: w.stage("photos", splits=0.5, group_by="("),
-    "prepare that gives other shapes": lambda w: w.tree({"cat/0.png": 0, "dog/1.png": 1},
-        prepare=lambda x: x[: 1 + int(x[0, 0, 0])]),
+    "prepare that gives other shapes": lambda w: w.tree(
+        {"cat/0.png": 0, "dog/1.png": 1}, prepare=lambda x: x[: 1 + int(x[0, 0, 0])]
+    ),
     "prepare that cannot be called": lambda w: w.stage("photos", prepare=5),
     "on_error of unknown name": lambda w: w.stage("photos", on_error="ignore"),
     "a seed that is a word": lambda w: w.stage("photos", seed="one"),

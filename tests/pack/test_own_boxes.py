@@ -314,7 +314,7 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
             r"Items\[20\] has int as its target",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_boxes_is_one_typed_error(tmp_path: Path, item: Callable[[int], Any], says: str) -> None:
     """It says which item, what it has, and what was expected; nothing is written."""
     with pytest.raises((LayoutError, DecodeError), match=says):

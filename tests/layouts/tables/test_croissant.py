@@ -105,9 +105,11 @@ LISTED = record_set(
 _FOUR = "{a,b,c,d}.jpg"
 
 READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
-    "labels and splits in the names of files": (files("set/{train,test}/{cat,dog}-{1..3}.jpg"),
+    "labels and splits in the names of files": (
+        files("set/{train,test}/{cat,dog}-{1..3}.jpg"),
         describe(IMAGES, splits("train", "test"), record_set("images", BY_NAME, SPLIT)),
-        "croissant; train: cat 3, dog 3; test: cat 3, dog 3"),
+        "croissant; train: cat 3, dog 3; test: cat 3, dog 3",
+    ),
     "names of numbers, in their order": (
         files(_FOUR, {"l.csv": rows("image,kind", "{a,b,c,d}.jpg,{0,1,1,0}")}),
         describe(
@@ -118,8 +120,11 @@ READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
         "croissant; ape 2, zebra 2",
     ),
     "rows in the description": (files(_FOUR), describe([ARCHIVE], LISTED), "croissant; x 2, y 2"),
-    "clips of sound": ({**dict.fromkeys(each("{a,b,c,d}.wav"), WAV), "l.csv": TABLE.replace(".jpg", ".wav").encode()},
-        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)), "croissant; owl 2, pug 2"),
+    "clips of sound": (
+        {**dict.fromkeys(each("{a,b,c,d}.wav"), WAV), "l.csv": TABLE.replace(".jpg", ".wav").encode()},
+        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)),
+        "croissant; owl 2, pug 2",
+    ),
     # What states splits alone, or nothing, beside other evidence.
     "splits beside folders": (
         files("cat/{train,test}_{1..2}.jpg dog/{train,test}_{3..4}.jpg"),
@@ -140,10 +145,15 @@ READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
         "table; train: x 1, y 1; test: x 1, y 1",
     ),
     "Kaggle's, which states no label": (files("{cat,dog}/{1..3}.jpg"), describe(IMAGES), "image_folder; cat 3, dog 3"),
-    "one of other files": (files("{cat,dog}/{1..3}.jpg"), describe([file_object("other.h5")],
-        record_set("s", field("s/y", "sc:Integer", "cr:Label", of="other.h5", column="y"))),
-        "image_folder; cat 3, dog 3"),
-}  # fmt: skip
+    "one of other files": (
+        files("{cat,dog}/{1..3}.jpg"),
+        describe(
+            [file_object("other.h5")],
+            record_set("s", field("s/y", "sc:Integer", "cr:Label", of="other.h5", column="y")),
+        ),
+        "image_folder; cat 3, dog 3",
+    ),
+}
 
 
 def with_one(made: dict[str, bytes], description: dict[str, Any], name: str = "croissant.json") -> dict[str, bytes]:
@@ -177,25 +187,50 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
         READ["splits beside folders"][1],
         ("croissant.json", "'test'", "'train'"),
     ),
-    "a split of some images": (files("{cat,dog}/{train,test,more}_{1..2}.jpg"), READ["splits beside folders"][1],
-        ("croissant.json", "more_1.jpg")),
-    "a label that a table contradicts": (files(_FOUR, {"l.csv": rows("image,label", "{a,b,c,d}.jpg,{x,y,y,x}")}),
-        describe([ARCHIVE], LISTED), ("croissant.json", "l.csv")),
+    "a split of some images": (
+        files("{cat,dog}/{train,test,more}_{1..2}.jpg"),
+        READ["splits beside folders"][1],
+        ("croissant.json", "more_1.jpg"),
+    ),
+    "a label that a table contradicts": (
+        files(_FOUR, {"l.csv": rows("image,label", "{a,b,c,d}.jpg,{x,y,y,x}")}),
+        describe([ARCHIVE], LISTED),
+        ("croissant.json", "l.csv"),
+    ),
     "boxes beside labels": (files(_FOUR, {"a.json": coco(_FOUR)}), describe([ARCHIVE], LISTED), ("boxes",)),
-    "a table that is not there": (files("{cat,dog}/{1..3}.jpg"),
-        describe([*IMAGES, file_object("l.csv")], record_set("rows", BY_COLUMN)), ("'l.csv'", "not there")),
-    "a column that is not there": (files(_FOUR, {"l.csv": rows("image,kind", "{a,b,c,d}.jpg,{x,y}")}),
-        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)), ("'breed'", "croissant.json")),
-    "a class that is not in the enumeration": (files(_FOUR, {"l.csv": rows("image,kind", "{a,b,c,d}.jpg,{0,1,7}")}),
-        READ["names of numbers, in their order"][1], ("'7'",)),
-    "two labels": (files("{cat,dog}/{1..3}.jpg", {"l.csv": TABLE}), describe([file_object("l.csv")],
-        record_set("rows", BY_COLUMN, field("rows/colour", "sc:Text", "cr:Label", of="l.csv", column="colour"))),
-        ("'breed'", "'colour'")),
-    "two labels of one image": (files(_FOUR, {"l.csv": rows("image,breed", "{a,b,c,d,a}.jpg,{pug,owl}", "a.jpg,owl")}),
-        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)), ("a.jpg", "'owl'")),
-    "an expression without an end": (files("{cat,dog}/{1..3}.jpg"),
+    "a table that is not there": (
+        files("{cat,dog}/{1..3}.jpg"),
+        describe([*IMAGES, file_object("l.csv")], record_set("rows", BY_COLUMN)),
+        ("'l.csv'", "not there"),
+    ),
+    "a column that is not there": (
+        files(_FOUR, {"l.csv": rows("image,kind", "{a,b,c,d}.jpg,{x,y}")}),
+        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)),
+        ("'breed'", "croissant.json"),
+    ),
+    "a class that is not in the enumeration": (
+        files(_FOUR, {"l.csv": rows("image,kind", "{a,b,c,d}.jpg,{0,1,7}")}),
+        READ["names of numbers, in their order"][1],
+        ("'7'",),
+    ),
+    "two labels": (
+        files("{cat,dog}/{1..3}.jpg", {"l.csv": TABLE}),
+        describe(
+            [file_object("l.csv")],
+            record_set("rows", BY_COLUMN, field("rows/colour", "sc:Text", "cr:Label", of="l.csv", column="colour")),
+        ),
+        ("'breed'", "'colour'"),
+    ),
+    "two labels of one image": (
+        files(_FOUR, {"l.csv": rows("image,breed", "{a,b,c,d,a}.jpg,{pug,owl}", "a.jpg,owl")}),
+        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)),
+        ("a.jpg", "'owl'"),
+    ),
+    "an expression without an end": (
+        files("{cat,dog}/{1..3}.jpg"),
         describe(IMAGES, record_set("i", field("i/l", "sc:Text", "cr:Label", of="files", regex="((a+)+)+x"))),
-        ("extracted by",)),
+        ("extracted by",),
+    ),
     "a label by what is not read": (
         files("{cat,dog}/{1..3}.jpg"),
         describe(
@@ -211,7 +246,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
         ("jsonPath",),
     ),
     "two descriptions": (files("{cat,dog}/{1..3}.jpg", {"metadata.json": _NAMED}), _NAMED, ("metadata.json",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
