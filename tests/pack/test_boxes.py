@@ -16,7 +16,7 @@ from colabstage.errors import DecodeError, LayoutError
 from colabstage.options import Boxes, Images, SampleTable, TreeFiles
 from colabstage.trees.listing import Tree
 from tests.images.files import encode
-from tests.pack.test_own_boxes import stored
+from tests.pack.test_own_boxes import stored_by_key
 from tests.support.made_files import write_files
 
 COUNT = 20
@@ -171,7 +171,7 @@ def test_skipped_images_take_their_boxes_with_them(tmp_path: Path, street: Path)
         (street / name).write_bytes(b"no image")
     report = pack_dataset(street, tmp_path / "gaps.h5", on_error="skip", **options)
     assert report.samples == {"train": COUNT - 2}
-    whole, gaps = (stored(tmp_path / name) for name in ("whole.h5", "gaps.h5"))
+    whole, gaps = (stored_by_key(tmp_path / name) for name in ("whole.h5", "gaps.h5"))
     del whole["03.png"], whole["17.png"]
     assert gaps.keys() == whole.keys()
     for key, columns in gaps.items():

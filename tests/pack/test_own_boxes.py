@@ -110,15 +110,20 @@ def as_lists(boxes: NDArray[np.float64], number: int) -> dict[str, list[Any]]:
 
 
 TARGETS: dict[str, Callable[[int], Any]] = {
-    "the tutorial's": lambda i: (picture(i),
-        {"boxes": tensor(corners(i)).float(), "labels": tensor(labels(i)), "image_id": i}),
-    "BoundingBoxes": lambda i: (picture(i),
-        {"boxes": bounding_boxes(sizes(i), Format.XYWH), "labels": tensor(labels(i))}),
-    "centres": lambda i: (picture(i),
-        {"boxes": bounding_boxes(centres(i), Format.CXCYWH), "labels": tensor(labels(i))}),
+    "the tutorial's": lambda i: (
+        picture(i), {"boxes": tensor(corners(i)).float(), "labels": tensor(labels(i)), "image_id": i},
+    ),
+    "BoundingBoxes": lambda i: (
+        picture(i), {"boxes": bounding_boxes(sizes(i), Format.XYWH), "labels": tensor(labels(i))},
+    ),
+    "centres": lambda i: (
+        picture(i), {"boxes": bounding_boxes(centres(i), Format.CXCYWH), "labels": tensor(labels(i))},
+    ),
     # For an image without annotations, torchvision's wrapper of CocoDetection returns nothing else.
-    "wrapped": lambda i: (picture(i),
-        {"image_id": i} | ({"boxes": tensor(corners(i)), "labels": tensor(labels(i))} if i % 4 else {})),
+    "wrapped": lambda i: (
+        picture(i),
+        {"image_id": i} | ({"boxes": tensor(corners(i)), "labels": tensor(labels(i))} if i % 4 else {}),
+    ),
     "numpy": lambda i: (picture(i), {"boxes": corners(i), "labels": labels(i).astype(np.float32)}),
     "parts of width and height": lambda i: (
         picture(i), {"boxes": corners(i) / (*size_of(i)[::-1], *size_of(i)[::-1]), "labels": labels(i)},
@@ -129,17 +134,24 @@ TARGETS: dict[str, Callable[[int], Any]] = {
     ),
     "lists of sizes": lambda i: {"image": picture(i), "image_id": i, "objects": as_lists(sizes(i), i)},
     "lists of corners": lambda i: {"image": picture(i), "objects": as_lists(corners(i), i)},
-    "dicts": lambda i: {"image": picture(i),
-        "objects": [{"bbox": b.tolist(), "category": int(c)} for b, c in zip(sizes(i), labels(i), strict=True)]},
+    "dicts": lambda i: {
+        "image": picture(i),
+        "objects": [{"bbox": b.tolist(), "category": int(c)} for b, c in zip(sizes(i), labels(i), strict=True)],
+    },
     "nothing for none": lambda i: {"image": picture(i), "objects": as_lists(sizes(i), i) if i % 4 else None},
-    "nothing for none, by another name": lambda i: {"image": picture(i + 1 if i == 0 else i),
-        "faces": as_lists(sizes(i), i) if i % 4 or i == 0 else None},
+    "nothing for none, by another name": lambda i: {
+        "image": picture(i + 1 if i == 0 else i), "faces": as_lists(sizes(i), i) if i % 4 or i == 0 else None,
+    },
     "side by side": lambda i: {"image": picture(i), "bboxes": sizes(i).tolist(), "labels": labels(i).tolist(), "id": i},
 }  # fmt: skip
 
 
-def stored(path: Path) -> dict[str, dict[str, NDArray[Any]]]:
+def stored(path: Path) -> dict[int, dict[str, NDArray[Any]]]:
     """The columns of each item's boxes, read by plain h5py."""
+    return {int(key): columns for key, columns in stored_by_key(path).items()}
+
+
+def stored_by_key(path: Path) -> dict[str, dict[str, NDArray[Any]]]:
     with h5py.File(path) as file:
         offsets = file["Y_train/offsets"][()]
         columns = {name: file[f"Y_train/{name}"][()] for name in file["Y_train"] if name != "offsets"}
@@ -150,11 +162,6 @@ def stored(path: Path) -> dict[str, dict[str, NDArray[Any]]]:
         }
 
 
-def numbered(path: Path) -> list[tuple[int, dict[str, NDArray[Any]]]]:
-    """The same by the items' numbers."""
-    return [(int(key), columns) for key, columns in stored(path).items()]
-
-
 @pytest.mark.parametrize("item", TARGETS.values(), ids=TARGETS.keys())
 def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]) -> None:
     """Whatever their names and format, boxes become corners in pixels, float32, and labels int64; each item is
@@ -162,7 +169,7 @@ def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]
     items = Items(item)
     pack_dataset(items, tmp_path / "out.h5", image_size=(80, 120), resize="stretch", progress=False)
     assert items.asked == list(range(COUNT))
-    for number, found in numbered(tmp_path / "out.h5"):
+    for number, found in stored(tmp_path / "out.h5").items():
         height, width = size_of(number)
         expected = corners(number) * (120 / width, 80 / height, 120 / width, 80 / height)
         np.testing.assert_allclose(found["boxes"], expected, rtol=1e-6)
@@ -219,7 +226,7 @@ def test_annotations_of_cocos_own_reader(tmp_path: Path) -> None:
     report = pack_dataset(items, tmp_path / "out.h5", image_size=(16, 16), progress=False)
     assert report.classes == ("N/A", "cat", "N/A", "dog", "N/A", "owl")
     assert any("'id', 'image_id', 'segmentation'" in note for note in report.notes)
-    for number, found in numbered(tmp_path / "out.h5"):
+    for number, found in stored(tmp_path / "out.h5").items():
         assert found["labels"].tolist() == [one["category_id"] for one in coco(number)]
         assert found["iscrowd"].tolist() == [one["iscrowd"] for one in coco(number)]
         np.testing.assert_array_equal(found["area"], np.array([one["area"] for one in coco(number)], np.float32))
@@ -248,7 +255,7 @@ def test_a_dataset_of_hugging_faces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for source in (dataset, dataset.with_transform(lambda batch: batch), *formats):
         report = pack_dataset(source, tmp_path / "out.h5", overwrite=True, progress=False)
         assert report.classes == ("cat", "dog", "owl")
-        for number, found in numbered(tmp_path / "out.h5"):
+        for number, found in stored(tmp_path / "out.h5").items():
             np.testing.assert_array_equal(found["boxes"], corners(number))
             assert found["labels"].tolist() == labels(number).tolist()
             np.testing.assert_array_equal(found["area"], sizes(number)[:, 2] * sizes(number)[:, 3])
@@ -341,7 +348,7 @@ def test_broken_items_take_their_boxes_with_them(tmp_path: Path) -> None:
     report = pack_dataset(Items(item), tmp_path / "out.h5", image_size=(8, 8), on_error="skip", progress=False)
     assert report.samples == {"train": COUNT - 3}
     assert sorted(why.partition(":")[0] for why in report.skipped) == ["Items[18]", "Items[2]", "Items[7]"]
-    found = dict(numbered(tmp_path / "out.h5"))
+    found = stored(tmp_path / "out.h5")
     assert found.keys() == set(range(COUNT)) - {2, 7, 18}
     assert all(one["labels"].tolist() == labels(number).tolist() for number, one in found.items())
 
@@ -350,7 +357,7 @@ def test_boxes_on_arrays_stay_where_they_are(tmp_path: Path) -> None:
     """Channels-first tensors are stored unchanged, whatever image_size is; prepare= is refused."""
     items = Items(lambda i: (np.zeros((3, 40, 60), np.float32), {"boxes": corners(i), "labels": labels(i)}))
     pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
-    for number, found in numbered(tmp_path / "out.h5"):
+    for number, found in stored(tmp_path / "out.h5").items():
         np.testing.assert_array_equal(found["boxes"], corners(number))
     with pytest.raises(OptionError, match="prepare="):
         pack_dataset(items, tmp_path / "2.h5", prepare=lambda x: x, progress=False)
