@@ -304,8 +304,7 @@ def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOption
     copied = facts.engine.name in ("mapped", "memory")
     several = min(fitting, 2 * _most_together(facts, batch_bytes, copied=copied))
     if several > _PREFETCH:
-        together = min(several // 2, _most_together(facts, batch_bytes))
-        return ReasonedValue(several, f"batches are small, so {together} at a time are gathered")
+        return ReasonedValue(several, "batches are small")
     if fitting >= _PREFETCH:
         return ReasonedValue(_PREFETCH, "evens out batches that take longer")
     return ReasonedValue(1, f"batches of {format_bytes(batch_bytes)} leave memory for no more")

@@ -230,6 +230,7 @@ class LoaderPlan:
             "batches": f"{self.batches:,} of {self.batch_size:,} samples",
             "workers": self.workers,
             "prefetch": self.prefetch,
+            "gathered": f"{self.together} batches at a time" if self.together > 1 else None,
             "engine": self.engine,
             "order": self.order,
             "decode": self.decode,

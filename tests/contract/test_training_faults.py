@@ -131,6 +131,12 @@ def test_a_trainer_that_skips_batches_sets_the_epoch_after_that(path: Path) -> N
         assert seen(DataLoader(of.dataset, batch_sampler=list(batches), collate_fn=of.collate_fn)) == epochs[1][16:]
 
 
+def test_a_plan_says_what_is_done(path: Path) -> None:
+    """Batches of numpy are read one by one, however small they are."""
+    both = make_loader(dataset_h5(path), 8, shuffle=True), to_numpy(path, 8)
+    assert [" batches at a time" in repr(one) for one in both] == [True, False]
+
+
 def test_numpys_generator_of_another_kind_is_refused(path: Path, tmp_path: Path) -> None:
     random: Any = np.random
     dataset = dataset_h5(path)

@@ -201,6 +201,10 @@ def test_fields_make_the_line_and_errors_leave_it_usable(
     notebook.screenshot("form_plan_dark")
     press(page, "Stage")
     page.get_by_text("Done. Continue with form.dataset").wait_for()
+    fields.get_by_text("more", exact=True).click()
+    names = fields.locator(".widget-label:visible")
+    clipped = "names => names.filter(one => one.scrollWidth > one.clientWidth).map(one => one.innerText)"
+    assert (names.filter(has_text="zip_encoding").count(), names.evaluate_all(clipped)) == (1, [])
     notebook.screenshot("form_done_dark")
     assert notebook.errors == []
 

@@ -102,7 +102,8 @@ class ArrayBatches:
             shuffle="auto" if layout is not None and self.shuffled else self.shuffled,
         )
         facts = replace(gather_facts(reader, layout), per_sample=self.per_sample, epoch_rows=self._visits.count)
-        self.plan: LoaderPlan = choose_loader(facts, batch_size, loading)
+        # Each batch is read by itself.
+        self.plan: LoaderPlan = replace(choose_loader(facts, batch_size, loading), together=1)
         self.reader = reader = reader.into_memory() if self.plan.strategy == "memory" else reader
         # Whether every batch has `batch_size` samples.
         self.all_full = options.drop_last or self._visits.count % batch_size == 0
