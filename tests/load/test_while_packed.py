@@ -16,8 +16,9 @@ import pytest
 from colabstage import stage_dataset
 from colabstage.trees.listing import FileEntry
 from tests.nurseries import Nurseries
-from tests.stage.test_streaming import Gate, GatedTree, png
+from tests.stage.test_streaming import Gate, GatedTree
 from tests.support.images import make_tree
+from tests.support.made_files import grey
 from tests.support.steps import wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -54,7 +55,8 @@ def stage(tree: Any, folder: Path) -> Any:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder of images with one value each, in two classes."""
-    make_tree(tmp_path / "photos", {f"c{row % 2}/{row:03}.png": png(row) for row in range(COUNT)})
+    values = {row: grey(np.full((4, 4), row, np.uint8)) for row in range(COUNT)}
+    make_tree(tmp_path / "photos", {f"c{row % 2}/{row:03}.png": made for row, made in values.items()})
     return tmp_path
 
 
