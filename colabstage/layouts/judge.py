@@ -541,9 +541,12 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
         yield f"Nothing is labelled {listed(bare)}, {what}."
     if isinstance(boxes, Boxes):
         rows = np.column_stack([np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets)), labels, boxes.boxes])
-        order = np.lexsort(rows.T)
+        # Sorted by one number of each row, because sorting by all of them takes twenty times as long.
+        codes = (rows * np.sqrt([2, 3, 5, 7, 11, 13])).sum(axis=1)
+        order = np.argsort(codes)
+        one, other = (order[np.flatnonzero(np.diff(codes[order]) == 0) + step] for step in (0, 1))
         again = np.zeros(len(rows), np.bool_)
-        again[order[1:]] = (np.diff(rows[order], axis=0) == 0).all(axis=1)
+        again[other] = (rows[one] == rows[other]).all(axis=1)
         flat = (boxes.boxes[:, 2:] == boxes.boxes[:, :2]).any(axis=1)
         for what, odd in {"without an area": flat, "equal to another in the same image": again}.items():
             where = f"{what} (first in '{table.keys[boxes.owner(int(np.argmax(odd)))]}')" if odd.any() else ""
