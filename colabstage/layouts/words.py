@@ -37,6 +37,7 @@ SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "valid", "validation": "validation", "dev": "dev",
     "test": "test", "testing": "test",
 }  # fmt: skip
+_SHORT = {"tr": "train", "ts": "test"}
 SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLITS.values()))}
 # A folder may be called val and the list beside it validation; none of these means test.
 _HELD_OUT = frozenset({"val", "valid", "validation", "dev"})
@@ -192,7 +193,9 @@ def words_of(name: str) -> tuple[str, ...]:
     >>> words_of("ISIC2018_TrainingGroundTruth")
     ('isic', '2018', 'training', 'ground', 'truth')
     """
-    return tuple(word.lower() for word in _WORDS.findall(name))
+    found = [word.lower() for word in _WORDS.findall(name)]
+    # nnU-Net's folders are imagesTr, labelsTr, imagesTs.
+    return tuple(_SHORT.get(word, word) if found[0] in _ROLES else word for word in found)
 
 
 def letters_of(name: str) -> list[str]:

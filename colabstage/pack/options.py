@@ -32,13 +32,14 @@ RULES_VERSION = 5
 _NEWER_RULES = {
     **dict.fromkeys(("lmdb", "pixel_table"), 7),
     **dict.fromkeys(("images", "coco_classes", "croissant"), 8),
-    **dict.fromkeys(("arrow", "webdataset", "file_names", "audio"), 9),
-    **dict.fromkeys(("tokens", "arrays"), 10),
-    "tfrecord": 11,
+    "file_names": 9,
+    **dict.fromkeys(("arrow", "webdataset", "audio"), 10),
+    **dict.fromkeys(("tokens", "arrays"), 11),
+    "tfrecord": 12,
     "detection": 14,
-    "pairs": 17,
-    "table": 19,
-    "auto": 23,
+    "pairs": 18,
+    "table": 20,
+    "auto": 24,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -198,6 +198,7 @@ BOXES = [
           ("startX", "image,label,startX,startY,endX,endY", "{i}.jpg,{c},5,6,25,16", "startX"),
           ("one column", "image,label,box", '{i}.jpg,{c},"5 6 20 10"', "'box'"),
       ]),
+    row("boxes that are twice in an image", yolo("0 1", {"labels/0.txt": 2 * first_of(0) + first_of(1), "data.yaml": "names: [cat, dog]\n"}), right=[noted("1 box equal to another in the same image .*0.jpg")]),
     row("COCO lists an image under two ids", files("images/f{0..2}.png", {"annotations.json": {
         "images": [{"id": i, "file_name": name, "width": 64, "height": 48} for i, name in enumerate(["f0.png", "f1.png", "f1.png", "f2.png"])],
         "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [1 + i, 1, 5, 5]} for i in range(4)], "categories": [{"id": 1, "name": "cell"}]}}),
@@ -549,6 +550,7 @@ SPLITS_BESIDE = [
 
 FOLDERS = [
     *(row(f"a folder {name!r}", files(f"{{cat,dog,{name}}}/{{0..3}}.jpg"), right=[refused(name)]) for name in ("unlabeled", "unsup")),
+    row("digits of speakers, as advised", {f"{one:02}/{digit}_{one:02}_{i}.wav": wav() for one in (1, 2) for digit in range(4) for i in range(2)}, right=[found("train: 0 4, 1 4, 2 4, 3 4.*")], layout=audio_clips(pattern=r"(?:^|/)([^/ ._-]+)[^/]*$")),
     row("numbered alike in each split", files("{train,test}/{cat,dog}/{0..9}.jpg"), right=[found("train: cat 10, dog 10; test: cat 10, dog 10")]),
     row("a JPEG that ends in zeros", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG")[:1500] + bytes(3000)}), right=[refused(r"cat/4\.jpg")]),
     row("a JPEG with zeros behind it", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG") + bytes(3000)}), right=[found("train: cat 5, dog 4")]),
@@ -820,7 +822,7 @@ CLIPS = [
         ("FSDD", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", refused(r"audio_clips\(pattern=PATTERN\)"), "auto"),
         ("FSDD, followed", "recordings/{0..2}_{jackson,theo}_{0,1}.wav", found("train: 0 4, 1 4, 2 4 .*"), audio_clips(pattern=r"(?:^|/)(?:[^/ _.-]+[ _.-]+){0}([^/ _.-]+)[^/]*$")),
         ("CREMA-D, followed", "AudioWAV/100{1..3}_{DFA,IEO}_{ANG,SAD}_XX.wav", found("train: ANG 6, SAD 6 .*"), audio_clips(pattern="_([A-Z]{3})_XX")),
-        ("AudioMNIST", "data/01/{0..2}_01_{0,1}.wav data/02/{0..2}_02_{0,1}.wav", noted("folders have numbers as names"), "auto"),
+        ("AudioMNIST", "data/01/{0..2}_01_{0,1}.wav data/02/{0..2}_02_{0,1}.wav", refused(r"begin with '0', '1', '2'.*audio_clips\(pattern=r"), "auto"),
     ]),
 ]
 PATHS_BESIDE = [
@@ -907,6 +909,8 @@ ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
     row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),
     row("arrays beside inputs in files that are called so", {f"ply_data_{one}.h5": h5(data=np.ones((4, 8, 3)), label=np.arange(4)[:, None] % 2, normal=np.ones((4, 8, 3))) for one in ("train0", "train1", "test0")}, right=[found("train: 0 4, 1 4.*; test: 0 2, 1 2.*", note="normal")]),
+    row("one image with many channels and a map of its classes", files("", {"cube.npy": npy(np.ones((8, 6, 20))), "map.npy": npy(np.eye(8, 6, dtype=np.int64))}), right=[refused(r"y = numpy.load\('map.npy'\); numpy.savez\('pixels.npz', x=numpy.load\('cube.npy'\)\[y > 0\], y=y\[y > 0\] - 1\)")]),
+    row("masks of nnU-Net, as advised", pairs("imagesTr/a_{0:03}_0000.png", "labelsTr/a_{0:03}.png"), layout=parts(x="imagesTr", y="labelsTr"), right=[found("train: 6 masks.*")]),
     row("splits in FER2013's column", files("", {"fer2013.csv": "emotion,pixels,Usage\n" + "".join(f"{i % 2},{' '.join(['7'] * 64)},{one}\n" for i, one in enumerate(["Training"] * 4 + ["PublicTest"] * 2))}), right=[noted("as 'Usage' says")]),
     row("words as inputs", {"x.npz": npz(x=np.array(["a", "b"]), y=np.arange(2))}, right=[refused("words and dates", but_not="astype")]),
     row("CIFAR's first file alone", files("", {"data_batch_1": batch(4, labels=[0, 1, 0, 1])}), right=[noted("data_batch_1.*5"), lambda packed: packed.found == "train: 0 2, 1 2" and not noted("left out")(packed)]),

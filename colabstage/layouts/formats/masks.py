@@ -482,10 +482,16 @@ def _by_stem(sides: _Sides, *, bare: bool) -> _Sides:
     for side in sides:
         keys = {one: stem for one, (_, stem) in side.items()}
         if bare:
-            parts = {one: bare_stem(stem, posixpath.dirname(one.name)).split("_") for one, stem in keys.items()}
-            # One file alone shares nothing.
-            shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
-            keys = {one: "_".join(word for word in own if word not in shared) for one, own in parts.items()}
+            parts = [bare_stem(stem, posixpath.dirname(one.name)).split("_") for one, stem in keys.items()]
+            # By their places from either end: a_0_0, a_1_0. One file alone shares nothing.
+            places = range(min(map(len, parts)) if len(parts) > 1 else 0)
+            front = {place for place in places if len({own[place] for own in parts}) == 1}
+            back = {place for place in places if len({own[-1 - place] for own in parts}) == 1}
+            kept = (
+                [word for place, word in enumerate(own) if place not in front and len(own) - 1 - place not in back]
+                for own in parts
+            )
+            keys = dict(zip(keys, map("_".join, kept), strict=True))
         if len(set(keys.values())) < len(keys):
             return sides
         made.append({one: ((), stem) for one, stem in keys.items()})
