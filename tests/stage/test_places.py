@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import s3fs
 import xxhash
 
 from colabstage.errors import ColabstageError, DamagedPackError, TargetExistsError, TargetNotWritableError
@@ -108,7 +109,9 @@ def test_a_version_takes_few_requests(s3: BucketService, tmp_path: Path) -> None
     """Each lists the bucket, or waits for it: a new name, an older version, and the same one again."""
     source: Any = SimpleNamespace(url=f"s3://{s3.bucket}/kept", label="the bucket")
     kept = Kept(BucketPlace(source), tmp_path / "kept", s3)
-    for content, most in ((OLD, 14), (NEW, 17), (NEW, 4)):
+    # Whether there is a bucket, s3fs of Colab's image learns by one request more.
+    earlier = s3fs.__version__ < "2026"
+    for content, most in ((OLD, 14 + earlier), (NEW, 17 + earlier), (NEW, 4)):
         s3.hold(most + 1, dict)
         kept.publish(content)
         assert s3.is_holding, f"more than {most} requests"
