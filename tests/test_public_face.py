@@ -17,11 +17,11 @@ def test_names_are_sorted_and_shadow_no_package() -> None:
     assert sorted(set(colabstage.__all__)) == colabstage.__all__
     assert not modules & set(colabstage.__all__)
     public = {name for name in dir(colabstage) if not name.startswith("__")}
-    assert public == {*colabstage.__all__, "errors", "options", "transforms"}
+    assert public == {*colabstage.__all__, *NEED_TORCH, "errors", "options", "transforms"}
 
 
 # A torch Dataset, and functions that make batches of tensors, cannot exist without torch.
-NEED_TORCH = {"CudaDataLoader", "dataset_h5", "make_loader"}
+NEED_TORCH = {"CudaDataLoader", "dataset_h5", "make_loader", "resumable"}
 
 
 @pytest.mark.parametrize(

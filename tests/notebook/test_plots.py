@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from PIL import Image
 
 from colabstage.errors import EmptySourceError, OptionError
 from tests.notebook.packs import CLASSES, photos, write_boxed, write_pack
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from colabstage import plot_class_balance, plot_image_sizes
 

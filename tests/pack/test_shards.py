@@ -27,10 +27,9 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.options import Images, SampleTable, TreeFiles
 from tests.clocks import ManualClock
 from tests.contract.served import numbers_in
-from tests.layouts.shards.test_workers import AfterThat
 from tests.support.images import image, in_classes, make_tree, mask
 from tests.support.made_files import npy
-from tests.support.steps import OneStep
+from tests.support.steps import AfterThat, OneStep
 
 COUNT = 30
 

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import Self
+from concurrent.futures import Executor, Future
+from pickle import dumps, loads
+from typing import Any, Self
 
 from colabstage.io.progress import Progress, ProgressStep
 
@@ -49,3 +51,19 @@ def wait_until(is_so: Callable[[], bool], *, seconds: float = 30.0) -> None:
     while not is_so():
         assert time.monotonic() < deadline, f"it did not come about within {seconds} s"
         time.sleep(0.01)
+
+
+class AfterThat(Executor):
+    """Runs a task in this thread, sent as to another process, once something has happened."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        self._happens = happens
+
+    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+        self._happens()
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*loads(dumps(arguments))))
+        except Exception as error:  # noqa: BLE001  # as an executor does
+            future.set_exception(loads(dumps(error)))
+        return future

@@ -5,12 +5,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from pickle import dumps, loads
 from shutil import copyfile
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from colabstage.errors import SourceChangedError
 from tests.layouts.readers import picture
 from tests.layouts.shards.writing import KINDS
 from tests.support.made_files import write_files
+from tests.support.steps import AfterThat
 
 ROWS = 24
 
@@ -67,22 +66,6 @@ def test_workers_write_what_one_process_does(tmp_path: Path, kind: str, encoding
     dataset = dataset_h5(tmp_path / "alone/*.h5")
     expected = {np.asarray(Image.open(io.BytesIO(picture(n)))).tobytes(): n % 3 for n in range(ROWS)}
     assert {np.asarray(x).tobytes(): int(y) for x, y in (dataset[row] for row in range(ROWS))} == expected
-
-
-class AfterThat(Executor):
-    """Runs a task in this thread, sent as to another process, once something has happened."""
-
-    def __init__(self, happens: Callable[[], object]) -> None:
-        self._happens = happens
-
-    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
-        self._happens()
-        future: Future[Any] = Future()
-        try:
-            future.set_result(function(*loads(dumps(arguments))))
-        except Exception as error:  # noqa: BLE001  # as an executor does
-            future.set_exception(loads(dumps(error)))
-        return future
 
 
 SCANNED = ["webdataset", "tfrecord", "parquet"]
