@@ -197,15 +197,18 @@ def join_fields(parts: Sequence[tuple[Mapping[str, list[Any]], int]]) -> dict[st
 
 
 def splits_of_fields(where: str, fields: Mapping[str, FieldValues]) -> tuple[str, Sequence[str]]:
-    """Return the field that says which split each record belongs to, and the splits; empty if it has other words."""
-    name = next((name for name in fields if plain_name(name) in words.SPLIT_FIELDS), "")
-    cells = ["" if value is None else str(value) for value in fields.get(name, ())]
-    try:
-        splits = splits_of_column(Column(name, cells)) if name else ()
-    except LayoutError as error:
-        msg = f"'{where}' has records of samples. {error}"
-        raise BrokenDatasetError(msg) from error
-    return (name, splits) if splits else ("", ())
+    """Return the field that says which split each record belongs to, and the splits; empty if all have other words."""
+    # FER2013 calls it Usage; of clothes that is a class.
+    for name in (name for name in fields if plain_name(name) in (*words.SPLIT_FIELDS, "usage")):
+        cells = ["" if value is None else str(value) for value in fields[name]]
+        try:
+            splits = splits_of_column(Column(name, cells))
+        except LayoutError as error:
+            msg = f"'{where}' has records of samples. {error}"
+            raise BrokenDatasetError(msg) from error
+        if splits:
+            return name, splits
+    return "", ()
 
 
 def labels_of_fields(
@@ -528,8 +531,7 @@ def boxes_of_records(
     targets, classes, *_ = make_labels(labels, owners, names=names)
     numbers = {"labels": getattr(targets, "values", np.zeros(0, np.int64))}
     left = listed(fields.others)
-    parts = " as parts of width and height" if form.relative else ""
-    note = f"The boxes are written as {form.form}{parts}{f'; left out: {left}' if left else ''}."
+    note = f"The boxes are written as {form.shown}{f'; left out: {left}' if left else ''}."
     made = Boxes(rows.offsets, rows.corners(form.form), numbers | rows.columns, relative=form.relative)
     return Labels(made, classes, notes=(note,))
 

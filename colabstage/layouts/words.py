@@ -86,10 +86,12 @@ _OF_TARGETS = (
 # with_mask beside without_mask are classes.
 _NEGATIONS = frozenset({"with", "without", "no", "non", "not", "un"})
 # Texts that differ in such words alone are the classes, or the sides of each sample: languages by their codes too, but
-# parts of one text are called aa and ab.
+# parts of one text are called ac and ad.
 _OF_TEXTS = re.compile(
-    "(?!a[ab])[a-z]{2}([_-][a-z]{2})?|english|french|german|spanish|italian|portuguese|dutch|russian|chinese|japanese|korean"
-    "|arabic|hindi|turkish|pos|neg|positive|negative|neutral|ham|spam|fake|real|true|false|toxic|hate|human|ai"
+    "(ar|bg|bn|ca|cs|da|de|el|en|es|et|fa|fi|fr|ga|he|hi|hr|hu|id|it|ja|ko|lt|lv|nl|no|pl|pt|ro|ru|sk|sl|sr|sv|sw|ta|te|th"
+    "|tr|uk|ur|vi|zh)([_-][a-z]{2})?|arabic|chinese|czech|danish|dutch|english|finnish|french|german|greek|hebrew|hindi"
+    "|hungarian|irish|italian|japanese|korean|norwegian|persian|polish|portuguese|romanian|russian|scottish|spanish|swedish"
+    "|turkish|ukrainian|vietnamese|pos|neg|positive|negative|neutral|ham|spam|fake|real|true|false|toxic|hate|human|ai"
     "|source|target|src|tgt|trg|input|output|question|answer|questions|answers|articles?|summar(y|ies)|highlights",
     re.IGNORECASE,
 )
@@ -381,7 +383,7 @@ PATHS = (
     "path", "image_path", "img_path", "file_path", "filepath", "file", "file_name", "filename", "image", "img",
     "image_name", "image_id", "image_index", "img_name", "picture", "audio", "clip",
 )  # fmt: skip
-IDS = ("id", "index", "uuid", "row")
+IDS = ("id", "idx", "index", "uuid", "row")
 # Words about an image that are not its class, however often they repeat.
 CAPTIONS = ("text", "txt", "caption", "captions", "description", "prompt", "comment")
 # Facts about a file, or made from it for an experiment, which are not targets.
@@ -404,7 +406,7 @@ FLAGS = {
     "train_test_split": ("train", "test"),
 }  # fmt: skip
 # Names of fields that say which split each record belongs to.
-SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS, "usage"})
+SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS})
 # What 0, 1 and 2 mean in a column of splits, as in CelebA's partition.
 NUMBERED_SPLITS = ("train", "val", "test")
 

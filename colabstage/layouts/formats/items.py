@@ -277,7 +277,7 @@ def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
     if not ys:
         objects = [key for key in OBJECTS if key in rest and (rest[key] is None or _may_hold_boxes(rest[key]))]
         about, ys = objects, [(key,) for key in objects]
-    odd = [] if ys else words.unused_labels([*rest])
+    odd = [] if ys else words.unused_labels([key for key, value in rest.items() if not isinstance(value, Mapping)])
     if len(xs) != 1 or len(ys) > 1 or odd:
         msg = (
             f"{name} is a mapping{_of_keys(item)}; expected (x, y), or an input called 'image' or 'x' and one target "
@@ -424,7 +424,7 @@ class _BoxItems:
     def note(self) -> str:
         left = f"; left out: {listed(self.fields.others)}." if self.fields.others else "."
         kept = listed([self.fields.label, *self.fields.further])
-        return f"Of each target the boxes (written as {self.form.form}) and {kept} are kept{left}"
+        return f"Of each target the boxes (written as {self.form.shown}) and {kept} are kept{left}"
 
     def rows(self, target: Any, name: str) -> NDArray[Any]:
         """Return the boxes of one item, `(M,)` of `dtype`, with corners."""
