@@ -283,10 +283,6 @@ class FoundForm(NamedTuple):
     trouble: str = ""
     """Why that is unknown; "" if it is known."""
 
-    @property
-    def shown(self) -> str:
-        return f"{self.form}{' as parts of width and height' * self.relative}"
-
 
 def find_form(
     boxes: Sequence[NDArray[np.float64]],

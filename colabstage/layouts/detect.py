@@ -795,10 +795,8 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     faults = [miss.error for miss in declined if not isinstance(miss.error, EmptySourceError)]
     unread = {how: files_called(source, extensions) for how, extensions in _UNREAD.items()}
     if not faults:
-        others = source.files.not_ending_in({*words.HARMLESS, *words.TABLES, *words.TEXTS} - {""}).without(
-            archives.names
-        )
-        others = others.where(lambda name: not words.is_note(name))
+        others = source.files.without(archives.names).where(lambda name: not words.is_note(name))
+        others = others.not_ending_in({*words.HARMLESS, *words.TABLES, *words.TEXTS} - {""})
         # What is beside archives as well, such as checksums, is smaller.
         unread[_AS_OBJECT] = others if not archives or in_bytes(others) > in_bytes(archives) else others[:0]
     for how, files in unread.items():

@@ -198,8 +198,7 @@ def join_fields(parts: Sequence[tuple[Mapping[str, list[Any]], int]]) -> dict[st
 
 def splits_of_fields(where: str, fields: Mapping[str, FieldValues]) -> tuple[str, Sequence[str]]:
     """Return the field that says which split each record belongs to, and the splits; empty if all have other words."""
-    # FER2013 calls it Usage; of clothes that is a class.
-    for name in (name for name in fields if plain_name(name) in (*words.SPLIT_FIELDS, "usage")):
+    for name in (name for name in fields if plain_name(name) in words.MAY_SPLIT):
         cells = ["" if value is None else str(value) for value in fields[name]]
         try:
             splits = splits_of_column(Column(name, cells))
@@ -473,22 +472,25 @@ class ObjectFields(NamedTuple):
         found = cls(box, label, word, further, stated_form(box, named), ())
         return found._replace(others=tuple(key for key in named if key not in found.used))
 
+    def note(self, form: FoundForm) -> str:
+        parts = " as parts of width and height" if form.relative else ""
+        left = f"; left out: {listed(self.others)}" if self.others else ""
+        return f"The boxes are written as {form.form}{parts}{left}."
+
     def read(self, values: Sequence[Any], samples: Sequence[str]) -> ObjectRows:
         """Return what they hold in N records; refuse a record that lacks some of it, and what is no box or class."""
         each = [*map(_lists_in, values)]
         counts = [len(one.get(self.box, ())) for one in each]
+        kinds = ((self.box, _is_box, "four finite numbers"), (self.label, _is_class, "a whole number, or a word"))
         for one, count, sample in zip(each, counts, samples, strict=True):
             for key in (self.label, *self.further):
                 if (found := len(one.get(key, ()))) != count:
                     zeros = "" if found else f"; zeros under '{self.label}' where all are of one class"
                     what = f"it has {count} boxes in '{self.box}' and {found} values in '{key}'"
                     raise broken(sample, what, f"four numbers and a class for each box{zeros}")
-            odd = [show_content(place) for place in one.get(self.box, ()) if not _is_box(place)]
-            if odd:
-                raise broken(sample, f"it has the box {odd[0]}", "four finite numbers")
-            odd = [show_content(value) for value in one.get(self.label, ()) if not _is_class(value)]
-            if odd:
-                raise broken(sample, f"it has {odd[0]} under '{self.label}'", "a whole number, or a word")
+            for key, fits, what in kinds:
+                if odd := [value for value in one.get(key, ()) if not fits(value)]:
+                    raise broken(sample, f"it has {show_content(odd[0])} under '{key}'", what)
         flat = {key: [value for one in each for value in one.get(key, ())] for key in self.used}
         columns: dict[str, NDArray[Any]] = {}
         rows = ObjectRows(
@@ -530,10 +532,8 @@ def boxes_of_records(
     )
     targets, classes, *_ = make_labels(labels, owners, names=names)
     numbers = {"labels": getattr(targets, "values", np.zeros(0, np.int64))}
-    left = listed(fields.others)
-    note = f"The boxes are written as {form.shown}{f'; left out: {left}' if left else ''}."
     made = Boxes(rows.offsets, rows.corners(form.form), numbers | rows.columns, relative=form.relative)
-    return Labels(made, classes, notes=(note,))
+    return Labels(made, classes, notes=(fields.note(form),))
 
 
 def _lists_in(value: Any) -> dict[str, Sequence[Any]]:

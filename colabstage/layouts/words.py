@@ -407,6 +407,8 @@ FLAGS = {
 }  # fmt: skip
 # Names of fields that say which split each record belongs to.
 SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS})
+# FER2013 calls it usage; of clothes that is a class.
+MAY_SPLIT = SPLIT_FIELDS | {"usage"}
 # What 0, 1 and 2 mean in a column of splits, as in CelebA's partition.
 NUMBERED_SPLITS = ("train", "val", "test")
 

@@ -921,6 +921,7 @@ ARRAYS = [
           ("other labels", "labels.csv", "id,label\n" + "".join(f"{i},{'ab'[i // 4]}\n" for i in range(8)), refused("'labels.csv'.*Take one of them: layout=\"arrays\" or layout=array_rows")),
           ("other labels, without a header", "labels.txt", "".join(f"{'ab'[i // 4]}\n" for i in range(8)), refused("'labels.txt'")),
           ("the same labels in another order", "labels.csv", "id,label\n" + "".join(f"{i},{'ab'[Y[i]]}\n" for i in reversed(range(8))), found("train: 0 4, 1 4")),
+          ("labels of images, by their names", "labels.csv", "image,label\n" + "".join(f"{7 - i}.jpg,{'ab'[i // 4]}\n" for i in range(8)), found("train: 0 4, 1 4")),
           ("coarser labels", "labels.csv", "id,label\n" + "".join(f"{i},a\n" for i in range(8)), found("train: 0 4, 1 4")),
           ("other samples", "labels.csv", "id,label\n0,a\n1,a\n2,b\n", noted("labels.csv")),
       ]),
@@ -1048,8 +1049,8 @@ TEXTS = [
       for name, names, right in [
           ("classes", "pos_{1..3}.txt neg_{1..3}.txt", refused("called after 'neg', 'pos'")), ("parts of a text", "volume1_{1..3}.txt volume2_{1..3}.txt", found("train: .*")), ("splits", "train_{1..3}.txt val_{1..3}.txt", found("train: .*; val: .*")),
           *((name, names, refused(f"called after.*items are .tokens, target.*only='{first}' takes one"))
-            for name, names, first in [("languages", "en.txt de.txt", "de.txt"), ("languages of one corpus", "wiki.pt-br.txt wiki.en.txt", "wiki.en.txt"), ("sentiments", "film-pos.txt film-neg.txt", "film-neg.txt")]),
-          ("plays", "hamlet.txt macbeth.txt", found("train: .*")), ("parts by letters", "wiki_aa.txt wiki_ab.txt wiki_ac.txt", found("train: .*")),
+            for name, names, first in [("languages", "en.txt de.txt", "de.txt"), ("names by language", "Czech.txt Irish.txt Scottish.txt", "Czech.txt"), ("languages of one corpus", "wiki.pt-br.txt wiki.en.txt", "wiki.en.txt"), ("sentiments", "film-pos.txt film-neg.txt", "film-neg.txt")]),
+          ("plays", "hamlet.txt macbeth.txt", found("train: .*")), ("parts by letters", "wiki_ac.txt wiki_ad.txt", found("train: .*")),
           ("two languages", "train.en.txt train.de.txt val.en.txt val.de.txt", refused(r"parts of each sample.*only=\['train.de.txt', 'val.de.txt'\]"))]),
     *(row(f"lines of JSON without a text: {name}", files("", {"train.jsonl": (json.dumps(line) + "\n") * 300}), right=[right])
       for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)")), ("none", {"messages": [{"role": "user"}]}, refused("expected text"))]),

@@ -98,7 +98,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         rows = pairs.side(1, planned.dtype.itemsize, planned.rows)
         targets = UnreadBoxes(rows, planned.dtype, planned.form.relative)
         # Boxes have class names of their own, for objects; the dataset's names are for whole images.
-        classes, notes = planned.classes, [*notes, planned.note]
+        classes, notes = planned.classes, [*notes, planned.fields.note(planned.form)]
     elif y is not None:
         first = _as_target(y, name, classes=())
         ys = pairs.side(1, first.nbytes, partial(_as_target, classes=classes))
@@ -419,12 +419,6 @@ class _BoxItems:
     def dtype(self) -> np.dtype[Any]:
         """Return the type of the row of a box: `boxes`, `labels`, and further columns."""
         return np.dtype([("boxes", np.float64, (4,)), ("labels", np.int64), *self.fields.further.values()])
-
-    @property
-    def note(self) -> str:
-        left = f"; left out: {listed(self.fields.others)}." if self.fields.others else "."
-        kept = listed([self.fields.label, *self.fields.further])
-        return f"Of each target the boxes (written as {self.form.shown}) and {kept} are kept{left}"
 
     def rows(self, target: Any, name: str) -> NDArray[Any]:
         """Return the boxes of one item, `(M,)` of `dtype`, with corners."""
