@@ -432,7 +432,9 @@ def _divided_otherwise(found: Evidence, other: Evidence) -> Evidence | None:
 def _rows_of_arrays(case: Case, found: Evidence) -> Found | None:
     """Return what a table states that has a row for each row of the arrays, and divides these otherwise."""
     texts = case.source.ending_in((*words.TABLES, *LISTS)).without(found.used)
-    name, labels = other_rows(case.source, found.table, texts)
+    # Rows of several arrays, of a split each, are in no order.
+    first, last = (found.table.keys[place].partition("[")[0] for place in (0, -1))
+    name, labels = other_rows(case.source, found.table, texts) if first == last else ("", ())
     if not name:
         return None
     targets, classes = class_indices(labels)

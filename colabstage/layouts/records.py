@@ -455,9 +455,8 @@ class ObjectFields(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[Any]) -> ObjectFields:
         """Find them in all records, which hold a list of objects, a list for each field of them, or `None`."""
-        stated = [*map(by_field, values)]
         each = [*map(_lists_in, values)]
-        named = dict.fromkeys(key for one in stated for key in one)
+        named = dict.fromkeys(key for one in map(by_field, values) for key in one)
         held = {key: [one.get(key, ()) for one in each] for key in named}
         lengths = {key: [*map(len, own)] for key, own in held.items()}
         box, label = (

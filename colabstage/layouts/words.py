@@ -37,7 +37,7 @@ SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "valid", "validation": "validation", "dev": "dev",
     "test": "test", "testing": "test",
 }  # fmt: skip
-_SHORT = {"tr": "train", "ts": "test"}
+_SHORT = {"Tr": "train", "Ts": "test"}
 SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLITS.values()))}
 # A folder may be called val and the list beside it validation; none of these means test.
 _HELD_OUT = frozenset({"val", "valid", "validation", "dev"})
@@ -195,9 +195,9 @@ def words_of(name: str) -> tuple[str, ...]:
     >>> words_of("ISIC2018_TrainingGroundTruth")
     ('isic', '2018', 'training', 'ground', 'truth')
     """
-    found = [word.lower() for word in _WORDS.findall(name)]
-    # nnU-Net's folders are imagesTr, labelsTr, imagesTs.
-    return tuple(_SHORT.get(word, word) if found[0] in _ROLES else word for word in found)
+    found = _WORDS.findall(name)
+    # nnU-Net's folders are imagesTr, labelsTr, imagesTs; image_tr is the top right.
+    return tuple(_SHORT.get(word, word.lower()) if found[0].lower() in _ROLES else word.lower() for word in found)
 
 
 def letters_of(name: str) -> list[str]:

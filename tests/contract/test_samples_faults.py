@@ -925,6 +925,7 @@ ARRAYS = [
           ("coarser labels", "labels.csv", "id,label\n" + "".join(f"{i},a\n" for i in range(8)), found("train: 0 4, 1 4")),
           ("other samples", "labels.csv", "id,label\n0,a\n1,a\n2,b\n", noted("labels.csv")),
       ]),
+    row("arrays of two splits beside a table of all labels", files("", {"X_train.npy": X, "y_train.npy": npy(np.array(Y)), "X_test.npy": X, "y_test.npy": npy(np.array(Y)), "labels.csv": "label\n" + "".join(f"{'ab'[i // 4 % 2]}\n" for i in range(16))}), right=[noted("labels.csv")]),
     *(row(f"an array and its labels beside {name}", files("", {"X.npy": X, "y.npy": npy(np.array(Y)), name: content}), right=[noted(re.escape(name)), refused(re.escape(name))])
       for name, content in NAMED.items()),
     row("two images in each sample of a shard", files("", {"train-0.tar": tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("png", DIAGONAL), ("cls", str(i % 2).encode()))})}), right=[noted("png")]),
