@@ -66,6 +66,7 @@ READ: dict[str, tuple[Any, ...]] = {
     "a class called as a part": ("depth/{0,1}.jpg height/{0,1}.jpg", {}, "image_folder; depth 2, height 2"),
     "single letters in two cases": ("A/1.jpg a/2.jpg", {}, "image_folder; A 1, a 1"),
     "top right and top left": ("x/image_{tl,tr}/{0..3}.jpg", {}, "image_folder; image_tl 4, image_tr 4"),
+    "rows numbered beside grades": (SIX, {"l.csv": rows("idx,path,grade", "{0..5},images/{0..5}.jpg,{0,1}")}, "table; 0 3, 1 3"),
     "a column called usage": (SIX, {"l.csv": rows("path,usage", "images/{0..5}.jpg,{casual,formal}")}, "table; casual 3, formal 3"),
     "numbers after those of hands": ("0/hand{1,2}_0_{0,1}.jpg 1/hand{1,2}_1_{0,1}.jpg", {}, "image_folder; 0 4, 1 4"),
     "a column of scenes": (SIX, {"l.csv": rows("path,scene", "images/{0..5}.jpg,{beach,city}")}, "table; beach 3, city 3"),

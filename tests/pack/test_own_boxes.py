@@ -278,6 +278,7 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
             r"parts of width and height, on an array; expected corners in pixels",
         ),
         (some(boxes=corners), r"Items\[1\].* 0 values in 'labels'.*zeros"),
+        (some(boxes=lambda i: np.ma.masked_less([[1, 2, 3, 4]], 2)), r"Items\[0\] has MaskedArray .* some are masked"),
         (
             lambda i: (picture(i), [picture(0).convert("L")] * 2),
             r"Items\[0\] has 2 images as its target; expected one mask",

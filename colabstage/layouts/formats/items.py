@@ -271,7 +271,7 @@ def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
     rest = {str(key): value for key, value in item.items() if key not in xs}
     # Boxes with their labels, or in a column of objects, are one target. They and masks come before labels, which are
     # those of the first object, or of the scene.
-    about = box_fields(name, _as_lists(rest))
+    about = box_fields(name, _as_lists(rest, name))
     mask = mask_field(name, [key for key, value in rest.items() if _is_pillow_image(value) or _are_several(value)])
     ys = [tuple(own) for own in (about, [mask] * bool(mask)) if own] or [(key,) for key in _Y_KEYS if key in rest]
     if not ys:
@@ -489,21 +489,20 @@ def _objects(target: Any, name: str) -> tuple[dict[str, Any], Form | None]:
     fields = by_field(target if isinstance(target, Mapping) else [*target])
     if box_key(fields) is None and fields.keys() - _NAMES_OF_IMAGES:
         raise _unknown(target, name)
-    return _as_lists(fields), _stated_form(fields.get(box_key(fields) or ""), name)
+    return _as_lists(fields, name), _stated_form(fields.get(box_key(fields) or ""), name)
 
 
-def _as_lists(value: Any) -> Any:
+def _as_lists(value: Any, name: str) -> Any:
     """Return what holds boxes with all that is known of these as lists, not as tensors and arrays."""
     if isinstance(value, Mapping):
-        return {
-            str(key): _as_lists(own) if key in _OF_BOXES or _may_hold_boxes(own) else own for key, own in value.items()
-        }
+        nested = {key for key, own in value.items() if key in _OF_BOXES or _may_hold_boxes(own)}
+        return {str(key): _as_lists(own, name) if key in nested else own for key, own in value.items()}
     if _is_list(value):
-        return [*map(_as_lists, value)]
+        return [_as_lists(one, name) for one in value]
     try:
         return array_of(value).tolist() if hasattr(value, "__array__") else value
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = ended(f"A {type(value).__name__} of boxes does not make an array: {error}")
+        msg = ended(f"{name} has {type(value).__name__} values that do not make an array: {error}")
         raise DecodeError(msg) from error
 
 
