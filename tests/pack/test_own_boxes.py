@@ -278,6 +278,10 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
             r"parts of width and height, on an array; expected corners in pixels",
         ),
         (some(boxes=corners), r"Items\[1\].* 0 values in 'labels'.*zeros"),
+        (
+            some(boxes=lambda i: [[0.1, 0.2, 9, 9] if i == 20 else [0.1, 0.2, 0.5, 0.5]], labels=lambda i: [0]),
+            r"Items\[20\] has boxes in pixels, and the first items parts",
+        ),
         (some(boxes=lambda i: np.ma.masked_less([[1, 2, 3, 4]], 2)), r"Items\[0\] has MaskedArray .* some are masked"),
         (
             lambda i: (picture(i), [picture(0).convert("L")] * 2),

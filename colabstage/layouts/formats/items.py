@@ -433,6 +433,8 @@ class _BoxItems:
             corners = found.corners(stated or self.form.form)
         except BrokenDatasetError as error:
             raise DecodeError(str(error)) from error
+        if self.form.relative and found.places.max(initial=0) >= 2:
+            raise _odd(name, "boxes in pixels, and the first items parts of width and height", "one of both")
         rows: NDArray[Any] = np.zeros(len(corners), self.dtype)
         if word := next((one for one in found.labels if isinstance(one, str)), ""):
             what = f"boxes whose classes are words, {word!r} under {self.fields.label!r}"
