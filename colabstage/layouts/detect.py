@@ -432,7 +432,9 @@ def _divided_otherwise(found: Evidence, other: Evidence) -> Evidence | None:
 def _rows_of_arrays(case: Case, found: Evidence) -> Found | None:
     """Return what a table states that has a row for each row of the arrays, and divides these otherwise."""
     texts = case.source.ending_in((*words.TABLES, *LISTS)).without(found.used)
-    name, labels = other_rows(case.source, found.table, texts)
+    # Rows of several arrays, of a split each, are in no order.
+    first, last = (found.table.keys[place].partition("[")[0] for place in (0, -1))
+    name, labels = other_rows(case.source, found.table, texts) if first == last else ("", ())
     if not name:
         return None
     targets, classes = class_indices(labels)
@@ -795,10 +797,8 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     faults = [miss.error for miss in declined if not isinstance(miss.error, EmptySourceError)]
     unread = {how: files_called(source, extensions) for how, extensions in _UNREAD.items()}
     if not faults:
-        others = source.files.not_ending_in({*words.HARMLESS, *words.TABLES, *words.TEXTS} - {""}).without(
-            archives.names
-        )
-        others = others.where(lambda name: not words.is_note(name))
+        others = source.files.without(archives.names).where(lambda name: not words.is_note(name))
+        others = others.not_ending_in({*words.HARMLESS, *words.TABLES, *words.TEXTS} - {""})
         # What is beside archives as well, such as checksums, is smaller.
         unread[_AS_OBJECT] = others if not archives or in_bytes(others) > in_bytes(archives) else others[:0]
     for how, files in unread.items():

@@ -430,12 +430,12 @@ def _deeper(table: SampleTable) -> str:
 
 
 def _called_before(table: SampleTable) -> str:
-    """Find folders with numbers as names, of speakers or sessions, whose samples are called after a word or number of
-    several before it, the same in each: 01/0_01_7.wav is the digit 0 by speaker 01."""
+    """Find folders with numbers as names, of speakers or sessions, whose samples are called after a number of several
+    before it, the same in each: 01/0_01_7.wav is the digit 0 by speaker 01."""
     words_in: dict[int, set[str]] = defaultdict(set)
     for name, label in zip(files_of(table).names, _labels(table).tolist(), strict=True):
         first, *rest = re.split(r"[ ._-]+", words.stem_of(name))
-        if table.classes[label] not in rest or not table.classes[label].isdecimal():
+        if table.classes[label] not in rest or not first.isdecimal() or not table.classes[label].isdecimal():
             return ""
         words_in[label].add(first)
     called = sorted(words_in[0])

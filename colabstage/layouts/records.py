@@ -197,15 +197,17 @@ def join_fields(parts: Sequence[tuple[Mapping[str, list[Any]], int]]) -> dict[st
 
 
 def splits_of_fields(where: str, fields: Mapping[str, FieldValues]) -> tuple[str, Sequence[str]]:
-    """Return the field that says which split each record belongs to, and the splits; empty if it has other words."""
-    name = next((name for name in fields if plain_name(name) in words.SPLIT_FIELDS), "")
-    cells = ["" if value is None else str(value) for value in fields.get(name, ())]
-    try:
-        splits = splits_of_column(Column(name, cells)) if name else ()
-    except LayoutError as error:
-        msg = f"'{where}' has records of samples. {error}"
-        raise BrokenDatasetError(msg) from error
-    return (name, splits) if splits else ("", ())
+    """Return the field that says which split each record belongs to, and the splits; empty if all have other words."""
+    for name in (name for name in fields if plain_name(name) in words.MAY_SPLIT):
+        cells = ["" if value is None else str(value) for value in fields[name]]
+        try:
+            splits = splits_of_column(Column(name, cells))
+        except LayoutError as error:
+            msg = f"'{where}' has records of samples. {error}"
+            raise BrokenDatasetError(msg) from error
+        if splits:
+            return name, splits
+    return "", ()
 
 
 def labels_of_fields(
@@ -453,9 +455,8 @@ class ObjectFields(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[Any]) -> ObjectFields:
         """Find them in all records, which hold a list of objects, a list for each field of them, or `None`."""
-        stated = [*map(by_field, values)]
         each = [*map(_lists_in, values)]
-        named = dict.fromkeys(key for one in stated for key in one)
+        named = dict.fromkeys(key for one in map(by_field, values) for key in one)
         held = {key: [one.get(key, ()) for one in each] for key in named}
         lengths = {key: [*map(len, own)] for key, own in held.items()}
         box, label = (
@@ -470,22 +471,25 @@ class ObjectFields(NamedTuple):
         found = cls(box, label, word, further, stated_form(box, named), ())
         return found._replace(others=tuple(key for key in named if key not in found.used))
 
+    def note(self, form: FoundForm) -> str:
+        parts = " as parts of width and height" if form.relative else ""
+        left = f"; left out: {listed(self.others)}" if self.others else ""
+        return f"The boxes are written as {form.form}{parts}{left}."
+
     def read(self, values: Sequence[Any], samples: Sequence[str]) -> ObjectRows:
         """Return what they hold in N records; refuse a record that lacks some of it, and what is no box or class."""
         each = [*map(_lists_in, values)]
         counts = [len(one.get(self.box, ())) for one in each]
+        kinds = ((self.box, _is_box, "four finite numbers"), (self.label, _is_class, "a whole number, or a word"))
         for one, count, sample in zip(each, counts, samples, strict=True):
             for key in (self.label, *self.further):
                 if (found := len(one.get(key, ()))) != count:
                     zeros = "" if found else f"; zeros under '{self.label}' where all are of one class"
                     what = f"it has {count} boxes in '{self.box}' and {found} values in '{key}'"
                     raise broken(sample, what, f"four numbers and a class for each box{zeros}")
-            odd = [show_content(place) for place in one.get(self.box, ()) if not _is_box(place)]
-            if odd:
-                raise broken(sample, f"it has the box {odd[0]}", "four finite numbers")
-            odd = [show_content(value) for value in one.get(self.label, ()) if not _is_class(value)]
-            if odd:
-                raise broken(sample, f"it has {odd[0]} under '{self.label}'", "a whole number, or a word")
+            for key, fits, what in kinds:
+                if odd := [value for value in one.get(key, ()) if not fits(value)]:
+                    raise broken(sample, f"it has {show_content(odd[0])} under '{key}'", what)
         flat = {key: [value for one in each for value in one.get(key, ())] for key in self.used}
         columns: dict[str, NDArray[Any]] = {}
         rows = ObjectRows(
@@ -527,11 +531,8 @@ def boxes_of_records(
     )
     targets, classes, *_ = make_labels(labels, owners, names=names)
     numbers = {"labels": getattr(targets, "values", np.zeros(0, np.int64))}
-    left = listed(fields.others)
-    parts = " as parts of width and height" if form.relative else ""
-    note = f"The boxes are written as {form.form}{parts}{f'; left out: {left}' if left else ''}."
     made = Boxes(rows.offsets, rows.corners(form.form), numbers | rows.columns, relative=form.relative)
-    return Labels(made, classes, notes=(note,))
+    return Labels(made, classes, notes=(fields.note(form),))
 
 
 def _lists_in(value: Any) -> dict[str, Sequence[Any]]:

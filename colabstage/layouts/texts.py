@@ -148,11 +148,13 @@ def other_rows(source: Source, table: SampleTable, texts: FileEntries) -> tuple[
     called = texts.where(words.may_hold_labels)[:_HEADS] if labels else ()
     for name, found in source.parse_once(called, parse_table).items():
         rows = found if found.count == len(labels) else found.without_header()
-        if rows.count != len(labels):
-            continue
         columns = [one for one in rows.columns if one.plain not in words.IDS and not words.is_index_name(one.name)]
         columns = [one for one in columns if words.is_label_name(one.name)] or columns
-        numbers = next((one.numbers() for one in rows.columns if one not in columns), np.arange(len(labels)))
+        others = [one for one in rows.columns if one not in columns]
+        # Rows that have names, such as those of images, are in an order of their own.
+        if rows.count != len(labels) or any(len(one.distinct) == rows.count and not one.is_numeric for one in others):
+            continue
+        numbers = next((one.numbers() for one in others), np.arange(len(labels)))
         # Numbers that are not those of all rows are something else.
         are_places = set(np.diff(np.sort(numbers)).tolist()) == {1.0}
         order = np.argsort(numbers) if are_places else np.arange(len(labels))

@@ -37,7 +37,7 @@ SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "valid", "validation": "validation", "dev": "dev",
     "test": "test", "testing": "test",
 }  # fmt: skip
-_SHORT = {"tr": "train", "ts": "test"}
+_SHORT = {"Tr": "train", "Ts": "test"}
 SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLITS.values()))}
 # A folder may be called val and the list beside it validation; none of these means test.
 _HELD_OUT = frozenset({"val", "valid", "validation", "dev"})
@@ -86,10 +86,12 @@ _OF_TARGETS = (
 # with_mask beside without_mask are classes.
 _NEGATIONS = frozenset({"with", "without", "no", "non", "not", "un"})
 # Texts that differ in such words alone are the classes, or the sides of each sample: languages by their codes too, but
-# parts of one text are called aa and ab.
+# parts of one text are called ac and ad.
 _OF_TEXTS = re.compile(
-    "(?!a[ab])[a-z]{2}([_-][a-z]{2})?|english|french|german|spanish|italian|portuguese|dutch|russian|chinese|japanese|korean"
-    "|arabic|hindi|turkish|pos|neg|positive|negative|neutral|ham|spam|fake|real|true|false|toxic|hate|human|ai"
+    "(ar|bg|bn|ca|cs|da|de|el|en|es|et|fa|fi|fr|ga|he|hi|hr|hu|id|it|ja|ko|lt|lv|nl|no|pl|pt|ro|ru|sk|sl|sr|sv|sw|ta|te|th"
+    "|tr|uk|ur|vi|zh)([_-][a-z]{2})?|arabic|chinese|czech|danish|dutch|english|finnish|french|german|greek|hebrew|hindi"
+    "|hungarian|irish|italian|japanese|korean|norwegian|persian|polish|portuguese|romanian|russian|scottish|spanish|swedish"
+    "|turkish|ukrainian|vietnamese|pos|neg|positive|negative|neutral|ham|spam|fake|real|true|false|toxic|hate|human|ai"
     "|source|target|src|tgt|trg|input|output|question|answer|questions|answers|articles?|summar(y|ies)|highlights",
     re.IGNORECASE,
 )
@@ -193,9 +195,9 @@ def words_of(name: str) -> tuple[str, ...]:
     >>> words_of("ISIC2018_TrainingGroundTruth")
     ('isic', '2018', 'training', 'ground', 'truth')
     """
-    found = [word.lower() for word in _WORDS.findall(name)]
-    # nnU-Net's folders are imagesTr, labelsTr, imagesTs.
-    return tuple(_SHORT.get(word, word) if found[0] in _ROLES else word for word in found)
+    found = _WORDS.findall(name)
+    # nnU-Net's folders are imagesTr, labelsTr, imagesTs; image_tr is the top right.
+    return tuple(_SHORT.get(word, word.lower()) if found[0].lower() in _ROLES else word.lower() for word in found)
 
 
 def letters_of(name: str) -> list[str]:
@@ -381,7 +383,7 @@ PATHS = (
     "path", "image_path", "img_path", "file_path", "filepath", "file", "file_name", "filename", "image", "img",
     "image_name", "image_id", "image_index", "img_name", "picture", "audio", "clip",
 )  # fmt: skip
-IDS = ("id", "index", "uuid", "row")
+IDS = ("id", "idx", "index", "uuid", "row")
 # Words about an image that are not its class, however often they repeat.
 CAPTIONS = ("text", "txt", "caption", "captions", "description", "prompt", "comment")
 # Facts about a file, or made from it for an experiment, which are not targets.
@@ -404,7 +406,9 @@ FLAGS = {
     "train_test_split": ("train", "test"),
 }  # fmt: skip
 # Names of fields that say which split each record belongs to.
-SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS, "usage"})
+SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS})
+# FER2013 calls it usage; of clothes that is a class.
+MAY_SPLIT = SPLIT_FIELDS | {"usage"}
 # What 0, 1 and 2 mean in a column of splits, as in CelebA's partition.
 NUMBERED_SPLITS = ("train", "val", "test")
 

@@ -30,8 +30,7 @@ RULES_VERSION = 5
 # Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
-    **dict.fromkeys(("lmdb", "pixel_table"), 7),
-    **dict.fromkeys(("images", "coco_classes", "croissant"), 8),
+    **dict.fromkeys(("lmdb", "pixel_table", "images", "coco_classes", "croissant"), 8),
     "file_names": 9,
     **dict.fromkeys(("arrow", "webdataset", "audio"), 10),
     **dict.fromkeys(("tokens", "arrays"), 11),

@@ -921,9 +921,11 @@ ARRAYS = [
           ("other labels", "labels.csv", "id,label\n" + "".join(f"{i},{'ab'[i // 4]}\n" for i in range(8)), refused("'labels.csv'.*Take one of them: layout=\"arrays\" or layout=array_rows")),
           ("other labels, without a header", "labels.txt", "".join(f"{'ab'[i // 4]}\n" for i in range(8)), refused("'labels.txt'")),
           ("the same labels in another order", "labels.csv", "id,label\n" + "".join(f"{i},{'ab'[Y[i]]}\n" for i in reversed(range(8))), found("train: 0 4, 1 4")),
+          ("labels of images, by their names", "labels.csv", "image,label\n" + "".join(f"{7 - i}.jpg,{'ab'[i // 4]}\n" for i in range(8)), found("train: 0 4, 1 4")),
           ("coarser labels", "labels.csv", "id,label\n" + "".join(f"{i},a\n" for i in range(8)), found("train: 0 4, 1 4")),
           ("other samples", "labels.csv", "id,label\n0,a\n1,a\n2,b\n", noted("labels.csv")),
       ]),
+    row("arrays of two splits beside a table of all labels", files("", {"X_train.npy": X, "y_train.npy": npy(np.array(Y)), "X_test.npy": X, "y_test.npy": npy(np.array(Y)), "labels.csv": "label\n" + "".join(f"{'ab'[i // 4 % 2]}\n" for i in range(16))}), right=[noted("labels.csv")]),
     *(row(f"an array and its labels beside {name}", files("", {"X.npy": X, "y.npy": npy(np.array(Y)), name: content}), right=[noted(re.escape(name)), refused(re.escape(name))])
       for name, content in NAMED.items()),
     row("two images in each sample of a shard", files("", {"train-0.tar": tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("png", DIAGONAL), ("cls", str(i % 2).encode()))})}), right=[noted("png")]),
@@ -1048,8 +1050,8 @@ TEXTS = [
       for name, names, right in [
           ("classes", "pos_{1..3}.txt neg_{1..3}.txt", refused("called after 'neg', 'pos'")), ("parts of a text", "volume1_{1..3}.txt volume2_{1..3}.txt", found("train: .*")), ("splits", "train_{1..3}.txt val_{1..3}.txt", found("train: .*; val: .*")),
           *((name, names, refused(f"called after.*items are .tokens, target.*only='{first}' takes one"))
-            for name, names, first in [("languages", "en.txt de.txt", "de.txt"), ("languages of one corpus", "wiki.pt-br.txt wiki.en.txt", "wiki.en.txt"), ("sentiments", "film-pos.txt film-neg.txt", "film-neg.txt")]),
-          ("plays", "hamlet.txt macbeth.txt", found("train: .*")), ("parts by letters", "wiki_aa.txt wiki_ab.txt wiki_ac.txt", found("train: .*")),
+            for name, names, first in [("languages", "en.txt de.txt", "de.txt"), ("names by language", "Czech.txt Irish.txt Scottish.txt", "Czech.txt"), ("languages of one corpus", "wiki.pt-br.txt wiki.en.txt", "wiki.en.txt"), ("sentiments", "film-pos.txt film-neg.txt", "film-neg.txt")]),
+          ("plays", "hamlet.txt macbeth.txt", found("train: .*")), ("parts by letters", "wiki_ac.txt wiki_ad.txt", found("train: .*")),
           ("two languages", "train.en.txt train.de.txt val.en.txt val.de.txt", refused(r"parts of each sample.*only=\['train.de.txt', 'val.de.txt'\]"))]),
     *(row(f"lines of JSON without a text: {name}", files("", {"train.jsonl": (json.dumps(line) + "\n") * 300}), right=[right])
       for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)")), ("none", {"messages": [{"role": "user"}]}, refused("expected text"))]),

@@ -279,6 +279,11 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
         ),
         (some(boxes=corners), r"Items\[1\].* 0 values in 'labels'.*zeros"),
         (
+            some(boxes=lambda i: [[0.1, 0.2, 9, 9] if i == 20 else [0.1, 0.2, 0.5, 0.5]], labels=lambda i: [0]),
+            r"Items\[20\] has boxes in pixels, and the first items parts",
+        ),
+        (some(boxes=lambda i: np.ma.masked_less([[1, 2, 3, 4]], 2)), r"Items\[0\] has MaskedArray .* some are masked"),
+        (
             lambda i: (picture(i), [picture(0).convert("L")] * 2),
             r"Items\[0\] has 2 images as its target; expected one mask",
         ),
@@ -375,11 +380,12 @@ def test_boxes_are_appended(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("box", [{"bbox": [1, 2, 3, 4]}, {"face": {"bbox": [1, 2, 3, 4]}}])
-def test_a_box_of_each_image_beside_its_label_is_left_out(tmp_path: Path, box: dict[str, Any]) -> None:
-    """As in CUB and Stanford Cars on the Hub: the label is the target, and a note names the rest."""
-    items = Items(lambda i: {"image": picture(i), "label": i % 3, **box})
+@pytest.mark.parametrize("facts", [{"bbox": [1, 2, 3, 4]}, {"face": {"bbox": [1, 2, 3, 4]}}, {"meta": {}, "idx": 3}])
+def test_facts_of_each_image_are_left_out(tmp_path: Path, facts: dict[str, Any]) -> None:
+    """As a box in CUB and Stanford Cars on the Hub: a label is the target, and a note names the rest."""
+    label = {} if "idx" in facts else {"label": 1}
+    items = Items(lambda i: {"image": picture(i), **label, **facts})
     report = pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
-    assert any(f"left out: {next(iter(box))!r}" in note for note in report.notes)
+    assert any(f"left out: {next(iter(facts))!r}" in note for note in report.notes)
     with h5py.File(tmp_path / "out.h5") as file:
-        assert file["Y_train"].shape == (COUNT,)
+        assert ("Y_train" in file) == bool(label)

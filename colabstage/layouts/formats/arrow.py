@@ -44,7 +44,7 @@ from colabstage.layouts.records import (
 )
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleSource, SampleTable, join_samples
-from colabstage.layouts.words import SPLIT_FIELDS, SPLIT_ORDER, plain_name, same_split
+from colabstage.layouts.words import MAY_SPLIT, SPLIT_ORDER, plain_name, same_split
 from colabstage.trees.bytes import SourceFile, image_ending
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     typed = [name for name in names if types.get(name) == "ClassLabel"]
     # No lists, fields or bytes, which are no labels and take long to read.
     flat = [name for name, kind in kinds.items() if not kind.num_fields and not str(kind).startswith(_BYTES)]
-    splits = [name for name in flat if plain_name(name) in SPLIT_FIELDS and name in in_all]
+    splits = [name for name in flat if plain_name(name) in MAY_SPLIT and name in in_all]
     # The first ClassLabel of `datasets` precedes any column that is named like a label.
     first = sorted((plain_name(name) for name in typed if name not in splits), key="label".__ne__)
     candidates = label_fields([name for name in names if name not in (image, mask)], first)

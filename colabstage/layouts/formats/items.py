@@ -98,7 +98,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         rows = pairs.side(1, planned.dtype.itemsize, planned.rows)
         targets = UnreadBoxes(rows, planned.dtype, planned.form.relative)
         # Boxes have class names of their own, for objects; the dataset's names are for whole images.
-        classes, notes = planned.classes, [*notes, planned.note]
+        classes, notes = planned.classes, [*notes, planned.fields.note(planned.form)]
     elif y is not None:
         first = _as_target(y, name, classes=())
         ys = pairs.side(1, first.nbytes, partial(_as_target, classes=classes))
@@ -271,13 +271,13 @@ def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
     rest = {str(key): value for key, value in item.items() if key not in xs}
     # Boxes with their labels, or in a column of objects, are one target. They and masks come before labels, which are
     # those of the first object, or of the scene.
-    about = box_fields(name, _as_lists(rest))
+    about = box_fields(name, _as_lists(rest, name))
     mask = mask_field(name, [key for key, value in rest.items() if _is_pillow_image(value) or _are_several(value)])
     ys = [tuple(own) for own in (about, [mask] * bool(mask)) if own] or [(key,) for key in _Y_KEYS if key in rest]
     if not ys:
         objects = [key for key in OBJECTS if key in rest and (rest[key] is None or _may_hold_boxes(rest[key]))]
         about, ys = objects, [(key,) for key in objects]
-    odd = [] if ys else words.unused_labels([*rest])
+    odd = [] if ys else words.unused_labels([key for key, value in rest.items() if not isinstance(value, Mapping)])
     if len(xs) != 1 or len(ys) > 1 or odd:
         msg = (
             f"{name} is a mapping{_of_keys(item)}; expected (x, y), or an input called 'image' or 'x' and one target "
@@ -420,12 +420,6 @@ class _BoxItems:
         """Return the type of the row of a box: `boxes`, `labels`, and further columns."""
         return np.dtype([("boxes", np.float64, (4,)), ("labels", np.int64), *self.fields.further.values()])
 
-    @property
-    def note(self) -> str:
-        left = f"; left out: {listed(self.fields.others)}." if self.fields.others else "."
-        kept = listed([self.fields.label, *self.fields.further])
-        return f"Of each target the boxes (written as {self.form.form}) and {kept} are kept{left}"
-
     def rows(self, target: Any, name: str) -> NDArray[Any]:
         """Return the boxes of one item, `(M,)` of `dtype`, with corners."""
         objects, stated = _objects(target, name)
@@ -439,6 +433,8 @@ class _BoxItems:
             corners = found.corners(stated or self.form.form)
         except BrokenDatasetError as error:
             raise DecodeError(str(error)) from error
+        if self.form.relative and found.places.max(initial=0) >= 2:
+            raise _odd(name, "boxes in pixels, and the first items parts of width and height", "one of both")
         rows: NDArray[Any] = np.zeros(len(corners), self.dtype)
         if word := next((one for one in found.labels if isinstance(one, str)), ""):
             what = f"boxes whose classes are words, {word!r} under {self.fields.label!r}"
@@ -495,21 +491,20 @@ def _objects(target: Any, name: str) -> tuple[dict[str, Any], Form | None]:
     fields = by_field(target if isinstance(target, Mapping) else [*target])
     if box_key(fields) is None and fields.keys() - _NAMES_OF_IMAGES:
         raise _unknown(target, name)
-    return _as_lists(fields), _stated_form(fields.get(box_key(fields) or ""), name)
+    return _as_lists(fields, name), _stated_form(fields.get(box_key(fields) or ""), name)
 
 
-def _as_lists(value: Any) -> Any:
+def _as_lists(value: Any, name: str) -> Any:
     """Return what holds boxes with all that is known of these as lists, not as tensors and arrays."""
     if isinstance(value, Mapping):
-        return {
-            str(key): _as_lists(own) if key in _OF_BOXES or _may_hold_boxes(own) else own for key, own in value.items()
-        }
+        nested = {key for key, own in value.items() if key in _OF_BOXES or _may_hold_boxes(own)}
+        return {str(key): _as_lists(own, name) if key in nested else own for key, own in value.items()}
     if _is_list(value):
-        return [*map(_as_lists, value)]
+        return [_as_lists(one, name) for one in value]
     try:
         return array_of(value).tolist() if hasattr(value, "__array__") else value
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = ended(f"A {type(value).__name__} of boxes does not make an array: {error}")
+        msg = ended(f"{name} has {type(value).__name__} values that do not make an array: {error}")
         raise DecodeError(msg) from error
 
 

@@ -381,11 +381,10 @@ def why_no_text(source: Source) -> str:
     named = {one for one in named if not words.split_name(one).split} or {*words.sides_of_texts(texts.names)}
     if 1 < len(folders) < len(texts) or len(named) > 1:
         only = source.only(texts.names[:1], texts.names[1:])
-        alone = f"; {only} takes one" if only else ""
         where = f"in folders ({listed(folders)})" if len(folders) > 1 else f"called after {listed(sorted(named))}"
         return (
-            f"'{source.label}' holds {len(texts):,} texts {where}. {_AS_CLASSES}; "
-            f"layout=token_blocks() reads all text as one stream, to predict the next token{alone}."
+            f"'{source.label}' holds {len(texts):,} texts {where}. {_AS_CLASSES}; layout=token_blocks() "
+            f"reads all text as one stream, to predict the next token{only and f'; {only} takes one'}."
         )
     return ""
 

@@ -402,6 +402,7 @@ STATED: dict[str, tuple[Any, str, str]] = {
     "splits of a feature": (lambda: records(*({"label": label, "image/split": name} for label, name in zip(FOUR, NAMES, strict=True))), "train: 0 1, 1 1; val: 1 1; test: 0 1", ""),
     "splits of a feature of a flag": (lambda: records(*({"label": label, "is_test": int(label == 2)} for label in (0, 1, 2, 0))), "train: 3 numbers; test: 1 numbers", ""),
     "splits of a column of words": (lambda: table(label=FOUR, subset=["north", "south", "north", "north"]), "0 2, 1 2", ""),
+    "splits of a column after one of words": (lambda: table(label=FOUR, subset=["north", "south", "north", "north"], split=["train", "train", "train", "test"]), "train: 0 2, 1 1; test: 1 1", "'subset'"),
     "splits of keys of LMDB": (lambda: {"data.mdb": lmdb_of({f"{split}/{n}.png".encode(): picture(n) for split in ("test", "train") for n in range(2)})}, "train: 2 without labels; test: 2 without labels", ""),
     "splits of a name of TensorFlow's tools": (lambda: {"test.record": records_of([{"image": picture(0), "label": 1}])}, "test: 1 numbers", ""),
     "splits of folders of splits and of parts": (lambda: dict.fromkeys(("test/part1/a.parquet", "train/part1/a.parquet", "train/part2/b.parquet"), table(label=[0, 1])["a.parquet"]), "train: 0 2, 1 2; test: 0 1, 1 1", ""),
