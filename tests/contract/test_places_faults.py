@@ -76,6 +76,11 @@ def test_a_place_that_cannot_be_one_is_refused(
     assert written(here) == before
 
 
+def inside(folder: str, source: str) -> object:
+    with contextlib.chdir(folder):
+        return stage(source)
+
+
 def test_the_cache_that_a_refusal_names_works(here: Path) -> None:
     """It is inside the source, but is not read as part of it."""
     cache = here / "photos" / "cache"
@@ -99,6 +104,9 @@ def test_a_word_for_no_cache_is_no_folder(
     ("call", "error", "named"),
     [
         pytest.param(lambda: stage("https:/example.org/a.zip"), OptionError, "'https://example.org/a.zip'", id="slash"),
+        pytest.param(lambda: stage("run:/a"), OptionError, "'./run:/…' is a folder", id="a folder with a colon"),
+        pytest.param(lambda: stage("link/a"), SourceNotFoundError, "link to 'gone'", id="a link to nothing"),
+        pytest.param(lambda: inside("x (deleted)", "a"), SourceNotFoundError, "(deleted)/a'", id="a folder so called"),
         pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "names nothing", id="a pack without a name"),
         pytest.param(lambda: cs.pack_dataset("photos", 5), OptionError, "target=5", id="a pack that is a number"),  # type: ignore[arg-type]
         pytest.param(lambda: cs.fetch_files("/", "out"), OptionError, "somewhere else", id="everything"),
@@ -116,6 +124,8 @@ def test_what_was_meant_is_named(
     here: Path, call: Callable[[], object], error: type[ColabstageError], named: str
 ) -> None:
     """In each case the message says how to write what was meant."""
+    (here / "link").symlink_to("gone")
+    (here / "x (deleted)").mkdir()
     with pytest.raises(error, match=re.escape(named)):
         call()
     assert (here / "file").read_text() == "text"
