@@ -364,7 +364,7 @@ class RemoteStore:
 
 def remote_address(target: object) -> str | None:
     """Return a target that is an address; `None` for a path."""
-    text = str(target)
+    text = str(target).strip()
     protocol, mark, rest = text.partition("://")
     if not mark:
         return None

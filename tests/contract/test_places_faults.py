@@ -76,9 +76,13 @@ def test_a_place_that_cannot_be_one_is_refused(
     assert written(here) == before
 
 
-def inside(folder: str, source: str) -> object:
+def inside(call: Callable[[Path], object], *, gone: bool = False) -> object:
+    """Call with a folder as the current one that is called as the kernel calls one that is gone."""
+    folder = Path("x (deleted)").absolute()
     with contextlib.chdir(folder):
-        return stage(source)
+        if gone:
+            folder.rmdir()
+        return call(folder.parent)
 
 
 def test_the_cache_that_a_refusal_names_works(here: Path) -> None:
@@ -106,7 +110,13 @@ def test_a_word_for_no_cache_is_no_folder(
         pytest.param(lambda: stage("https:/example.org/a.zip"), OptionError, "'https://example.org/a.zip'", id="slash"),
         pytest.param(lambda: stage("run:/a"), OptionError, "'./run:/…' is a folder", id="a folder with a colon"),
         pytest.param(lambda: stage("link/a"), SourceNotFoundError, "link to 'gone'", id="a link to nothing"),
-        pytest.param(lambda: inside("x (deleted)", "a"), SourceNotFoundError, "(deleted)/a'", id="a folder so called"),
+        pytest.param(lambda: inside(lambda _: stage("a")), SourceNotFoundError, "x (deleted)/a'", id="no mark"),
+        pytest.param(
+            lambda: inside(lambda here: cs.pack_dataset(here / "photos", "a.h5", progress=False), gone=True),
+            TargetNotWritableError,
+            "'a.h5'",
+            id="nowhere",
+        ),
         pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "names nothing", id="a pack without a name"),
         pytest.param(lambda: cs.pack_dataset("photos", 5), OptionError, "target=5", id="a pack that is a number"),  # type: ignore[arg-type]
         pytest.param(lambda: cs.fetch_files("/", "out"), OptionError, "somewhere else", id="everything"),
