@@ -120,6 +120,7 @@ def test_a_word_for_no_cache_is_no_folder(
         pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "names nothing", id="a pack without a name"),
         pytest.param(lambda: cs.pack_dataset("photos", 5), OptionError, "target=5", id="a pack that is a number"),  # type: ignore[arg-type]
         pytest.param(lambda: cs.fetch_files("/", "out"), OptionError, "somewhere else", id="everything"),
+        pytest.param(lambda: cs.fetch_files("photos", "/"), TargetExistsError, "holds the source", id="over all"),
         pytest.param(lambda: cs.restore_file("/", "out"), SourceNotFoundError, "is a folder", id="the root"),
         pytest.param(lambda: cs.pack_dataset("photos", "."), OptionError, "pack.h5", id="a pack that is this folder"),
         pytest.param(
