@@ -103,7 +103,8 @@ def absolute_path(path: str | os.PathLike[str], name: str = "path", *, instead: 
         # A `Path` has dropped one of the slashes.
         what = f"{show_address(re.sub(':/+', '://', text, count=1))!r} is an address" if text else "'' names nothing"
         own = f" ('./{one[0]}…' is a folder)" if one else ""
-        msg = f"{name}={what}; expected a path on this machine or on a mounted Drive{own}{instead and '; '}{instead}."
+        remedy = f"; {instead}" if instead and text else ""
+        msg = f"{name}={what}; expected a path on this machine or on a mounted Drive{own}{remedy}."
         raise OptionError(msg)
     try:
         # `resolve` would follow links into Drive.

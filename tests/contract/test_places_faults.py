@@ -117,7 +117,7 @@ def test_a_word_for_no_cache_is_no_folder(
             "'a.h5'",
             id="nowhere",
         ),
-        pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "names nothing", id="a pack without a name"),
+        pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "mounted Drive.", id="a pack without a name"),
         pytest.param(lambda: cs.pack_dataset("photos", 5), OptionError, "target=5", id="a pack that is a number"),  # type: ignore[arg-type]
         pytest.param(lambda: cs.fetch_files("/", "out"), OptionError, "somewhere else", id="everything"),
         pytest.param(lambda: cs.fetch_files("photos", "/"), TargetExistsError, "holds the source", id="over all"),
