@@ -47,8 +47,8 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
     "text": (lambda given: isinstance(given, str), "text in quotes"),
 }
 
-# One slash too: `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
+_ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 # The limit of Linux's file systems and system calls.
 _MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095
 
@@ -94,19 +94,17 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
         refuse_argument(name, given, words, remedy=instead_of(given, otherwise=remedy) if kind == "path" else remedy)
 
 
-def is_address(text: str) -> bool:
-    """Return whether text is an address, or was meant as one, rather than a path."""
-    return _ADDRESS.match(text) is not None or "://" in text
-
-
 def absolute_path(path: str | os.PathLike[str], name: str = "path", *, instead: str = "") -> Path:
     """Return the absolute path that a public argument of this name gives, with `~` expanded and links unresolved. The
     file system is not accessed. `instead`: what takes an address, or what to do with one first."""
     text = text_of_path(path, name)
-    if not text or is_address(text):
+    one = _ONE_SLASH.match(text)
+    if not text or one or "://" in text:
         # A `Path` has dropped one of the slashes.
         what = f"{show_address(re.sub(':/+', '://', text, count=1))!r} is an address" if text else "'' names nothing"
-        msg = f"{name}={what}; expected a path on this machine or on a mounted Drive{instead and '; '}{instead}."
+        own = f" ('./{one[0]}…' is a folder)" if one else ""
+        remedy = f"; {instead}" if instead and text else ""
+        msg = f"{name}={what}; expected a path on this machine or on a mounted Drive{own}{remedy}."
         raise OptionError(msg)
     try:
         # `resolve` would follow links into Drive.
@@ -350,6 +348,8 @@ def _names_in(folder: Path, wanted: str) -> str:
         names = sorted(found, key=lambda name: (name.startswith("."), name))
     if not names:
         return f"The folder '{folder}' is empty."
+    if (link := folder / wanted).is_symlink():
+        return f"'{link}' is a link to '{link.readlink()}', which does not exist."
     if wanted in names:
         return f"The folder '{folder}' lists '{wanted}', but it does not open now: try again."
     close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)

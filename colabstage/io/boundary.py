@@ -110,7 +110,7 @@ class StoppedCell(KeyboardInterrupt):
         return [str(self)] if self.args else lines_of(self)
 
 
-# As IPython shows its name.
+# The name that IPython shows.
 StoppedCell.__name__ = "KeyboardInterrupt"
 
 

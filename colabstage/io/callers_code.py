@@ -40,7 +40,7 @@ def place_of(error: OSError) -> Path | None:
 
 def absolute(path: str | bytes | os.PathLike[str]) -> Path:
     """Make a path absolute without resolving links; nothing on a disk is accessed."""
-    return Path(os.path.normpath(current_folder() / os.path.expanduser(os.fsdecode(path))))  # noqa: PTH111 - of nobody
+    return Path(os.path.normpath(current_folder() / os.path.expanduser(os.fsdecode(path))))  # noqa: PTH111 - of unknown users too
 
 
 def closeness(place: Path, given: Path) -> int:

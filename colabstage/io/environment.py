@@ -1,7 +1,7 @@
 """The environment variables that people set, in one place; `docs/command_line.md` has them as a table.
 
-They are read when needed, so a notebook can set them in any cell. Also the current folder, IPython's
-shell, and the package's loggers.
+They are read when needed, so a notebook can set them in any cell. Also the current folder, IPython's shell, and
+the package's loggers.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def current_folder() -> Path:
     """Return the current folder, even on a mount that has died, or if it no longer exists."""
     try:
         # `os.getcwd` fails on a dead mount. The kernel marks a deleted folder, and marks all on such a mount.
-        return Path(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
+        text = os.readlink("/proc/self/cwd")  # noqa: PTH115
+        bare = text.removesuffix(" (deleted)")
+        return Path(text if text != bare and os.path.lexists(text) else bare)  # a folder may be called so
     except OSError:  # this system has no such table, as `doctor` should say
         return Path.cwd()
 

@@ -316,7 +316,7 @@ def _earlier_records(target: Path) -> list[Path]:
         f".{target.name}{workspace.RECORD_SUFFIX}",
         f".{target.name}{workspace.RECORD_SUFFIX}{workspace.ANNOUNCED_SUFFIX}",
     )
-    return [target.with_name(name) for name in names if len(os.fsencode(name)) <= _MOST_NAME_BYTES]
+    return [target.parent / name for name in names if len(os.fsencode(name)) <= _MOST_NAME_BYTES]
 
 
 def _earlier_receipts(raw: dict[str, Any]) -> Iterator[tuple[Receipt, str]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -187,21 +186,19 @@ def choose_shard(rank: int | None, world_size: int | None) -> Shard:
     return Shard(int(rank), int(world_size))  # type: ignore[arg-type]
 
 
-_made: Counter[str] = Counter()
-
-
 def differ_on_ranks(name: str, shared: Mapping[str, int]) -> list[str]:
     """Return in which numbers this process's loader of a dataset differs from that of the first rank that made one;
     without waiting for any rank, so that the first one is told nothing."""
-    _made[name] += 1
     text = json.dumps(shared)
     # A store may have failed, or be of another kind.
     with suppress(Exception):
-        from torch.distributed.distributed_c10d import _get_default_store
+        from torch.distributed import distributed_c10d, get_rank
 
-        text = _get_default_store().compare_set(f"colabstage/{name}/{_made[name]}", "", text).decode()
-    others = json.loads(text)
-    return [name for name in shared if shared[name] != others.get(name)]
+        store = distributed_c10d._get_default_store()
+        made = store.add(f"colabstage/{name}/made by rank {get_rank()}", 1)
+        text = store.compare_set(f"colabstage/{name}/{made}", "", text).decode()
+    first = json.loads(text)
+    return [one for one in shared if shared[one] != first.get(one)]
 
 
 def _is_count(value: object, least: int) -> bool:

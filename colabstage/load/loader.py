@@ -236,7 +236,8 @@ def _check_ranks(
         warnings.warn(
             f"Ranks have made this loader with different {listed(others)}: some samples are read by no rank, others by "
             "several. Make it alike on all, as with random_split(…, generator=torch.Generator().manual_seed(0)); for "
-            "rows that you have divided among ranks yourself, write rank=0, world_size=1.",
+            "rows that you have divided among ranks yourself, and loaders of one rank alone, write rank=0, "
+            "world_size=1.",
             UserWarning,
             stacklevel=4,
         )

@@ -185,7 +185,7 @@ def _resolved(path: str | os.PathLike[str], mounts: MountTable) -> str:
     """Follow links as strings, because creating a path for each step takes longer than everything else."""
     # Not `Path.resolve`, which touches every folder on the way, even on a mount that hangs.
     written = os.fspath(path)
-    absolute = written if written.startswith("/") else f"{os.getcwd()}/{written}"  # noqa: PTH109
+    absolute = written if written.startswith("/") else f"{current_folder()}/{written}"
     todo = absolute.split("/")[::-1]
     current, links = "", 0
     while slow_reason(mounts.get(current or "/", _LOCAL)) is None and todo:

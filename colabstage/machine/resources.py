@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.errors import DriveDisconnectedError, NotEnoughSpaceError, TargetNotWritableError
+from colabstage.io.environment import current_folder
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import drive_root
 from colabstage.machine.platforms import system_root
@@ -97,7 +98,7 @@ def usable_cores() -> int:
 def free_space(path: Path) -> int:
     """Count the bytes that this user can still write under `path`, which need not exist yet; `UNKNOWN_SPACE` where a
     Drive's client reports 0, as it also does for an account without a limit."""
-    place = Path(os.path.abspath(path))  # noqa: PTH100 - resolving links would touch every folder on the way
+    place = Path(os.path.normpath(current_folder() / path))  # `resolve` would touch every folder on the way
     for candidate in (place, *place.parents):
         try:
             facts = os.statvfs(candidate)

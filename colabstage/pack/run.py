@@ -337,7 +337,7 @@ def _expanded(name: str, place: str | PathLike[str]) -> str | PathLike[str]:
     """Return where a pack goes, with `~` expanded; an address as it is."""
     if remote_address(place) is not None:
         return place
-    absolute_path(place, name)
+    absolute_path(place, name, instead="an address is text with both slashes, as 's3://bucket/set.h5'")
     return os.path.expanduser(place)  # noqa: PTH111 - a Path would lose the slash of a folder
 
 

@@ -25,7 +25,6 @@ from colabstage.h5.manifest import (
     remove_manifest,
 )
 from colabstage.h5.parts import PartName, shard_path, shards_beside
-from colabstage.io.arguments import is_address
 from colabstage.io.files import parse_json, temporary_folder
 from colabstage.io.units import show_address
 from colabstage.io.workspace import disk_use, open_workspace, remove_own, remove_vouched, whatever_is_there
@@ -365,11 +364,11 @@ class RemoteStore:
 
 def remote_address(target: object) -> str | None:
     """Return a target that is an address; `None` for a path."""
-    text = str(target)
-    if not is_address(text):
-        return None
+    text = str(target).strip()
     protocol, mark, rest = text.partition("://")
-    if not mark or protocol.lower() in {"http", "https"} or not rest.rpartition("/")[2]:
+    if not mark:
+        return None
+    if protocol.lower() in {"http", "https"} or not rest.rpartition("/")[2]:
         msg = f"target='{show_address(text)}' cannot be written to; expected a path, or text as 's3://bucket/set.h5'."
         raise OptionError(msg)
     return text

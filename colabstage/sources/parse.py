@@ -247,12 +247,14 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
         raise OptionError(msg)
     if not isinstance(source, str) and re.match(_SCHEME, text) is None:
         return local_source(text)
-    if (service := parse_service(text)) is not None:
+    # Links may be pasted with quotation marks or angle brackets around them.
+    pasted = text.strip().strip("<>\"'").strip()
+    if (service := parse_service(pasted)) is not None:
         return service
-    found = re.match(_SCHEME, text)
+    found = re.match(_SCHEME, pasted)
     if found is None:
         return local_source(text)
-    text, scheme = text.strip(), found[1].lower()
+    text, scheme = pasted, found[1].lower()
     if scheme == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):
@@ -264,7 +266,7 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
 
 def local_source(path: str | os.PathLike[str]) -> LocalSource:
     """Return the source at a path, or of all paths that match a pattern."""
-    path = absolute_path(path, "source", instead="an address is written as text, with both slashes")
+    path = absolute_path(path, "source", instead="an address is text that begins with its scheme, as 'https://…'")
     return LocalSource(local_address(path), readable_name(path.name), str(path), path)
 
 
@@ -631,17 +633,16 @@ def parse_service(text: str) -> ShareSource | KaggleSource | None:
     >>> parse_service("kaggle://zalando-research/fashionmnist/versions/4").version
     4
     """
-    # Links may be pasted with quotation marks or angle brackets around them, or without their scheme.
-    cleaned = text.strip().strip("<>\"'").strip()
-    is_bare = "://" not in cleaned and cleaned.partition("/")[0].lower() in _SERVICES
-    whole = f"https://{cleaned}" if is_bare else cleaned
+    # Links may be pasted without their scheme.
+    is_bare = "://" not in text and text.partition("/")[0].lower() in _SERVICES
+    whole = f"https://{text}" if is_bare else text
     try:
         parts = urlsplit(whole)
         service = parts.hostname if parts.scheme in ("http", "https") else f"{parts.scheme}:"
     except ValueError:
         return None
     read = _SERVICES.get(service or "") if "://" in whole else None
-    return None if read is None else read(parts, cleaned)
+    return None if read is None else read(parts, text)
 
 
 def _share_of_id(_: SplitResult, text: str) -> ShareSource:

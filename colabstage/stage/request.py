@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal, TypedDict, Union, Unpack, cast
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import absolute_path, check_choice, is_address, read_options, text_of_path
+from colabstage.io.arguments import absolute_path, check_choice, read_options, text_of_path
 from colabstage.io.boundary import public
 from colabstage.io.environment import CACHE_DIR_VARIABLE, value_and_name
 from colabstage.io.files import lock_for
@@ -272,17 +272,16 @@ def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
     # Neither a shell nor a variable has Python's None; a folder called "none" is written `./none`.
     if text.lower() in ("auto", "none"):
         return "auto" if text.lower() == "auto" else None
-    if is_address(text):
+    if "://" in text:
         return _read_address(text, name)
-    cache = absolute_path(text, name)
+    cache = absolute_path(text, name, instead="an address has both slashes")
     require_drive(cache)
     refuse_file(name, cache)
     return cache
 
 
 def _read_address(text: str, name: str) -> ObjectSource | Path:
-    # A single slash is a typing error; as a path it would become a folder called "s3:".
-    source = parse_source(text) if "://" in text else None
+    source = parse_source(text)
     if isinstance(source, LocalSource):
         return source.path
     if not isinstance(source, ObjectSource) or re.search(r"[?*\[#]", text):

@@ -304,7 +304,7 @@ def test_a_terminal_that_cannot_show_a_name_fails_for_none(tmp_path: Path) -> No
         ("pack photos out/", 2, "'out/' is a folder; expected the name of a file, for example 'out/pack.h5'."),
         ("pack photos photos/", 2, "Choose another name, for example '{here}/photos-pack.h5'."),
         ("pack photos photos/set.h5", 2, "Choose a place beside it, for example '{here}/photos-set.h5'."),
-        ("pack photos s3:/bucket/set.h5", 2, "expected a path, or text as 's3://bucket/set.h5'."),
+        ("pack photos s3:/bucket/set.h5", 2, "an address is text with both slashes, as 's3://bucket/set.h5'."),
         ("pack photos s3://bucket/set.h5", 2, "'s3://bucket/set.h5' is an address, where shards are written"),
         ("extract s3://bucket/a.zip out", 2, "'s3://bucket/a.zip' is an address"),
         ("verify https://example.org/a.h5", 2, "'https://example.org/a.h5' is an address"),

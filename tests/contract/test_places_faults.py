@@ -76,6 +76,15 @@ def test_a_place_that_cannot_be_one_is_refused(
     assert written(here) == before
 
 
+def inside(call: Callable[[Path], object], *, gone: bool = False) -> object:
+    """Call with a folder as the current one that is called as the kernel calls one that is gone."""
+    folder = Path("x (deleted)").absolute()
+    with contextlib.chdir(folder):
+        if gone:
+            folder.rmdir()
+        return call(folder.parent)
+
+
 def test_the_cache_that_a_refusal_names_works(here: Path) -> None:
     """It is inside the source, but is not read as part of it."""
     cache = here / "photos" / "cache"
@@ -99,9 +108,19 @@ def test_a_word_for_no_cache_is_no_folder(
     ("call", "error", "named"),
     [
         pytest.param(lambda: stage("https:/example.org/a.zip"), OptionError, "'https://example.org/a.zip'", id="slash"),
-        pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "names nothing", id="a pack without a name"),
+        pytest.param(lambda: stage("run:/a"), OptionError, "'./run:/…' is a folder", id="a folder with a colon"),
+        pytest.param(lambda: stage("link/a"), SourceNotFoundError, "link to 'gone'", id="a link to nothing"),
+        pytest.param(lambda: inside(lambda _: stage("a")), SourceNotFoundError, "x (deleted)/a'", id="no mark"),
+        pytest.param(
+            lambda: inside(lambda here: cs.pack_dataset(here / "photos", "a.h5", progress=False), gone=True),
+            TargetNotWritableError,
+            "'a.h5'",
+            id="nowhere",
+        ),
+        pytest.param(lambda: cs.pack_dataset("photos", ""), OptionError, "mounted Drive.", id="a pack without a name"),
         pytest.param(lambda: cs.pack_dataset("photos", 5), OptionError, "target=5", id="a pack that is a number"),  # type: ignore[arg-type]
         pytest.param(lambda: cs.fetch_files("/", "out"), OptionError, "somewhere else", id="everything"),
+        pytest.param(lambda: cs.fetch_files("photos", "/"), TargetExistsError, "holds the source", id="over all"),
         pytest.param(lambda: cs.restore_file("/", "out"), SourceNotFoundError, "is a folder", id="the root"),
         pytest.param(lambda: cs.pack_dataset("photos", "."), OptionError, "pack.h5", id="a pack that is this folder"),
         pytest.param(
@@ -116,6 +135,8 @@ def test_what_was_meant_is_named(
     here: Path, call: Callable[[], object], error: type[ColabstageError], named: str
 ) -> None:
     """In each case the message says how to write what was meant."""
+    (here / "link").symlink_to("gone")
+    (here / "x (deleted)").mkdir()
     with pytest.raises(error, match=re.escape(named)):
         call()
     assert (here / "file").read_text() == "text"

@@ -129,7 +129,7 @@ def test_uploaded_shards_of_a_failed_run_are_used(
     ("out", "shards", "named"),
     [
         ("https://example.org/set.h5", 2, "https://example.org"),
-        ("s3:/data/set.h5", 2, "s3:/data"),
+        ("s3:/data/set.h5", 2, "'s3://data/set.h5' is an address"),
         ("s3://data/sets/", 2, "s3://data/sets"),
         ("s3://data/set.h5", None, "shards="),
     ],

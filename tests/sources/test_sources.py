@@ -44,6 +44,7 @@ SECRETS = ("pw", "s3cret", "SIG", "t0p")
         ("https://ann:pw@example.org/a.zip", WebSource, "https://example.org/a.zip", "a"),
         ("https://e.org/a.zip?X-Amz-Signature=SIG&X-Amz-Date=1", WebSource, "https://e.org/a.zip", "a"),
         ("https://e.org/a.zip?sv=2024&se=9&sp=r&sig=SIG", WebSource, "https://e.org/a.zip", "a"),
+        (" <https://e.org/a.zip>\n", WebSource, "https://e.org/a.zip", "a"),
         ("s3://bucket/train/", ObjectSource, "s3://bucket/train", "train"),
         ("S3://Bucket", ObjectSource, "s3://Bucket", "Bucket"),
         ("ftp://ann:s3cret@host/d/a.tar", ObjectSource, "ftp://host/d/a.tar?3de2445360cd", "a"),

@@ -208,7 +208,7 @@ def test_a_manifest_that_comes_before_ours(
     ("address", "error", "named"),
     [
         ("https://example.org/cache", OptionError, "https://example.org/cache"),
-        ("s3:/data/cache", OptionError, "s3:/data/cache"),
+        ("s3:/data/cache", OptionError, "'s3://data/cache' is an address"),
         ("s3://data/cache-*", OptionError, "cache-*"),
         ("kaggle://owner/dataset", OptionError, "kaggle://owner/dataset"),
         ("s3://nowhere/cache", SourceNotFoundError, "'nowhere'"),

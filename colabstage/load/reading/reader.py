@@ -238,8 +238,7 @@ class SplitPart:
     ) -> None:
         """Examine the file; no sample is read. `number`: which of several parts this is. `slot`: for decoded images of
         all parts; shared with the copy in memory, which decodes the same ones."""
-        # Absolute, because a worker process may have another current folder.
-        self.path = path.absolute()
+        self.path = path
         self.split, self._number, self._resizer, self._slot = split, number, resizer, slot
         self._open_file = partial(
             open_fields, fields=fields, allow_external=allow_external, in_part=arrival is not None
