@@ -59,9 +59,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
     # In an empty home, Matplotlib would rebuild its list of fonts, which takes seconds.
     monkeypatch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", str(Path.home() / ".cache/matplotlib")))
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(below / "no-drive"))
     for name in [name for name in os.environ if _PLATFORM_VARIABLES.match(name)]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(below / "no-drive"))
     yield
     shutil.rmtree(home, ignore_errors=True)
 
