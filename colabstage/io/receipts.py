@@ -127,13 +127,14 @@ def look_at(target: Path, *, thorough: bool = False) -> Standing:
         return Standing("link")
     if not workspace.is_made_here(target):
         return Standing("folder" if is_folder else "file")
-    there = _take_inventory(target) if is_folder else {}
-    if is_folder and not there:
+    if is_folder and _is_empty(target):
         return Standing("empty folder")
+    receipts = [receipt for receipt, _ in receipts_of(target)]
+    # What no receipt speaks of may be a whole disk.
+    there = _take_inventory(target) if is_folder and receipts else {}
     # One whose target never got its name fits worse than the one before it.
     compared = [
-        _compared(receipt, there) if is_folder else _compared_file(receipt, target, thorough)
-        for receipt, _ in receipts_of(target)
+        _compared(receipt, there) if is_folder else _compared_file(receipt, target, thorough) for receipt in receipts
     ]
     return min(compared, key=Standing.distance, default=Standing("folder" if is_folder else "file"))
 
@@ -268,6 +269,14 @@ def put_folder(made: Path, target: Path, receipt: Callable[[], Receipt], *, over
         workspace.remove_named(noted)
         raise
     settle_receipt(target, coming, noted)
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as scan:
+            return next(scan, None) is None
+    except OSError:
+        return False  # it cannot be examined
 
 
 def _take_inventory(folder: Path) -> Inventory:
