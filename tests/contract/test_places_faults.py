@@ -312,3 +312,20 @@ def test_what_is_here_is_used_where_nothing_can_be_written(here: Path, make_disk
             pass
     for _ in range(2):
         assert stage(local_dir=disk / "here").report.origin == "local"
+
+
+def test_a_folder_that_is_not_ours_is_not_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be a whole disk, and nothing in it says whose it is."""
+    make_tree(tmp_path, {"photos/a.txt": "a", "out/own.txt": "own", "out/below/it/b.txt": "b"})
+    listed: list[str] = []
+    scandir = os.scandir
+
+    def noted(place: Any = ".") -> Any:
+        listed.append(str(place))
+        return scandir(place)
+
+    monkeypatch.setattr("os.scandir", noted)
+    with pytest.raises(TargetExistsError):
+        cs.fetch_files(tmp_path / "photos", tmp_path / "out", progress=False)
+    assert f"{tmp_path}/out" in listed
+    assert not [place for place in listed if "below" in place]
