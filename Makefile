@@ -37,7 +37,7 @@ help: ## show these lines
 demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
 	$(VENV)/bin/python -m demo
 
-test: $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: about ten minutes on two cores
+test: $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: five to eight minutes on two cores
 	@$(VENV)/bin/python scripts/run_tests.py $(if $(UNTIL),--until $(UNTIL))
 
 test-all: $(VENV)/.large $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed $(VENV_KAGGLE)/.installed python313 ## that, JAX, long forms, Python 3.13, Colab's and Kaggle's own versions: three quarters of an hour
