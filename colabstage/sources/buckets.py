@@ -55,6 +55,8 @@ _SLICE_BYTES = 1024 * 1024
 CALL_TIMEOUT_S = 180.0
 # Listing many millions of objects takes thousands of requests in one call, each with the backend's own deadline.
 LISTING_TIMEOUT_S = 1800.0
+# After a failed read over SFTP, the last of its requests are sent within this time.
+_SENDING_S = 5.0
 # Uploads get this much time in addition to what the file's length allows.
 _PATIENCE_S = 600.0
 _SLOWEST_BYTES_PER_S = 200_000
@@ -467,7 +469,13 @@ def _hang_up(fs: Any) -> None:
 def _read_at(file: Any, start: int, stop: int | None) -> bytes:
     # SFTP returns 32 KiB per request, so many must be in flight; paramiko does that for a list of parts.
     if hasattr(file, "readv") and stop is not None:
-        return b"".join(file.readv([(start, stop - start)]))
+        try:
+            return b"".join(file.readv([(start, stop - start)]))
+        finally:
+            # Its own thread, which sends the requests, would print an error if the connection were closed meanwhile.
+            for thread in threading.enumerate():
+                if thread.name.endswith("(_prefetch_thread)"):
+                    thread.join(_SENDING_S)
     file.seek(start)
     return bytes(file.read(-1 if stop is None else stop - start))
 

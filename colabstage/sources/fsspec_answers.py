@@ -129,6 +129,9 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     judgement = next((found for one in causes(error) if (found := _judge_one(one)) != "other"), "other")
     if judgement == "missing":
         return SourceNotFoundError(f"There is nothing at '{label}' ({reason}).")
+    if judgement == "access" and "storage class" in reason:
+        how = "It is archived: have it restored first (on S3: aws s3api restore-object)."
+        return SourceAccessError(f"'{label}' cannot be read: the service refuses ({reason}). {how}")
     if judgement == "access":
         unknown = f"{_OUTSIDE_CODE} the package for {protocol}:// says by which variables."
         login = next((text for protocols, text in _LOGINS.items() if protocol in protocols), unknown)

@@ -217,3 +217,14 @@ def test_the_time_a_service_asks_for_is_waited(backend: type[Backend], tmp_path:
     with pytest.raises(SourceReadError, match=r"answers://top/x\.bin"):
         fetch(tmp_path)
     assert time.monotonic() - began >= backend.asked.count("read") - 1 >= 1
+
+
+def test_an_object_in_cold_storage_needs_no_login(backend: type[Backend], tmp_path: Path) -> None:
+    """It is to be restored: the advice about logins would lead nowhere."""
+    backend.fails_at, backend.fails = (
+        "read",
+        PermissionError("The operation is not valid for the object's storage class"),
+    )
+    with pytest.raises(SourceAccessError, match="restore-object") as raised:
+        fetch(tmp_path)
+    assert "login" not in str(raised.value)
