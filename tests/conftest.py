@@ -161,7 +161,7 @@ def make_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         return place
 
     yield make
-    # Since Python 3.13, an error that has left a context manager keeps the frames that it came through, and their files.
+    # Since Python 3.13, an error that left a context manager keeps the frames it came through, and their files.
     gc.collect()
     # A process of anybody's that looks at all mounts keeps each busy for a moment.
     deadline = time.monotonic() + _GRACE_S
