@@ -742,16 +742,20 @@ def _weigh_all(case: Case) -> Evidence:
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """The layout of a folder whose samples one table lists."""
+    """The layout of a table that lists samples beside it, or holds pixels."""
 
     name: str
     layout: ClassVar = "table"
 
     def __call__(self, tree: Tree) -> SampleTable:
-        """Return the samples that the table names: images, or otherwise audio clips."""
+        """Return its rows of pixels, or the samples that it names: images, or otherwise audio clips."""
         return read_layout(tree, self._state)
 
     def _state(self, case: Case) -> Found:
+        alone = case.source.without({*case.source.files.names} - {self.name})
+        pixels = gather(lambda: arrays.pixels_state(alone))
+        if isinstance(pixels, Evidence) or pixels.near:
+            return pixels
         try:
             return required(case.state_rows(table=self.name))
         except EmptySourceError as error:

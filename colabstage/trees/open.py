@@ -51,10 +51,10 @@ TreeFormat = Literal["folder"] | ArchiveKind
 ALONE = (
     *(".npy", ".h5", ".hdf5", ".hdf", ".he5", ".mat"),
     *(".tfrecord", ".tfrecords", ".tfrec", ".parquet", ".arrow", ".mdb", ".lmdb"),
-    *(".bin", ".txt", ".jsonl"),
+    *(".bin", ".txt", ".jsonl", ".csv"),
 )
 # What may belong to the files of an archive in the same list.
-BESIDE = (*ALONE, ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".names")
+BESIDE = (*ALONE, ".tsv", ".json", ".xml", ".yaml", ".yml", ".names")
 _TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
 # How much of a compressed file is read to see what is in it.
 _LOOK_BYTES = 64 * 1024
