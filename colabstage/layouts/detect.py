@@ -65,7 +65,7 @@ from colabstage.layouts.formats import (
     webdataset,
 )
 from colabstage.layouts.formats.tables import LISTS
-from colabstage.layouts.judge import TO_EXTRACT, files_called, judge, may_label, why_not_classes
+from colabstage.layouts.judge import TO_EXTRACT, UNLABELLED, files_called, judge, may_label, why_not_classes
 from colabstage.layouts.lists import LIST_ENDS, MOST_LISTS, Lookup, is_class_list, lists_state
 from colabstage.layouts.names import folders_state, names_may_say, names_state, nothing_states, second_copy
 from colabstage.layouts.reading import Source
@@ -550,8 +550,8 @@ def _weigh_nothing(case: Case) -> Found:
         return lists
     paths = {name for name in lists.used if name.lower().endswith(LIST_ENDS)}
     why = may_label(undescribed.without(paths), found.table) if paths else why
-    why = why or names_may_say(source)
-    return near(why) if why else found
+    says = " ".join(filter(None, (names_may_say(source), why)))
+    return near(f"{says}{UNLABELLED}") if says else found
 
 
 def _weigh_folders(case: Case) -> Found:

@@ -82,7 +82,7 @@ _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
 _IN_PATHS, _IN_NAMES = r"paths: layout=file_names(r'([^/]+)/[^/]+$')", "names: layout=file_names(PATTERN)"
 _FIRST_WORD = r"r'(?:^|/)([^/ ._-]+)[^/]*$'"
 _INNERMOST = "the inner folders: layout=folders(level=-1)"
-_UNLABELLED = ' layout="images" reads the images without labels.'
+UNLABELLED = ' layout="images" reads the images without labels.'
 _MORE, _LABELS = "may hold more of them", "may hold their labels"
 
 
@@ -97,7 +97,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
         found = lists_state(source, found)
     if found.is_guess and not why:
         why, same = _contradicting(source, found)
-        why += _UNLABELLED * (bool(why) and found.table.layout == "image_folder")
+        why += UNLABELLED * (bool(why) and found.table.layout == "image_folder")
         if same and not why:
             found = replace(found, used=found.used | same, is_guess=False)
             found = found.noting(f"The same classes are in {listed(sorted(same))}.")
@@ -583,8 +583,7 @@ def may_label(source: Source, table: SampleTable) -> str:
     """Return which files may hold the labels of unlabelled images, and what to write."""
     others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
     names = others.names or list(Naming(source, table, source.ending_in(("",))).lines)
-    why = _left_over_message(names, f"the images of '{source.label}'", _LABELS)
-    return why and f"{why}{_UNLABELLED}"
+    return _left_over_message(names, f"the images of '{source.label}'", _LABELS)
 
 
 def _left_over_message(names: Sequence[str], beside: str, what: str, how: str = "", noun: str = "files") -> str:

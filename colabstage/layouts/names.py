@@ -86,13 +86,12 @@ def names_may_say(source: Source) -> str:
     they mean nothing."""
     names = images_of(source).names
     pairs = _pairs_by_name(names)
-    without = 'layout="images" reads the images without labels.'
     # Most images are called after one another: a.jpg and a_manual.jpg.
     if len(pairs) > 1 and 4 * len(pairs) > len(names):
         (one, other), (stem, its) = pairs[0], map(stem_of, pairs[0])
         return (
             f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}': "
-            f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options. If each is a sample: {without}"
+            f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options."
         )
     for pattern, place in ((BEFORE_NUMBER, "before the last number"), (_BEHIND_NUMBER, "behind the number")):
         if found := parts_of_names(names, pattern):
@@ -100,7 +99,7 @@ def names_may_say(source: Source) -> str:
             what = f"their class: {listed(found)}. If so: {how}"
             if any(map(words.is_role, found)):
                 what = f"what each is of a sample: {listed(found)}. If so, move them into folders images and masks."
-            return f"The names of the images of '{source.label}' may say {what} {without}"
+            return f"The names of the images of '{source.label}' may say {what}"
     return ""
 
 

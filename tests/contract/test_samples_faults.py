@@ -523,6 +523,7 @@ SPLITS_BESIDE = [
           ("groups.npy", npy(np.arange(8) // 2), found("train: 0 4, 1 4.*", note="Rows with the same 'groups.npy' stay in one split")), ("patient_ids.npy", npy(np.array(list("aabbccdd"))), found("train: 0 4, 1 4.*", note="'patient_ids.npy' stay in one split")),
           ("split.csv", "row,split\n0,train\n1,val\n", refused("'split.csv'.*Save an array 'split'")), ("val_idx.txt", "1\n3\n", refused("'val_idx.txt'.*Save an array 'split'")), ("splits.json", {"train": [0, 1], "val": [2]}, refused("'splits.json'")), ("train_config.json", {"lr": 1}, noted("'train_config.json'"))]),
     row("a folder train, and COCO", files("train/{0..5}.jpg", {f"{split}.json": coco(pattern) for split, pattern in (("train", "{0..3}.jpg"), ("val", "{4,5}.jpg"))}), right=[found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")]),
+    row("trainval.txt beside test.txt", pairs("img/{}.jpg", "masks/{}.png") | files("", {"trainval.txt": "0\n1\n2\n", "test.txt": "4\n5\n"}), right=[found("train: 3 masks .*; test: 2 masks .*", note="1 image that no list names was left out")]),
     row("lists beside images alone", files("img/{0..5}.jpg", {"train.txt": "0.jpg\n1.jpg\n2.jpg\n3.jpg\n", "val.txt": "4.jpg\n5.jpg\n"}), layout="images", right=[found("train: 4 without targets; val: 2 without targets")]),
     *(row(f"configs of a README that {name}", files(pattern, {"README.md": card(*configs)}), right=[right])
       for name, pattern, configs, right in [

@@ -335,9 +335,9 @@ NAMES = [
     known("Dogs vs. Cats", "train/cat.{0..2}.jpg train/dog.{0,1}.jpg test1/{1..3}.jpg", {"sampleSubmission.csv": rows("id,label", "{1..3},0")}, layout="file_names", found="train: cat 3, dog 2"),
     known("Dogs vs. Cats Redux", "train/cat.{0..2}.jpg train/dog.{0,1}.jpg test/{1..3}.jpg", {"sample_submission.csv": rows("id,label", "{1..3},0.5")}, layout="file_names", found="train: cat 3, dog 2"),
     known("Oxford-IIIT Pets", "images/Abyssinian_{1..3}.jpg images/pug_{1,2}.jpg annotations/trimaps/Abyssinian_{1..3}.png annotations/trimaps/pug_{1,2}.png",
-          {"annotations/{list,trainval,test}.txt": rows("Abyssinian_{1..3} 1 1 1", "pug_{1,2} 2 2 1"), "annotations/xmls/Abyssinian_{1..3}.xml": voc("cat"), "annotations/xmls/pug_{1,2}.xml": voc("dog")},
-          layout="file_names", error=r"layout=\"pairs\".*file_names\(", write=r"file_names(r'images/(\w+)_\d+\.jpg$')", found="Abyssinian 3, pug 2"),
-    known("Oxford-IIIT Pets, images alone", "images/Abyssinian_{1..3}.jpg images/pug_{1,2}.jpg", layout="file_names", error=r"file_names\(", write=r"file_names(r'(\w+)_\d+\.jpg$')", found="Abyssinian 3, pug 2"),
+          {"annotations/list.txt": rows("Abyssinian_{1..3} 1 1 1", "pug_{1,2} 2 2 1"), "annotations/trainval.txt": rows("Abyssinian_{1,3} 1 1 1", "pug_1 2 2 1"), "annotations/test.txt": "Abyssinian_2 1 1 1\npug_2 2 2 1\n", "images/Abyssinian_100.mat": "x", "annotations/xmls/Abyssinian_{1..3}.xml": voc("cat"), "annotations/xmls/pug_{1,2}.xml": voc("dog")},
+          layout="file_names", error=r"xmls/Abyssinian_1\.xml'.*trimaps/Abyssinian_1\.png'.*layout=\"pairs\".*file_names\(", write=r"file_names(r'images/(\w+)_\d+\.jpg$')", found="train: Abyssinian 2, pug 1; test: Abyssinian 1, pug 1"),
+    known("Oxford-IIIT Pets, images alone", "images/Abyssinian_{1..3}.jpg images/pug_{1,2}.jpg", {"images/Abyssinian_100.mat": "x"}, layout="file_names", error=r"file_names\(.*Abyssinian_100\.mat.*images without labels", write=r"file_names(r'(\w+)_\d+\.jpg$')", found="Abyssinian 3, pug 2"),
     known("UTKFace", "UTKFace/{25,26}_{0,1}_2_{20170116174525125..20170116174525126}.jpg.chip.jpg", layout="file_names", error=r"file_names\(", write=r"file_names(r'\d+_([01])_\d_\d+\.jpg')", found="0 4, 1 4"),
 ]
 
