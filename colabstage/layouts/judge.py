@@ -556,9 +556,11 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
 def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
     """Say what else folders of classes may mean."""
     stem, are_counted = _shared_stem(table)
-    if are_counted and table.layout == "image_folder":
-        way = f"layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from colabstage.options"
-        yield f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …); for parts {way}."
+    # More than two that are not named like parts are classes.
+    if are_counted and table.layout == "image_folder" and len(table.classes) == 2:
+        x, y = table.classes
+        way = f"layout=parts(x='{x}', y='{y}'), from colabstage.options"
+        yield f"The {table.unit} in '{x}', '{y}' have the same names ('{stem}', …). If each two are one sample: {way}."
     kept = {name for name in table.classes if not words.is_aside(name)}
     # Beside a single one it is the other class: raw and ripe, original and forged.
     if 1 < len(kept) < len(table.classes):

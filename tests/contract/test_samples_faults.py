@@ -207,7 +207,7 @@ BOXES = [
         "train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\n" + "".join(f"a{i},Cardiomegaly,{691 + i},1375,1653,1831\n" for i in range(6))}),
         right=[refused("outside")]),
     row("a table of boxes states another size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,640,480,{c},1,2,30,40"), right=[refused("480 x 640")]),
-    row("a table of boxes states the size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,64,48,{c},1,2,30,40"), right=[found("train: boxes cat 2, dog 2")]),
+    row("a table of boxes states the size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,64,48,{c},1,2,30,40"), right=[found("train: boxes cat 2, dog 2", note=r"one box; for its class alone layout=table_rows\(labels=\['class'\]\)")]),
     row("width and height of the boxes", table("filename,class,xmin,ymin,xmax,ymax,width,height", "{i}.jpg,{c},0,0,30,40,30,40"), right=[found("train: boxes cat 2, dog 2")]),
     row("VIA's CSV", files("{0..3}.jpg", {
         "via_export_csv.csv": "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,region_attributes\n" + "".join(
@@ -634,6 +634,8 @@ WRITTEN = {  # labels beside class folders
 }
 PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
+    *(row(f"{len(names)} classes of one size", files(f"{{{','.join(names)}}}/{{0..9}}.jpg"), right=[right])
+      for names, right in [(("cat", "dog"), noted(r"If each two are one sample: layout=parts\(x='cat', y='dog'\)")), (("cat", "dog", "owl"), lambda packed: packed.found == "train: cat 10, dog 10, owl 10" and not packed.notes)]),
     *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
     row("folders in other formats", files("cat/{0..2}.jpg dog/{0..2}.jpeg") | {f"owl/{i}.jfif": image(i, form="JPEG") for i in range(3)}, right=[found("train: cat 3, dog 3, owl 3")]),
     *(row(f"folders of {name}, which are classes", files(f"{{{name}}}/p{{0..2}}.jpg"), right=[lambda packed: bool(packed.found) and not noted("counts as a class")(packed)]) for name in ("cat,dog,raw_fish,猫", "raw,ripe", "forged,original", "ann,bob,carl")),
