@@ -177,8 +177,10 @@ class Case:
     def state_audio(
         self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None, pattern: str | None = None
     ) -> Found:
-        """Return what `state_clips` does, as rows of one length."""
-        return _as_clips(self.state_clips(labels, pattern), options)
+        """Return what `state_clips` does, with the splits of lists, as rows of one length."""
+        clips = self.state_clips(labels, pattern)
+        found = gather(lambda: lists_state(self.source, clips)) if isinstance(clips, Evidence) else clips
+        return _as_clips(found, options)
 
     def state_clips(self, labels: Sequence[str] | None = None, pattern: str | None = None) -> Found:
         """Return what their names, by a pattern, or tables, or otherwise folders, state about clips."""
