@@ -288,7 +288,7 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
     twice = [*(name for name, count in files.items() if count > 1), *(parent_folders(files) & files.keys())]
     collision = min(twice, default=None)
     if collision is None:
-        reason = f"The files of {len(stems):,} parts are united; no name is there twice."
+        reason = f"The files of {len(stems):,} parts are united; no name is there twice." if len(stems) > 1 else ""
         # A shell's photos/*: class folders, each as a part, whose own names would be lost.
         is_flat = not any("/" in name or name.lower().endswith(_NO_CLASSES) for part in names for name in part)
         # Numbered parts of one thing, such as images_001 and images_002, are not classes; 0 and 1 may be.

@@ -100,6 +100,7 @@ def test_a_folder_and_the_table_of_its_images(tmp_path: Path, turn: int) -> None
     table.write_text("file,label\n0.png,cat\n1.png,dog\n2.png,cat\n3.png,dog\n")
     data = stage_dataset([folder, table][::turn], local_dir=tmp_path / "local", cache_dir=None, progress=False)
     assert labels_in(data.path) == {"0.png": "cat", "1.png": "dog", "2.png": "cat", "3.png": "dog"}
+    assert "united" not in str(data.report)
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
