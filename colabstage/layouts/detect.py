@@ -10,9 +10,9 @@ import difflib
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -120,7 +120,13 @@ class Case:
     def state_rows(
         self, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
     ) -> Found:
-        """Return what tables, or lists, state about images, or otherwise about clips: the requested ones, or any."""
+        """Return what tables, or lists, state about images, or otherwise about clips: the requested ones, or any. A
+        requested table may also hold pixels."""
+        if table is not None and labels is None:
+            others = {name for name in self.source.files.names if not f"/{name}".endswith(f"/{table}")}
+            pixels = gather(lambda: arrays.pixels_state(self.source.without(others)))
+            if isinstance(pixels, Evidence) or pixels.near:
+                return pixels
         lists = not self.source.ending_in(words.TABLES) if table is None else table.lower().endswith(LISTS)
 
         def state(kind: FileKind) -> Found:
@@ -740,30 +746,6 @@ def _weigh_all(case: Case) -> Evidence:
         assert isinstance(found, Miss)
         declined.append(found)
     raise _nothing_fits(case.source, declined)
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """The layout of a table that lists samples beside it, or holds pixels."""
-
-    name: str
-    layout: ClassVar = "table"
-
-    def __call__(self, tree: Tree) -> SampleTable:
-        """Return its rows of pixels, or the samples that it names: images, or otherwise audio clips."""
-        return read_layout(tree, self._state)
-
-    def _state(self, case: Case) -> Found:
-        alone = case.source.without({*case.source.files.names} - {self.name})
-        pixels = gather(lambda: arrays.pixels_state(alone))
-        if isinstance(pixels, Evidence) or pixels.near:
-            return pixels
-        try:
-            return required(case.state_rows(table=self.name))
-        except EmptySourceError as error:
-            how = f"give one that holds both, with layout=table_rows(table='{self.name}')"
-            msg = f"{error} '{self.name}' is read with the files in its folder and below: move it there, or {how}."
-            raise EmptySourceError(msg) from error
 
 
 def is_table_file(path: Path, layout: object) -> bool:

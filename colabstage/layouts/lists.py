@@ -289,7 +289,10 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
     table, files = found.table, files_of(found.table)
     if not files:
         return found
-    own = _lists_within(source, found, within) if within and stated is None else {}
+    own = dict[str, str]()
+    if within and stated is None:
+        texts = source.ending_in(LIST_ENDS).where(lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{within}"))
+        own = _listed_splits(texts, found)
     called, others = (stated or own, {}) if stated or own else _lists_beside(source, found)
     names, within = others | called, within if own else ""
     if not names or len(called) > MOST_LISTS:
@@ -472,12 +475,6 @@ def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
             if {*map(len, pairs)} == {2} and len(found := dict(pairs)) == len(pairs):
                 return entry.name, found
     return "", {}
-
-
-def _lists_within(source: Source, found: Evidence, within: str) -> dict[str, str]:
-    """Return the lists in folders with this ending, with their splits."""
-    filled = source.ending_in(LIST_ENDS).where(lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{within}"))
-    return _listed_splits(filled, found)
 
 
 def _listed_splits(files: FileEntries, found: Evidence) -> dict[str, str]:
