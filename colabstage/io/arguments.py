@@ -196,7 +196,7 @@ def refused_call(
     own = [one.name for one in shown]
     # `size` is spelt more like `resize`, but means `image_size`.
     near = [one for one in own if unknown in one.split("_")] or difflib.get_close_matches(unknown, own, 1, _CLOSE)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    hint = f" Did you mean '{near[0]}'?" if near else f" It takes {', '.join(own)}."
     # Python would name the first fault, and an argument that is missing may be the misspelt one.
     return ArgumentError(f"{function}() got an unexpected keyword argument '{unknown}'.{hint}")
 

@@ -10,9 +10,9 @@ import difflib
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -65,7 +65,7 @@ from colabstage.layouts.formats import (
     webdataset,
 )
 from colabstage.layouts.formats.tables import LISTS
-from colabstage.layouts.judge import TO_EXTRACT, files_called, judge, may_label, why_not_classes
+from colabstage.layouts.judge import TO_EXTRACT, UNLABELLED, files_called, judge, may_label, why_not_classes
 from colabstage.layouts.lists import LIST_ENDS, MOST_LISTS, Lookup, is_class_list, lists_state
 from colabstage.layouts.names import folders_state, names_may_say, names_state, nothing_states, second_copy
 from colabstage.layouts.reading import Source
@@ -120,7 +120,13 @@ class Case:
     def state_rows(
         self, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
     ) -> Found:
-        """Return what tables, or lists, state about images, or otherwise about clips: the requested ones, or any."""
+        """Return what tables, or lists, state about images, or otherwise about clips: the requested ones, or any. A
+        requested table may also hold pixels."""
+        if table is not None and labels is None:
+            others = {name for name in self.source.files.names if not f"/{name}".endswith(f"/{table}")}
+            pixels = gather(lambda: arrays.pixels_state(self.source.without(others)))
+            if isinstance(pixels, Evidence) or pixels.near:
+                return pixels
         lists = not self.source.ending_in(words.TABLES) if table is None else table.lower().endswith(LISTS)
 
         def state(kind: FileKind) -> Found:
@@ -177,8 +183,10 @@ class Case:
     def state_audio(
         self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None, pattern: str | None = None
     ) -> Found:
-        """Return what `state_clips` does, as rows of one length."""
-        return _as_clips(self.state_clips(labels, pattern), options)
+        """Return what `state_clips` does, with the splits of lists, as rows of one length."""
+        clips = self.state_clips(labels, pattern)
+        found = gather(lambda: lists_state(self.source, clips)) if isinstance(clips, Evidence) else clips
+        return _as_clips(found, options)
 
     def state_clips(self, labels: Sequence[str] | None = None, pattern: str | None = None) -> Found:
         """Return what their names, by a pattern, or tables, or otherwise folders, state about clips."""
@@ -550,8 +558,8 @@ def _weigh_nothing(case: Case) -> Found:
         return lists
     paths = {name for name in lists.used if name.lower().endswith(LIST_ENDS)}
     why = may_label(undescribed.without(paths), found.table) if paths else why
-    why = why or names_may_say(source)
-    return near(why) if why else found
+    says = " ".join(filter(None, (names_may_say(source), why)))
+    return near(f"{says}{UNLABELLED}") if says else found
 
 
 def _weigh_folders(case: Case) -> Found:
@@ -738,26 +746,6 @@ def _weigh_all(case: Case) -> Evidence:
         assert isinstance(found, Miss)
         declined.append(found)
     raise _nothing_fits(case.source, declined)
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """The layout of a folder whose samples one table lists."""
-
-    name: str
-    layout: ClassVar = "table"
-
-    def __call__(self, tree: Tree) -> SampleTable:
-        """Return the samples that the table names: images, or otherwise audio clips."""
-        return read_layout(tree, self._state)
-
-    def _state(self, case: Case) -> Found:
-        try:
-            return required(case.state_rows(table=self.name))
-        except EmptySourceError as error:
-            how = f"give one that holds both, with layout=table_rows(table='{self.name}')"
-            msg = f"{error} '{self.name}' is read with the files in its folder and below: move it there, or {how}."
-            raise EmptySourceError(msg) from error
 
 
 def is_table_file(path: Path, layout: object) -> bool:

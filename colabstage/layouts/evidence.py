@@ -90,8 +90,9 @@ class Evidence:
 
     @property
     def named(self) -> str:
-        """Return what states it, with the first of its files."""
-        first = min(self.used, default="")
+        """Return what states it, with the first of most of its files: boxes, not the lists of splits beside them."""
+        kinds = Counter(map(extension_of, self.used))
+        first = min(self.used, key=lambda name: (-kinds[extension_of(name)], name), default="")
         return self.who if not first or first in self.who else f"{self.who} ('{first}')"
 
     def in_split_folders(self) -> Evidence:

@@ -82,7 +82,7 @@ _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
 _IN_PATHS, _IN_NAMES = r"paths: layout=file_names(r'([^/]+)/[^/]+$')", "names: layout=file_names(PATTERN)"
 _FIRST_WORD = r"r'(?:^|/)([^/ ._-]+)[^/]*$'"
 _INNERMOST = "the inner folders: layout=folders(level=-1)"
-_UNLABELLED = ' layout="images" reads the images without labels.'
+UNLABELLED = ' layout="images" reads the images without labels.'
 _MORE, _LABELS = "may hold more of them", "may hold their labels"
 
 
@@ -97,7 +97,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
         found = lists_state(source, found)
     if found.is_guess and not why:
         why, same = _contradicting(source, found)
-        why += _UNLABELLED * (bool(why) and found.table.layout == "image_folder")
+        why += UNLABELLED * (bool(why) and found.table.layout == "image_folder")
         if same and not why:
             found = replace(found, used=found.used | same, is_guess=False)
             found = found.noting(f"The same classes are in {listed(sorted(same))}.")
@@ -556,9 +556,11 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
 def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
     """Say what else folders of classes may mean."""
     stem, are_counted = _shared_stem(table)
-    if are_counted and table.layout == "image_folder":
-        way = f"layout=parts(x='{table.classes[0]}', y='{table.classes[-1]}'), from colabstage.options"
-        yield f"The {table.unit} in {listed(table.classes)} have the same names ('{stem}', …); for parts {way}."
+    # More than two that are not named like parts are classes.
+    if are_counted and table.layout == "image_folder" and len(table.classes) == 2:
+        x, y = table.classes
+        way = f"layout=parts(x='{x}', y='{y}'), from colabstage.options"
+        yield f"The {table.unit} in '{x}', '{y}' have the same names ('{stem}', …). If each two are one sample: {way}."
     kept = {name for name in table.classes if not words.is_aside(name)}
     # Beside a single one it is the other class: raw and ripe, original and forged.
     if 1 < len(kept) < len(table.classes):
@@ -583,8 +585,7 @@ def may_label(source: Source, table: SampleTable) -> str:
     """Return which files may hold the labels of unlabelled images, and what to write."""
     others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
     names = others.names or list(Naming(source, table, source.ending_in(("",))).lines)
-    why = _left_over_message(names, f"the images of '{source.label}'", _LABELS)
-    return why and f"{why}{_UNLABELLED}"
+    return _left_over_message(names, f"the images of '{source.label}'", _LABELS)
 
 
 def _left_over_message(names: Sequence[str], beside: str, what: str, how: str = "", noun: str = "files") -> str:

@@ -289,7 +289,10 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
     table, files = found.table, files_of(found.table)
     if not files:
         return found
-    own = _lists_within(source, found, within) if within and stated is None else {}
+    own = dict[str, str]()
+    if within and stated is None:
+        texts = source.ending_in(LIST_ENDS).where(lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{within}"))
+        own = _listed_splits(texts, found)
     called, others = (stated or own, {}) if stated or own else _lists_beside(source, found)
     names, within = others | called, within if own else ""
     if not names or len(called) > MOST_LISTS:
@@ -432,7 +435,7 @@ def _lists_beside(source: Source, found: Evidence) -> tuple[dict[str, str], dict
     """Return the lists, and the tables of a path alone or with a split, with the split that each is called after, ""
     where its rows state one; and tables of more columns that may state splits."""
     files = source.ending_in((*LIST_ENDS, *_OF_CELLS, *NESTED)).without(found.used)
-    called = {name: split for name in files.ending_in(LIST_ENDS).names if (split := _listed_split(name))}
+    called = _listed_splits(source.ending_in(LIST_ENDS), found)
     stating = files.ending_in((*LIST_ENDS, *NESTED)).where(_is_of_splits)[:MOST_LISTS]
     tables = dict(source.parse_once(stating.without(called), parse_table))
     for one in files.ending_in(_OF_CELLS)[:MOST_LISTS]:
@@ -474,17 +477,15 @@ def paths_by_id(source: Source, lookup: Lookup) -> tuple[str, dict[str, str]]:
     return "", {}
 
 
-def _lists_within(source: Source, found: Evidence, within: str) -> dict[str, str]:
-    """Return the lists in folders with this ending, with their splits."""
-    filled = source.ending_in(LIST_ENDS).where(lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{within}"))
-    names = [entry.name for entry in filled if entry.size]
-    own = {name: split for name in names if (split := _listed_split(name)) and name not in found.used}
+def _listed_splits(files: FileEntries, found: Evidence) -> dict[str, str]:
+    """Return the unused lists that are called after splits, with these."""
+    names = [name for name, size in zip(files.names, files.sizes, strict=True) if size]
+    own = {name: split for name in names if (split := _listed_split(name))}
     # trainval.txt repeats the two others, if they exist and are not empty.
     halves = {posixpath.dirname(name) for name, split in own.items() if split != "test"}
-    whole = [
-        name for name in names if words.stem_of(name).lower() == "trainval" and posixpath.dirname(name) not in halves
-    ]
-    return own | dict.fromkeys(whole, "train")
+    whole = (name for name in names if words.stem_of(name).lower() == "trainval")
+    own |= {name: "train" for name in whole if posixpath.dirname(name) not in halves}
+    return {name: split for name, split in own.items() if name not in found.used}
 
 
 def _listed_split(name: str) -> str:

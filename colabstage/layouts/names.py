@@ -56,7 +56,8 @@ def names_state(source: Source, *, pattern: str | None = None, kind: FileKind = 
         msg = f"The names of the {kind.noun} in '{source.label}' do not tell classes apart: {said}; expected {how}."
         raise LayoutError(msg)
     files = images.take(np.flatnonzero([bool(word) for word in words]))
-    notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
+    called = f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."
+    notes = [called, *_note_on_numbers(classes, "classes")]
     if len(files) < len(images):
         which = "of a test folder whose names give no class" if pattern is None else f"whose paths have no {pattern!r}"
         lost = next(name for name, word in zip(images.names, words, strict=True) if not word)
@@ -86,13 +87,12 @@ def names_may_say(source: Source) -> str:
     they mean nothing."""
     names = images_of(source).names
     pairs = _pairs_by_name(names)
-    without = 'layout="images" reads the images without labels.'
     # Most images are called after one another: a.jpg and a_manual.jpg.
     if len(pairs) > 1 and 4 * len(pairs) > len(names):
         (one, other), (stem, its) = pairs[0], map(stem_of, pairs[0])
         return (
             f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}': "
-            f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options. If each is a sample: {without}"
+            f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options."
         )
     for pattern, place in ((BEFORE_NUMBER, "before the last number"), (_BEHIND_NUMBER, "behind the number")):
         if found := parts_of_names(names, pattern):
@@ -100,7 +100,7 @@ def names_may_say(source: Source) -> str:
             what = f"their class: {listed(found)}. If so: {how}"
             if any(map(words.is_role, found)):
                 what = f"what each is of a sample: {listed(found)}. If so, move them into folders images and masks."
-            return f"The names of the images of '{source.label}' may say {what} {without}"
+            return f"The names of the images of '{source.label}' may say {what}"
     return ""
 
 
@@ -390,13 +390,17 @@ def _notes(found: list[_Class], classes: list[str], noun: str) -> Iterator[str]:
     for split, own in by_split.items():
         if lacks := sorted({*names} - own):
             yield f"The split '{split}' has no {noun} of {format_count(len(lacks), 'classes')}: {listed(lacks)}."
-    # 10 is sorted before 2, and names that count from 1 get labels from 0.
-    numbered = all(name.isascii() and name.isdecimal() and len(name) < 20 for name in names)
-    odd = next((place for place, name in enumerate(names) if numbered and int(name) != place), None)
-    if odd is not None:
-        yield f"The folders have numbers as names; labels are their positions: '{names[odd]}' is {odd}, classes[{odd}]."
+    yield from _note_on_numbers(names, "folders")
     if empty := sorted({*classes}.difference(names)):
         yield f"The folders {listed(empty)} hold no {noun}; they still count as classes, as in torchvision."
+
+
+def _note_on_numbers(names: Sequence[str], what: str) -> Iterator[str]:
+    """Say if classes are numbers other than their labels: 10 is sorted before 2, and 1 may be the first."""
+    are_numbers = all(name.isascii() and name.isdecimal() and len(name) < 20 for name in names)
+    odd = next((place for place, name in enumerate(names) if are_numbers and int(name) != place), None)
+    if odd is not None:
+        yield f"The {what} have numbers as names; labels are their positions: '{names[odd]}' is {odd}, classes[{odd}]."
 
 
 def bare_stem(name: str, folder: str) -> str:

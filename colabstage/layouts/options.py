@@ -132,7 +132,7 @@ def table_rows(
 
     Args:
         labels: the columns that hold the labels; found by name and content where `None`.
-        table: which of several tables to use, by its path in the source or its base name.
+        table: which of several tables to use, by its path in the source or its base name; it may hold pixels.
         separator: what stands between several labels in one cell (" ", ","); "" where each cell is one label, whatever
             is in it; "|" and ";" are found where `None`.
     """

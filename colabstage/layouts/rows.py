@@ -440,6 +440,10 @@ class TableSearch:
             targets, classes = self._objects(rows, objects, notes)
         elif boxes is not None:
             firsts, targets, classes = self._boxes(rows, boxes)
+            # Road signs are mostly classified, and boxes only say where in its image each is.
+            if len(firsts) == len(rows.files) and len(classes) > 1:
+                how = f"layout=table_rows(labels=['{boxes.label}']), from colabstage.options"
+                notes.append(f"Each image has one box; for its class alone {how}.")
             sides = find_image_sides(rows.places[0][0].columns) if targets.sizes is not None else []
             corners = (*boxes.corners, *sides)
         notes += self._notes(rows, roles, corners)

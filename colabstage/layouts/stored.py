@@ -490,7 +490,9 @@ def _plan_rows(seen: Sequence[_Seen], options: ClipOptions) -> _ClipDecoder:
     if set(rates) != {rate}:
         odd = next(one.name for one in seen if one.rate != rate)
         found = ", ".join(f"{count} {'has' if count == 1 else 'have'} {one:,} Hz" for one, count in rates.most_common())
-        raise broken(odd, f"of {len(seen)} clips that were checked, {found}", f"{rate:,} Hz; resample them first")
+        item = f"x = librosa.util.fix_length(librosa.load(path, sr={rate})[0], size=LENGTH)"
+        how = f"resample them first, or give pack_dataset an object whose items are (x, y), {item}"
+        raise broken(odd, f"of {len(seen)} clips that were checked, {found}", f"{rate:,} Hz; {how}")
     (short, first, *_), (long, last, *_) = min(seen), max(seen)
     channels = {one.channels for one in seen}
     # Rows have one shape, and a channel must not be dropped by a guess.

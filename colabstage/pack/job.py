@@ -36,8 +36,9 @@ from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Progress
 from colabstage.io.units import counted
 from colabstage.io.workspace import open_spool
-from colabstage.layouts.detect import LayoutFunction, TableFile, detect_layout, is_table_file
+from colabstage.layouts.detect import LayoutFunction, detect_layout, is_table_file
 from colabstage.layouts.formats.items import IndexableDataset, array_of, read_dataset
+from colabstage.layouts.options import table_rows
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import (
     Arrays,
@@ -120,7 +121,7 @@ class OpenSource:
     tree: Tree | None
     """The source's files; `None` for a dataset of Python objects."""
     dataset: IndexableDataset | CallersDataset | None
-    layout: str | LayoutFunction | TableFile
+    layout: str | LayoutFunction
     slow: bool = False
     identity: Callable[[], Mapping[str, int]] = dict
     """Returns size and time of an archive, which tell it from another with members of the same names, sizes and times;
@@ -148,7 +149,7 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
         return
     place, layout = Path(source), options.layout
     if is_table_file(place, layout):
-        place, layout = place.absolute().parent, TableFile(place.name)
+        place, layout = place.absolute().parent, table_rows(table=place.name)
     # The path as given, not absolute, because the pack records it and must not depend on the current folder. And
     # without a folder for copies, because each of many workers would make its own copy of the archive.
     named = LocalSource(str(place), place.name, str(place), place)
@@ -344,6 +345,9 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
             f"{have} an alpha channel, which is left out: what is transparent has the colour that is stored behind it. "
             "Pass color_mode='keep' to keep the channel"
         )
+    are_grey = facts and all(one.channels == 1 and one.dtype == np.uint8 for one in facts)
+    if are_grey and options.image.color_mode == "auto":
+        yield "The images that were examined are grayscale; color_mode='grayscale' stores one channel instead of three"
     peaks = [one.peak for one in facts if one.peak is not None]
     bits = max(peaks, default=0).bit_length()
     if peaks and bits <= _DARK_BITS:

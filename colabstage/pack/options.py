@@ -30,15 +30,15 @@ RULES_VERSION = 5
 # Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
-    **dict.fromkeys(("lmdb", "pixel_table", "images", "coco_classes", "croissant"), 8),
-    "file_names": 9,
-    **dict.fromkeys(("arrow", "webdataset", "audio"), 10),
-    **dict.fromkeys(("tokens", "arrays"), 11),
+    **dict.fromkeys(("lmdb", "pixel_table", "coco_classes", "croissant"), 8),
+    "images": 9,
+    **dict.fromkeys(("file_names", "arrow", "webdataset"), 10),
+    **dict.fromkeys(("tokens", "arrays", "audio"), 11),
     "tfrecord": 12,
-    "detection": 14,
-    "pairs": 18,
-    "table": 20,
-    "auto": 24,
+    "detection": 15,
+    "pairs": 19,
+    "table": 21,
+    "auto": 25,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -168,14 +168,15 @@ def make_request(
         msg = f"disk_limit= is for keep='pack', and keep={keep!r} makes plain files, never in part. Leave out one."
         raise OptionError(msg)
     # Imported late: the command line builds options even to show its help, and layouts need numpy.
-    from colabstage.layouts.detect import TableFile, is_table_file
+    from colabstage.layouts.detect import is_table_file
+    from colabstage.layouts.options import table_rows
 
     packing = read_options(PackOptions, options, arguments)
     parsed = parse_source(source)
     if isinstance(parsed, LocalSource) and is_table_file(parsed.path, packing.layout):
         # The files that a table names are beside it.
         beside = cast("LocalSource", parse_source(parsed.path.parent))
-        packing = replace(packing, layout=TableFile(parsed.path.name))
+        packing = replace(packing, layout=table_rows(table=parsed.path.name))
         # Named for the table, not for the folder, which may hold several.
         parsed = replace(beside, name=parsed.path.stem)
     # From the source and the options, never from where the pack is made: any machine must find it in the cache.

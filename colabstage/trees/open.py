@@ -51,10 +51,10 @@ TreeFormat = Literal["folder"] | ArchiveKind
 ALONE = (
     *(".npy", ".h5", ".hdf5", ".hdf", ".he5", ".mat"),
     *(".tfrecord", ".tfrecords", ".tfrec", ".parquet", ".arrow", ".mdb", ".lmdb"),
-    *(".bin", ".txt", ".jsonl"),
+    *(".bin", ".txt", ".jsonl", ".csv"),
 )
 # What may belong to the files of an archive in the same list.
-BESIDE = (*ALONE, ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".names")
+BESIDE = (*ALONE, ".tsv", ".json", ".xml", ".yaml", ".yml", ".names")
 _TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
 # How much of a compressed file is read to see what is in it.
 _LOOK_BYTES = 64 * 1024
@@ -288,7 +288,7 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
     twice = [*(name for name, count in files.items() if count > 1), *(parent_folders(files) & files.keys())]
     collision = min(twice, default=None)
     if collision is None:
-        reason = f"The files of {len(stems):,} parts are united; no name is there twice."
+        reason = f"The files of {len(stems):,} parts are united; no name is there twice." if len(stems) > 1 else ""
         # A shell's photos/*: class folders, each as a part, whose own names would be lost.
         is_flat = not any("/" in name or name.lower().endswith(_NO_CLASSES) for part in names for name in part)
         # Numbered parts of one thing, such as images_001 and images_002, are not classes; 0 and 1 may be.

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import h5py
 import pytest
 
 from colabstage import stage_dataset
@@ -99,6 +100,20 @@ def test_a_folder_and_the_table_of_its_images(tmp_path: Path, turn: int) -> None
     table.write_text("file,label\n0.png,cat\n1.png,dog\n2.png,cat\n3.png,dog\n")
     data = stage_dataset([folder, table][::turn], local_dir=tmp_path / "local", cache_dir=None, progress=False)
     assert labels_in(data.path) == {"0.png": "cat", "1.png": "dog", "2.png": "cat", "3.png": "dog"}
+    assert "united" not in str(data.report)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_table_of_pixels_alone(tmp_path: Path, is_remote: bool) -> None:
+    """Whatever is beside it: other tables, images."""
+    lines = [["label", *(f"pixel{number}" for number in range(16))], ["1"] * 17]
+    table = "".join(f"{','.join(cells)}\n" for cells in lines).encode()
+    place = write_files(tmp_path / "mine", {"0.png": image(0), "a.csv": table, "b.csv": table})
+    with WebServer({"b.csv": place / "b.csv"}) as server:
+        source = server.url("b.csv") if is_remote else place / "b.csv"
+        data = stage_dataset(source, local_dir=tmp_path / "local", cache_dir=None, progress=False)
+    with h5py.File(data.path) as file:
+        assert (file["X_train"].shape, file["Y_train"][:].tolist()) == ((1, 4, 4, 1), [1])
 
 
 def test_another_table_of_the_name_of_one_in_the_archive(tmp_path: Path) -> None:

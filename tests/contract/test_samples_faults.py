@@ -207,7 +207,7 @@ BOXES = [
         "train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\n" + "".join(f"a{i},Cardiomegaly,{691 + i},1375,1653,1831\n" for i in range(6))}),
         right=[refused("outside")]),
     row("a table of boxes states another size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,640,480,{c},1,2,30,40"), right=[refused("480 x 640")]),
-    row("a table of boxes states the size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,64,48,{c},1,2,30,40"), right=[found("train: boxes cat 2, dog 2")]),
+    row("a table of boxes states the size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,64,48,{c},1,2,30,40"), right=[found("train: boxes cat 2, dog 2", note=r"one box; for its class alone layout=table_rows\(labels=\['class'\]\)")]),
     row("width and height of the boxes", table("filename,class,xmin,ymin,xmax,ymax,width,height", "{i}.jpg,{c},0,0,30,40,30,40"), right=[found("train: boxes cat 2, dog 2")]),
     row("VIA's CSV", files("{0..3}.jpg", {
         "via_export_csv.csv": "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,region_attributes\n" + "".join(
@@ -523,6 +523,7 @@ SPLITS_BESIDE = [
           ("groups.npy", npy(np.arange(8) // 2), found("train: 0 4, 1 4.*", note="Rows with the same 'groups.npy' stay in one split")), ("patient_ids.npy", npy(np.array(list("aabbccdd"))), found("train: 0 4, 1 4.*", note="'patient_ids.npy' stay in one split")),
           ("split.csv", "row,split\n0,train\n1,val\n", refused("'split.csv'.*Save an array 'split'")), ("val_idx.txt", "1\n3\n", refused("'val_idx.txt'.*Save an array 'split'")), ("splits.json", {"train": [0, 1], "val": [2]}, refused("'splits.json'")), ("train_config.json", {"lr": 1}, noted("'train_config.json'"))]),
     row("a folder train, and COCO", files("train/{0..5}.jpg", {f"{split}.json": coco(pattern) for split, pattern in (("train", "{0..3}.jpg"), ("val", "{4,5}.jpg"))}), right=[found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")]),
+    row("trainval.txt beside test.txt", pairs("img/{}.jpg", "masks/{}.png") | files("", {"trainval.txt": "0\n1\n2\n", "test.txt": "4\n5\n"}), right=[found("train: 3 masks .*; test: 2 masks .*", note="1 image that no list names was left out")]),
     row("lists beside images alone", files("img/{0..5}.jpg", {"train.txt": "0.jpg\n1.jpg\n2.jpg\n3.jpg\n", "val.txt": "4.jpg\n5.jpg\n"}), layout="images", right=[found("train: 4 without targets; val: 2 without targets")]),
     *(row(f"configs of a README that {name}", files(pattern, {"README.md": card(*configs)}), right=[right])
       for name, pattern, configs, right in [
@@ -633,6 +634,11 @@ WRITTEN = {  # labels beside class folders
 }
 PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
+    row("ages in names", files("{9,10}_{0..3}.jpg"), right=[found("train: 10 4, 9 4", note=r"labels are their positions: '10' is 0, classes\[0\]")], layout=file_names(r"^(\d+)_")),
+    *(row(f"grey images, {options}", {f"{name}/{name}{i}.png": grey(np.full((8, 8), 9 * i + ord(name), np.uint8)) for name in "ab" for i in range(3)}, right=[lambda packed, is_noted=not options: noted("color_mode='grayscale' stores one channel")(packed) is is_noted], **options)
+      for options in ({}, {"color_mode": "grayscale"}, {"color_mode": "rgb"})),
+    *(row(f"{len(names)} classes of one size", files(f"{{{','.join(names)}}}/{{0..9}}.jpg"), right=[right])
+      for names, right in [(("cat", "dog"), noted(r"If each two are one sample: layout=parts\(x='cat', y='dog'\)")), (("cat", "dog", "owl"), lambda packed: packed.found == "train: cat 10, dog 10, owl 10" and not packed.notes)]),
     *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
     row("folders in other formats", files("cat/{0..2}.jpg dog/{0..2}.jpeg") | {f"owl/{i}.jfif": image(i, form="JPEG") for i in range(3)}, right=[found("train: cat 3, dog 3, owl 3")]),
     *(row(f"folders of {name}, which are classes", files(f"{{{name}}}/p{{0..2}}.jpg"), right=[lambda packed: bool(packed.found) and not noted("counts as a class")(packed)]) for name in ("cat,dog,raw_fish,猫", "raw,ripe", "forged,original", "ann,bob,carl")),

@@ -37,7 +37,7 @@ def test_what_is_given_by_name_replaces_what_the_options_say(tmp_path: Path) -> 
     ("arguments", "named", "says"),
     [
         (("a", "b"), {"overwrit": True}, "'overwrit'.*'overwrite'"),
-        (("a", "b"), {"qqq": 1}, r"'qqq'\.$"),
+        (("a", "b"), {"qqq": 1}, r"'qqq'\. It takes source, target, "),
         (("a",), {}, "'target'"),
         (("a", "b", "c"), {}, "positional"),
     ],

@@ -72,9 +72,11 @@ def known(
     write: str = "",
 ) -> Known:  # fmt: skip
     files = {path: b"" for pattern in paths.split() for path in each(pattern)}
-    for pattern, text in (texts or {}).items():
-        content = text if isinstance(text, bytes) else (text if isinstance(text, str) else json.dumps(text)).encode()
-        files |= dict.fromkeys(each(pattern), content)
+    for pattern, made in (texts or {}).items():
+        for number, path in enumerate(each(pattern)):
+            text = made(number) if callable(made) else made
+            text = text if isinstance(text, bytes | str) else json.dumps(text)
+            files[path] = text if isinstance(text, bytes) else text.encode()
     return Known(name, files, layout, found, error, write)
 
 
@@ -149,11 +151,11 @@ def coco_classes(*patterns: str, names: str) -> dict[str, Any]:
     }
 
 
-def wav(count: int = 8) -> bytes:
+def wav(count: int = 8, rate: int = 8000) -> bytes:
     """So many samples of silence."""
     file = io.BytesIO()
     with wave.open(file, "wb") as clip:
-        clip.setparams((1, 2, 8000, 0, "NONE", ""))
+        clip.setparams((1, 2, rate, 0, "NONE", ""))
         clip.writeframes(bytes(2 * count))
     return file.getvalue()
 
@@ -186,6 +188,13 @@ def tar(files: dict[str, str]) -> bytes:
 
 YOLO_BOX = "0 0.5 0.5 0.25 0.25\n"
 WAV = wav()
+
+
+def clip(number: int) -> bytes:
+    """One of several lengths."""
+    return wav(8 - number % 2)
+
+
 # The smallest JPEG header that says so, for masks that must not be JPEGs.
 JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.layouts.detect import TableFile, detect_layout
+from colabstage.layouts.detect import detect_layout
 from colabstage.options import Boxes, file_names, folders, table_rows
 from colabstage.trees.listing import FileEntries, FileEntry
 from colabstage.trees.open import open_tree
@@ -130,7 +130,7 @@ def test_no_object_is_made_for_each_of_many_files(tmp_path: Path, table: str, mo
     monkeypatch.setattr(FileEntries, "__iter__", counted)
     with open_tree(place, spool=tmp_path) as many:
         if table:
-            assert len(detect_layout(many, TableFile(table))) == 3
+            assert len(detect_layout(many, table_rows(table=table))) == 3
         else:
             with pytest.raises(LayoutError, match=r"2,001 \.dat"):
                 detect_layout(many)

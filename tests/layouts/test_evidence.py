@@ -27,7 +27,7 @@ from colabstage.errors import (
     LayoutError,
     MissingDependencyError,
 )
-from colabstage.layouts.detect import TableFile, detect_layout
+from colabstage.layouts.detect import detect_layout
 from colabstage.options import SampleTable, Values, file_names, folders, parts, table_rows
 from colabstage.trees.open import JoinedTree, open_tree
 from tests.layouts.described import described
@@ -306,10 +306,8 @@ def test_labels_that_would_merge_are_refused() -> None:
     assert targets.values.dtype == np.float32
 
 
-@pytest.mark.parametrize("layout", ["auto", "table", TableFile("train.csv")], ids=["auto", "table", "file"])
-def test_archives_beside_a_table_are_named_with_the_line_that_keeps_their_labels(
-    tmp_path: Path, layout: str | TableFile
-) -> None:
+@pytest.mark.parametrize("layout", ["auto", "table", table_rows(table="train.csv")], ids=["auto", "table", "file"])
+def test_archives_beside_a_table_are_named_with_the_line_that_keeps_their_labels(tmp_path: Path, layout: Any) -> None:
     """As competitions on Kaggle come: the archive alone would give images without labels."""
     (tmp_path / "train.csv").write_text("id,label\n1,cat\n2,dog\n3,cat\n")
     (tmp_path / "sample_submission.csv").write_text("id,label\n9,cat\n18,cat\n27,cat\n")

@@ -906,10 +906,12 @@ def pixels_state(source: Source) -> Found:
     """Read .csv files whose rows are images: square, with one or three channels, with a class or none."""
     files = source.ending_in((".csv", ".gz")).where(lambda name: name.lower().removesuffix(".gz").endswith(".csv"))
     tables = {entry: _read_head(source, entry) for entry in files}
-    for entry in (entry for entry, (*_, lacks_header) in tables.items() if lacks_header):
+    for entry, count in ((entry, count) for entry, (*_, count) in tables.items() if count):
+        names = f"['label', *map('pixel{{}}'.format, range({count}))]"
         return near(
             f"'{entry.name}' has numbers in its first line, as many as a square image has and its class, and no header "
-            "that says so. Write one above it: label,pixel0,pixel1, and so on."
+            "that says so. Write one; for classes in the first column: "
+            f"pandas.read_csv('{entry.name}', header=None, names={names}).to_csv('{entry.name}', index=False)."
         )
     of_pixels = {entry: (packed, columns) for entry, (packed, columns, _) in tables.items() if columns is not None}
     copies = _copies(source, list(of_pixels))
@@ -948,14 +950,14 @@ def pixels_state(source: Source) -> Found:
     return replace(made, used=frozenset(one.name for one in of_pixels))
 
 
-def _read_head(source: Source, entry: FileEntry) -> tuple[ByteSource | None, _PixelColumns | None, bool]:
-    """Return the content of a .csv.gz; a table's columns of pixels, if any; and whether it has pixels and no header."""
+def _read_head(source: Source, entry: FileEntry) -> tuple[ByteSource | None, _PixelColumns | None, int]:
+    """Return the content of a .csv.gz; a table's columns of pixels, if any; and how many have no header."""
     # It shows its header only unpacked.
     packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
     head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
     columns, cells = _read_columns(entry.name, head), _cells(head.partition(b"\n")[0])
     are_numbers = all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None
-    return packed, columns, columns is None and are_numbers
+    return packed, columns, len(cells) - 1 if columns is None and are_numbers else 0
 
 
 def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:

@@ -369,12 +369,9 @@ _IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, words.IMAGES))})(#\d+)?"
 
 
 def why_no_text(source: Source) -> str:
-    """Return what texts hold instead of language, and what to write: names of images, numbers, classes in folders; ""
+    """Return what texts hold instead of language, and what to write: classes in folders, names of images, numbers; ""
     if they may be text to learn from."""
     texts = _with(source, () if _with(source, TOKENS) else TEXTS)
-    for entry in texts[:_LOOKED_AT]:
-        if what := _what_else(entry.name, source.head(entry, _HEAD_BYTES)):
-            return f"'{entry.name}' {what}; layout=\"tokens\" takes it as text to learn from."
     folders = sorted(one for one in {*map(words.folder_of, texts.names)} if one and not words.is_split(one))
     # Parts of one text are numbered too, and dates.
     named = {" ".join(words.letters_of(one)) for one in parts_of_names(texts.names, BEFORE_NUMBER)}
@@ -386,6 +383,9 @@ def why_no_text(source: Source) -> str:
             f"'{source.label}' holds {len(texts):,} texts {where}. {_AS_CLASSES}; layout=token_blocks() "
             f"reads all text as one stream, to predict the next token{only and f'; {only} takes one'}."
         )
+    for entry in texts[:_LOOKED_AT]:
+        if what := _what_else(entry.name, source.head(entry, _HEAD_BYTES)):
+            return f"'{entry.name}' {what}; layout=\"tokens\" takes it as text to learn from."
     return ""
 
 
