@@ -33,10 +33,10 @@ from colabstage.layouts.boxes import (
     FURTHER,
     Form,
     FoundForm,
+    as_column,
     as_corners,
     by_field,
     find_form,
-    first_unfit,
     format_box,
     further_fields,
     stated_form,
@@ -501,10 +501,9 @@ class ObjectFields(NamedTuple):
             columns,
         )
         for key, (column, kind) in self.further.items():
-            unfit, expected = first_unfit(np.array(flat[key]), kind)
+            columns[column], unfit = as_column(np.array(flat[key]), kind)
             if unfit >= 0:
-                raise broken(rows.owners[unfit], f"it has {flat[key][unfit]} under '{key}'", expected)
-            columns[column] = np.array(flat[key], kind)
+                raise broken(rows.owners[unfit], f"it has {flat[key][unfit]} under '{key}'", str(np.dtype(kind)))
         return rows
 
 
