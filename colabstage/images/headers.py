@@ -77,7 +77,6 @@ class JpegHeader:
 
 
 def is_jpeg(data: bytes) -> bool:
-    """Return whether the bytes begin like a JPEG."""
     return data[:3] == b"\xff\xd8\xff"
 
 

@@ -242,7 +242,6 @@ class Arrays(_OfSource):
             raise LayoutError(msg)
 
     def to_array(self, content: Content) -> NDArray[Any]:
-        """Return the array of a sample's content."""
         # The layout's own decoder knows more than the type: packed bits, columns to combine.
         if self.decode is not None:
             return self.decode(content)

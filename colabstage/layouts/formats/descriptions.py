@@ -43,8 +43,6 @@ _SLOW = re.compile(r"[*+}]\)?[*+{]|\([^()]*[*+{][^()]*\)[*+{]")
 
 
 class _Field(NamedTuple):
-    """One field of a record set."""
-
     key: str
     name: str
     types: frozenset[str]
@@ -60,7 +58,6 @@ class _Field(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Return the name of its column."""
         return self.column or self.name
 
     def read(self, text: str) -> str:
@@ -79,8 +76,6 @@ class _Field(NamedTuple):
 
 
 class _Records(NamedTuple):
-    """A record set."""
-
     types: frozenset[str]
     fields: list[_Field]
     rows: list[dict[str, Any]]
