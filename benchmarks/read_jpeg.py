@@ -37,8 +37,7 @@ from simplejpeg import decode_jpeg
 from benchmarks import _peers
 from benchmarks._photographs import repeated_photographs, write_encoded
 from benchmarks._report import Promise, by_turns, judge, median_ratio, show_rates
-from colabstage.images.decode import scale_by_torch
-from colabstage.images.headers import first_rows, read_jpeg_header
+from colabstage.images.decode import first_rows, read_jpeg_header, scale_by_torch
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.augment import CROP_DRAWS, RandomResizedCrop, resized_crops
 from colabstage.load.dataset import dataset_h5

@@ -54,17 +54,14 @@ _TEXTS_AT_ONCE = 16_384
 
 
 def x_name(split: str) -> str:
-    """Return the dataset, or group, of a split's inputs."""
     return f"X_{split}"
 
 
 def y_name(split: str) -> str:
-    """Return the dataset, or group, of a split's targets."""
     return f"Y_{split}"
 
 
 def key_name(split: str) -> str:
-    """Return the dataset of the source key of each row."""
     return f"key_{split}"
 
 

@@ -8,6 +8,7 @@ import math
 import posixpath
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -136,17 +137,12 @@ def _as_boxes(
     found: dict[str, NDArray[Any]] = {"labels": np.array(numbers, np.int64)}
     start = 4
     for name, dtype, count in columns:
-        values = rows[:, start : start + count]
-        start += count
-        with np.errstate(invalid="ignore", over="ignore"):
-            made = values.astype(dtype)
-            is_whole = made.dtype.kind in "iu"
-            fits = np.abs(made - values) < 1 if is_whole else np.isfinite(made) == np.isfinite(values)
-        odd = np.flatnonzero(~fits.all(axis=1))
-        if len(odd):
-            file = placed[int(np.searchsorted(offsets, odd[0], side="right")) - 1].file.name
-            what = f"a box has {values[odd[0]].tolist()} as {name}, which does not fit"
+        made, odd = as_column(rows[:, start : start + count], dtype)
+        if odd >= 0:
+            file = placed[int(np.searchsorted(offsets, odd, side="right")) - 1].file.name
+            what = f"a box has {rows[odd, start : start + count].tolist()} as {name}, which does not fit"
             raise broken(file, what, str(made.dtype))
+        start += count
         found[name] = np.ascontiguousarray(made[:, 0] if count == 1 else made)
     corners = np.ascontiguousarray(rows[:, :4])
     return Boxes(offsets, corners, found, relative=relative, sizes=sizes if sizes.any() else None)
@@ -334,21 +330,19 @@ def other_form(boxes: Boxes) -> tuple[str, int]:
     Fractions were read as centre, width and height; pixels, if the image's size is stated, as first corner, width and
     height.
     """
-    own = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets))
-    sides = np.ones((len(own), 2)) if boxes.sizes is None else boxes.sizes[own][:, ::-1].astype(float)
-    edge = 0.01 if boxes.relative else 1.0
-    first, last = boxes.boxes[:, :2], boxes.boxes[:, 2:]
-    outside = ((first < -edge) | (last > sides + edge)).any(axis=1) & (sides > 0).all(axis=1)
+    sizes = np.ones((len(boxes), 2)) if boxes.sizes is None else boxes.sizes
+    outside, first, last = boxes.outside(sizes), boxes.boxes[:, :2], boxes.boxes[:, 2:]
     if not outside.any() or outside.mean() < _MANY_OUTSIDE:
         return "", 0
     begin = (first + last) / 2 if boxes.relative else first
-    forms = {"two corners": last - first, "first corner, width and height": begin + last - first}
+    ends = {"two corners": last - first, "first corner, width and height": begin + last - first}
+    forms = {form: np.concatenate([begin, end], axis=1) for form, end in ends.items() if not np.array_equal(end, last)}
     fitting = [
         form
-        for form, end in forms.items()
-        if ((begin >= -edge) & (end >= begin) & (end <= sides + edge)).all() and not np.array_equal(end, last)
+        for form, places in forms.items()
+        if (places[:, 2:] >= begin).all() and not replace(boxes, boxes=places).outside(sizes).any()
     ]
-    return " or ".join(fitting), int(own[np.argmax(outside)])
+    return " or ".join(fitting), boxes.owner(int(np.argmax(outside)))
 
 
 # --- fields of records ------------------------------------------------------------------------------------------------
@@ -411,14 +405,13 @@ def further_fields(keys: Container[str]) -> dict[str, tuple[str, type[np.generic
     return {key: own for own, key in found.items()}
 
 
-def first_unfit(values: NDArray[Any], kind: type[np.generic]) -> tuple[int, str]:
-    """Return the place of the first number that a type of whole numbers does not hold, and what it holds; -1 if none
-    is."""
-    if not issubclass(kind, np.integer):
-        return -1, ""
-    with np.errstate(invalid="ignore"):
-        unfit = np.flatnonzero(values != values.astype(kind))
-    return int(next(iter(unfit), -1)), f"whole numbers, from 0 to {np.iinfo(kind).max}"
+def as_column(values: NDArray[Any], dtype: type[np.generic]) -> tuple[NDArray[Any], int]:
+    """Return a fact about each of M boxes, `(M, …)`, in the type of its column, and the first box whose fact that type
+    does not hold; -1 if it holds all."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        made = values.astype(dtype)
+        fits = made == values if made.dtype.kind in "iu" else np.isfinite(made) == np.isfinite(values)
+    return made, int(next(iter(np.flatnonzero(~fits.all(axis=tuple(range(1, fits.ndim))))), -1))
 
 
 def objects_of(fields: Mapping[str, Any], about: Sequence[str]) -> list[Any]:

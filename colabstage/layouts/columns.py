@@ -168,8 +168,6 @@ def _number(cell: str) -> float:
 
 
 class ColumnRoles(NamedTuple):
-    """Names of columns by purpose."""
-
     labels: tuple[str, ...]
     split: str | None
     group: str | None

@@ -55,8 +55,7 @@ from colabstage.layouts.formats import (
     arrays,
     arrow,
     beside,
-    card,
-    croissant,
+    descriptions,
     lmdb,
     masks,
     tfrecord,
@@ -65,7 +64,17 @@ from colabstage.layouts.formats import (
     webdataset,
 )
 from colabstage.layouts.formats.tables import LISTS
-from colabstage.layouts.judge import TO_EXTRACT, UNLABELLED, files_called, judge, may_label, why_not_classes
+from colabstage.layouts.judge import (
+    TO_EXTRACT,
+    UNLABELLED,
+    Naming,
+    Says,
+    files_called,
+    judge,
+    may_label,
+    other_rows,
+    why_not_classes,
+)
 from colabstage.layouts.lists import LIST_ENDS, MOST_LISTS, Lookup, is_class_list, lists_state
 from colabstage.layouts.names import folders_state, names_may_say, names_state, nothing_states, second_copy
 from colabstage.layouts.reading import Source
@@ -81,12 +90,11 @@ from colabstage.layouts.table import (
     files_of,
     known_splits,
 )
-from colabstage.layouts.texts import Naming, Says, other_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.layouts.formats.croissant import Description
+    from colabstage.layouts.formats.descriptions import Description
     from colabstage.trees.listing import FileEntries, Tree
 
 LayoutFunction = Callable[["Tree"], SampleTable]
@@ -154,7 +162,7 @@ class Case:
 
     @cached_property
     def description(self) -> Description | None:
-        return croissant.read_description(self.source)
+        return descriptions.read_description(self.source)
 
     @cached_property
     def described(self) -> Found:
@@ -202,7 +210,7 @@ class Case:
     @cached_property
     def card(self) -> tuple[str, dict[str, str]]:
         """Return the README of the Hugging Face Hub, and the splits of the files that it names."""
-        return card.splits_of_card(self.source) if self.source.ending_in((".md",)) else ("", {})
+        return descriptions.splits_of_card(self.source) if self.source.ending_in((".md",)) else ("", {})
 
     def judge(self, found: Found) -> Found:
         """Return the judge's verdict on evidence, with the splits that a description or a README states."""
@@ -626,9 +634,9 @@ _BESIDE_ROWS = (
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout(
-        croissant.NAME,
+        descriptions.NAME,
         lambda case: case.described,
-        extensions=croissant.EXTENSIONS,
+        extensions=descriptions.EXTENSIONS,
         rivals=(_CALLED, Rival("boxes", DETECTION, lambda case, _: case.state_boxes()), _BY_MASKS, _BY_ROWS),
     ),
     Layout(

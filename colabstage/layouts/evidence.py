@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What some evidence states about samples."""
-
     table: SampleTable
     """The samples, with what is stated about each."""
     who: str
@@ -191,8 +189,6 @@ Found = Evidence | Miss
 
 
 class FileKind(NamedTuple):
-    """The kind of samples in folders."""
-
     layout: str
     noun: str
     extensions: tuple[str, ...]

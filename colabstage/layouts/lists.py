@@ -632,8 +632,6 @@ _NUMBER = re.compile(r"\d{1,8}", re.ASCII)
 
 
 class ClassList(NamedTuple):
-    """What one file says."""
-
     names: tuple[str, ...]
     """The classes in label order; empty if there are none."""
     keypoints: tuple[int, int] = (0, 0)

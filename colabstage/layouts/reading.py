@@ -340,7 +340,6 @@ def _split_path(word: str) -> list[str]:
 
 
 def is_comment(line: str) -> bool:
-    """Tell whether a line of a text is a comment."""
     return line.startswith("#") and _COMMENT.match(line) is not None
 
 

@@ -33,10 +33,10 @@ from colabstage.layouts.boxes import (
     FURTHER,
     Form,
     FoundForm,
+    as_column,
     as_corners,
     by_field,
     find_form,
-    first_unfit,
     format_box,
     further_fields,
     stated_form,
@@ -95,6 +95,8 @@ LABELS = (
 )  # fmt: skip
 # Texts of samples: captions, or labels if no other field is one, and they are short and repeat.
 _TEXTS = ("txt", "text")
+# How boxes are given that no format describes.
+OWN_BOXES = "; or give pack_dataset an object whose items are (image, {'boxes': corners in pixels, 'labels': numbers})"
 
 
 class Labels(NamedTuple):
@@ -411,19 +413,16 @@ class ObjectRows(NamedTuple):
         """Return the sample of each box."""
         return [one for one, count in zip(self.samples, np.diff(self.offsets), strict=True) for _ in range(count)]
 
-    def form(
-        self, size_of: Callable[[int], tuple[int, int] | None], *, stated: Form | None = None, how: str = ""
-    ) -> FoundForm:
+    def form(self, size_of: Callable[[int], tuple[int, int] | None], stated: Form | None) -> FoundForm:
         """Return what the four numbers mean. `size_of`: returns the height and width of a sample's image. `stated`: the
-        form, if something says it. `how`: a line that says it, for the error where several are possible."""
+        form, if something says it."""
         filled = np.flatnonzero(np.diff(self.offsets)).tolist()
         each = [self.places[self.offsets[number] : self.offsets[number + 1]] for number in filled]
         areas = self.columns.get("area")
         found = find_form(each, lambda number: size_of(filled[number]), stated=stated, areas=areas)
         if found.trouble:
             what = f"its boxes and others {found.trouble} (first {format_box(self.places[0])})"
-            line = "" if found.relative else how
-            raise broken(self.samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{line}")
+            raise broken(self.samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{OWN_BOXES}")
         return found
 
     def corners(self, form: Form) -> NDArray[np.float64]:
@@ -501,10 +500,9 @@ class ObjectFields(NamedTuple):
             columns,
         )
         for key, (column, kind) in self.further.items():
-            unfit, expected = first_unfit(np.array(flat[key]), kind)
+            columns[column], unfit = as_column(np.array(flat[key]), kind)
             if unfit >= 0:
-                raise broken(rows.owners[unfit], f"it has {flat[key][unfit]} under '{key}'", expected)
-            columns[column] = np.array(flat[key], kind)
+                raise broken(rows.owners[unfit], f"it has {flat[key][unfit]} under '{key}'", str(np.dtype(kind)))
         return rows
 
 
@@ -515,16 +513,15 @@ def boxes_of_records(
     names_of: Callable[[str], Sequence[str]],
     *,
     found: FoundForm | None = None,
-    how: str = "",
 ) -> Labels:
     """Make boxes of what the records of N samples hold: a list of objects, a list for each field of them, or `None`.
 
-    `size_of`, `how`: as for `ObjectRows.form`. `names_of`: returns the classes that the numbers in a field stand for.
-    `found`: what the four numbers are, if something says it.
+    `size_of`: as for `ObjectRows.form`. `names_of`: returns the classes that the numbers in a field stand for. `found`:
+    what the four numbers are, if something says it.
     """
     fields = ObjectFields.of(values)
     rows = fields.read(values, samples)
-    form = found or rows.form(size_of, stated=fields.stated, how=how)
+    form = found or rows.form(size_of, fields.stated)
     labels, owners = rows.labels, rows.owners
     names = _named(labels, names_of(fields.label), owners, fields.label) or _words_of(
         compare_fields(labels, rows.texts, owners)
@@ -632,7 +629,6 @@ class ShardFile:
 
     @cached_property
     def content(self) -> ByteSource:
-        """Return its bytes, unpacked."""
         return self._opens()
 
     def hold(self, data: bytes, offset: int) -> None:

@@ -653,7 +653,6 @@ class TableSearch:
 
 
 def _files_of(tables: Sequence[LeadingTable]) -> set[int]:
-    """Return the files that any of some tables names."""
     return set[int]().union(*(one.files for one in tables))
 
 

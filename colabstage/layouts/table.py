@@ -242,7 +242,6 @@ class Arrays(_OfSource):
             raise LayoutError(msg)
 
     def to_array(self, content: Content) -> NDArray[Any]:
-        """Return the array of a sample's content."""
         # The layout's own decoder knows more than the type: packed bits, columns to combine.
         if self.decode is not None:
             return self.decode(content)
@@ -346,6 +345,21 @@ class Boxes:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @property
+    def owners(self) -> NDArray[np.intp]:
+        """Return the sample that each box belongs to, `(M,)`."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    def outside(self, sizes: NDArray[Any]) -> NDArray[np.bool_]:
+        """Tell which boxes are partly or wholly outside of their image, by more than rounding explains, bool `(M,)`.
+
+        `sizes`: `(N, 2)`, height and width of each image, zeros for what is none.
+        """
+        own = sizes[self.owners][:, ::-1]
+        sides, slack = (np.ones_like(own), _EDGE_SLACK_OF_PARTS) if self.relative else (own, _EDGE_SLACK)
+        is_outside = (self.boxes[:, :2] < -slack) | (self.boxes[:, 2:] > sides + slack)
+        return np.asarray(is_outside.any(axis=1) & (own > 0).all(axis=1))
+
     def owner(self, box: int) -> int:
         """Return the sample that a box belongs to."""
         # Images without boxes share their offset with the next image; "right" finds the one with the box.
@@ -377,6 +391,8 @@ Targets = Values | Arrays | Masks | Boxes | UnreadBoxes
 
 # Relative boxes end at 1, or slightly beyond.
 _FAR_OUTSIDE = 2
+# Formats that count from 1, and rounded coordinates, put an edge this far outside; in pixels, and as a fraction.
+_EDGE_SLACK, _EDGE_SLACK_OF_PARTS = 1.0, 0.01
 _UNITS = {"audio": "clips", "tokens": "rows", "arrays": "rows", "array_folder": "arrays"}
 
 

@@ -154,7 +154,6 @@ def folder_of(name: str) -> str:
 
 
 def is_image(name: str) -> bool:
-    """Tell whether a file of this name is an image."""
     return name.lower().endswith(IMAGES)
 
 

@@ -43,7 +43,7 @@ from colabstage.pack.plan import PackPlan, SplitPlan, pack_content
 from colabstage.pack.writer import WriteJob, array_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -57,8 +57,6 @@ OVERHEAD_BYTES = 4 * 1024 * 1024
 COPY_BYTES = 8 * 1024 * 1024
 # The value of other columns in rows that cropping left without a box; these rows come last.
 _UNUSED = -1
-# Formats that count from 1, and rounded coordinates, put an edge this far outside; in pixels, and as a fraction.
-_EDGE_SLACK, _EDGE_SLACK_OF_PARTS = 1.0, 0.01
 
 
 def copy_runs(
@@ -81,8 +79,8 @@ def finish_pack(
     """Make the final file from decoded samples. May be called again after an interruption.
 
     Returns:
-        The file to publish; its plan, without the samples that were left out; their `boxes_outside`; and the names of
-        those with NaN among their numbers.
+        The file to publish; its plan, without the samples that were left out; what `_write_boxes` returns; and the
+        names of those with NaN among their numbers.
     """
     job, data = work.job, work.target
     # Every sample is in its final place, so nothing is copied.
@@ -154,7 +152,8 @@ def _spooled_boxes(targets: UnreadBoxes, spool: Path, noted: NDArray[np.void]) -
 def _write_boxes(
     work: WriteJob, job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int]
 ) -> tuple[int, str]:
-    """Write the boxes of all samples, now that every image's size is known; return what `boxes_outside` does."""
+    """Write the boxes of all samples, now that every image's size is known; return how many are partly or wholly
+    outside of their image, and the name of the first such image."""
     boxes = job.table.targets
     if not isinstance(boxes, Boxes):
         return 0, ""
@@ -168,7 +167,8 @@ def _write_boxes(
                 if values.nbytes:
                     target.write(array_bytes(values), offsets[name])
     samples = np.concatenate([split.samples for split in plan.splits])
-    return boxes_outside(boxes, sizes, samples, job.table.inputs.source.name)
+    found = boxes.owners[boxes.outside(sizes) & np.isin(boxes.owners, samples)]
+    return len(found), job.table.inputs.source.name(int(found[0])) if len(found) else ""
 
 
 def _split_boxes(
@@ -180,7 +180,7 @@ def _split_boxes(
     """
     own_boxes = take_targets(boxes, split.samples)
     assert isinstance(own_boxes, Boxes)
-    owner = np.repeat(np.arange(len(own_boxes)), np.diff(own_boxes.offsets))
+    owner = own_boxes.owners
     own = sizes[split.samples][owner]
     corners = own_boxes.boxes.astype(np.float64)
     # YOLO and others give fractions of the image's sides.
@@ -204,22 +204,6 @@ def _split_boxes(
             for name, values in own_boxes.columns.items()
         },
     }
-
-
-def boxes_outside(
-    boxes: Boxes, sizes: NDArray[np.int64], samples: NDArray[np.int64], name: Callable[[int], str]
-) -> tuple[int, str]:
-    """Return how many boxes of some samples are partly or wholly outside of their image, by more than rounding
-    explains, and the name of the first such image.
-
-    `sizes`: as for `_split_boxes`, zeros if a sample is not an image.
-    """
-    of_image = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets))
-    first, last, own = boxes.boxes[:, :2], boxes.boxes[:, 2:], sizes[of_image][:, ::-1]
-    sides, slack = (np.ones_like(own), _EDGE_SLACK_OF_PARTS) if boxes.relative else (own, _EDGE_SLACK)
-    outside = ((first < -slack) | (last > sides + slack)).any(axis=1) & (own > 0).all(axis=1)
-    found = of_image[outside & np.isin(of_image, samples)]
-    return len(found), name(int(found[0])) if len(found) else ""
 
 
 # Shards are joined into the rows and the bytes that a single process would have written.

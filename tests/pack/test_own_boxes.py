@@ -304,7 +304,7 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
         *(
             (
                 some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0], iscrowd=lambda i, odd=odd: [odd]),
-                rf"{odd} under 'iscrowd'; expected whole numbers, from 0 to 255",
+                rf"{odd} under 'iscrowd'; expected uint8",
             )
             for odd in (300, 0.5)
         ),

@@ -177,22 +177,6 @@ def _unclear(names: Sequence[str]) -> str:
     )
 
 
-def _of_pixels(stored: Mapping[str, StoredArray]) -> str:
-    """Return the line for one image with many channels whose pixels are the samples, and the map of their classes."""
-    for (name, cube), (other, classes) in itertools.permutations(stored.items(), 2):
-        if len(cube.shape) == 3 and classes.dtype.kind in "iu" and classes.shape in (cube.shape[:2], cube.shape[1:]):
-            x, y = map(_opened, (name, other))
-            return f" If its pixels are the samples: y = {y}; numpy.savez('pixels.npz', x={x}[y > 0], y=y[y > 0] - 1)."
-    return ""
-
-
-def _opened(name: str) -> str:
-    """Return the line that opens an array."""
-    file, key = _file_and_key(name)
-    opened = f"scipy.io.loadmat('{file}')" if file.lower().endswith(_MAT) else f"numpy.load('{file}')"
-    return f"{opened}['{key[1:]}']" if key else opened
-
-
 def _called(names: Sequence[str], wanted: str) -> list[str]:
     return [name for name in names if name == wanted or f"/{_bare(name)}".endswith(f"/{_bare(wanted)}")]
 
@@ -360,7 +344,7 @@ def _matched(
     except LayoutError as error:
         patterns = {_DIGITS.sub("#", name) for name in files.names}
         are_numbered = x is None and len(files) >= max(_FEW_FILES, 2 * len(patterns))
-        return near(_each_a_sample(source, files) if are_numbered else f"{error}{_of_pixels(stored)}")
+        return near(_each_a_sample(source, files) if are_numbered else str(error))
 
 
 def _splits_beside(source: Source, beside: Mapping[str, StoredArray]) -> dict[str, Sequence[str]]:
@@ -1045,7 +1029,6 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
 
 
 def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:
-    """Return the image of one line."""
     cells = _cells(line)[columns.pixels]
     cells = cells[0].split() if len(cells) == 1 else cells
     try:

@@ -22,7 +22,7 @@ from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
-from colabstage.layouts.boxes import box_fields, box_key, boxes_in, objects_of
+from colabstage.layouts.boxes import box_fields, boxes_in, objects_of
 from colabstage.layouts.evidence import Evidence, require_files, size_in_file
 from colabstage.layouts.formats.masks import is_mask_name, mask_field, masks_of_records
 from colabstage.layouts.reading import Source, broken
@@ -91,7 +91,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     features = {name: one for file in reversed(files) for name, one in _features(file.schema).items()}
     kinds, types = _types(files), {name: one.get("_type") for name, one in features.items()}
     dataset = _as_object(source, entries, types, [image, *(masks := _are_images(files, others))])
-    about = box_fields(source.label, shapes := {name: _example_of(kind) for name, kind in kinds.items()})
+    about = box_fields(source.label, {name: _example_of(kind) for name, kind in kinds.items()})
     mask = _mask_column(source, kinds, masks, dataset, about)
     names = list(dict.fromkeys(name for file in files for name in file.schema.names))
     in_all = set(names).intersection(*(file.schema.names for file in files))
@@ -125,8 +125,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     classes, views = {name: names_of_feature(features.get(name)) for name in columns}, list[_ArrowFile]()
     if about:
         named = partial(names_of_feature, features.get(about[0])) if len(about) == 1 else classes.__getitem__
-        sizes, how = partial(size_in_file, contents), _corners_line(dataset, about, shapes)
-        labels = boxes_of_records(objects_of(fields, about), rows, sizes, named, how=how)
+        labels = boxes_of_records(objects_of(fields, about), rows, partial(size_in_file, contents), named)
     elif all_have([None if size < 0 else size for size in fields.get(mask, ())], rows, "mask"):
         views = [file.view(mask, lengths[number]) for file, number in zip(files, numbers, strict=True)]
         labels = masks_of_records(source, join_samples([view.samples() for view in views]))
@@ -521,19 +520,3 @@ def _as_object(source: Source, files: FileEntries, types: Mapping[str, Any], ima
         opened = f"datasets.load_dataset('{ending}', data_files={paths}, split='train')"
     untyped = (name for name in images if types.get(name) != "Image")
     return opened + "".join(f".cast_column('{name}', datasets.Image())" for name in untyped)
-
-
-def _corners_line(dataset: str, about: Sequence[str], shapes: Mapping[str, Any]) -> str:
-    """Return the line that packs a dataset with the boxes of its objects as corners."""
-    field, place = about[0], "[x, y, x + w, y + h]"
-    shape = shapes[field] if len(about) == 1 else shapes
-    if isinstance(shape, list):
-        made = f"[one | {{'boxes': {place}}} for one in own for x, y, w, h in [one['{box_key(shape[0])}']]]"
-    elif len(about) == 1:
-        made = f"own | {{'boxes': [{place} for x, y, w, h in own['{box_key(shape)}']]}}"
-    else:
-        made, field = f"[{place} for x, y, w, h in own]", str(box_key(shapes))
-    column = "boxes" if len(about) > 1 else field
-    rows = f"lambda rows: rows | {{'{column}': [{made} for own in rows['{field}']]}}"
-    line = f"pack_dataset({dataset}.with_transform({rows}), 'packed.h5')"
-    return f": {line} if they are xywh, and with [x, y, w, h] if they are corners"

@@ -31,7 +31,7 @@ from colabstage.layouts.boxes import (
 )
 from colabstage.layouts.evidence import Miss, gather
 from colabstage.layouts.formats.masks import find_masks, is_mask_name, mask_field
-from colabstage.layouts.records import ObjectFields, names_of_feature
+from colabstage.layouts.records import OWN_BOXES, ObjectFields, names_of_feature
 from colabstage.layouts.table import (
     Arrays,
     BrokenDatasetError,
@@ -94,7 +94,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     if _may_hold_boxes(y):
         planned = _plan_boxes(pairs, dataset)
         if planned.form.relative and not _is_pillow_image(x):
-            raise _odd(name, "boxes that are parts of width and height, on an array", f"corners in pixels{_WRAP}")
+            raise _odd(name, "boxes that are parts of width and height, on an array", f"corners in pixels{OWN_BOXES}")
         rows = pairs.side(1, planned.dtype.itemsize, planned.rows)
         targets = UnreadBoxes(rows, planned.dtype, planned.form.relative)
         # Boxes have class names of their own, for objects; the dataset's names are for whole images.
@@ -266,7 +266,6 @@ def _may_be_target(key: Any) -> bool:
 
 
 def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
-    """Find the keys of the two sides in what the first items hold."""
     xs = [key for key in _X_KEYS if key in item]
     rest = {str(key): value for key, value in item.items() if key not in xs}
     # Boxes with their labels, or in a column of objects, are one target. They and masks come before labels, which are
@@ -404,7 +403,6 @@ _FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
 _NAMES_OF_IMAGES = frozenset({"image_id", "id"})
 # Class numbers above this are not indices; a list of names for them would be mostly gaps.
 _MOST_CLASSES = 10_000
-_WRAP = "; or wrap the dataset in one whose items are (image, {'boxes': corners in pixels, 'labels': numbers})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +466,7 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     else:
         raise _unknown(ys[0], names[0], "no boxes, like the items after it")
     stated = next(filter(None, forms), fields.stated)
-    form = found.form(lambda number: _size_of_item(xs[number]), stated=stated, how=_WRAP)
+    form = found.form(lambda number: _size_of_item(xs[number]), stated)
     planned, faults = _BoxItems(fields, form, _class_names(dataset, pairs.feature(), fields.label)), []
     # Other faults, and one in all of them, are reported before anything is written.
     for name, target in zip(names, ys, strict=True):

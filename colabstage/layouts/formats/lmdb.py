@@ -156,7 +156,6 @@ class _Database:
         self.images[name] = (key, len(value))
 
     def samples(self) -> SampleSource:
-        """Return the images, each read by its key."""
         stamp, names = stamp_of(self.entry), list(self.images)
 
         def read(index: int) -> bytes:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError
+from colabstage.images.decode import is_lossy
 from colabstage.images.geometry import VOID, MaskOptions
-from colabstage.images.headers import is_lossy
 from colabstage.images.masks import color_table_advice, colors_of, level_counts, palette_of, read_mask
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words

@@ -274,7 +274,6 @@ class _Example:
         return span if span is not None and span.end > span.start else None
 
     def is_image(self, span: Span) -> bool:
-        """Tell whether it begins like an image file."""
         return bool(image_ending(self.read(span.start, min(span.end, span.start + 16))))
 
     def shape(self, image: Span) -> tuple[int, int, int]:

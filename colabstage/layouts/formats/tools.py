@@ -51,8 +51,6 @@ _PNG_HEAD_BYTES = 24
 
 
 class Format(NamedTuple):
-    """One format of boxes."""
-
     name: str
     extension: str
     marks: tuple[bytes, ...]

@@ -85,8 +85,6 @@ class PackedSample(NamedTuple):
 
 
 class ShardSamples(NamedTuple):
-    """The samples of one shard."""
-
     samples: list[PackedSample]
     fields: dict[str, list[Any]]
     """What they state, by field: the cls, the txt, and the fields of the json."""

@@ -31,11 +31,11 @@ from colabstage.images.decode import (
     decode_region,
     decode_sized,
     decode_whole,
+    is_jpeg,
     probe_image,
     scale_by_torch,
 )
 from colabstage.images.geometry import ColorMode, ImageOptions, MaskOptions, block_side, fit_boxes
-from colabstage.images.headers import is_jpeg
 from colabstage.images.masks import decode_mask
 from colabstage.io.units import format_bytes, format_count
 from colabstage.load.plan import Choice

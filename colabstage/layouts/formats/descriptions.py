@@ -1,13 +1,15 @@
-"""Croissant: what the description of a dataset, as published by Kaggle, Hugging Face and OpenML, states about its
-files.
+"""What the description of a dataset states about its files: one in Croissant, as published by Kaggle, Hugging Face and
+OpenML, or the `configs:` at the top of a README of the Hugging Face Hub, which say which files are of which split.
 
-A record set is a table: of the files of a set and parts of their paths, of the rows of a table, or of rows in the
-description itself. A field of the type `cr:Label`, or that refers to an enumeration, is the label, and one that refers
-to splits is the split. Both then count like the columns of any table that names files, with the same checks.
+In Croissant, a record set is a table: of the files of a set and parts of their paths, of the rows of a table, or of
+rows in the description itself. A field of the type `cr:Label`, or that refers to an enumeration, is the label, and one
+that refers to splits is the split. Both then count like the columns of any table that names files, with the same
+checks.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import posixpath
 import re
@@ -22,11 +24,12 @@ from colabstage.layouts import words
 from colabstage.layouts.columns import Column, show, split_of_cell
 from colabstage.layouts.evidence import Evidence, Found, near, renumbered
 from colabstage.layouts.formats.tables import Table, parse_table
-from colabstage.layouts.reading import Source, broken
+from colabstage.layouts.reading import Source, broken, load_yaml
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, Values
+from colabstage.trees.names import with_wildcards
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from colabstage.layouts.rows import TableSearch
 
@@ -40,8 +43,6 @@ _SLOW = re.compile(r"[*+}]\)?[*+{]|\([^()]*[*+{][^()]*\)[*+{]")
 
 
 class _Field(NamedTuple):
-    """One field of a record set."""
-
     key: str
     name: str
     types: frozenset[str]
@@ -57,7 +58,6 @@ class _Field(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Return the name of its column."""
         return self.column or self.name
 
     def read(self, text: str) -> str:
@@ -76,8 +76,6 @@ class _Field(NamedTuple):
 
 
 class _Records(NamedTuple):
-    """A record set."""
-
     types: frozenset[str]
     fields: list[_Field]
     rows: list[dict[str, Any]]
@@ -321,3 +319,60 @@ def _reference(value: Any) -> str:
 def _key(one: dict[str, Any], owner: str = "") -> str:
     """Return the key that refers to a resource, a record set or a field: older descriptions have only names."""
     return str(one.get("@id") or posixpath.join(owner, str(one.get("name", ""))))
+
+
+# --- READMEs of the Hub -----------------------------------------------------------------------------------------------
+
+# Other parts of the front matter describe licences, languages and features.
+_CONFIGS = re.compile(r"^configs:.*\n(?:(?:[ #-].*)?\n)*", re.MULTILINE)
+_OTHERWISE = "; any layout that is named in layout= does without them"
+
+
+def splits_of_card(source: Source) -> tuple[str, dict[str, str]]:
+    """Return the README, and the split of each file that its configurations name; no files if it has none that state
+    splits. What the default configuration says of a file counts, whatever others say of it."""
+    files = source.ending_in((".md",)).where(lambda name: posixpath.basename(name).lower() == "readme.md")
+    depths = sorted(entry.name.count("/") for entry in files)
+    # Of several side by side, none is about all files.
+    if not depths or depths[:1] == depths[1:2]:
+        return "", {}
+    card = next(entry for entry in files if entry.name.count("/") == depths[0])
+    text = "\n".join(source.text(card).splitlines())
+    front = text.partition("\n---")[0] if text.startswith("---\n") else ""
+    block = _CONFIGS.search(f"{front}\n")
+    try:
+        configs = [one for one in load_yaml(block[0])["configs"] if isinstance(one, dict)] if block else []
+        stated = [[*_globs_of(filter(_is_default, configs))], [*_globs_of(itertools.filterfalse(_is_default, configs))]]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        what = f"its configs cannot be read ({show(error)})"
+        raise broken(card.name, what, f"data_files with a split and a path{_OTHERWISE}") from error
+    found: dict[str, str] = {}
+    for globs in stated:
+        own: dict[str, str] = {}
+        for split, path in globs:
+            whole = posixpath.normpath(posixpath.join(posixpath.dirname(card.name), path))
+            for name in filter(re.compile(with_wildcards(whole)).fullmatch, source.files.names):
+                if name not in found and own.setdefault(name, split) != split:
+                    what = f"'{card.name}' names it in the splits '{own[name]}' and '{split}'"
+                    raise broken(name, what, f"one split in all configs, or a default one{_OTHERWISE}")
+        found |= own
+    splits = {*found.values()}
+    # A single split that is called full, or all, divides nothing.
+    return card.name, {} if len(splits) == 1 and splits.isdisjoint(words.SPLIT_ORDER) else found
+
+
+def _is_default(config: dict[str, Any]) -> bool:
+    return config.get("config_name") == "default" or str(config.get("default")).lower() == "true"
+
+
+def _globs_of(configs: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield each split that configurations name, as it is stored, with each of its paths, which may have wildcards."""
+    for config in configs:
+        parts = config.get("data_files") or ()
+        if isinstance(parts, dict):
+            parts = [{"split": split, "path": paths} for split, paths in parts.items()]
+        # A path alone states no split.
+        for part in (one for one in parts if isinstance(one, dict) and "split" in one):
+            split, paths = part["split"], part["path"]
+            for path in paths if isinstance(paths, list) else [paths]:
+                yield words.split_name(split).split or split, posixpath.join(config.get("data_dir", ""), path)
