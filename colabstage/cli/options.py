@@ -60,8 +60,6 @@ def option(
 
 
 def choice(name: str, words: tuple[str, ...], text: str, panel: str | None = None) -> typer.models.OptionInfo:
-    """Define an option whose value is one of `words`."""
-
     def read(typed: str) -> str:
         if typed not in words:
             msg = f"{typed!r} is unknown; expected one of {', '.join(words)}."
@@ -96,7 +94,6 @@ def _refused_as_typed(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def read_sources(texts: list[str]) -> str | list[str]:
-    """Return one source as itself, several as a list."""
     # A list of one source counts as several sources, with another key and other names.
     return texts[0] if len(texts) == 1 else texts
 
@@ -224,7 +221,6 @@ _FLAGS: dict[str, Any] = dict(
 
 
 def flags(*names: str) -> dict[str, Any]:
-    """Return options by Python argument."""
     return {name: _FLAGS[name] for name in names}
 
 

@@ -338,7 +338,6 @@ class DaemonPool:
         self._closed = False
 
     def submit(self, function: Callable[[], R]) -> Future[R]:
-        """Call `function` in a thread, as soon as one is free."""
         future: Future[R] = Future()
         with self._lock:
             if self._closed:

@@ -830,7 +830,6 @@ class Pipeline:
 
 
 def _in_parts(groups: Generator[list[Any]], change: Callable[[Any], Any]) -> Generator[list[Any]]:
-    """Yield a few batches at a time, changed."""
     with closing(groups):
         for group in groups:
             group.reverse()

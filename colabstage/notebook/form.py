@@ -354,7 +354,6 @@ def _put(widget: Any, value: str) -> None:
 
 
 def _code_html(code: str) -> str:
-    """Return code as HTML that one click selects."""
     return (
         f"{STYLE}<div class='cs-report'><pre class='cs-code' style='user-select:all;margin:.4em 0;padding:.6em .8em;"
         "line-height:1.45;border-radius:4px;background:rgba(128,136,144,.14);color:inherit;white-space:pre-wrap;"

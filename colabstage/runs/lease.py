@@ -39,8 +39,6 @@ _NBYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a session says about itself."""
-
     session: int
     owner: str
     """Which process it is, as `io.workspace.owner_token` names it."""
@@ -62,7 +60,6 @@ class Lease:
 
 
 def read_lease(folder: Path) -> Lease | None:
-    """Return the lease in a run's folder; `None` if there is none, or an incomplete one."""
     file = folder / NAME
     try:
         text = file.read_bytes()

@@ -203,8 +203,6 @@ def fetch_files(
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The receipt of the files fetched to one place."""
-
     address: str
     identity: SourceIdentity
     files: int
@@ -426,8 +424,6 @@ class ArchiveIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """The receipt of a folder made by `extract_archive`."""
-
     archive: ArchiveIdentity
     members: int
     """The number of files in it."""

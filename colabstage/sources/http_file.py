@@ -308,7 +308,6 @@ def _ask_for_tail(session: HttpSession, length: int) -> _Tail | None:
 
 
 def _look(session: HttpSession, checksum: Checksum | None, length: int, tail: Future[_Tail | None] | None) -> HttpFile:
-    """Ask for the facts and the beginning of a file."""
     with session.get({"Range": f"bytes=0-{length - 1}"}) as answer:
         head = answer.exact_part(length)
         if head is not None and answer.start == 0:
@@ -636,7 +635,6 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def names_a_page(url: str, name: str) -> bool:
-    """Return whether a web page is what an address asks for."""
     return urlsplit(url).path.lower().endswith(_PAGE_SUFFIXES) or name.lower().endswith(_PAGE_SUFFIXES)
 
 
@@ -667,7 +665,6 @@ def check_is_data(
 
 
 def page_error(url: str, label: str, head: bytes) -> WebPageError:
-    """Return the error for a page that came in place of data."""
     title = page_title(head)
     named = f" with the title “{title}”" if title else ""
     return WebPageError(
@@ -677,7 +674,6 @@ def page_error(url: str, label: str, head: bytes) -> WebPageError:
 
 
 def page_title(head: bytes) -> str:
-    """Return the title of a web page from its beginning; "" if there is none."""
     match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
     text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
     return "".join(filter(str.isprintable, " ".join(text.split())))[:120]

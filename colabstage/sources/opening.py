@@ -153,8 +153,6 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The effort of reading a source from its place."""
-
     opens_at_once: bool = True
     """Whether its files can be listed without copying all of it first."""
     is_walked: bool = False
@@ -184,8 +182,6 @@ class Cost:
 
 @dataclass(eq=False)
 class Part(Closing):
-    """One open source: a file or a tree."""
-
     source: SingleSource
     transport: Transport
     slow: bool
@@ -243,7 +239,6 @@ class Part(Closing):
 
     @property
     def cost(self) -> Cost:
-        """Return what is still to be done, as far as it is known."""
         archive_bytes = 0
         if self.file is not None and self._is_copied and self._download is None:
             archive_bytes = self.file.facts.size or 0
@@ -686,7 +681,6 @@ class OpenedSource(Closing):
                 raise SourceListingError(msg)
 
     def start(self) -> None:
-        """Begin to copy remote archives."""
         for part in self.parts:
             if part.copy is not None:
                 part.copy.start()

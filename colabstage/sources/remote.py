@@ -424,7 +424,6 @@ def _is_of_a_mount(error: TransientError) -> bool:
 
 
 def stopped_error(label: str) -> SourceReadError:
-    """Return the error for readers that wait for bytes of a stopped copy."""
     return SourceReadError(f"The copy of '{label}' was stopped before all of it was here.")
 
 

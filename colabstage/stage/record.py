@@ -43,8 +43,6 @@ _FILES = "staged files"
 
 @dataclass(frozen=True, slots=True)
 class LocalRecord:
-    """What one dataset's folder holds."""
-
     key: str
     identity: SourceIdentity
     """The source's state when it was staged."""
@@ -163,7 +161,6 @@ def files_problem(request: StageRequest, record: LocalRecord, here: Standing, *,
 
 
 def files_receipt(request: StageRequest, identity: SourceIdentity) -> Receipt:
-    """Return the receipt of plain files from a state of the source."""
     return Receipt(_FILES, {"key": request.key, "identity": identity.to_json()})
 
 
@@ -175,7 +172,6 @@ def are_files_staged(request: StageRequest, identity: SourceIdentity) -> bool:
 
 
 def _files_made_of(request: StageRequest, here: Standing) -> SourceIdentity | None:
-    """Return the state of the source that the plain files were made from."""
     about = {} if here.receipt is None else here.receipt.about
     return SourceIdentity.from_json(about.get("identity", {})) if about.get("key") == request.key else None
 

@@ -48,8 +48,6 @@ CacheDir = Union[Path, ObjectSource, Literal["auto"], None]  # noqa: UP007 - rea
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """Which dataset to stage, and how."""
-
     source: Source
     key: str
     """16 hexadecimal digits that change with the source and with every option."""
@@ -264,7 +262,6 @@ def lock_path(folder: Path) -> Path:
 
 
 def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
-    """Check the public `cache_dir=` argument."""
     if cache_dir is None:
         return None
     given = text_of_path(cache_dir, "cache_dir")

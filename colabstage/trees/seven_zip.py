@@ -66,8 +66,6 @@ _MODE_LETTERS = 10
 
 
 class _Listed(NamedTuple):
-    """One member in an archive's listing."""
-
     name: str
     """Its name, uncleaned."""
     size: int
@@ -168,7 +166,6 @@ def _blocks(label: str, text: str, kind: ToolKind) -> Iterator[dict[str, str]]:
 
 
 def _listed(label: str, fields: Mapping[str, str]) -> _Listed:
-    """Return a member from the fields of 7-Zip or of unrar."""
     if fields.get("Encrypted") == "+" or "encrypted" in fields.get("Flags", ""):
         raise _locked(label)
     # The letters of Windows' attributes come first, in any number ("RHSD_ drwxr-xr-x"), then the Unix mode if the

@@ -160,7 +160,6 @@ class _Blocks:
 
 
 def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str]) -> tuple[bytes, TarMember]:
-    """Return the type flag of a header block, and the member that it and its extensions describe."""
     if len(block) < BLOCK:
         raise truncated(source, "its last header is cut")
     raw_name, raw_mode, _, _, raw_size, raw_time, checksum, flag, link, magic, *_, prefix = _HEADER.unpack(block)
@@ -354,7 +353,6 @@ class TarTree(Tree):
 
 
 def _link_target(archive: str, name: str, member: TarMember) -> str:
-    """Return the cleaned name that a link leads to."""
     if member.kind == "symlink":
         return resolve_link(archive, name, member.link)
     try:
