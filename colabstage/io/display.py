@@ -48,7 +48,6 @@ class Row:
     unit: str
     """The unit of `total` and `done`; "B" for bytes."""
     total: int | None
-    """How many there are; `None` if unknown."""
     done: int
     state: State
     """Whether it runs, or how it ended."""
@@ -57,7 +56,6 @@ class Row:
     rate: float
     """Units per second: of the last seconds while it runs, of the whole step afterwards."""
     idle_s: float = 0.0
-    """Seconds without a report."""
     problem: str = ""
     note: str = ""
 

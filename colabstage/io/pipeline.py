@@ -47,7 +47,6 @@ class PipelineLimits:
     max_readers: int
     """The most readers there may be while reads prove slow."""
     workers: int
-    """Threads that process what was read."""
     budget_bytes: int = 64 * 1024 * 1024
     """Bytes read, or being read, and not yet used; a single item may exceed it."""
     slow_read_s: float = 0.002

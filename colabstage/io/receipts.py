@@ -80,7 +80,6 @@ class Standing:
     changed: tuple[str, ...] = ()
     """Names in both whose state differs."""
     gone: tuple[str, ...] = ()
-    """Names that are only in the receipt."""
 
     @property
     def is_as_made(self) -> bool:

@@ -641,7 +641,6 @@ class Position:
     done: EpochPlace
     """What was handed out last, or the place that was set since."""
     next: EpochPlace
-    """Where the next iteration begins."""
     follows: bool = False
     """Whether `done` follows the iterations; not once somebody has set another place."""
     thread: Thread | None = None

@@ -69,7 +69,6 @@ class ShownSplits:
 
     name: str
     layout: str | None
-    """The layout, according to the file."""
     rows: Mapping[str, int]
     open: Callable[[str], SplitReader]
     infos: Sequence[PackInfo]
@@ -252,7 +251,6 @@ class SplitClasses:
     counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Number of samples with each, int64 `(K,)`; a sample with boxes or a mask may have several."""
     why_none: str = ""
-    """Why there are no classes; empty if there are."""
     _rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
 
     def rows_of(self, number: int) -> NDArray[np.int64]:

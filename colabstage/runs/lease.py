@@ -48,7 +48,6 @@ class Lease:
     beat: float
     """When it last gave a sign of life."""
     ended: bool = False
-    """Whether it has left."""
     newest: str = ""
     """The version that it saved last."""
     epoch: int = 0

@@ -206,9 +206,7 @@ class Fetched:
     address: str
     identity: SourceIdentity
     files: int
-    """How many files the target holds."""
     nbytes: int
-    """Their bytes together."""
     transport: str
 
     def receipt(self, hashes: tuple[str, ...] = ()) -> Receipt:
@@ -428,7 +426,6 @@ class Extracted:
     members: int
     """The number of files in it."""
     content_bytes: int
-    """Their bytes together."""
 
     def receipt(self) -> Receipt:
         return Receipt(_EXTRACTED, asdict(self))

@@ -118,7 +118,6 @@ class FileOfSet:
     name: str
     """The name of its local, sparse file; unique in a set."""
     manifest: Manifest
-    """Its description, with the hash of each block."""
 
 
 class FileSet(Layout):

@@ -141,7 +141,6 @@ class Opening:
     only: tuple[str, ...] = ()
     """The requested part of the source, from `read_only`; empty for all of it."""
     zip_encoding: str | None = None
-    """The encoding of a zip's names if it declares none."""
     single_files: bool = True
     """Whether a file of arrays or records counts as the files in it, as it does alone; in a list it never does."""
     reads_next: bool = False
@@ -160,7 +159,6 @@ class Cost:
     unpacks_first: bool = False
     """Whether it is compressed as a whole, so that its files are only known after unpacking."""
     reads_slowly: bool = False
-    """Whether each read of one of its files takes time."""
     archive_bytes: int = 0
     """The size of archives that are still to be copied here before they are read, if known."""
     mount_bytes: int = 0
@@ -185,7 +183,6 @@ class Part(Closing):
     source: SingleSource
     transport: Transport
     slow: bool
-    """Whether each response takes time."""
     opening: Opening
     file: RemoteFile | None = None
     tree: Tree | None = None

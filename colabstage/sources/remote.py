@@ -44,7 +44,6 @@ class Hasher(Protocol):
 @dataclass(frozen=True, slots=True)
 class Checksum:
     algorithm: str
-    """Its name, such as `"sha256"`."""
     digest: str
 
     def __str__(self) -> str:

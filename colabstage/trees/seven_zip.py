@@ -72,9 +72,7 @@ class _Listed(NamedTuple):
     is_folder: bool
     is_link: bool
     crc: int | None
-    """Its checksum; `None` if the archive has none."""
     executable: bool
-    """Whether it is marked as executable by its owner."""
 
 
 # The members of an archive, and a function that unpacks all of them into a folder that it creates.

@@ -90,7 +90,6 @@ class TarMember(NamedTuple):
     name: str
     kind: MemberKind
     link: str
-    """Target of a link."""
     offset: int
     size: int
     """Length of the content, which follows the header."""

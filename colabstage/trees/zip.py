@@ -108,13 +108,11 @@ class _End(NamedTuple):
     start: int
     """Where the directory must begin, because this record, or zip64's, follows it."""
     size: int
-    """Its length in bytes."""
     offset: int
     """Where the record says that it begins; bytes before the archive shift it."""
     members: int
     """How many it holds, modulo 65,536 without zip64."""
     has_64: bool
-    """Whether the numbers are from a zip64 record."""
     directory: bytes | None
     """The directory, if it was read with the record."""
 

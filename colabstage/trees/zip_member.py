@@ -59,7 +59,6 @@ class ZipMember:
     method: int
     """How it is packed, by APPNOTE's numbers."""
     flags: int
-    """Its general purpose bits."""
     mtime_ns: int
     """In nanoseconds since 1970, taken as UTC; 0 for none."""
 
