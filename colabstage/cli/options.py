@@ -113,13 +113,7 @@ Debug = Annotated[bool, option("--debug", "", "Show the traceback when something
 
 
 def _flag(
-    panel: str | None,
-    name: str,
-    kind: Any,
-    metavar: str,
-    text: str,
-    *,
-    parser: Callable[[str], Any] | None = None,
+    panel: str | None, name: str, kind: Any, metavar: str, text: str, *, parser: Callable[[str], Any] | None = None
 ) -> tuple[str, Any]:
     """Return the Python argument of an option, and its type with its definition; the words of a `Literal` are its
     metavar."""
@@ -164,12 +158,7 @@ _FLAGS: dict[str, Any] = dict(
         ),
         _of_images("group_by", str | None, "REGEX", "Samples whose names have the same match stay in the same split."),
         _of_images("seed", int, "N", "Seed of the splits and of the row order."),
-        _of_images(
-            "on_error",
-            str,
-            "raise|skip|skip:P%",
-            "What to do with images that cannot be decoded.",
-        ),
+        _of_images("on_error", str, "raise|skip|skip:P%", "What to do with images that cannot be decoded."),
         _flag(
             None,
             "only",

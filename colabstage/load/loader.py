@@ -807,9 +807,7 @@ class Pipeline:
         if reader.arrival is None or reader.arrival.complete or not batches:
             return None
         return reader.arrival.expect(
-            reader.split,
-            np.concatenate(batches),
-            then=lambda: np.concatenate(self.schedule.rows_left(epoch + 1, 0)),
+            reader.split, np.concatenate(batches), then=lambda: np.concatenate(self.schedule.rows_left(epoch + 1, 0))
         )
 
     def identity(self, epoch: int) -> dict[str, int]:

@@ -367,11 +367,7 @@ class Expectations:
     """What one reader will read in this epoch and in the next one."""
 
     def __init__(
-        self,
-        pack: PartialPack,
-        places: Places,
-        rows: NDArray[np.intp],
-        then: Callable[[], NDArray[np.intp]] | None,
+        self, pack: PartialPack, places: Places, rows: NDArray[np.intp], then: Callable[[], NDArray[np.intp]] | None
     ) -> None:
         self._pack, self._places, self._rows, self._then = pack, places, len(rows), then
         self._lock, self._done, self._closed = threading.Lock(), 0, False

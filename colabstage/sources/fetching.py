@@ -179,16 +179,7 @@ def fetch_files(
     to = Target.read(target)
     place = to.path
     shown = resolve_progress(progress)
-    fetch = _FetchCall(
-        parsed,
-        to,
-        parts,
-        checksum,
-        overwrite,
-        verify == "full",
-        shown,
-        time.monotonic(),
-    )
+    fetch = _FetchCall(parsed, to, parts, checksum, overwrite, verify == "full", shown, time.monotonic())
 
     def work() -> FetchReport:
         with required_to_stay(place):

@@ -62,17 +62,7 @@ from colabstage.sources.blocks import (
     take_lock,
 )
 from colabstage.sources.fetcher import Fetcher
-from colabstage.sources.order import (
-    NEVER,
-    Order,
-    Pacing,
-    Reader,
-    Run,
-    Visits,
-    first_of,
-    next_uses,
-    victim_for,
-)
+from colabstage.sources.order import NEVER, Order, Pacing, Reader, Run, Visits, first_of, next_uses, victim_for
 from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
@@ -565,10 +555,7 @@ class BlockwiseFile:
 
     @contextlib.contextmanager
     def hold(
-        self,
-        blocks: NDArray[np.int64],
-        edges: NDArray[np.int64] = _NONE,
-        cancellation: Cancellation | None = None,
+        self, blocks: NDArray[np.int64], edges: NDArray[np.int64] = _NONE, cancellation: Cancellation | None = None
     ) -> Iterator[None]:
         """Wait until blocks are local, or for `edges` at least their edges; keep them local within the context.
 
@@ -707,11 +694,7 @@ class BlockwiseFile:
             self._lock_handles.append(handle)
             blocks, readers = self._blocks, Readers(self._folder)
             fetcher = Fetcher(
-                self.files.label,
-                blocks,
-                self._openers,
-                partial(_connections_to, self._mount_readers),
-                policy=PATIENT,
+                self.files.label, blocks, self._openers, partial(_connections_to, self._mount_readers), policy=PATIENT
             )
             self._fetchers.append(fetcher)
             fetcher.start(lambda: Lookahead(blocks, readers, fetcher))

@@ -39,9 +39,7 @@ Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
 RECORD_NAME, LOCK_NAME = "stage.json", ".colabstage-{}.lock"
 FILES_REMEDY = "Move what is yours out of it, or delete it if nothing there is, then stage again."
-SOURCE_REMEDIES = {
-    "source": 'Write the dataset\'s path or address first: "photos.zip".',
-}
+SOURCE_REMEDIES = {"source": 'Write the dataset\'s path or address first: "photos.zip".'}
 # A folder, a prefix in a bucket, this platform's default, or none.
 CacheDir = Union[Path, ObjectSource, Literal["auto"], None]  # noqa: UP007 - read at run time
 
