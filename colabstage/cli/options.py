@@ -36,17 +36,8 @@ def option(
     parser: Callable[[str], Any] | None = None,
     least: float | None = None,
 ) -> typer.models.OptionInfo:
-    """Define an option.
-
-    Args:
-        name: with its dashes.
-        metavar: the placeholder of its value; empty for a switch.
-        text: its help.
-        panel: the panel of the help that it belongs to.
-        words: what the Tab key offers instead of file names.
-        parser: converts the text to the argument, where typer does not.
-        least: the smallest number allowed.
-    """
+    """Define an option. `metavar` is empty for a switch; `words`: what the Tab key offers instead of file names;
+    `parser` converts the text to the argument, where typer does not."""
     info: typer.models.OptionInfo = typer.Option(
         name,
         metavar=metavar,

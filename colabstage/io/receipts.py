@@ -227,14 +227,8 @@ def _read(path: Path) -> tuple[str, Receipt] | None:
 
 
 def put_folder(made: Path, target: Path, receipt: Callable[[], Receipt], *, overwrite: bool = False) -> None:
-    """Put a finished folder, which is one of our temporaries or inside one, in its place, with a receipt.
-
-    Args:
-        made: the folder.
-        target: its final path.
-        receipt: called right before; makes the receipt, to which the inventory is added, or raises.
-        overwrite: whether the user asked to replace whatever is there.
-    """
+    """Put a finished folder, which is one of our temporaries or inside one, in its place, with a receipt. `receipt` is
+    called right before, and makes the receipt, to which the inventory is added, or raises."""
     workspace.check_own(made)
     coming = replace(receipt(), inventory=_take_inventory(made))
     noted = note_receipt(target, coming)

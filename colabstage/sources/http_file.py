@@ -123,14 +123,12 @@ def open_http(
     addresses and many services refuse it. User and password in the address are used, and never shown.
 
     Args:
-        url: `http://` or `https://`.
         checksum: the expected checksum, if the caller knows it; otherwise the one that the server reports, if any.
         timeout_s: seconds of silence, at any time, after which the connection counts as failed.
         policy: how often to try again when the first look fails in a transient way.
         clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
         along: how much of its beginning and, at the same time, of its end to request for `HttpFile.known`, so
             that reading these next costs no round trip. 0 for no more than the look needs.
-        resolve, label, agent, cancellation: as of `HttpSession`.
 
     Raises:
         CancelledError: `cancellation` was called, then or while the file is read.

@@ -75,7 +75,6 @@ class FolderTree(Tree):
     The tree is listed when it is made and stays as it was then.
 
     Args:
-        path: the folder.
         workers: how many folders are listed, or files looked up, at once: some twenty for a Drive mount.
         on_response: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
         found: called, in any thread, with the paths of some files as soon as these are known to exist.

@@ -272,14 +272,8 @@ def _next_archive(source: ByteSource, at: int, *, is_proved: bool) -> int:
 
 
 class TarTree(Tree):
-    """The files in a tar. If members share a name, the last counts, as for every reader of tars.
-
-    Args:
-        source: its bytes, unpacked; closed with the tree.
-        limits: what the headers may promise.
-        cancellation: checked while its headers are read.
-        packed: the compressed form that it was unpacked from.
-    """
+    """The files in a tar, whose bytes are closed with the tree; `packed` is the form that they were unpacked from. If
+    members share a name, the last counts, as for every reader of tars."""
 
     kind = "tar"
     source: ByteSource
