@@ -471,7 +471,6 @@ class ThreadPool:
         (`Demand`), because other threads slow a training step that holds Python's lock.
         """
         self.cancellation.check()
-        # No more threads than rows.
         threads = min(self.threads, count)
         # No thread is woken, as for most batches with one thread.
         if threads < 2 or self._pool is None:

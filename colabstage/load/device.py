@@ -386,7 +386,6 @@ class DeviceTable:
         self._dtype = dtype
         self._length = int(np.prod(self._shape, dtype=np.int64))
         row_bytes = dtype.itemsize * self._length
-        # The longest word that divides a row.
         word = next((word for word in _WORDS if row_bytes % word.itemsize == 0), torch.uint8)
         self.words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
 

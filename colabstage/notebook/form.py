@@ -261,7 +261,6 @@ class StageForm:
         first = widgets.Box([fields.pop(name) for name in _FIRST], layout=wrap)
         more = widgets.Accordion([widgets.Box(list(fields.values()), layout=wrap)])
         more.set_title(0, "more")
-        # Folded at first.
         more.selected_index = None
         buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
         # The first child is invisible: it holds the style that hides the form's picture.

@@ -105,7 +105,6 @@ class ArrayBatches:
         # Each batch is read by itself.
         self.plan: LoaderPlan = replace(choose_loader(facts, batch_size, loading), together=1)
         self.reader = reader = reader.into_memory() if self.plan.strategy == "memory" else reader
-        # Whether every batch has `batch_size` samples.
         self.all_full = options.drop_last or self._visits.count % batch_size == 0
         if layout is not None and self.plan.order.name == "arrival":
             self._visits = order_of(layout, reader.split, None if chosen is None else chosen.chosen)
