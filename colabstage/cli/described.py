@@ -18,7 +18,6 @@ _MOST_SKIPPED = 10
 
 
 def describe_pack(file: Path) -> Output:
-    """Read the headers of a file, and its manifest."""
     info, nbytes = read_info(file), file.stat().st_size
     manifest = look_at_manifest(info.path, nbytes)
     by = f", written by colabstage {manifest.written_by}" if manifest.written_by else ""

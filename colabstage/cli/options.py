@@ -36,17 +36,8 @@ def option(
     parser: Callable[[str], Any] | None = None,
     least: float | None = None,
 ) -> typer.models.OptionInfo:
-    """Define an option.
-
-    Args:
-        name: with its dashes.
-        metavar: the placeholder of its value; empty for a switch.
-        text: its help.
-        panel: the panel of the help that it belongs to.
-        words: what the Tab key offers instead of file names.
-        parser: converts the text to the argument, where typer does not.
-        least: the smallest number allowed.
-    """
+    """Define an option. `metavar` is empty for a switch; `words`: what the Tab key offers instead of file names;
+    `parser` converts the text to the argument, where typer does not."""
     info: typer.models.OptionInfo = typer.Option(
         name,
         metavar=metavar,
@@ -60,8 +51,6 @@ def option(
 
 
 def choice(name: str, words: tuple[str, ...], text: str, panel: str | None = None) -> typer.models.OptionInfo:
-    """Define an option whose value is one of `words`."""
-
     def read(typed: str) -> str:
         if typed not in words:
             msg = f"{typed!r} is unknown; expected one of {', '.join(words)}."
@@ -96,7 +85,6 @@ def _refused_as_typed(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def read_sources(texts: list[str]) -> str | list[str]:
-    """Return one source as itself, several as a list."""
     # A list of one source counts as several sources, with another key and other names.
     return texts[0] if len(texts) == 1 else texts
 
@@ -116,13 +104,7 @@ Debug = Annotated[bool, option("--debug", "", "Show the traceback when something
 
 
 def _flag(
-    panel: str | None,
-    name: str,
-    kind: Any,
-    metavar: str,
-    text: str,
-    *,
-    parser: Callable[[str], Any] | None = None,
+    panel: str | None, name: str, kind: Any, metavar: str, text: str, *, parser: Callable[[str], Any] | None = None
 ) -> tuple[str, Any]:
     """Return the Python argument of an option, and its type with its definition; the words of a `Literal` are its
     metavar."""
@@ -167,12 +149,7 @@ _FLAGS: dict[str, Any] = dict(
         ),
         _of_images("group_by", str | None, "REGEX", "Samples whose names have the same match stay in the same split."),
         _of_images("seed", int, "N", "Seed of the splits and of the row order."),
-        _of_images(
-            "on_error",
-            str,
-            "raise|skip|skip:P%",
-            "What to do with images that cannot be decoded.",
-        ),
+        _of_images("on_error", str, "raise|skip|skip:P%", "What to do with images that cannot be decoded."),
         _flag(
             None,
             "only",
@@ -224,7 +201,6 @@ _FLAGS: dict[str, Any] = dict(
 
 
 def flags(*names: str) -> dict[str, Any]:
-    """Return options by Python argument."""
     return {name: _FLAGS[name] for name in names}
 
 

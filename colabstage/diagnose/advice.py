@@ -82,7 +82,6 @@ class ProfileFacts:
 
     @property
     def epoch_start_s(self) -> float:
-        """Return what the start of an epoch adds to each of its batches."""
         return self.start_s / self.batches if self.batches else 0.0
 
 

@@ -263,7 +263,6 @@ def json_text(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as `json_text`, atomically."""
     with atomic_path(path) as temp:
         temp.write_text(json_text(value), encoding="utf-8")
 
@@ -419,15 +418,8 @@ def hash_ranges(
     cancellation: Cancellation | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[str]:
-    """Return the xxh3-64 of parts of a file, as `hash_block` does, in their order.
-
-    Args:
-        path: the file.
-        ranges: `(offset, length)` of each part, in bytes; a part that crosses the end is hashed up to the end.
-        threads: how many parts are read at once. xxh3 releases the interpreter lock, so more threads are faster.
-        cancellation: checked between parts.
-        advance: called, in any thread, with the length of each part that was hashed.
-    """
+    """Return the xxh3-64 of parts of a file, `(offset, length)` each, as `hash_block` does; a part that crosses the end
+    is hashed up to the end. `advance` is called, in any thread, with the length of each part that was hashed."""
     handle = os.open(path, os.O_RDONLY)
     try:
 

@@ -47,7 +47,6 @@ class PipelineLimits:
     max_readers: int
     """The most readers there may be while reads prove slow."""
     workers: int
-    """Threads that process what was read."""
     budget_bytes: int = 64 * 1024 * 1024
     """Bytes read, or being read, and not yet used; a single item may exceed it."""
     slow_read_s: float = 0.002
@@ -338,7 +337,6 @@ class DaemonPool:
         self._closed = False
 
     def submit(self, function: Callable[[], R]) -> Future[R]:
-        """Call `function` in a thread, as soon as one is free."""
         future: Future[R] = Future()
         with self._lock:
             if self._closed:
@@ -473,7 +471,6 @@ class ThreadPool:
         (`Demand`), because other threads slow a training step that holds Python's lock.
         """
         self.cancellation.check()
-        # No more threads than rows.
         threads = min(self.threads, count)
         # No thread is woken, as for most batches with one thread.
         if threads < 2 or self._pool is None:

@@ -52,13 +52,7 @@ OWN_MARK = ".colabstage-"
 # Work in progress; what is being removed; what made room for its successor; a receipt (`receipts`), and its name until
 # it is complete.
 TEMP, OLD, WAS, RECEIPT, DRAFT = ".tmp", ".old", ".was", ".receipt", ".draft"
-# Earlier versions had inventories of folders, records under the target's name, and notes of packs that were being
-# replaced, which are of no use any more.
-EARLIER_INVENTORY, EARLIER_EXCHANGE = ".deed", ".exchange"
-RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
-# Evidence about a file beside it. It is removed with that file, not by its age.
-_EVIDENCE = (RECEIPT, EARLIER_INVENTORY)
-_OWNED = (TEMP, OLD, WAS, DRAFT, EARLIER_EXCHANGE, *_EVIDENCE)
+_OWNED = (TEMP, OLD, WAS, DRAFT, RECEIPT)
 # If the owner is of another boot or container, it cannot be checked. Its work counts as abandoned after this long
 # without a change; a name that only made room for a moment, much sooner.
 FOREIGN_AGE_S, _FOREIGN_RENAME_S = 3600.0, 60.0
@@ -171,8 +165,7 @@ def temp_beside(path: Path) -> Path:
 
 def is_our_name(name: str) -> bool:
     """Return whether a name is one that colabstage gives files beside the user's data: a temporary or a receipt."""
-    is_record = name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX)
-    return name.startswith(OWN_MARK) or (name[:1] == "." and is_record)
+    return name.startswith(OWN_MARK)
 
 
 def name_and_owner(temp: Path) -> tuple[str, str] | None:
@@ -185,7 +178,6 @@ def name_and_owner(temp: Path) -> tuple[str, str] | None:
 
 
 def is_own(path: Path) -> bool:
-    """Return whether a path is one of our temporaries, or inside one."""
     return any(name_and_owner(place) for place in (path, *path.parents))
 
 
@@ -224,7 +216,6 @@ def find_owned(folder: Path, *, name: str = "", prefix: str = "", suffixes: tupl
 
 
 def owned_beside(path: Path, suffix: str) -> list[Owned]:
-    """Return what has an owned name for `path` and was made by this user."""
     return find_owned(path.parent, name=path.name, suffixes=(suffix,))
 
 
@@ -257,7 +248,6 @@ def is_made_here(path: Path) -> bool:
 # A failure is not cached: a minute later the mount may respond, or have room.
 @functools.lru_cache(maxsize=256)
 def _owner_given(folder: Path, _device: int, _user: int) -> int:
-    """Return the owner that a new file of this user has in a folder."""
     probe = temp_beside(folder / "owner")
     handle = os.open(probe, _NEW | os.O_EXCL, 0o600)
     try:
@@ -380,7 +370,8 @@ def sweep_temporaries(owned: Iterable[Owned], *, empty: bool = False) -> list[Pa
     for one in owned:
         # This process has finished with what it renamed to `.old`.
         is_done = one.path.suffix == OLD and one.owner == owner_token()
-        if one.path.suffix in _EVIDENCE or not (is_done or one.is_abandoned):
+        # Evidence is removed with what it is about, not by its age.
+        if one.path.suffix == RECEIPT or not (is_done or one.is_abandoned):
             continue
         if one.path.suffix == WAS and (put_back(one.target) or not os.path.lexists(one.target)):
             continue
@@ -712,7 +703,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             raise
 
     def append(self, *values: object) -> None:
-        """Append values, one line each, in one write."""
         os.write(self._handle, b"".join(map(_line, values)))
 
     def close(self) -> None:

@@ -717,7 +717,6 @@ class CroppedInputs:
         self.row_bytes = math.prod(self.row_shape)
 
     def read_x(self, indices: NDArray[np.intp], out: NDArray[Any] | None = None, *, pool: ThreadPool) -> Any:
-        """Decode the crops of rows, into `out` where there is one."""
         return self._reader.read_crops(
             indices, self._first.crop.target_size, partial(self._crops, indices), out, pool=pool
         )

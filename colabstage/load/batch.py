@@ -63,8 +63,6 @@ class Group(NamedTuple):
 
 
 class Batcher:
-    """Read the batches of an epoch from a split."""
-
     def __init__(
         self,
         reader: SplitReader,

@@ -13,15 +13,7 @@ from colabstage.images.decode import most_decoding_threads
 from colabstage.io.arguments import check_argument, whole_number
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.epoch import Shard, count_batches
-from colabstage.load.plan import (
-    Choice,
-    KeepChoice,
-    LoaderOptions,
-    LoaderPlan,
-    OrderChoice,
-    ReasonedValue,
-    Strategy,
-)
+from colabstage.load.plan import Choice, KeepChoice, LoaderOptions, LoaderPlan, OrderChoice, ReasonedValue, Strategy
 from colabstage.load.reading.memory import check_memory, spare_memory
 from colabstage.machine.resources import read_resources
 

@@ -124,12 +124,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             in_file, arrival = pack.paths, pack
         # Torch is imported anyway.
         self.reader = SplitReader(
-            in_file,
-            split,
-            arrival=arrival,
-            fields=fields,
-            resizer="torch",
-            allow_external=allow_external,
+            in_file, split, arrival=arrival, fields=fields, resizer="torch", allow_external=allow_external
         )
         if in_memory:
             self.reader = self.reader.into_memory()

@@ -253,7 +253,6 @@ def _is_stageable(leaf: Any) -> bool:
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:
-    """Return a stream for copies to a device; `None` if we have no streams for that kind of device."""
     return CopyStream(device) if device.type == "cuda" else None
 
 
@@ -387,7 +386,6 @@ class DeviceTable:
         self._dtype = dtype
         self._length = int(np.prod(self._shape, dtype=np.int64))
         row_bytes = dtype.itemsize * self._length
-        # The longest word that divides a row.
         word = next((word for word in _WORDS if row_bytes % word.itemsize == 0), torch.uint8)
         self.words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
 
@@ -485,7 +483,6 @@ class StreamGuard:
             self._stream = torch.cuda.current_stream(self._device)
 
     def take(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return a batch, ready on the current stream."""
         if self._device is not None and (now := torch.cuda.current_stream(self._device)) != self._stream:
             now.wait_stream(self._stream)
             map_leaves(batch, lambda leaf: used_here(leaf) if isinstance(leaf, torch.Tensor) else None)

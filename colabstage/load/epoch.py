@@ -128,7 +128,6 @@ def spread_order(count: int, *entropy: int) -> NDArray[np.intp]:
 
 
 def digest_of(*values: NDArray[Any]) -> int:
-    """Return a 63-bit hash of arrays and their order."""
     digest = hashlib.sha256()
     for part in values:
         # Bytes alone would not distinguish two arrays from their concatenation.
@@ -139,8 +138,6 @@ def digest_of(*values: NDArray[Any]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """Visit all rows, or the `chosen` ones, shuffled or not."""
-
     count: int
     shuffle: bool
     chosen: NDArray[np.intp] | None = None
@@ -415,7 +412,6 @@ class Schedule:
         )
 
     def rows_left(self, epoch: int, batches_done: int) -> list[NDArray[np.intp]]:
-        """Return the rows of an epoch's remaining batches."""
         rows = self.shard.every(self.order.rows(self.seed, epoch))
         edges = self._edges(len(rows))
         # Full ones as rows of a table: for millions of small batches, slicing each would take several times as long.

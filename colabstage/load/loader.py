@@ -641,7 +641,6 @@ class Position:
     done: EpochPlace
     """What was handed out last, or the place that was set since."""
     next: EpochPlace
-    """Where the next iteration begins."""
     follows: bool = False
     """Whether `done` follows the iterations; not once somebody has set another place."""
     thread: Thread | None = None
@@ -808,9 +807,7 @@ class Pipeline:
         if reader.arrival is None or reader.arrival.complete or not batches:
             return None
         return reader.arrival.expect(
-            reader.split,
-            np.concatenate(batches),
-            then=lambda: np.concatenate(self.schedule.rows_left(epoch + 1, 0)),
+            reader.split, np.concatenate(batches), then=lambda: np.concatenate(self.schedule.rows_left(epoch + 1, 0))
         )
 
     def identity(self, epoch: int) -> dict[str, int]:
@@ -830,7 +827,6 @@ class Pipeline:
 
 
 def _in_parts(groups: Generator[list[Any]], change: Callable[[Any], Any]) -> Generator[list[Any]]:
-    """Yield a few batches at a time, changed."""
     with closing(groups):
         for group in groups:
             group.reverse()

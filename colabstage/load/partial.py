@@ -314,7 +314,6 @@ class PartialPack:
         return Readiness(sum(here), sum(len(self._of(split).units) for split in splits))
 
     def check(self) -> None:
-        """Raise the error that ended fetching, if there is one."""
         self.file.check()
 
     def first_blocks(self) -> NDArray[np.int64]:
@@ -328,7 +327,6 @@ class PartialPack:
 
     @property
     def complete(self) -> bool:
-        """Return whether all of it is local for good, in its final place."""
         # Readers of a whole file keep its path, which is temporary until the copy has moved to its place.
         return self.file.complete and (self._place in (None, self.path) or not self.path.exists())
 
@@ -369,11 +367,7 @@ class Expectations:
     """What one reader will read in this epoch and in the next one."""
 
     def __init__(
-        self,
-        pack: PartialPack,
-        places: Places,
-        rows: NDArray[np.intp],
-        then: Callable[[], NDArray[np.intp]] | None,
+        self, pack: PartialPack, places: Places, rows: NDArray[np.intp], then: Callable[[], NDArray[np.intp]] | None
     ) -> None:
         self._pack, self._places, self._rows, self._then = pack, places, len(rows), then
         self._lock, self._done, self._closed = threading.Lock(), 0, False

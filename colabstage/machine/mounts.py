@@ -77,8 +77,6 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of the mount table."""
-
     mountpoint: Path
     fstype: str
     """The kernel's name for the type: `ext4`, `nfs4`, `fuse.drive`."""
@@ -298,7 +296,6 @@ def _drive_folder_in(place: Path) -> int | None:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield everything below a folder that is not itself a folder."""
     for parent, folders, files in os.walk(folder):
         yield from (Path(parent, name) for name in files)
         yield from (path for name in folders if (path := Path(parent, name)).is_symlink())
@@ -395,7 +392,6 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
 
 
 def silent_error(mount: Mount, timeout_s: float) -> DriveDisconnectedError:
-    """Return the error for a mount that has not answered a probe of so many seconds."""
     what = "The Drive client at" if mount.fstype in DRIVE_TYPES else "The file system behind"
     msg = (
         f"{what} '{mount.mountpoint}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try again. "

@@ -101,7 +101,6 @@ def _place(candidates: tuple[str, ...]) -> Path | None:
 
 
 def _folder(name: str) -> Path:
-    """Return the folder that a row calls by this name."""
     temp = Path(os.environ.get("TMPDIR") or _in_system("/tmp"))
     try:
         home = Path(os.environ.get("HOME") or Path.home())

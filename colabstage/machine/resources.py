@@ -126,14 +126,8 @@ def free_shared_memory() -> int | None:
 
 
 def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -> None:
-    """Make sure that `needed_bytes` fit under `path`, which need not exist, before anything is written there.
-
-    Args:
-        path: where the bytes will go.
-        needed_bytes: how many, at the peak of the work.
-        what: what needs them, as the subject of a sentence ("The pack of 'cats.zip'").
-        remedy: what to do instead of freeing space, as the end of a sentence.
-    """
+    """Make sure that `needed_bytes` fit under `path`, which need not exist, before anything is written there. `what`
+    needs them ("The pack of 'cats.zip'"); `remedy`: what to do instead of freeing space, as the end of a sentence."""
     free = free_space(path)
     if free >= needed_bytes:
         return

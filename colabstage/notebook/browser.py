@@ -259,7 +259,6 @@ def _values_of(x: NDArray[Any], most: int, *, tokens: bool) -> str:
 
 
 def caption(sample: Sample, classes: Sequence[str]) -> str:
-    """Say what a target is, in a few words."""
     y = sample.y
     if sample.boxes is not None:
         return format_count(len(sample.boxes["boxes"]), "boxes")
@@ -311,7 +310,6 @@ def draw_grid(samples: Iterable[Sample | str], *, classes: Sequence[str], layout
 
 
 def draw_legend(samples: Iterable[Sample], *, classes: Sequence[str]) -> str:
-    """Draw a legend of the classes in masks and boxes; nothing if there are none."""
     found: set[int] = set()
     for sample in samples:
         if sample.mask is not None:

@@ -261,7 +261,6 @@ class StageForm:
         first = widgets.Box([fields.pop(name) for name in _FIRST], layout=wrap)
         more = widgets.Accordion([widgets.Box(list(fields.values()), layout=wrap)])
         more.set_title(0, "more")
-        # Folded at first.
         more.selected_index = None
         buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
         # The first child is invisible: it holds the style that hides the form's picture.
@@ -354,7 +353,6 @@ def _put(widget: Any, value: str) -> None:
 
 
 def _code_html(code: str) -> str:
-    """Return code as HTML that one click selects."""
     return (
         f"{STYLE}<div class='cs-report'><pre class='cs-code' style='user-select:all;margin:.4em 0;padding:.6em .8em;"
         "line-height:1.45;border-radius:4px;background:rgba(128,136,144,.14);color:inherit;white-space:pre-wrap;"

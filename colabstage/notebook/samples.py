@@ -69,7 +69,6 @@ class ShownSplits:
 
     name: str
     layout: str | None
-    """The layout, according to the file."""
     rows: Mapping[str, int]
     open: Callable[[str], SplitReader]
     infos: Sequence[PackInfo]
@@ -110,7 +109,6 @@ class ShownSplits:
 
 
 def open_splits(data: Samples) -> ShownSplits:
-    """Open what can be shown; no sample is read."""
     if isinstance(data, StagedDataset):
         if data.info is None:
             msg = f"Only plain files were kept ({data.path}); stage with keep='pack' or keep='both' to look at samples."
@@ -253,7 +251,6 @@ class SplitClasses:
     counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Number of samples with each, int64 `(K,)`; a sample with boxes or a mask may have several."""
     why_none: str = ""
-    """Why there are no classes; empty if there are."""
     _rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
 
     def rows_of(self, number: int) -> NDArray[np.int64]:
@@ -263,7 +260,6 @@ class SplitClasses:
 
 
 def read_labels(source: ShownSplits, split: str) -> SplitClasses:
-    """Read the targets of a split, and sort its rows by them."""
     reader, targets = source.reader(split), source.targets(split)
     if reader.has_boxes:
         return _of_boxes(source, split)
@@ -288,7 +284,6 @@ def _of_rows(reader: SplitReader) -> SplitClasses:
 
 
 def _of_numbers(values: NDArray[Any], classes: Sequence[str]) -> SplitClasses:
-    """Return the classes of targets that are one number for each row."""
     is_whole = values.dtype.kind in "biu" or (
         values.dtype.kind == "f" and bool(np.isfinite(values).all() and (values == np.floor(values)).all())
     )
@@ -364,7 +359,6 @@ def _held(reader: SplitReader, rows: NDArray[np.intp]) -> AbstractContextManager
 
 
 def _sorted(rows: NDArray[np.int64], labels: NDArray[np.int64], classes: Sequence[str]) -> SplitClasses:
-    """Return the classes of `rows`, of which `labels` are the numbers, sorted by class."""
     # A class without samples is shown with 0, because that matters for the balance.
     values = np.union1d(labels, np.arange(len(classes)))
     numbers = np.searchsorted(values, labels)
@@ -378,7 +372,6 @@ def _sorted(rows: NDArray[np.int64], labels: NDArray[np.int64], classes: Sequenc
 
 
 def class_name(value: int, classes: Sequence[str]) -> str:
-    """Return the name of a class, or its number if the file has no name for it."""
     if 0 <= value < len(classes):
         return classes[value]
     # The label in test splits without labels.

@@ -39,8 +39,6 @@ _NBYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a session says about itself."""
-
     session: int
     owner: str
     """Which process it is, as `io.workspace.owner_token` names it."""
@@ -50,7 +48,6 @@ class Lease:
     beat: float
     """When it last gave a sign of life."""
     ended: bool = False
-    """Whether it has left."""
     newest: str = ""
     """The version that it saved last."""
     epoch: int = 0
@@ -62,7 +59,6 @@ class Lease:
 
 
 def read_lease(folder: Path) -> Lease | None:
-    """Return the lease in a run's folder; `None` if there is none, or an incomplete one."""
     file = folder / NAME
     try:
         text = file.read_bytes()

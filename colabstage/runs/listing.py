@@ -43,7 +43,6 @@ class Version:
     save: int
     """Number of the save in this session, from 1. A save that failed has a number, too."""
     step: int
-    """Steps that were done."""
 
     @property
     def name(self) -> str:

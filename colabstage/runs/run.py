@@ -458,7 +458,6 @@ class Run:
             )
 
     def _begin(self, version: Version | None, local: Path) -> None:
-        """Restore a version, if there is one, and hold the run."""
         if version is not None:
             file = local / version.name
             # The first rank has had it since it was chosen.
@@ -792,7 +791,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _plain_number(value: Any) -> float:
-    """Return a number, an array or a tensor of one number, as Python has it."""
     return float(value.item() if hasattr(value, "item") else value)
 
 

@@ -40,8 +40,6 @@ END_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A version that is in the run's folder."""
-
     version: Version
     nbytes: int
     at: float

@@ -514,7 +514,6 @@ class ArchiveWalk(Closing):
         return self._content.pread(length, offset) if found is None else found
 
     def end(self) -> None:
-        """Read as `content` from now on."""
         if self._walks:
             self._walks = False
             self._step.advance(self.size - self._reached)
@@ -606,13 +605,7 @@ def _copied(copy: StreamingCopy, checksum: Checksum | None, cancellation: Cancel
 
 
 def _streamed(
-    source: RemoteFile,
-    temp: Path,
-    target: Path,
-    *,
-    step: ProgressStep,
-    cancellation: Cancellation,
-    policy: RetryPolicy,
+    source: RemoteFile, temp: Path, target: Path, *, step: ProgressStep, cancellation: Cancellation, policy: RetryPolicy
 ) -> FetchedFile:
     """Read all of a file in one pass into `temp`; a stream cannot be resumed, so nothing is left for a later run."""
     checksum, nbytes = source.facts.checksum, 0

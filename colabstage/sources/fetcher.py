@@ -68,7 +68,6 @@ class Remotes:
 
     @contextlib.contextmanager
     def lend(self, number: int) -> Iterator[RemoteFile]:
-        """Lend the file with this number, and keep it open meanwhile."""
         with self._lock:
             # An abandoned thread would open a file that nobody closes any more.
             if self._closed:
@@ -125,8 +124,6 @@ class Remotes:
 
 
 class Arriving:
-    """The bytes of one block that have arrived."""
-
     def __init__(self, begin: int, end: int) -> None:
         import xxhash
 
@@ -149,14 +146,12 @@ class Arriving:
             self._hashed = end
 
     def first_missing(self, begin: int, end: int) -> int | None:
-        """Return the first missing byte of a range in the block; `None` if there is none."""
         for first, last in self._stretches:
             if first <= begin < last:
                 begin = last
         return begin if begin < end else None
 
     def digest(self, blocks: Blocks) -> str:
-        """Return the hash of the block, which has arrived completely."""
         if self._hashed < self._end:
             self._hasher.update(blocks.read(self._hashed, self._end - self._hashed))
         digest: str = self._hasher.hexdigest()
@@ -404,7 +399,6 @@ class Fetcher:
             self._wake()
 
     def _fetch(self, run: Run) -> None:
-        """Request the rest of a run, and store it as it arrives."""
         layout = self._blocks.layout
         number, offset = layout.find(run.position)
         block = run.position // layout.block_bytes
@@ -432,7 +426,6 @@ class Fetcher:
             raise
 
     def _take_in(self, run: Run, data: memoryview, remote: RemoteFile) -> bool:
-        """Store a piece; return whether the run continues."""
         with self.lock:
             if self.has_ended():
                 return False
@@ -484,7 +477,6 @@ class Fetcher:
         return complete
 
     def _verify(self, block: int, remote: RemoteFile) -> None:
-        """Hash a block that has arrived, and note it."""
         layout = self._blocks.layout
         begin, end = layout.span(block)
         if self._blocks.edges.heads[block] or self._blocks.edges.tails[block]:

@@ -179,16 +179,7 @@ def fetch_files(
     to = Target.read(target)
     place = to.path
     shown = resolve_progress(progress)
-    fetch = _FetchCall(
-        parsed,
-        to,
-        parts,
-        checksum,
-        overwrite,
-        verify == "full",
-        shown,
-        time.monotonic(),
-    )
+    fetch = _FetchCall(parsed, to, parts, checksum, overwrite, verify == "full", shown, time.monotonic())
 
     def work() -> FetchReport:
         with required_to_stay(place):
@@ -203,14 +194,10 @@ def fetch_files(
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The receipt of the files fetched to one place."""
-
     address: str
     identity: SourceIdentity
     files: int
-    """How many files the target holds."""
     nbytes: int
-    """Their bytes together."""
     transport: str
 
     def receipt(self, hashes: tuple[str, ...] = ()) -> Receipt:
@@ -426,13 +413,10 @@ class ArchiveIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """The receipt of a folder made by `extract_archive`."""
-
     archive: ArchiveIdentity
     members: int
     """The number of files in it."""
     content_bytes: int
-    """Their bytes together."""
 
     def receipt(self) -> Receipt:
         return Receipt(_EXTRACTED, asdict(self))

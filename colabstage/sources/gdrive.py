@@ -124,8 +124,6 @@ def _confirmed_address(link: ShareSource, query: dict[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """All files of a shared folder and the folders below it."""
-
     files: dict[str, ShareSource]
     """The link to each file by its name, which is unique, with folders."""
     notes: tuple[str, ...]

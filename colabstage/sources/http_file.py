@@ -123,14 +123,12 @@ def open_http(
     addresses and many services refuse it. User and password in the address are used, and never shown.
 
     Args:
-        url: `http://` or `https://`.
         checksum: the expected checksum, if the caller knows it; otherwise the one that the server reports, if any.
         timeout_s: seconds of silence, at any time, after which the connection counts as failed.
         policy: how often to try again when the first look fails in a transient way.
         clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
         along: how much of its beginning and, at the same time, of its end to request for `HttpFile.known`, so
             that reading these next costs no round trip. 0 for no more than the look needs.
-        resolve, label, agent, cancellation: as of `HttpSession`.
 
     Raises:
         CancelledError: `cancellation` was called, then or while the file is read.
@@ -308,7 +306,6 @@ def _ask_for_tail(session: HttpSession, length: int) -> _Tail | None:
 
 
 def _look(session: HttpSession, checksum: Checksum | None, length: int, tail: Future[_Tail | None] | None) -> HttpFile:
-    """Ask for the facts and the beginning of a file."""
     with session.get({"Range": f"bytes=0-{length - 1}"}) as answer:
         head = answer.exact_part(length)
         if head is not None and answer.start == 0:
@@ -636,7 +633,6 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def names_a_page(url: str, name: str) -> bool:
-    """Return whether a web page is what an address asks for."""
     return urlsplit(url).path.lower().endswith(_PAGE_SUFFIXES) or name.lower().endswith(_PAGE_SUFFIXES)
 
 
@@ -667,7 +663,6 @@ def check_is_data(
 
 
 def page_error(url: str, label: str, head: bytes) -> WebPageError:
-    """Return the error for a page that came in place of data."""
     title = page_title(head)
     named = f" with the title “{title}”" if title else ""
     return WebPageError(
@@ -677,7 +672,6 @@ def page_error(url: str, label: str, head: bytes) -> WebPageError:
 
 
 def page_title(head: bytes) -> str:
-    """Return the title of a web page from its beginning; "" if there is none."""
     match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
     text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
     return "".join(filter(str.isprintable, " ".join(text.split())))[:120]

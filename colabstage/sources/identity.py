@@ -228,7 +228,6 @@ def identify_by_times(tree: Tree, *, address: str = "") -> SourceIdentity:
 
 
 def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIdentity:
-    """Return the identity of several sources that form one dataset."""
     files, nbytes = sum(part.files for part in parts), sum(part.nbytes for part in parts)
     return SourceIdentity("many", files, nbytes, address=address, parts=tuple(parts))
 
@@ -402,8 +401,6 @@ def compare_source(
 
 
 class Look(NamedTuple):
-    """The result of a quick look at a source."""
-
     state: Verdict | Literal["unknown"]
     """How it compares with its record now. `"unproved"`: only opening it tells; `"unknown"`: nothing does now."""
     detail: str = ""

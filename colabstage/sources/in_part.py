@@ -62,17 +62,7 @@ from colabstage.sources.blocks import (
     take_lock,
 )
 from colabstage.sources.fetcher import Fetcher
-from colabstage.sources.order import (
-    NEVER,
-    Order,
-    Pacing,
-    Reader,
-    Run,
-    Visits,
-    first_of,
-    next_uses,
-    victim_for,
-)
+from colabstage.sources.order import NEVER, Order, Pacing, Reader, Run, Visits, first_of, next_uses, victim_for
 from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
@@ -118,7 +108,6 @@ class FileOfSet:
     name: str
     """The name of its local, sparse file; unique in a set."""
     manifest: Manifest
-    """Its description, with the hash of each block."""
 
 
 class FileSet(Layout):
@@ -189,7 +178,6 @@ class Expected:
         rename_own(writing, self._path)
 
     def reached(self, rows: int) -> None:
-        """Note that the first so many rows are done."""
         self._values[0] = rows
 
     def close(self) -> None:
@@ -333,7 +321,6 @@ class Lookahead(Order):
         return run
 
     def _claim(self, block: int, next_use: NDArray[np.int64]) -> bool:
-        """Reserve a block for this process, and the space for it; return whether that was possible."""
         if not self._locks.claim(block):
             return False
         with self._blocks.making_room():
@@ -367,7 +354,6 @@ class Lookahead(Order):
         return True
 
     def _give_up(self, block: int) -> None:
-        """Keep nothing of a block that has not arrived completely."""
         if block in self._claimed:
             self._fetcher.forget(block)
             if self._blocks.state[block] in (WRITING, FILLING, MISSING):
@@ -437,7 +423,6 @@ class BlockwiseFile:
 
     @property
     def state(self) -> NDArray[np.bool_]:
-        """Return for each block whether it is local."""
         here: NDArray[np.bool_] = self._blocks.state == WHOLE
         return here
 
@@ -559,7 +544,6 @@ class BlockwiseFile:
             raise kind(words)
 
     def wish(self, blocks: NDArray[np.int64]) -> None:
-        """Ask for blocks without waiting for them."""
         self._blocks.wanted[blocks] = 1
         if not self.state[blocks].all():
             self._running().touch()
@@ -571,10 +555,7 @@ class BlockwiseFile:
 
     @contextlib.contextmanager
     def hold(
-        self,
-        blocks: NDArray[np.int64],
-        edges: NDArray[np.int64] = _NONE,
-        cancellation: Cancellation | None = None,
+        self, blocks: NDArray[np.int64], edges: NDArray[np.int64] = _NONE, cancellation: Cancellation | None = None
     ) -> Iterator[None]:
         """Wait until blocks are local, or for `edges` at least their edges; keep them local within the context.
 
@@ -713,11 +694,7 @@ class BlockwiseFile:
             self._lock_handles.append(handle)
             blocks, readers = self._blocks, Readers(self._folder)
             fetcher = Fetcher(
-                self.files.label,
-                blocks,
-                self._openers,
-                partial(_connections_to, self._mount_readers),
-                policy=PATIENT,
+                self.files.label, blocks, self._openers, partial(_connections_to, self._mount_readers), policy=PATIENT
             )
             self._fetchers.append(fetcher)
             fetcher.start(lambda: Lookahead(blocks, readers, fetcher))

@@ -14,13 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import (
-    SourceAccessError,
-    SourceError,
-    SourceNotFoundError,
-    SourceReadError,
-    WebPageError,
-)
+from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError, WebPageError
 from colabstage.io.files import RetryPolicy
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http
@@ -131,10 +125,7 @@ def _ask_notebook(source: KaggleSource) -> str:
 
 
 def open_kaggle(
-    source: KaggleSource,
-    *,
-    along: tuple[int, int] = (0, 0),
-    cancellation: Cancellation | None = None,
+    source: KaggleSource, *, along: tuple[int, int] = (0, 0), cancellation: Cancellation | None = None
 ) -> HttpFile | KaggleFolder:
     """Open a dataset that is not local (`find_kaggle_folder`): where it can be mounted, or as the zip that Kaggle
     serves."""

@@ -141,7 +141,6 @@ class Opening:
     only: tuple[str, ...] = ()
     """The requested part of the source, from `read_only`; empty for all of it."""
     zip_encoding: str | None = None
-    """The encoding of a zip's names if it declares none."""
     single_files: bool = True
     """Whether a file of arrays or records counts as the files in it, as it does alone; in a list it never does."""
     reads_next: bool = False
@@ -153,8 +152,6 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The effort of reading a source from its place."""
-
     opens_at_once: bool = True
     """Whether its files can be listed without copying all of it first."""
     is_walked: bool = False
@@ -162,7 +159,6 @@ class Cost:
     unpacks_first: bool = False
     """Whether it is compressed as a whole, so that its files are only known after unpacking."""
     reads_slowly: bool = False
-    """Whether each read of one of its files takes time."""
     archive_bytes: int = 0
     """The size of archives that are still to be copied here before they are read, if known."""
     mount_bytes: int = 0
@@ -184,12 +180,9 @@ class Cost:
 
 @dataclass(eq=False)
 class Part(Closing):
-    """One open source: a file or a tree."""
-
     source: SingleSource
     transport: Transport
     slow: bool
-    """Whether each response takes time."""
     opening: Opening
     file: RemoteFile | None = None
     tree: Tree | None = None
@@ -243,7 +236,6 @@ class Part(Closing):
 
     @property
     def cost(self) -> Cost:
-        """Return what is still to be done, as far as it is known."""
         archive_bytes = 0
         if self.file is not None and self._is_copied and self._download is None:
             archive_bytes = self.file.facts.size or 0
@@ -686,7 +678,6 @@ class OpenedSource(Closing):
                 raise SourceListingError(msg)
 
     def start(self) -> None:
-        """Begin to copy remote archives."""
         for part in self.parts:
             if part.copy is not None:
                 part.copy.start()

@@ -62,7 +62,6 @@ class Run:
     is_preferred: bool = False
     position: int = -1
     first_byte_at: float | None = None
-    """When the first bytes arrived; `None` before."""
     moved_at: float | None = None
     """When the latest bytes arrived; `None` before the first."""
 

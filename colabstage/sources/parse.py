@@ -172,8 +172,6 @@ class KaggleSource:
 
 @dataclass(frozen=True, slots=True)
 class TreeSource(_SourceBase):
-    """Files that the caller has opened as a tree."""
-
     tree: Tree = field(repr=False)
     """The tree; the caller closes it."""
     digest: str = ""
@@ -182,8 +180,6 @@ class TreeSource(_SourceBase):
 
 @dataclass(frozen=True, slots=True)
 class ManySource(_SourceBase):
-    """Several sources that together are one dataset."""
-
     parts: tuple[SingleSource, ...]
 
 
@@ -265,7 +261,6 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
 
 
 def local_source(path: str | os.PathLike[str]) -> LocalSource:
-    """Return the source at a path, or of all paths that match a pattern."""
     path = absolute_path(path, "source", instead="an address is text that begins with its scheme, as 'https://…'")
     return LocalSource(local_address(path), readable_name(path.name), str(path), path)
 
@@ -304,7 +299,6 @@ class Target:
         return cls(path, os.fspath(target).endswith(os.sep), not isinstance(target, str))
 
     def file(self, name: str) -> Path:
-        """Return the path of a file of this name there."""
         if self.is_folder or self.path.is_dir():
             return self.path / name
         if self.is_open and Path(name).suffix and not self.path.suffix and not os.path.lexists(self.path):
@@ -436,7 +430,6 @@ def parts_of(source: Source) -> tuple[SingleSource, ...]:
 
 
 def drive_path_of(source: Source) -> Path | None:
-    """Return a path on Google Drive that the source needs; `None` if it needs none."""
     return next((part.path for part in parts_of(source) if is_on_drive(part)), None)
 
 
@@ -446,7 +439,6 @@ def is_on_drive(source: SingleSource) -> TypeGuard[LocalSource]:
 
 
 def paths_of(source: Source) -> list[Path]:
-    """Return all local paths that the source is read from."""
     return [part.path for part in parts_of(source) if isinstance(part, LocalSource)]
 
 
@@ -742,7 +734,6 @@ _WRAPPERS = frozenset(
 
 
 def protocol_of(address: str) -> str:
-    """Return the protocol of a complete remote address."""
     protocol, mark, rest = address.partition("://")
     if "::" in protocol or "::" in rest.partition("/")[0] or protocol.lower() in _WRAPPERS:
         msg = f"'{show_address(address)}' goes through another file system; give the address of the data itself."

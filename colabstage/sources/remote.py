@@ -44,7 +44,6 @@ class Hasher(Protocol):
 @dataclass(frozen=True, slots=True)
 class Checksum:
     algorithm: str
-    """Its name, such as `"sha256"`."""
     digest: str
 
     def __str__(self) -> str:
@@ -424,7 +423,6 @@ def _is_of_a_mount(error: TransientError) -> bool:
 
 
 def stopped_error(label: str) -> SourceReadError:
-    """Return the error for readers that wait for bytes of a stopped copy."""
     return SourceReadError(f"The copy of '{label}' was stopped before all of it was here.")
 
 

@@ -79,8 +79,6 @@ _LEAST_OF_LIMIT = 3 * LEAST_BLOCKS
 
 @dataclass(frozen=True, slots=True)
 class StageFigures:
-    """The bytes that one staging moves."""
-
     source_bytes: int = 0
     archive_bytes: int = 0
     """Size of an archive that is first copied to this machine; 0 otherwise."""
@@ -168,8 +166,6 @@ OUTDATED = "made from an earlier state of the source"
 
 @dataclass(frozen=True, slots=True)
 class CachedPack:
-    """A pack in the cache with a complete manifest and the right length."""
-
     files: tuple[CachedFile, ...]
     """The packed file in the cache, or all shards of a set, in order."""
     manifest: Manifest
@@ -178,7 +174,6 @@ class CachedPack:
 
     @classmethod
     def of_set(cls, shards: Sequence[CachedFile], place: Place) -> CachedPack:
-        """Return the pack that the shards of a set form."""
         files = FileSet([FileOfSet(one.source, one.name, one.manifest) for one in shards])
         whole = replace(shards[0].manifest, size=files.size, hashes=(), samples=files.samples, skipped=files.skipped)
         return cls(tuple(shards), whole, place)
@@ -199,7 +194,6 @@ class CachedPack:
 
     @property
     def figures(self) -> StageFigures:
-        """Return what copying it here moves."""
         size = self.manifest.size
         # Shards are on the disk beside the file that they are joined to.
         shards, cached = (size if self.in_shards else 0), (self.place.copies - 1) * size
@@ -217,7 +211,6 @@ class Cache:
 
     @property
     def place(self) -> Place | None:
-        """Return its place; `None` without a cache."""
         return self._chosen[0]
 
     @property
@@ -241,7 +234,6 @@ class Cache:
         return "no pack of this dataset yet" if self.place is not None else self.why
 
     def find(self) -> CachedPack | None:
-        """Return the requested pack; `None` if there is none, or none is wanted."""
         place = self.place if self.request.wants_pack else None
         if place is None:
             return None
@@ -290,7 +282,6 @@ def _find_lasting(local: Path) -> tuple[Place | None, str]:
 
 
 def _find_cached(request: StageRequest, place: Place) -> CachedPack | None:
-    """Find the requested pack in the cache, or its previous version if publishing was interrupted."""
     name = f"{request.name}.h5"
     for one in place.look([name, name + PREVIOUS_SUFFIX]):
         # The name has eight digits of the key; the manifest has all of them.
@@ -535,7 +526,6 @@ def publish_pack(
 
 
 def find_published(request: StageRequest) -> PublishReport[Any] | None:
-    """Return the report of what an earlier call published of the local pack."""
     # Only on request, not in every call, because a Drive takes time to answer.
     if request.cache_dir is None:
         return None
@@ -572,7 +562,6 @@ def read_cached_rows(cached: CachedPack) -> bytes | None:
 
 
 def keep_rows(request: StageRequest, cached: CachedPack, record: bytes | None) -> None:
-    """Put a record of rows from the cache beside its pack on this machine."""
     if record is not None and parse_rows(record, cached.manifest) is not None:
         name = rows_name(request.pack_path.name, cached.manifest)
         with atomic_path(request.pack_path.with_name(name), replaces=is_rows) as temp:

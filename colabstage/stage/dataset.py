@@ -51,7 +51,6 @@ def found_in(info: PackInfo | None) -> Found:
 
 
 def which_file(path: Path) -> tuple[int, ...]:
-    """Identify a file, so that a replacement or a write shows."""
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -187,7 +186,6 @@ class StageReport:
 
     @property
     def facts(self) -> Found:
-        """Return what was found, and whether it is cached."""
         return (*self.found, *((("cached", self.cached),) if self.cached else ()))
 
     @property
@@ -423,7 +421,6 @@ class StagedDataset:
         return described
 
     def _reader(self, split: str) -> SplitReader:
-        """Return what reads a split without torch."""
         from colabstage.load.reading.reader import SplitReader
 
         return self._open(SplitReader, split)

@@ -126,7 +126,6 @@ class Present(NamedTuple):
 
     @property
     def our_notes(self) -> dict[str, StoredFile]:
-        """Return the notes that colabstage wrote, by name."""
         return {self.name + end: note.entry for end, note in self.notes.items() if note.is_ours}
 
 
@@ -200,7 +199,6 @@ def _content_of(manifest: Manifest) -> bytes:
 
 
 def _has_blocks(open_it: Callable[[], RemoteFile], manifest: Manifest, cancellation: Cancellation | None) -> bool:
-    """Compare each block of a file, wherever that is, with its manifest."""
     with given_up(), contextlib.closing(open_it()) as opened:
         # Hashes tell more than a question after each block whether the content is still the same.
         file = opened.without_version_check()
@@ -227,7 +225,6 @@ class Place(ABC):
         self._compared: dict[tuple[str, StoredFile, tuple[str, ...]], bool] = {}
 
     def at(self, name: str) -> Path | str:
-        """Return the path or address of a file."""
         return self._root / name if isinstance(self._root, Path) else f"{self._root}/{name}"
 
     @abstractmethod
@@ -275,7 +272,6 @@ class Place(ABC):
         return CachedFile(self.at(one.name), manifest, one.entry.size, one.entry.mtime_ns / 1e9)
 
     def shards(self, name: str) -> list[CachedFile]:
-        """Return the shards of a pack that have a manifest, in order."""
         stem = Path(name).stem
         parts = {one: PartName.of(Path(one)) for one in self.entries() if one.endswith(".h5")}
         mine = sorted((one for one, part in parts.items() if part.count and part.stem == stem), key=parts.__getitem__)
@@ -316,7 +312,6 @@ class Place(ABC):
             return is_gone
 
     def _present(self, names: Sequence[str], notes: Sequence[str] = _NOTES) -> list[Present]:
-        """Look up files and the notes beside them."""
         there = self.entries([name + end for name in names for end in ("", *notes)]) if names else {}
 
         def look(name: str) -> Present:
@@ -343,7 +338,6 @@ class Place(ABC):
                 raise self.occupied(one.name, why if one.entry.ours else "is a link, a folder, or somebody else's")
 
     def occupied(self, name: str, why: str) -> TargetExistsError:
-        """Return the error for a name that is not free."""
         shown = show_address(os.fspath(self.at(name)))
         remedy = "Rename or delete it, then try again; or choose another place."
         return TargetExistsError(f"'{shown}' exists, and {why}. {remedy}")

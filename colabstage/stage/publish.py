@@ -196,7 +196,6 @@ def discard_version(file: Path) -> bool:
 
 
 def check_is_file(source: Path) -> None:
-    """Refuse a path that is not a file, or does not exist."""
     if not source.is_file():
         what = f"'{source}' is not a file; expected one that is finished and closed."
         msg = what if source.exists() else f"There is nothing at '{source}'. {whereabouts(source)}"

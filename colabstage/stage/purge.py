@@ -245,14 +245,7 @@ def select_datasets(
     everything: bool = False,
     place: Where | None = None,
 ) -> list[StoredDataset]:
-    """Choose what a purge removes. A pure function.
-
-    Args:
-        datasets: as `list_datasets` returns them.
-        names: choose these; names or paths of files or folders.
-        older_than_days: choose those that were last written longer ago.
-        everything: choose all of them.
-        place: restrict the choice to this place.
+    """Choose what a purge removes, by names or paths of files or folders, or by age. A pure function.
 
     Raises:
         OptionError: no choice was given, or a name is not among the datasets.

@@ -39,17 +39,13 @@ Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
 RECORD_NAME, LOCK_NAME = "stage.json", ".colabstage-{}.lock"
 FILES_REMEDY = "Move what is yours out of it, or delete it if nothing there is, then stage again."
-SOURCE_REMEDIES = {
-    "source": 'Write the dataset\'s path or address first: "photos.zip".',
-}
+SOURCE_REMEDIES = {"source": 'Write the dataset\'s path or address first: "photos.zip".'}
 # A folder, a prefix in a bucket, this platform's default, or none.
 CacheDir = Union[Path, ObjectSource, Literal["auto"], None]  # noqa: UP007 - read at run time
 
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """Which dataset to stage, and how."""
-
     source: Source
     key: str
     """16 hexadecimal digits that change with the source and with every option."""
@@ -265,7 +261,6 @@ def lock_path(folder: Path) -> Path:
 
 
 def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
-    """Check the public `cache_dir=` argument."""
     if cache_dir is None:
         return None
     given = text_of_path(cache_dir, "cache_dir")

@@ -78,7 +78,6 @@ class BackgroundPack:
         report: StageReport,
         shown: Progress,
     ) -> None:
-        """Prepare `work`, the function that makes the call."""
         self._work, self._report, self._progress = work, report, _UntilHandedOut(shown)
         self._wanted = not shown.is_silent
         self._background: Progress = Progress()
@@ -229,7 +228,6 @@ class BackgroundPack:
         self._thread.join(_CLEAR_UP_S)
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of `StageReport.arrival`."""
         found: dict[str, float] = {**self.arrival.figures}
         got = self.arrival.handed_out
         if got.first_s is not None:

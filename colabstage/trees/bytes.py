@@ -253,7 +253,6 @@ def kind_by_magic(head: bytes) -> ArchiveKind | None:
 
 
 def compression_of(head: bytes) -> Compression | None:
-    """Return the compression of a stream, by its first bytes."""
     found = kind_by_magic(head)
     return next((kind for kind in COMPRESSED_SUFFIXES if kind == found), None)
 
@@ -335,7 +334,6 @@ def base_name(label: str) -> str:
 
 
 def truncated(source: ByteSource, reason: str) -> CorruptArchiveError:
-    """Return the error for an archive that ends before its content does."""
     return CorruptArchiveError(
         f"'{source.label}' is truncated: {reason} ({source.size:,} bytes are here). Copy or upload the archive again."
     )

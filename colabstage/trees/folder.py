@@ -75,7 +75,6 @@ class FolderTree(Tree):
     The tree is listed when it is made and stays as it was then.
 
     Args:
-        path: the folder.
         workers: how many folders are listed, or files looked up, at once: some twenty for a Drive mount.
         on_response: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
         found: called, in any thread, with the paths of some files as soon as these are known to exist.
@@ -125,7 +124,6 @@ class FolderTree(Tree):
 
     @property
     def paths(self) -> list[str]:
-        """Return the path of each file, in the order of its entries."""
         return [f"{self.label}/{name}" for name in self.entries.names]
 
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
@@ -152,7 +150,6 @@ class FolderTree(Tree):
         return Path(self._about_to_read(entry))
 
     def open(self, entry: FileEntry) -> FolderFile:
-        """Return the bytes of one file, which is opened when first read."""
         return FolderFile(self.path_of(entry), entry.size, times=self._times)
 
     def read(self, entry: FileEntry) -> bytes:
@@ -175,7 +172,6 @@ class FolderTree(Tree):
         return data
 
     def _about_to_read(self, entry: FileEntry) -> str:
-        """Return where a file is, after calling `before_read`."""
         path = f"{self._root}/{entry.name}"
         if self._before_read is not None:
             self._before_read(path)
@@ -247,7 +243,6 @@ def _threads(workers: int) -> DaemonPool | contextlib.nullcontext[None]:
 
 
 def _at_once(function: Callable[[T], R], items: Sequence[T], pool: DaemonPool | None) -> list[R]:
-    """Call `function` with each item, and return the results in order."""
     if pool is None:
         return [function(item) for item in items]
     return _results([pool.submit(partial(function, item)) for item in items])
@@ -268,8 +263,6 @@ def _path_below(root: str, name: str) -> str:
 
 
 class _Folder(NamedTuple):
-    """A folder that was found and must still be listed."""
-
     name: str
     """Its name in the tree, "" for the root."""
     ancestors: frozenset[_Identity]

@@ -35,8 +35,6 @@ TIME_END_NS = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One regular file of a tree."""
-
     # Entries are created and dropped by the million, so this holds only facts; the tree reads the content.
     name: str
     """Path inside the tree, with `/`, never absolute, never with `..`."""
@@ -69,7 +67,6 @@ class FileEntries(Sequence[FileEntry]):
 
     @classmethod
     def of(cls, entries: Iterable[FileEntry]) -> FileEntries:
-        """Return the entries of an iterable, in its order."""
         if isinstance(entries, FileEntries):
             return entries
         found = list(entries)
@@ -128,7 +125,6 @@ class FileEntries(Sequence[FileEntry]):
         return self.take(np.flatnonzero(np.fromiter(map(fits, self.names), np.bool_, len(self))))
 
     def without(self, names: Collection[str]) -> FileEntries:
-        """Return those that are not called so, in the same order."""
         called = np.fromiter(map(names.__contains__, self.names), np.bool_, len(self))
         return self.take(np.flatnonzero(~called))
 
@@ -191,7 +187,6 @@ def _numbered(texts: list[str]) -> tuple[list[str], NDArray[np.integer[Any]]]:
 
 
 def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> list[str]:
-    """Return the strings of some rows, in their order."""
     return list(map(strings.__getitem__, rows.tolist()))
 
 
@@ -203,7 +198,6 @@ def sorted_by_name(names: list[str], *columns: NDArray[Any]) -> tuple[list[str],
 
 
 def total_size(entries: Sequence[FileEntry]) -> int:
-    """Return the length of all files together in bytes."""
     # In Python's integers: sums of what some archives claim exceed 64 bits.
     return sum(FileEntries.of(entries).sizes.tolist())
 
@@ -368,7 +362,6 @@ class Tree(Closing):
         return file
 
     def _own(self, entry: FileEntry) -> int:
-        """Return the number of an entry."""
         place = self.entries.find(entry)
         if place is None:
             raise unknown_entry(self.label, entry.name)
@@ -387,7 +380,6 @@ def only_line(tree: Tree, *parts: str) -> str:
 
 
 def unknown_entry(tree: str, name: str) -> SourceReadError:
-    """Return the error for an entry that the tree does not have."""
     return SourceReadError(f"'{tree}' has no member {name!r}; the entry is from another tree.")
 
 

@@ -55,7 +55,6 @@ def extension_of(name: str) -> str:
 
 
 def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
-    """Return the error for one member that no archive should have."""
     return UnsafeArchiveError(
         f"'{archive}' is refused because of its member {show_content(name, 300)}: {reason}. Nothing was read or "
         "written. Make the archive again from a folder that holds the dataset's files only."
@@ -102,7 +101,6 @@ def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
 
 
 def resolve_link(archive: str, name: str, target: str) -> str:
-    """Return the name inside the archive that the symbolic link `name` points to."""
     # Decided by the text alone, because nothing has been unpacked yet.
     resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     if not target or "\0" in target or target.startswith("/") or resolved == ".." or resolved.startswith("../"):
@@ -139,7 +137,6 @@ def notes_on_members(skipped_links: Sequence[str], repeated: Sequence[str]) -> t
 
 
 def check_collisions(archive: str, files: Collection[str], folders: Iterable[str] = ()) -> None:
-    """Refuse names that cannot coexist in one folder."""
     twice = first_repeated(files)
     if twice is not None:
         raise refuse_member(archive, twice, "its name occurs twice, so which of the two is meant is unclear")
@@ -170,7 +167,6 @@ def first_repeated(strings: Collection[str]) -> str | None:
 
 
 def parent_folders(names: Iterable[str]) -> set[str]:
-    """Return every folder that `names` are in, at any depth."""
     folders: set[str] = set()
     for direct in {name.rpartition("/")[0] for name in names}:
         folder = direct
@@ -232,7 +228,6 @@ def _in_junk(folder: str) -> bool:
 
 
 def is_junk_folder(base: str) -> bool:
-    """Return whether a folder of this name (its last component) holds only junk."""
     return base in JUNK_FOLDERS or is_our_name(base)
 
 

@@ -123,7 +123,6 @@ def open_archive(
     """Open the archive whose bytes `source` gives; the source is closed with the tree, and when this fails.
 
     Args:
-        source: its bytes.
         spool, limits: as in `open_tree`.
         single_files: the endings of files that are accepted too, each as a tree of that one file.
         name: its name in the service, used if its address does not tell what it is.

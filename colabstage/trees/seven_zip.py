@@ -66,17 +66,13 @@ _MODE_LETTERS = 10
 
 
 class _Listed(NamedTuple):
-    """One member in an archive's listing."""
-
     name: str
     """Its name, uncleaned."""
     size: int
     is_folder: bool
     is_link: bool
     crc: int | None
-    """Its checksum; `None` if the archive has none."""
     executable: bool
-    """Whether it is marked as executable by its owner."""
 
 
 # The members of an archive, and a function that unpacks all of them into a folder that it creates.
@@ -168,7 +164,6 @@ def _blocks(label: str, text: str, kind: ToolKind) -> Iterator[dict[str, str]]:
 
 
 def _listed(label: str, fields: Mapping[str, str]) -> _Listed:
-    """Return a member from the fields of 7-Zip or of unrar."""
     if fields.get("Encrypted") == "+" or "encrypted" in fields.get("Flags", ""):
         raise _locked(label)
     # The letters of Windows' attributes come first, in any number ("RHSD_ drwxr-xr-x"), then the Unix mode if the

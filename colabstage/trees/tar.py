@@ -90,7 +90,6 @@ class TarMember(NamedTuple):
     name: str
     kind: MemberKind
     link: str
-    """Target of a link."""
     offset: int
     size: int
     """Length of the content, which follows the header."""
@@ -160,7 +159,6 @@ class _Blocks:
 
 
 def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str]) -> tuple[bytes, TarMember]:
-    """Return the type flag of a header block, and the member that it and its extensions describe."""
     if len(block) < BLOCK:
         raise truncated(source, "its last header is cut")
     raw_name, raw_mode, _, _, raw_size, raw_time, checksum, flag, link, magic, *_, prefix = _HEADER.unpack(block)
@@ -274,14 +272,8 @@ def _next_archive(source: ByteSource, at: int, *, is_proved: bool) -> int:
 
 
 class TarTree(Tree):
-    """The files in a tar. If members share a name, the last counts, as for every reader of tars.
-
-    Args:
-        source: its bytes, unpacked; closed with the tree.
-        limits: what the headers may promise.
-        cancellation: checked while its headers are read.
-        packed: the compressed form that it was unpacked from.
-    """
+    """The files in a tar, whose bytes are closed with the tree; `packed` is the form that they were unpacked from. If
+    members share a name, the last counts, as for every reader of tars."""
 
     kind = "tar"
     source: ByteSource
@@ -354,7 +346,6 @@ class TarTree(Tree):
 
 
 def _link_target(archive: str, name: str, member: TarMember) -> str:
-    """Return the cleaned name that a link leads to."""
     if member.kind == "symlink":
         return resolve_link(archive, name, member.link)
     try:

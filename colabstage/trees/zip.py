@@ -108,19 +108,16 @@ class _End(NamedTuple):
     start: int
     """Where the directory must begin, because this record, or zip64's, follows it."""
     size: int
-    """Its length in bytes."""
     offset: int
     """Where the record says that it begins; bytes before the archive shift it."""
     members: int
     """How many it holds, modulo 65,536 without zip64."""
     has_64: bool
-    """Whether the numbers are from a zip64 record."""
     directory: bytes | None
     """The directory, if it was read with the record."""
 
 
 def _find_end(source: ByteSource) -> _End:
-    """Return the record at the end of a zip, with its zip64 extension if there is one."""
     tail_at = max(0, source.size - _TAIL_BYTES)
     tail = source.pread(_TAIL_BYTES, tail_at)
     at = tail.rfind(_END_MARK)

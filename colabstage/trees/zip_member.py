@@ -59,7 +59,6 @@ class ZipMember:
     method: int
     """How it is packed, by APPNOTE's numbers."""
     flags: int
-    """Its general purpose bits."""
     mtime_ns: int
     """In nanoseconds since 1970, taken as UTC; 0 for none."""
 
@@ -75,7 +74,6 @@ class _Decompressor(Protocol):
 
 
 def read_member(source: ByteSource, member: ZipMember) -> bytes:
-    """Return the content of one member, unpacked and verified."""
     pieces = list(_verified(source, member, _pieces((_packed_bytes(source, member),), member)))
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

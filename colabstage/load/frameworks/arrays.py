@@ -105,7 +105,6 @@ class ArrayBatches:
         # Each batch is read by itself.
         self.plan: LoaderPlan = replace(choose_loader(facts, batch_size, loading), together=1)
         self.reader = reader = reader.into_memory() if self.plan.strategy == "memory" else reader
-        # Whether every batch has `batch_size` samples.
         self.all_full = options.drop_last or self._visits.count % batch_size == 0
         if layout is not None and self.plan.order.name == "arrival":
             self._visits = order_of(layout, reader.split, None if chosen is None else chosen.chosen)
@@ -119,7 +118,6 @@ class ArrayBatches:
 
     @property
     def batch_bytes(self) -> int:
-        """Return the length of the inputs of a full batch, as they are read."""
         return min(self.plan.batch_size, self._visits.count) * self.reader.row_bytes
 
     def rows(self, epoch: int, number: int, count: int = 1) -> NDArray[np.intp]:
