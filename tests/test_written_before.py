@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import pytest
 
 from colabstage import (
     dataset_h5,
+    extract_archive,
     fetch_files,
     make_loader,
     pack_dataset,
@@ -41,7 +42,8 @@ PACKS = ["pixels", "encoded", "jpeg", "floats", "masks", "boxes", "tokens", "sou
 STAGED: dict[str, Any] = {
     "image_size": 8, "splits": 0.75, "local_dir": HOME / "local", "cache_dir": HOME / "cache", "progress": False
 }  # fmt: skip
-# What names the two stagings of then by the rules of today.
+PLAIN: dict[str, Any] = {"keep": "files", "local_dir": HOME / "local", "cache_dir": None, "progress": False}
+# What names the three stagings of then by the rules of today.
 KEYS: dict[str, str] = {}
 
 
@@ -60,9 +62,13 @@ def written() -> Iterator[Path]:
 @pytest.fixture
 def disk(written: Path, tmp_path: Path) -> Path:
     """The same as if it had been made by today's rules, by which what was made by older ones is made anew."""
-    for was, source in (("a37502ca", "photos"), ("ad0132ad", "photos.zip")):
+    for was, source, options in (
+        ("a37502ca", "photos", STAGED),
+        ("ad0132ad", "photos.zip", STAGED),
+        ("dac597bc", "photos.zip", PLAIN),
+    ):
         if was not in KEYS:
-            stage_dataset(SOURCES / source, **{**STAGED, "local_dir": tmp_path / was, "cache_dir": None})
+            stage_dataset(SOURCES / source, **{**options, "local_dir": tmp_path / was, "cache_dir": None})
             (record,) = (tmp_path / was).rglob("stage.json")
             KEYS[was] = json.loads(record.read_text(encoding="utf-8"))["key"]
         set_key(written, was, KEYS[was])
@@ -193,6 +199,25 @@ def test_a_pack_of_another_state_of_its_source_is_replaced(disk: Path) -> None:
     assert (disk / "cache" / f"{data.path.name}.previous").read_bytes() == was
 
 
+def test_staged_files_are_used_and_replaced(disk: Path) -> None:
+    """As they were put there; once the source changes, a folder to which somebody added a file stays, and is named."""
+    data = stage_dataset(SOURCES / "photos.zip", **PLAIN)
+    assert data.report.origin == "local"
+    os.utime(SOURCES / "photos.zip")
+    shutil.copy(SOURCES / "jpegs/cat/00.jpg", own := data.path / "mine.jpg")
+    (SOURCES / "photos.zip").write_bytes(zip_of(SOURCES / "jpegs"))
+    with pytest.raises(TargetExistsError, match=r"mine\.jpg"):
+        stage_dataset(SOURCES / "photos.zip", **PLAIN)
+    own.unlink()
+    assert len(content(stage_dataset(SOURCES / "photos.zip", **PLAIN).path)) == 12
+
+
+def zip_of(folder: Path) -> bytes:
+    """Return the bytes of a folder's zip."""
+    made = shutil.make_archive(str(HOME / "made"), "zip", folder)
+    return Path(made).read_bytes()
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_checkpoint_is_restored(disk: Path, damaged: bool) -> None:
     """The newest one; if that is damaged, the previous one, and the report says so."""
@@ -262,6 +287,34 @@ def test_an_interrupted_fetch_is_continued(disk: Path, boot: str) -> None:
     assert report.kept_bytes == 3000
     assert content(disk / "interrupted/many") == content(SOURCES / "many")
     assert [name for name in hidden(disk / "interrupted") if "many" in name] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "source", "target"),
+    [(fetch_files, "many", "fetched/many"), (fetch_files, "photos.zip", "fetched/photos.zip"),
+     (extract_archive, "photos.zip", "extracted/photos")],
+)  # fmt: skip
+def test_what_was_fetched_is_ours(disk: Path, call: Callable[..., Any], source: str, target: str) -> None:
+    """A second call finds it complete; a changed source replaces it; what somebody changed stays, and is named."""
+    place = disk / target
+    before = place.stat()
+    call(SOURCES / source, place, progress=False)
+    assert (place.stat().st_ino, place.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    changed = SOURCES / source
+    if changed.is_dir():
+        (changed / "00.bin").write_bytes(b"changed")
+    else:
+        changed.write_bytes(zip_of(SOURCES / "many"))
+    call(changed, place, progress=False)
+    now = content(place) if place.is_dir() else place.read_bytes()
+    assert now == (changed.read_bytes() if place.is_file() else content(SOURCES / "many"))
+    mine = place / "mine.txt" if place.is_dir() else place
+    mine.write_text("mine", encoding="utf-8")
+    changed_again = changed / "00.bin" if changed.is_dir() else changed
+    changed_again.write_bytes(changed_again.read_bytes() + b"x" if changed.is_dir() else zip_of(SOURCES / "jpegs"))
+    with pytest.raises(TargetExistsError, match=mine.name):
+        call(changed, place, progress=False)
+    assert mine.read_text(encoding="utf-8") == "mine"
 
 
 def test_a_purge_removes_what_was_stored_and_nothing_else(disk: Path) -> None:

@@ -11,6 +11,7 @@ and at any moment one of them is true: **only a true receipt counts**. Packs and
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import stat
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _VERSION = 1
+_MOST_NAME_BYTES = 255
 _THREADS = 4
+_EARLIER_HEAD = b"colabstage deed 1"
 # Names listed in an error; the rest are counted.
 _NAMES_SHOWN = 3
 
@@ -97,9 +100,10 @@ class Standing:
         receipt = self.receipt
         return None if receipt is None or receipt.kind != kind else read_fields(record, receipt.about)
 
-    def distance(self) -> tuple[bool, int]:
+    def distance(self) -> tuple[bool, int, bool]:
         """Return how far it is from the receipt; without one, it is farthest."""
-        return self.receipt is None, len(self.strange) + len(self.changed) + len(self.gone)
+        nameless = self.receipt is None or not self.receipt.kind
+        return self.receipt is None, len(self.strange) + len(self.changed) + len(self.gone), nameless
 
     def __str__(self) -> str:
         if self.receipt is None:
@@ -160,17 +164,25 @@ def check_replaceable(target: Path, remedy: str = "Move that away, or choose ano
 
 
 def receipts_of(target: Path) -> Iterator[tuple[Receipt, Path]]:
-    """Yield the receipts beside `target`, true or not, and the files that they are in."""
+    """Yield the receipts beside `target`, true or not, and the files that they are in; those of earlier versions
+    too."""
     for one in workspace.owned_beside(target, workspace.RECEIPT):
         found = _read(one.path)
         if found is not None and found[0] == target.name:
             yield found[1], one.path
+    yield from _written_before(target)
 
 
 def find_receipts(folder: Path) -> dict[Path, Receipt]:
     """Return the receipts in a folder by their targets; if a target has several, any of them."""
     read = [_read(one.path) for one in workspace.find_owned(folder, suffixes=(workspace.RECEIPT,))]
-    return {folder / one[0]: one[1] for one in read if one is not None}
+    earlier = [
+        path.name[1:].removesuffix(workspace.RECORD_SUFFIX) for path in folder.glob(f".*{workspace.RECORD_SUFFIX}")
+    ]
+    return {
+        **{folder / name: receipt for name in earlier for receipt, _ in _written_before(folder / name)},
+        **{folder / one[0]: one[1] for one in read if one is not None},
+    }
 
 
 def note_receipt(target: Path, receipt: Receipt) -> Path:
@@ -192,10 +204,14 @@ def settle_receipt(target: Path, receipt: Receipt, noted: Path | None = None) ->
     `noted`: the file that holds it, if there is one."""
     # Another thread that put the same there may have removed it.
     keep = noted if noted is not None and noted.exists() else note_receipt(target, receipt)
-    for one in workspace.owned_beside(target, workspace.RECEIPT):
-        # A living process's receipt is for what it is about to put there.
-        if one.path != keep and (one.owner == workspace.owner_token() or one.is_abandoned):
-            workspace.remove_named(one.path)
+    for suffix in (workspace.RECEIPT, workspace.EARLIER_INVENTORY):
+        for one in workspace.owned_beside(target, suffix):
+            # A living process's receipt is for what it is about to put there.
+            if one.path != keep and (one.owner == workspace.owner_token() or one.is_abandoned):
+                workspace.remove_named(one.path)
+    for path in _earlier_records(target):
+        if workspace.is_made_here(path):
+            workspace.remove_named(path)
 
 
 def sweep_receipts(target: Path, here: Standing | None = None) -> None:
@@ -207,7 +223,7 @@ def sweep_receipts(target: Path, here: Standing | None = None) -> None:
         if here is not None and here.is_as_made and here.receipt is not None:
             # If its hashes proved it, as after a reboot or a death before it was sealed, the next check reads nothing.
             true = replace(here.receipt, seal=file_seal(target) if here.kind == "file" else {})
-            held = [path for one, path in receipts_of(target) if one == true]
+            held = [path for one, path in receipts_of(target) if one == true and path.suffix == workspace.RECEIPT]
             settle_receipt(target, true, held[0] if held else None)
 
 
@@ -276,3 +292,48 @@ def _take_inventory(folder: Path) -> Inventory:
             # It disappeared meanwhile, or cannot be examined; no receipt has this value.
             found[prefix or "."] = f"error {error.errno}"
     return found
+
+
+# --- what version 0.1 wrote: inventories of folders, and records that name one by its digest or hold a file's seal ---
+
+
+def _written_before(target: Path) -> Iterator[tuple[Receipt, Path]]:
+    """Yield what version 0.1 noted about `target`, as receipts."""
+    inventories = {digest: (path, inventory) for path, digest, inventory in _earlier_inventories(target)}
+    for path in _earlier_records(target):
+        raw = read_json(path) if workspace.is_made_here(path) else None
+        for receipt, digest in [] if not isinstance(raw, dict) else _earlier_receipts(raw):
+            if digest in inventories:
+                yield replace(receipt, inventory=inventories[digest][1]), path
+            elif not digest:
+                yield receipt, path
+    # Even without a record it proves who made the folder.
+    yield from ((Receipt("", {}, inventory), path) for path, inventory in inventories.values())
+
+
+def _earlier_records(target: Path) -> list[Path]:
+    names = (
+        f".{target.name}{workspace.RECORD_SUFFIX}",
+        f".{target.name}{workspace.RECORD_SUFFIX}{workspace.ANNOUNCED_SUFFIX}",
+    )
+    return [target.parent / name for name in names if len(os.fsencode(name)) <= _MOST_NAME_BYTES]
+
+
+def _earlier_receipts(raw: dict[str, Any]) -> Iterator[tuple[Receipt, str]]:
+    if raw.pop("version", None) == 1 and isinstance(raw.get("seal"), dict):
+        digest, hashes = str(raw["seal"].pop("deed", "")), raw.pop("hashes", [])
+        seal = {name: value for name, value in raw.pop("seal").items() if isinstance(value, int | str)}
+        yield Receipt("fetched", raw, {}, seal, tuple(map(str, hashes))), digest
+    if raw.pop("format", None) == 2:
+        digest = str(raw.pop("deed", "-"))
+        yield Receipt("extracted", raw), digest
+
+
+def _earlier_inventories(target: Path) -> Iterator[tuple[Path, str, Inventory]]:
+    for one in workspace.owned_beside(target, workspace.EARLIER_INVENTORY):
+        with contextlib.suppress(OSError):
+            text = one.path.read_bytes()
+            head, *parts = text.split(b"\0")
+            if head == _EARLIER_HEAD and len(parts) % 2 == 0:
+                inventory = dict(zip(map(os.fsdecode, parts[::2]), map(os.fsdecode, parts[1::2]), strict=True))
+                yield one.path, hashlib.sha256(text).hexdigest()[:16], inventory

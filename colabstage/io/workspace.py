@@ -52,7 +52,13 @@ OWN_MARK = ".colabstage-"
 # Work in progress; what is being removed; what made room for its successor; a receipt (`receipts`), and its name until
 # it is complete.
 TEMP, OLD, WAS, RECEIPT, DRAFT = ".tmp", ".old", ".was", ".receipt", ".draft"
-_OWNED = (TEMP, OLD, WAS, DRAFT, RECEIPT)
+# Earlier versions had inventories of folders, records under the target's name, and notes of packs that were being
+# replaced, which are of no use any more.
+EARLIER_INVENTORY, EARLIER_EXCHANGE = ".deed", ".exchange"
+RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
+# Evidence about a file beside it. It is removed with that file, not by its age.
+_EVIDENCE = (RECEIPT, EARLIER_INVENTORY)
+_OWNED = (TEMP, OLD, WAS, DRAFT, EARLIER_EXCHANGE, *_EVIDENCE)
 # If the owner is of another boot or container, it cannot be checked. Its work counts as abandoned after this long
 # without a change; a name that only made room for a moment, much sooner.
 FOREIGN_AGE_S, _FOREIGN_RENAME_S = 3600.0, 60.0
@@ -165,7 +171,8 @@ def temp_beside(path: Path) -> Path:
 
 def is_our_name(name: str) -> bool:
     """Return whether a name is one that colabstage gives files beside the user's data: a temporary or a receipt."""
-    return name.startswith(OWN_MARK)
+    is_record = name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX)
+    return name.startswith(OWN_MARK) or (name[:1] == "." and is_record)
 
 
 def name_and_owner(temp: Path) -> tuple[str, str] | None:
@@ -370,8 +377,7 @@ def sweep_temporaries(owned: Iterable[Owned], *, empty: bool = False) -> list[Pa
     for one in owned:
         # This process has finished with what it renamed to `.old`.
         is_done = one.path.suffix == OLD and one.owner == owner_token()
-        # Evidence is removed with what it is about, not by its age.
-        if one.path.suffix == RECEIPT or not (is_done or one.is_abandoned):
+        if one.path.suffix in _EVIDENCE or not (is_done or one.is_abandoned):
             continue
         if one.path.suffix == WAS and (put_back(one.target) or not os.path.lexists(one.target)):
             continue

@@ -155,7 +155,7 @@ def files_problem(request: StageRequest, record: LocalRecord, here: Standing, *,
     # Each file by size and time, because people delete some. What they add or edit is theirs to use.
     if not here.is_as_made and (thorough or here.receipt is None or here.gone):
         return f"its folder '{request.files_path}' {here}"
-    made_of = _files_made_of(request, here)
+    made_of = _files_made_of(request, here, record)
     of_this_state = made_of is not None and compare_states(made_of, record.identity) != "changed"
     return None if of_this_state else "its files are of another state of the source than its record"
 
@@ -167,13 +167,17 @@ def files_receipt(request: StageRequest, identity: SourceIdentity) -> Receipt:
 def are_files_staged(request: StageRequest, identity: SourceIdentity) -> bool:
     """Return whether the local plain files are complete, and from this state of the source."""
     here = None if request.refresh else look_at(request.files_path)
-    made_of = None if here is None or not here.is_as_made else _files_made_of(request, here)
+    made_of = None if here is None or not here.is_as_made else _files_made_of(request, here, read_record(request))
     return made_of is not None and compare_states(made_of, identity) != "changed"
 
 
-def _files_made_of(request: StageRequest, here: Standing) -> SourceIdentity | None:
+def _files_made_of(request: StageRequest, here: Standing, record: LocalRecord | None) -> SourceIdentity | None:
+    """Return the state of the source that the plain files were made from."""
     about = {} if here.receipt is None else here.receipt.about
-    return SourceIdentity.from_json(about.get("identity", {})) if about.get("key") == request.key else None
+    if about.get("key") == request.key:
+        return SourceIdentity.from_json(about.get("identity", {}))
+    # Version 0.1's receipts do not name the state of plain files, but its record does.
+    return record.identity if not about and record is not None and record.files else None
 
 
 def is_spoilt(request: StageRequest) -> bool:
