@@ -12,6 +12,9 @@ export PIP_NO_INPUT := 1
 
 # The Python of the main environment, for example `make clean test PYTHON=3.13`.
 PYTHON := 3.11
+# Those of the images.
+PYTHON_COLAB := 3.13
+PYTHON_KAGGLE := 3.12
 VENV := .venv
 VENV313 := .venv313
 VENV_COLAB := .venv-colab
@@ -40,7 +43,7 @@ demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and 
 test: $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: five to eight minutes on two cores
 	@$(VENV)/bin/python scripts/run_tests.py $(if $(UNTIL),--until $(UNTIL))
 
-test-all: $(VENV)/.large $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed $(VENV_KAGGLE)/.installed python313 ## that, JAX, long forms, Python 3.13, Colab's and Kaggle's own versions: three quarters of an hour
+test-all: $(VENV)/.large $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed $(VENV_KAGGLE)/.installed python313 ## that, JAX, long forms, Python without torch, Colab's and Kaggle's own Python and versions: an hour
 	@$(VENV)/bin/python scripts/run_tests.py --all
 
 # pytest-testmon records which code each test runs, so the first time all tests run.
@@ -77,11 +80,17 @@ clean: ## remove what these targets made, the virtual environments included
 	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_KAGGLE) $(VENV_WHEEL) $(VENV_LIBRARIES) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .testmondata*
 	find colabstage simulated_drive demo tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +
 
-$(VENV)/bin/pip $(VENV_COLAB)/bin/pip $(VENV_KAGGLE)/bin/pip $(VENV_WHEEL)/bin/pip $(VENV_LIBRARIES)/bin/pip:
+$(VENV)/bin/pip $(VENV_WHEEL)/bin/pip $(VENV_LIBRARIES)/bin/pip:
 	@bash scripts/make_venv.sh $(PYTHON) $(@D)/..
 
 $(VENV313)/bin/pip:
 	@bash scripts/make_venv.sh 3.13 $(@D)/..
+
+$(VENV_COLAB)/bin/pip:
+	@bash scripts/make_venv.sh $(PYTHON_COLAB) $(@D)/..
+
+$(VENV_KAGGLE)/bin/pip:
+	@bash scripts/make_venv.sh $(PYTHON_KAGGLE) $(@D)/..
 
 # Apart from the rest, so that whoever tries the demo waits for nothing else.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
@@ -126,10 +135,12 @@ $(VENV313)/.installed: pyproject.toml constraints.txt | $(VENV313)/bin/pip
 	@$(VENV313)/bin/python $(INSTALL) --group test --editable . --group fuse
 	@touch $@
 
-# With the versions of an image, where they are older than what pip would take.
-$(VENV_COLAB)/.installed $(VENV_KAGGLE)/.installed: .venv-%/.installed: pyproject.toml constraints.txt constraints-%.txt | .venv-%/bin/pip
-	@echo "Installing colabstage with the versions of the image of $* into $(@D) ..."
-	@$(@D)/bin/python $(INSTALL) --constraint constraints-$*.txt --editable . --group demo --group test --group notebooks
+# The Python and the versions of an image. Without constraints.txt, which has another torch; pip takes a build for CUDA,
+# of 6 GB, where it is not configured with a place that has CPU builds.
+$(VENV_COLAB)/.installed $(VENV_KAGGLE)/.installed: .venv-%/.installed: pyproject.toml constraints-%.txt | .venv-%/bin/pip
+	@echo "Installing colabstage with the Python and the versions of the image of $* into $(@D) ..."
+	@$(@D)/bin/python scripts/install.py --constraint constraints-$*.txt --editable . --group demo --group test \
+	  --group arrow --group tensorflow --group notebooks
 	@touch $@
 
 # Another torch than constraints.txt has: torchvision does not import beside that one.

@@ -50,11 +50,12 @@ OPTIONS = ("-q", "--durations=15", "--durations-min=5")
 # More failures than these are not caused by a busy machine.
 MOST_TRIED_AGAIN = 4
 ADDED = (
-    "`make test-all` adds Python 3.13, the versions of Colab's and Kaggle's images, the second machine of each "
+    "`make test-all` adds the Python and the versions of Colab's and Kaggle's images, the second machine of each "
     "notebook, JAX, and long forms of tests that ran here."
 )
 LEFT_OUT = (
-    "`make test` leaves out Python 3.13, the versions of Colab's and Kaggle's images, JAX, and the tests marked `long`."
+    "`make test` leaves out the Python and the versions of Colab's and Kaggle's images, JAX, and the tests marked "
+    "`long`."
 )
 
 
