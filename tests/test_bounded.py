@@ -11,6 +11,7 @@ import resource
 import shutil
 import socket
 import tarfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from colabstage.errors import ColabstageError, NotStagedError, OptionError
 from tests.support.loopback import RawServer
 
 LIMIT_S = 40
+_ONE_FORK = threading.Lock()
 
 
 def _answer(call: Callable[[], object], answers: Any) -> None:
@@ -46,7 +48,9 @@ def outcome(call: Callable[[], object], *, limit_s: float = LIMIT_S) -> str:
     ours, theirs = multiprocessing.Pipe(duplex=False)
     fork: Any = multiprocessing.get_context("fork")
     child = fork.Process(target=_answer, args=(call, theirs))
-    child.start()
+    # filelock refuses a fork while another thread forks.
+    with _ONE_FORK:
+        child.start()
     theirs.close()
     try:
         assert ours.poll(limit_s), "it is still at it"
