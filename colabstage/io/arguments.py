@@ -223,9 +223,7 @@ def _entries(speller: Speller, names: frozenset[str]) -> str:
 def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the normalised paths and patterns of the argument `only`; empty for the whole source."""
     several: object = only  # annotations do not stop callers from passing something else
-    given: tuple[object, ...] = (several,)
-    if several is None or isinstance(several, list | tuple):
-        given = tuple(several or ())
+    given = several or () if several is None or isinstance(several, list | tuple) else (several,)
     parts = tuple(posixpath.normpath(part) if isinstance(part, str) and part.strip() else "" for part in given)
     # A list that a program built and that came out empty does not mean the whole source.
     if several == [] or any(part in ("", ".") or part.startswith("/") or ".." in part.split("/") for part in parts):

@@ -827,5 +827,5 @@ def _how_to_give(source: Source) -> str:
         return ""
     return (
         f"A table is read with the files it names: give a folder of both, or ['{folder}', 'FOLDER_OF_THE_IMAGES']. "
-        "One of numbers alone is given as arrays: np.savez('data.npz', x=x, y=y)."
+        f"One of numbers alone is given as arrays: np.savez('data.npz', x=x, y=y). {tokens.AS_CLASSES}."
     )

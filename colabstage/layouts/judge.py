@@ -648,7 +648,9 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     if archives:
         folder, paths = source.addresses(archives[:1])
         extract = "" if source.tree.address_of(archives[0]) else f"Extract all of it, {TO_EXTRACT}. "
-        how = f"{extract}Give it in a list of sources, {[folder, *paths]}."
+        only = source.only(source.without({*archives.names}).files.names, archives.names)
+        unpacked = only and f"; or, if it was unpacked here, leave it out: {only}"
+        how = f"{extract}Give it in a list of sources, {[folder, *paths]}{unpacked}."
         yield _left_over_message(archives.names, beside, "may hold more of them, or their labels", how)
 
 

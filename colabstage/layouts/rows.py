@@ -440,7 +440,7 @@ class TableSearch:
             targets, classes = self._objects(rows, objects, notes)
         elif boxes is not None:
             firsts, targets, classes = self._boxes(rows, boxes)
-            # Road signs are mostly classified, and boxes only say where in its image each is.
+            # Road signs, for example, are mostly classified.
             if len(firsts) == len(rows.files) and len(classes) > 1:
                 how = f"layout=table_rows(labels=['{boxes.label}']), from colabstage.options"
                 notes.append(f"Each image has one box; for its class alone {how}.")

@@ -370,10 +370,7 @@ def _hdf5_rows(tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_l
     return numbered_samples(name, f"{stamp} {dataset.name}", count, row_bytes, read)
 
 
-# Audio clips as rows of one length, decoded by soundfile.
-#
-# Nothing is resampled: the caller chooses the rate.
-
+# --- audio clips as rows of one length, decoded by soundfile; nothing is resampled ------------------------------------
 
 SoundDtype = Literal["float32", "int16"]
 

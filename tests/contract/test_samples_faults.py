@@ -634,6 +634,8 @@ WRITTEN = {  # labels beside class folders
 }
 PATIENTS, GREY_NOTE = "p{1..3}/{0..1}.jpg", "color_mode='grayscale' stores one channel"
 BESIDE_FOLDERS = [
+    *(row(f"an archive beside what was unpacked from it, {options}", files("pets/{cat,dog}/{0..3}.jpg", {"pets.zip": "x"}), right=[right], **options)
+      for options, right in [({}, refused(r"if it was unpacked here, leave it out: only='\*\*/\*\.jpg'")), ({"only": "**/*.jpg"}, found("train: cat 4, dog 4"))]),
     row("ages in names", files("{9,10}_{0..3}.jpg"), right=[found("train: 10 4, 9 4", note=r"labels are their positions: '10' is 0, classes\[0\]")], layout=file_names(r"^(\d+)_")),
     *(row(f"grey images, {options}", {f"{name}/{name}{i}.png": grey(np.full((8, 8), 9 * i + ord(name), np.uint8)) for name in "ab" for i in range(3)}, right=[right], **options)
       for options, right in [({}, noted(GREY_NOTE)), ({"color_mode": "grayscale"}, lambda packed: not noted(GREY_NOTE)(packed)), ({"color_mode": "rgb"}, lambda packed: not noted(GREY_NOTE)(packed))]),

@@ -380,7 +380,7 @@ def why_no_text(source: Source) -> str:
         only = source.only(texts.names[:1], texts.names[1:])
         where = f"in folders ({listed(folders)})" if len(folders) > 1 else f"called after {listed(sorted(named))}"
         return (
-            f"'{source.label}' holds {len(texts):,} texts {where}. {_AS_CLASSES}; layout=token_blocks() "
+            f"'{source.label}' holds {len(texts):,} texts {where}. {AS_CLASSES}; layout=token_blocks() "
             f"reads all text as one stream, to predict the next token{only and f'; {only} takes one'}."
         )
     for entry in texts[:_LOOKED_AT]:
@@ -389,7 +389,7 @@ def why_no_text(source: Source) -> str:
     return ""
 
 
-_AS_CLASSES = "To classify or translate text give pack_dataset an object whose items are (tokens, target)"
+AS_CLASSES = "To classify or translate text give pack_dataset an object whose items are (tokens, target)"
 
 
 def _columns_in(lines: Sequence[str]) -> str:
@@ -425,9 +425,9 @@ def _what_else(name: str, head: bytes) -> str:
         )
     found = items_of(lines[0]) if lines and name.lower().endswith(".jsonl") else None
     if labels := words.label_names(one[0] for one in found or () if isinstance(one, tuple)):
-        return f"has {listed(labels)} beside the text of each line. {_AS_CLASSES}"
+        return f"has {listed(labels)} beside the text of each line. {AS_CLASSES}"
     if what := _columns_in(lines):
-        return f"{what} ('{lines[0][:60]}'). {_AS_CLASSES}"
+        return f"{what} ('{lines[0][:60]}'). {AS_CLASSES}"
     cells = [word for line in lines for word in _CELL.split(line) if word]
     if _MOSTLY * len(cells) < sum(NUMBER.fullmatch(word) is not None for word in cells):
         return f"holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as x and y of a .npz"
