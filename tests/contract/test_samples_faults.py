@@ -1154,16 +1154,6 @@ def test_boxes_in_other_units_are_refused(tmp_path: Path, box: tuple[float, ...]
     assert refused(named)(packed), str(packed)
 
 
-def test_twelve_bits_are_scaled_by_prepare(tmp_path: Path) -> None:
-    """As the note for such images suggests: X-rays with 12 bits of 16."""
-    rng = np.random.default_rng(0)
-    made = {f"{'ab'[i % 2]}/{i}.png": grey(rng.integers(0, 4096, (16, 16), np.uint16)) for i in range(4)}
-    folder = write_files(tmp_path / "set", made)
-    pack(folder, tmp_path / "out.h5", prepare=lambda x: (x / 4095 * 255).astype(np.uint8))
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert len(np.unique(file["X_train"][:])) > 100
-
-
 def test_an_object_of_matlab_is_no_missing_label(tmp_path: Path) -> None:
     """Its words, as string("cat"), are beside its name: scipy calls it None, and HDF5 has numbers in place of them."""
     matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")

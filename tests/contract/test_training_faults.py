@@ -616,26 +616,6 @@ def test_a_cropped_mask_has_no_object_outside_the_image(tmp_path: Path, dtype: A
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: RandomCrop("8"),  # type: ignore[arg-type]
-        lambda: RandomCrop(None),  # type: ignore[arg-type]
-        lambda: RandomCrop(8, padding=1.5),  # type: ignore[arg-type]
-        lambda: RandomFlip("0.5"),  # type: ignore[arg-type]
-        lambda: RandomResizedCrop(8, scale=0.5),  # type: ignore[arg-type]
-        lambda: Normalize([[0.5]] * 3, [[0.5]] * 3),  # type: ignore[list-item]
-        lambda: Normalize((0.5,), (0.5,), dtype="uint8"),
-        lambda: OneHot("3"),  # type: ignore[arg-type]
-    ],
-    ids=["size", "no size", "padding", "probability", "scale", "columns", "dtype", "classes"],
-)
-def test_a_transform_refuses_an_argument_of_the_wrong_kind(make: Callable[[], object]) -> None:
-    """When it is constructed, not at the first batch."""
-    with pytest.raises(ColabstageError):
-        make()
-
-
-@pytest.mark.parametrize(
     "change", [RandomFlip(1.0), RandomCrop(4, padding=2), RandomResizedCrop(4), Normalize((0.5,), (0.5,)), OneHot(40)]
 )
 @pytest.mark.parametrize("dtype", [None, "float32"])
@@ -800,25 +780,6 @@ def test_images_of_matlab_that_are_read_as_they_lie_are_noted(tmp_path: Path) ->
     """Their axes may already have been reversed before saving."""
     with pytest.warns(UserWarning, match="3 x 30 x 32"):
         dataset_h5(matlab_file(tmp_path / "set.mat"), x="X")
-
-
-@pytest.mark.parametrize(
-    ("arrays", "said"),
-    [
-        ({"train/images": np.zeros((4, 8, 8, 3)), "train/labels": np.zeros(4)}, "x='train/images', y='train/labels'"),
-        ({f"s{n}/image": np.zeros((8, 8, 3)) for n in range(3)}, "pack_dataset"),
-        ({"df/table": np.zeros(4, [("a", "i4"), ("b", "f4")])}, "pack_dataset"),
-    ],
-    ids=["groups of a split", "a group a sample", "a table"],
-)
-def test_datasets_in_groups_are_named(tmp_path: Path, arrays: dict[str, Any], said: str) -> None:
-    """By path; if names cannot say it, the message refers to packing."""
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        for name, values in arrays.items():
-            file[name] = values
-    with pytest.raises(ColabstageError, match=re.escape(said)) as caught:
-        dataset_h5(tmp_path / "other.h5")
-    assert next(iter(arrays)) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -1066,9 +1027,3 @@ def test_rows_of_any_length_from_workers_are_no_open_file_each(tmp_path: Path, n
         file["Y_train"] = np.zeros(600, np.int64)
     (tmp_path / "script.py").write_text(_MANY_ROWS, encoding="utf-8")
     assert nurseries.run_script("torch", [tmp_path / "script.py", tmp_path / "rows.h5"], {}) == "600 600"
-
-
-def test_many_files_are_packed_into_one(subjects: Path, tmp_path: Path) -> None:
-    """The remedy for a dataset of so many files."""
-    report = pack_dataset(subjects, tmp_path / "one.h5", progress=False)
-    assert report.samples == {"train": 320}

@@ -243,6 +243,7 @@ LABELS: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
     "Parquet: a class before a diagnosis": (lambda: table(diagnosis=[3, 1, 2], **{"class": [0, 1, 0]}), [0, 1, 0], ()),
     "Parquet: parts": (lambda: table(label=[0.5, 1.0, 2.0]), [0.5, 1.0, 2.0], ()),
     "Parquet: lists beside": (lambda: table(tags=[["a"], ["b"], []], breed=DOGS), [1, 0, 1], ("cat", "dog")),
+    "TFDS: names beside": (lambda: {**records({"label": 0}, {"label": 2}), "label.labels.txt": "ox\nhen\ncow\n"}, [0, 2], ("ox", "hen", "cow")),
     "LMDB: parts": (lambda: database("1", "0.5"), [1.0, 0.5], ()),
     "LMDB: folders in keys": (lambda: {"test.lmdb": lmdb_of({f"{name}.png".encode(): picture(n) for n, name in enumerate(("cat/1", "cat/2", "dog/1"))})}, [0, 0, 1], ("cat", "dog")),
 }
@@ -255,6 +256,7 @@ def test_labels_are_found_where_people_put_them(case: str) -> None:
     make, values, classes = LABELS[case]
     found = read(make())
     assert (labels(found), found.classes) == (values, classes)
+    assert not any("labels.txt" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("make", [table, tars_of, features_of])
@@ -499,15 +501,6 @@ def test_labels_that_all_samples_lack_are_none() -> None:
     """As pandas writes an empty column."""
     arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
     assert read(table(label=arrow.array([float("nan")] * 4, arrow.float64(), from_pandas=False))).targets is None
-
-
-def test_tfds_names_classes_beside_its_records() -> None:
-    """In the order of the numbers."""
-    found = read(
-        {**records({"label": 0}, {"label": 2}, {"label": 0}, {"label": 2}), "label.labels.txt": "ox\nhen\ncow\n"}
-    )
-    assert (labels(found), found.classes) == ([0, 2, 0, 2], ("ox", "hen", "cow"))
-    assert not any("label.labels.txt" in note for note in found.notes)
 
 
 def ordered(*files: tuple[str, bytes]) -> dict[str, bytes]:
