@@ -284,7 +284,7 @@ def test_what_can_only_be_meant_in_one_way_is_read(case: str) -> None:
     found = rows(header, *forms)
     assert found.classes == classes
     assert values(found)[:2].tolist() == expected
-    whole = np.uint8 if classes and np.ndim(expected) == 2 else np.int64
+    whole = np.uint8 if classes and values(found).ndim == 2 else np.int64
     assert values(found).dtype == (whole if np.array(expected).dtype == np.int64 else np.float32)
 
 
