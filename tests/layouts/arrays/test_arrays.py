@@ -32,7 +32,7 @@ from colabstage.trees.open import open_archive, open_tree
 from tests.layouts.known import wav
 from tests.layouts.readers import by_split, contents, labels, read
 from tests.support.archives import RecordingBytes, tar_bytes
-from tests.support.made_files import npy, npz, write_files
+from tests.support.made_files import matlab, npy, npz, write_files
 
 RNG = np.random.default_rng(18)
 X = RNG.integers(0, 256, (12, 8, 6, 3), np.uint8)
@@ -564,26 +564,18 @@ MATLAB = {"spectra": RNG.normal(size=(6, 4)), "age": np.array(LABELS, np.int16)[
 SVHN = {"X": np.moveaxis(pixels(4, 5, 6, 3), 0, -1), "y": np.array([[1], [9], [10], [2]], np.uint8)}
 
 
-def mat(arrays: dict[str, Any]) -> bytes:
-    """A MATLAB file of version 5."""
-    matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
-    file = io.BytesIO()
-    matlab.savemat(file, arrays, do_compression=True)
-    return file.getvalue()
-
-
 def test_matlab_5_is_read_as_matlab_73(monkeypatch: pytest.MonkeyPatch) -> None:
     """SVHN's tenth class is the digit 0, as torchvision has it; a damaged file is one error; scipy may be missing."""
-    found = by_split(read({f"{split}_32x32.mat": mat(SVHN) for split in ("train", "test", "extra")}))
+    found = by_split(read({f"{split}_32x32.mat": matlab(SVHN) for split in ("train", "test", "extra")}))
     assert [*found] == ["train", "test", "extra"]
     for images, digit in found.values():
         np.testing.assert_array_equal(np.stack(images), np.moveaxis(SVHN["X"], -1, 0))
         assert digit == [1, 9, 0, 2]
-    rows = read({"a.mat": mat(MATLAB)}, array_rows(x="spectra", y="age"))
+    rows = read({"a.mat": matlab(MATLAB)}, array_rows(x="spectra", y="age"))
     np.testing.assert_array_equal(np.stack(contents(rows)), MATLAB["spectra"])
     with pytest.raises(LayoutError, match=r"a\.mat"):
-        read({"a.mat": mat(MATLAB)[:150]}, "arrays")
-    content = mat(MATLAB)
+        read({"a.mat": matlab(MATLAB)[:150]}, "arrays")
+    content = matlab(MATLAB)
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(MissingDependencyError, match="pip install scipy"):
         read({"a.mat": content}, "arrays")

@@ -10,7 +10,6 @@ import re
 import struct
 import sys
 import tarfile
-import wave
 import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +36,7 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, Boxes, Masks, SampleTable, audio_clips
 from colabstage.trees.open import JoinedTree, open_tree
 from tests.layouts.described import described
-from tests.layouts.known import MemoryTree, wav
+from tests.layouts.known import MemoryTree, clip, wav
 from tests.layouts.readers import by_split, completed, contents, labels, picture, read
 from tests.layouts.shards.writing import (
     KINDS,
@@ -448,14 +447,6 @@ def test_pixels_in_records_are_images(channels: int) -> None:
     names = {"height": 5, "width": 6, "depth": 3} if channels == 3 else {"rows": 5, "cols": 6}
     made = records_of({"image_raw": row.tobytes(), "label": n, **names} for n, row in enumerate(pixels))
     np.testing.assert_array_equal(contents(read({"train.tfrecords": made})), pixels)
-
-
-def clip(values: NDArray[np.int16]) -> bytes:
-    file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setparams((1, 2, 8000, 0, "NONE", ""))
-        out.writeframes(values.astype("<i2").tobytes())
-    return file.getvalue()
 
 
 def clips_in_tar(clips: Sequence[NDArray[np.int16]]) -> dict[str, bytes]:
