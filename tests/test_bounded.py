@@ -22,11 +22,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from PIL import Image
 
 from colabstage import dataset_h5, fetch_files, list_datasets, make_loader, pack_dataset, publish_file, restore_file
 from colabstage.errors import ColabstageError, NotStagedError, OptionError
 from tests.support.loopback import RawServer
+from tests.support.made_files import files, write_files
 
 LIMIT_S = 40
 _ONE_FORK = threading.Lock()
@@ -68,94 +68,92 @@ def pack(source: Path, out: Path, **options: Any) -> str:
     return outcome(lambda: pack_dataset(source, out, overwrite=True, progress=False, **options))
 
 
-def pack_images(tmp_path: Path) -> str:
-    """Pack the images in the folder `d`."""
-    return pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8))
+def pack_images(made: dict[str, bytes], tmp_path: Path) -> str:
+    """Pack files with images."""
+    return pack(write_files(tmp_path / "d", made), tmp_path / "o.h5", image_size=(8, 8))
 
 
-def image(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (16, 16)).save(path)
-
-
-def images(folder: Path) -> Path:
-    for number in range(6):
-        image(folder / f"a{number}.png")
-    return folder
-
-
+IMAGES = files("a{0..5}.png")
 LAUGHS = 'a: &a ["x","x","x","x","x","x","x","x","x"]\n' + "".join(
     f"{chr(98 + level)}: &{chr(98 + level)} [{','.join(['*' + chr(97 + level)] * 9)}]\n" for level in range(8)
 )
-YAML = {
-    "a list of names": LAUGHS + "names: *i\n",
-    "a list in itself": "names: &a [*a]\n",
-    "deep": "names: " + "[" * 1000,
-    "a long number": f"names: {{{'9' * 5000}: car}}\n",
-}
-
-
-def yolo(folder: Path, line: str) -> None:
-    for number in range(4):
-        image(folder / "images" / "train" / f"{number}.png")
-        label = folder / "labels" / "train" / f"{number}.txt"
-        label.parent.mkdir(parents=True, exist_ok=True)
-        label.write_text(line if number == 0 else "0 .5 .5 .2 .2\n")
-
-
-@pytest.mark.parametrize("kind", YAML)
-def test_yaml(tmp_path: Path, kind: str) -> None:
-    """A few hundred bytes that would expand to gigabytes."""
-    yolo(tmp_path / "d", "0 .5 .5 .2 .2\n")
-    (tmp_path / "d" / "data.yaml").write_text(YAML[kind])
-    assert pack_images(tmp_path) == "BrokenDatasetError"
-
-
 LARGE = 10**400
+BOX = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
+OBJECT = f"<object><name>c</name>{BOX}</object>"
+ENTITIES = "".join(f'<!ENTITY {chr(98 + n)} "{("&" + chr(97 + n) + ";") * 10}">' for n in range(9))
 
 
-@pytest.mark.parametrize("line", ["9" * 5000, "1e400", "1000000000"])
-def test_classes_of_yolo(tmp_path: Path, line: str) -> None:
-    """Class numbers that are not indices."""
-    yolo(tmp_path / "d", f"{line} .5 .5 .2 .2\n")
-    assert pack_images(tmp_path) == "BrokenDatasetError"
+def yolo(line: str = "0 .5 .5 .2 .2", **texts: str) -> dict[str, bytes]:
+    """Four images with a box each; the first one's as in `line`."""
+    labels = {"labels/train/0.txt": f"{line}\n", "labels/train/{1..3}.txt": "0 .5 .5 .2 .2\n"}
+    return files("images/train/{0..3}.png", labels | {f"data.{end}": text for end, text in texts.items()})
 
 
-COCO: dict[str, dict[str, Any]] = {
-    "width": {"images": {"width": 10**30}},
-    "bbox": {"annotations": {"bbox": [LARGE, 0, 1, 1]}},
-    "id": {"annotations": {"image_id": [[[LARGE]]]}},
-    "category": {"categories": {"id": {"deep": [1] * 100_000}}},
-}
-
-
-@pytest.mark.parametrize("kind", COCO)
-def test_numbers_of_coco(tmp_path: Path, kind: str) -> None:
-    """Numbers that fit into no array, and values of other kinds in their places."""
+def coco(part: str, **changes: Any) -> dict[str, bytes]:
+    """Six images with a box each; the first entry of a part is changed."""
     found: dict[str, list[dict[str, Any]]] = {
-        "images": [{"id": n, "file_name": f"a{n}.png", "width": 16, "height": 16} for n in range(6)],
+        "images": [{"id": n, "file_name": f"a{n}.png", "width": 64, "height": 48} for n in range(6)],
         "annotations": [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 2, 3, 4]} for n in range(6)],
         "categories": [{"id": 1, "name": "x"}],
     }
-    for part, changes in COCO[kind].items():
-        found[part][0] |= changes
-    (images(tmp_path / "d") / "annotations.json").write_text(json.dumps(found))
-    assert pack_images(tmp_path) == "BrokenDatasetError"
+    found[part][0] |= changes
+    return IMAGES | {"annotations.json": json.dumps(found).encode()}
 
 
-def test_a_path_of_many_folders(tmp_path: Path) -> None:
-    """Searching from each of its folders on would take hours."""
-    long = [{"id": n, "file_name": "a/" * 300_000 + f"{n}.png", "width": 16, "height": 16} for n in range(3)]
-    found = {"images": long, "annotations": [], "categories": [{"id": 1, "name": "x"}]}
-    (images(tmp_path / "d") / "annotations.json").write_text(json.dumps(found))
-    assert pack_images(tmp_path) == "BrokenDatasetError"
+def voc(content: str | bytes) -> dict[str, bytes]:
+    """Four images with a box each; the first one's file has this content."""
+    others = f"<annotation>{OBJECT}</annotation>"
+    return files("JPEGImages/{0..3}.png", {"Annotations/0.xml": content, "Annotations/{1..3}.xml": others})
+
+
+# A few hundred bytes that would expand to gigabytes; numbers that are no index, and fit into no array; what is deeper
+# than Python can parse; paths of so many folders that searching from each of them on would take hours; entities.
+HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
+    "YAML: a list of names": lambda: yolo(yaml=LAUGHS + "names: *i\n"),
+    "YAML: a list in itself": lambda: yolo(yaml="names: &a [*a]\n"),
+    "YAML: deep": lambda: yolo(yaml="names: " + "[" * 1000),
+    "YAML: a long number": lambda: yolo(yaml=f"names: {{{'9' * 5000}: car}}\n"),
+    "YOLO: a long class": lambda: yolo(f"{'9' * 5000} .5 .5 .2 .2"),
+    "YOLO: an endless class": lambda: yolo("1e400 .5 .5 .2 .2"),
+    "YOLO: a large class": lambda: yolo("1000000000 .5 .5 .2 .2"),
+    "COCO: a width": lambda: coco("images", width=10**30),
+    "COCO: a box": lambda: coco("annotations", bbox=[LARGE, 0, 1, 1]),
+    "COCO: an id": lambda: coco("annotations", image_id=[[[LARGE]]]),
+    "COCO: a category": lambda: coco("categories", id={"deep": [1] * 100_000}),
+    "COCO: paths of many folders": lambda: files("a{0..5}.png", {"annotations.json": {
+        "images": [{"id": n, "file_name": "a/" * 300_000 + f"{n}.png"} for n in range(3)],
+        "annotations": [], "categories": [{"id": 1, "name": "x"}],
+    }}),
+    "COCO: nested": lambda: files("a{0..5}.png", {
+        "annotations.json": '{"images": [{"file_name": "0.png"}], "categories": [], "annotations": '
+        + "[" * 200_000 + "]" * 200_000 + "}"
+    }),
+    "XML: entities": lambda: voc(
+        f'<!DOCTYPE l [<!ENTITY a "aaaaaaaaaa">{ENTITIES}]><annotation><filename>&j;</filename></annotation>'
+    ),
+    "XML: another file": lambda: voc(
+        '<!DOCTYPE l [<!ENTITY a SYSTEM "file:///dev/zero">]><annotation>&a;</annotation>'
+    ),
+    "XML: a long flag": lambda: voc(
+        f"<annotation><object><name>c</name><difficult>{'9' * 5000}</difficult>{BOX}</object></annotation>"
+    ),
+    "XML: an unknown encoding": lambda: voc(
+        f'<?xml version="1.0" encoding="klingon"?><annotation>{OBJECT}</annotation>'
+    ),
+    "XML: bytes that gbk has not": lambda: voc(b'<?xml version="1.0" encoding="gbk"?><annotation>\xff</annotation>'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_labels_that_never_end(tmp_path: Path, kind: str) -> None:
+    assert pack_images(HOSTILE[kind](), tmp_path) == "BrokenDatasetError"
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a link to a device"])
 def test_a_manifest_that_is_no_file(tmp_path: Path, what: str) -> None:
     """Opening a pipe waits for a writer, and a device may have no end."""
     folder = tmp_path / "shared"
-    pack_dataset(images(tmp_path / "d"), folder / "a.h5", image_size=(8, 8), progress=False)
+    pack_dataset(write_files(tmp_path / "d", IMAGES), folder / "a.h5", image_size=(8, 8), progress=False)
     manifest = folder / "a.h5.json"
     manifest.unlink()
     if what == "a pipe":
@@ -171,46 +169,10 @@ def test_a_manifest_that_is_no_file(tmp_path: Path, what: str) -> None:
     assert outcome(lambda: publish_file(other, pack, progress=False)) == "TargetExistsError"
 
 
-def test_nested_json(tmp_path: Path) -> None:
-    """Deeper than Python can parse."""
-    deep = "[" * 200_000 + "]" * 200_000
-    text = f'{{"images": [{{"file_name": "0.png"}}], "categories": [], "annotations": {deep}}}'
-    (images(tmp_path / "d") / "annotations.json").write_text(text)
-    assert pack_images(tmp_path) == "BrokenDatasetError"
-
-
-BOX = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
-OBJECT = f"<object><name>c</name>{BOX}</object>"
-ENTITIES = "".join(f'<!ENTITY {chr(98 + n)} "{("&" + chr(97 + n) + ";") * 10}">' for n in range(9))
-VOC = {
-    "entities": f'<!DOCTYPE l [<!ENTITY a "aaaaaaaaaa">{ENTITIES}]><annotation><filename>&j;</filename></annotation>',
-    "another file": '<!DOCTYPE l [<!ENTITY a SYSTEM "file:///dev/zero">]><annotation>&a;</annotation>',
-    "a long flag": f"<annotation><object><name>c</name><difficult>{'9' * 5000}</difficult>{BOX}</object></annotation>",
-    "an unknown encoding": f'<?xml version="1.0" encoding="klingon"?><annotation>{OBJECT}</annotation>',
-    "bytes that gbk has not": '<?xml version="1.0" encoding="gbk"?><annotation>\udcff</annotation>',
-}
-
-
-def voc(folder: Path, content: bytes) -> None:
-    for number in range(4):
-        image(folder / "JPEGImages" / f"{number}.png")
-        path = folder / "Annotations" / f"{number}.xml"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(f"<annotation>{OBJECT}</annotation>".encode() if number else content)
-
-
-@pytest.mark.parametrize("kind", VOC)
-def test_xml(tmp_path: Path, kind: str) -> None:
-    """Entities, numbers and encodings."""
-    voc(tmp_path / "d", VOC[kind].encode(errors="surrogateescape"))
-    assert pack_images(tmp_path) == "BrokenDatasetError"
-
-
 def test_nested_xml(tmp_path: Path) -> None:
     """Deeper than any stack; elements outside boxes are skipped."""
     nested = "<a>" * 300_000 + "</a>" * 300_000
-    voc(tmp_path / "d", f"<annotation>{nested}</annotation>".encode())
-    assert pack_images(tmp_path) == "fine"
+    assert pack_images(voc(f"<annotation>{nested}</annotation>"), tmp_path) == "fine"
 
 
 @pytest.mark.parametrize("encoding", ["gb18030", "utf-16", "iso-8859-1"])
@@ -219,8 +181,7 @@ def test_xml_in_the_encodings_that_people_use(tmp_path: Path, encoding: str) -> 
     word = "été" if encoding == "iso-8859-1" else "山"
     labels = f"<annotation><object><name>{word}</name>{BOX}</object></annotation>"
     text = f'<?xml version="1.0" encoding="{encoding}"?>{labels}'
-    voc(tmp_path / "d", text.encode(encoding))
-    assert pack_images(tmp_path) == "fine"
+    assert pack_images(voc(text.encode(encoding)), tmp_path) == "fine"
     with h5py.File(tmp_path / "o.h5") as file:
         assert word in [name.decode() for name in file["classes"][()].tolist()]
 
@@ -234,14 +195,14 @@ CSV = {
 @pytest.mark.parametrize("kind", CSV)
 def test_cells_of_tables(tmp_path: Path, kind: str) -> None:
     """Numbers with more digits than Python converts."""
-    (images(tmp_path / "d") / "labels.csv").write_text(f"image,label\n{CSV[kind]}")
-    assert pack_images(tmp_path) in ("fine", "LayoutError", "BrokenDatasetError")
+    made = IMAGES | {"labels.csv": f"image,label\n{CSV[kind]}".encode()}
+    assert pack_images(made, tmp_path) in ("fine", "LayoutError", "BrokenDatasetError")
 
 
 def test_a_list_of_long_numbers_is_shown_in_part(tmp_path: Path) -> None:
     """The line that the message suggests has the beginning of the cell."""
     cells = "".join(f"a{n}.png,1 2 {'9' * 3000}\n" for n in range(6))
-    (images(tmp_path / "d") / "labels.csv").write_text(f"image,label\n{cells}")
+    write_files(tmp_path / "d", IMAGES | {"labels.csv": f"image,label\n{cells}".encode()})
     with pytest.raises(ColabstageError, match="1 2 999") as caught:
         pack_dataset(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8), progress=False)
     assert len(str(caught.value)) < 1000
@@ -258,9 +219,8 @@ def nested_groups(path: Path, count: int) -> None:
 def wide_table(path: Path, count: int) -> None:
     header = ",".join(f"c{number}" for number in range(count))
     cells = ",".join(["0.5"] * count)
-    (images(path) / "labels.csv").write_text(
-        f"image,label,{header}\n" + "".join(f"a{number}.png,{number % 2},{cells}\n" for number in range(6))
-    )
+    lines = "".join(f"a{number}.png,{number % 2},{cells}\n" for number in range(6))
+    write_files(path, IMAGES | {"labels.csv": f"image,label,{header}\n{lines}".encode()})
 
 
 def wide_archive(path: Path, count: int) -> None:
@@ -276,7 +236,7 @@ def wide_parquet(path: Path, count: int) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     columns: dict[str, list[Any]] = {"image": [f"a{n}.png" for n in range(6)], "label": ["x", "y"] * 3}
     columns |= {f"c{number}": [0.5] * 6 for number in range(count)}
-    parquet.write_table(pyarrow.table(columns), images(path) / "labels.parquet")
+    parquet.write_table(pyarrow.table(columns), write_files(path, IMAGES) / "labels.parquet")
 
 
 GROWING = {"groups": (nested_groups, 1000), "table": (wide_table, 16_000), "npz": (wide_archive, 2000)}

@@ -9,7 +9,6 @@ anew and review the diff:
 import contextlib
 import gzip
 import importlib
-import io
 import json
 import re
 import sys
@@ -54,6 +53,7 @@ from tests.support.colab import ColabKnobs, simulated_colab
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
 from tests.support.images import image, in_classes, make_tree
+from tests.support.made_files import npy
 from tests.support.share_links import DriveShares, SharedItem
 from tests.support.steps import Meanwhile
 
@@ -193,12 +193,6 @@ def with_variable(name: str, value: str, call: Callable[[], object]) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(name, value)
         return call()
-
-
-def npy(array: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=True)
-    return buffer.getvalue()
 
 
 def in_colab(world: World, call: Callable[[Path], object], **knobs: Any) -> object:

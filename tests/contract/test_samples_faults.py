@@ -42,7 +42,7 @@ from tests.layouts.known import batch, coco, wav
 from tests.layouts.shards.test_shards import hub
 from tests.layouts.shards.writing import records_of
 from tests.support.archives import tar_bytes as tar
-from tests.support.made_files import files, grey, h5, image, npy, npz, png16, tiff16, write_files
+from tests.support.made_files import files, grey, h5, image, matlab, npy, npz, png16, tiff16, write_files
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -118,12 +118,7 @@ def jpeg_2000(pixels: Any) -> bytes:
 
 
 def mat(**arrays: Any) -> dict[str, bytes]:
-    matlab, buffer = (
-        pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'"),
-        io.BytesIO(),
-    )
-    matlab.savemat(buffer, arrays)
-    return {"train.mat": buffer.getvalue()}
+    return {"train.mat": matlab(arrays)}
 
 
 VOC = "<annotation><filename>{0}.jpg</filename><size><width>64</width><height>48</height><depth>3</depth></size><object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"
@@ -1161,21 +1156,9 @@ def test_boxes_in_other_units_are_refused(tmp_path: Path, box: tuple[float, ...]
     assert refused(named)(packed), str(packed)
 
 
-def test_twelve_bits_are_scaled_by_prepare(tmp_path: Path) -> None:
-    """As the note for such images suggests: X-rays with 12 bits of 16."""
-    rng = np.random.default_rng(0)
-    made = {f"{'ab'[i % 2]}/{i}.png": grey(rng.integers(0, 4096, (16, 16), np.uint16)) for i in range(4)}
-    folder = write_files(tmp_path / "set", made)
-    pack(folder, tmp_path / "out.h5", prepare=lambda x: (x / 4095 * 255).astype(np.uint8))
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert len(np.unique(file["X_train"][:])) > 100
-
-
 def test_an_object_of_matlab_is_no_missing_label(tmp_path: Path) -> None:
     """Its words, as string("cat"), are beside its name: scipy calls it None, and HDF5 has numbers in place of them."""
-    matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
-    rows, old, new = io.BytesIO(), tmp_path / "old", tmp_path / "new"
-    matlab.savemat(rows, {"X": np.zeros((6, 2))})
+    rows, old, new = matlab({"X": np.zeros((6, 2))}), tmp_path / "old", tmp_path / "new"
 
     def element(kind: int, content: bytes) -> bytes:
         return struct.pack("<II", kind, len(content)) + content + bytes(-len(content) % 8)
@@ -1187,7 +1170,7 @@ def test_an_object_of_matlab_is_no_missing_label(tmp_path: Path) -> None:
         + element(6, bytes(4))
     )
     words = b"".join(element(1, word) for word in (b"y", b"MCOS", b"string"))
-    made = rows.getvalue() + element(14, element(6, struct.pack("<II", 17, 0)) + words + element(14, number))
+    made = rows + element(14, element(6, struct.pack("<II", 17, 0)) + words + element(14, number))
     write_files(old, {"x.mat": made})
     write_files(new, {"x.mat": b""})
     with h5py.File(new / "x.mat", "w") as file:

@@ -18,6 +18,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colabstage.trees.listing import FileEntries, FileEntry, Tree
 from tests.support.archives import tar_bytes
@@ -151,13 +152,18 @@ def coco_classes(*patterns: str, names: str) -> dict[str, Any]:
     }
 
 
+def clip(values: NDArray[np.int16], rate: int = 8000) -> bytes:
+    """A WAV of these samples, or of (samples, channels)."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((values.shape[1] if values.ndim > 1 else 1, 2, rate, 0, "NONE", ""))
+        out.writeframes(values.astype("<i2").tobytes())
+    return file.getvalue()
+
+
 def wav(count: int = 8, rate: int = 8000) -> bytes:
     """So many samples of silence."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as clip:
-        clip.setparams((1, 2, rate, 0, "NONE", ""))
-        clip.writeframes(bytes(2 * count))
-    return file.getvalue()
+    return clip(np.zeros(count, np.int16), rate)
 
 
 def npz(**arrays: tuple[int, ...]) -> bytes:

@@ -1,18 +1,17 @@
 """Reads files in memory, and says what each sample is, in a form that tests compare."""
 
-import io
 import json
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, SampleTable, Values
 from tests.layouts.described import described
 from tests.layouts.known import MemoryTree, each
+from tests.support.made_files import grey, image
 
 
 def read(files: Mapping[str, bytes | str], layout: Any = "auto") -> SampleTable:
@@ -28,10 +27,7 @@ def completed(table: SampleTable) -> SampleTable:
 
 def picture(number: int, kind: str = "PNG") -> bytes:
     """An image file that no other number gives."""
-    values = np.random.default_rng(number).integers(0, 255, (8, 6, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(values).save(file, kind)
-    return file.getvalue()
+    return image(number, size=(8, 6), form=kind)
 
 
 def contents(table: SampleTable) -> list[Any]:
@@ -62,9 +58,7 @@ def by_split(table: SampleTable) -> dict[str, tuple[list[Any], list[Any]]]:
 @cache
 def plain(value: int = 0, side: int = 64) -> bytes:
     """An image of one grey."""
-    file = io.BytesIO()
-    Image.fromarray(np.full((side, side), value, np.uint8)).save(file, "PNG")
-    return file.getvalue()
+    return grey(np.full((side, side), value, np.uint8))
 
 
 def files(paths: str, texts: dict[str, Any] | None = None) -> dict[str, bytes]:

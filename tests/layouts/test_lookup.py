@@ -87,23 +87,3 @@ def test_what_is_found_is_where_it_was_said_to_be(files: set[str], written: str,
         meant = [SPLITS[part] for part in written.split("/")[-2::-1] if part in SPLITS] or [split]
         other = [SPLITS[part] for part in found.split("/") if part in SPLITS]
         assert not meant[0] or not other or meant[0] == other[0]
-
-
-@pytest.mark.parametrize(
-    ("folders", "splits"),
-    [
-        *(([one], [one]) for one in ("train", "val", "valid", "validation", "dev", "test")),
-        (["Training_set", "Test_set"], ["train", "test"]),
-        (["TrainImages", "TestImages"], ["train", "test"]),
-        (["horses", "validation-horses"], ["train", "validation"]),
-        (["cat"], None),
-        (["trainer"], None),
-        (["2017"], None),
-    ],
-    ids=str,
-)
-def test_splits_are_known_however_they_are_written(folders: list[str], splits: list[str] | None) -> None:
-    """With a year, with 'set' or 'images' beside, or beside a folder of the same words; each under its stored name."""
-    files = {f"{folder}/{name}/{n}.jpg": b"" for n, folder in enumerate(folders) for name in ("cat", "dog")}
-    found = read(files, "image_folder")
-    assert found.splits == (None if splits is None else tuple(split for split in splits for _ in range(2)))

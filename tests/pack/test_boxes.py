@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -16,7 +15,6 @@ from colabstage.errors import DecodeError, LayoutError
 from colabstage.options import Boxes, Images, SampleTable, TreeFiles
 from colabstage.trees.listing import Tree
 from tests.images.files import encode
-from tests.pack.test_own_boxes import stored_by_key
 from tests.support.made_files import write_files
 
 COUNT = 20
@@ -161,24 +159,6 @@ def test_a_batch_has_what_detection_models_take(
                 assert torch.equal(filled["labels"][place, :count], target["labels"])
                 assert torch.equal(filled["boxes"][place, :count], target["boxes"])
                 assert bool((filled["labels"][place, count:] == -1).all())
-
-
-def test_skipped_images_take_their_boxes_with_them(tmp_path: Path, street: Path) -> None:
-    """The rest is the same as packing without the broken files."""
-    options: dict[str, Any] = {"layout": boxed, "image_size": (16, 16), "resize": "crop", "progress": False}
-    pack_dataset(street, tmp_path / "whole.h5", **options)
-    for name in ("03.png", "17.png"):
-        (street / name).write_bytes(b"no image")
-    report = pack_dataset(street, tmp_path / "gaps.h5", on_error="skip", **options)
-    assert report.samples == {"train": COUNT - 2}
-    whole, gaps = (stored_by_key(tmp_path / name) for name in ("whole.h5", "gaps.h5"))
-    del whole["03.png"], whole["17.png"]
-    assert gaps.keys() == whole.keys()
-    for key, columns in gaps.items():
-        for name, values in columns.items():
-            np.testing.assert_array_equal(values, whole[key][name])
-    with h5py.File(tmp_path / "gaps.h5") as file:
-        assert np.all(file["Y_train/labels"][file["Y_train/offsets"][-1] :] == -1)
 
 
 def test_boxes_that_do_not_add_up_are_refused() -> None:

@@ -2,6 +2,8 @@
 
 import enum
 import functools
+import itertools
+import pickle
 import re
 import subprocess
 import sys
@@ -17,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colabstage.options import PackOptions
+from colabstage.options import PackOptions, folders, table_rows
 
 
 def digest(function: Callable[..., Any]) -> str:
@@ -28,19 +30,6 @@ def digest(function: Callable[..., Any]) -> str:
 
 def holding(value: Any) -> Callable[[Any], Any]:
     return lambda x: (x, value)
-
-
-def test_it_is_the_code_and_not_where_it_stands() -> None:
-    """Other code and other constants count; another line does not."""
-
-    def scaled(factor: int) -> Callable[[Any], Any]:
-        return lambda x: x * factor
-
-    assert digest(scaled(2)) == digest(scaled(2))
-    assert digest(scaled(2)) != digest(scaled(3))
-    first, second, third = (lambda x: x + 1), (lambda x: x + 2), (lambda x: x + 1)
-    assert digest(first) != digest(second)
-    assert digest(first) == digest(third)
 
 
 class Kind(enum.Enum):
@@ -79,6 +68,7 @@ class Scaler:
         return x * self.double
 
 
+LINES = itertools.count()
 SAME_AND_OTHER: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "an array": (lambda: holding(np.arange(9_000)), lambda: holding(np.arange(9_000)[::-1])),
     "an array's dtype": (lambda: holding(np.zeros(4, "i4")), lambda: holding(np.zeros(4, "u4"))),
@@ -95,6 +85,12 @@ SAME_AND_OTHER: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a partial": (lambda: functools.partial(holding, value=1), lambda: functools.partial(holding, value=2)),
     "a random state": (lambda: holding(np.random.default_rng(1)), lambda: holding(np.random.default_rng(2))),
     "a function of a library": (lambda: np.mean, lambda: np.median),
+    "code, on whatever line": (lambda: eval("\n" * next(LINES) + "lambda x: x + 1"), lambda: eval("lambda x: x + 2")),
+    "a layout, as another process gets it": (
+        lambda: pickle.loads(pickle.dumps(table_rows(["a"]))),
+        lambda: table_rows(["b"]),
+    ),
+    "options of a layout": (lambda: folders(level=1), lambda: folders(level=-1)),
     "one built in": (lambda: len, lambda: abs),
     "a default": (lambda: eval("lambda x, y=1: x"), lambda: eval("lambda x, y=2: x")),
 }
@@ -177,12 +173,12 @@ def test_another_process_says_the_same(tmp_path: Path) -> None:
     """A dataset's key must be found again on another day, so set order and memory addresses must not matter."""
     (tmp_path / "script.py").write_text(
         "import numpy as np, re\n"
-        "from colabstage.options import PackOptions\n"
+        "from colabstage.options import PackOptions, table_rows\n"
         "NAMES = {'cat', 'dog', 'cow', 'hen'}\n"
         "class Prepare:\n"
         "    def __init__(self): self.table = np.arange(9); self.pattern = re.compile('x')\n"
         "    def __call__(self, x): return x if x in {'a', 'b', 'c'} or x in NAMES else np.clip(x, 0, 1)\n"
-        "options = PackOptions(prepare=Prepare())\n"
+        "options = PackOptions(prepare=Prepare(), layout=table_rows(['a']))\n"
         "print(options.fingerprint(), options.incomparable)\n",
         encoding="utf-8",
     )

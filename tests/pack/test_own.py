@@ -259,16 +259,6 @@ def test_items_that_are_dicts_as_hugging_faces(tmp_path: Path) -> None:
         )
 
 
-def test_what_has_no_items_by_number_is_refused(tmp_path: Path) -> None:
-    """An iterator has one pass and no length; a dict of splits, as from `load_dataset`, contains datasets."""
-    source: Any = iter([1, 2])
-    with pytest.raises(OptionError):
-        pack_dataset(source, tmp_path / "out.h5", progress=False)
-    splits: Any = {"train": [(1, 2)], "test": [(1, 2)]}
-    with pytest.raises(OptionError, match=r"'train', 'test'"):
-        pack_dataset(splits, tmp_path / "out.h5", progress=False)
-
-
 @pytest.mark.parametrize(
     ("x", "noted"),
     [

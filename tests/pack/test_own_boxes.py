@@ -356,6 +356,8 @@ def test_broken_items_take_their_boxes_with_them(tmp_path: Path) -> None:
     found = stored(tmp_path / "out.h5")
     assert found.keys() == set(range(COUNT)) - {2, 7, 18}
     assert all(one["labels"].tolist() == labels(number).tolist() for number, one in found.items())
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert np.all(file["Y_train/labels"][file["Y_train/offsets"][-1] :] == -1)
 
 
 def test_boxes_on_arrays_stay_where_they_are(tmp_path: Path) -> None:

@@ -18,12 +18,10 @@ from PIL import Image
 
 from colabstage import pack_dataset
 from colabstage.errors import (
-    ArchiveError,
     CancelledError,
     CorruptArchiveError,
     DecodeError,
     DriveDisconnectedError,
-    EmptySourceError,
     LayoutError,
     NotEnoughSpaceError,
     OptionError,
@@ -93,16 +91,6 @@ def test_encoded_rows_are_the_files_own_bytes(tmp_path: Path, photos: Path, read
     stored = read_info(tmp_path / "out.h5").split("train").x.image
     assert stored is not None
     assert stored.color_mode == "grayscale"
-
-
-def test_split_folders_are_kept_as_they_are(tmp_path: Path, photos: Path, read_pack: Any) -> None:
-    """Split folders become datasets of that name; test keeps the source's order, train is shuffled."""
-    for split in ("train", "test"):
-        shutil.copytree(photos, tmp_path / "source" / split)
-    found = read_pack(pack(tmp_path / "source", tmp_path / "out.h5").path)
-    assert found["key_test"] == sorted(found["key_test"])
-    assert found["key_train"] != sorted(found["key_train"])
-    assert len(found["key_train"]) == len(found["key_test"]) == COUNT
 
 
 def test_names_of_any_kind_survive(tmp_path: Path, photos: Path, read_pack: Any) -> None:
@@ -186,22 +174,6 @@ def test_a_channel_that_is_left_out_is_told(tmp_path: Path, mode: str, options: 
 
 
 # --- what is broken ---
-
-
-@pytest.mark.parametrize(
-    ("name", "encoding"), [("cat/000.png", "auto"), ("dog/011.png", "pixels"), ("cat/028.jpg", "encoded")]
-)
-def test_a_bad_image_is_named_and_nothing_is_made(
-    tmp_path: Path, photos: Path, leftovers: Callable[[Path], list[str]], name: str, encoding: str
-) -> None:
-    """on_error="raise" stops at the file by name; finished work is kept until the next attempt ends."""
-    make_tree(photos, {name: BAD[name]})
-    with pytest.raises(DecodeError, match=rf"{name}.*on_error='skip'"):
-        pack(photos, tmp_path / "out.h5", encoding=encoding)
-    assert not (tmp_path / "out.h5").exists()
-    make_tree(photos, {name: FILES[name]})
-    pack(photos, tmp_path / "out.h5", encoding=encoding)
-    assert leftovers(tmp_path) == []
 
 
 @pytest.mark.parametrize("encoding", ["encoded", "jpeg:80"])
@@ -372,30 +344,6 @@ def test_too_little_disk_is_told_before_the_first_byte(small_disk: Path, tmp_pat
     report = pack(photos, small_disk / "out.h5", layout="image_folder")
     assert report.encoding == "encoded"
     assert "free" in report.reason
-
-
-@pytest.mark.parametrize(
-    ("prepare", "error"),
-    [
-        (lambda place: place.mkdir(), EmptySourceError),
-        (lambda place: place.write_bytes(b"PK\3\4 cut off"), ArchiveError),
-    ],
-    ids=["empty folder", "cut archive"],
-)
-def test_a_bad_source_changes_nothing(
-    tmp_path: Path, photos: Path, prepare: Callable[[Path], object], error: type[Exception]
-) -> None:
-    """A pack at the target stays as it was, even with overwrite=True; no folder is created for a new one."""
-    out = tmp_path / "kept" / "out.h5"
-    pack(photos, out)
-    before = {path.name: path.read_bytes() for path in out.parent.iterdir()}
-    bad = tmp_path / "bad.zip"
-    prepare(bad)
-    for target in (out, tmp_path / "new" / "out.h5"):
-        with pytest.raises(error):
-            pack(bad, target, overwrite=True)
-    assert {path.name: path.read_bytes() for path in out.parent.iterdir()} == before
-    assert not (tmp_path / "new").exists()
 
 
 def test_what_stands_at_the_target_is_not_replaced_unasked(tmp_path: Path, photos: Path) -> None:

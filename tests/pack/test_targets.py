@@ -161,37 +161,6 @@ def test_a_colour_of_no_class_is_named_with_its_place(tmp_path: Path, scenes: Ca
         pack_dataset(folder, tmp_path / "out.h5", layout=painted, image_size=(8, 8), progress=False)
 
 
-@pytest.mark.parametrize(
-    ("values", "splits"),
-    [
-        (np.linspace(-1, 1, COUNT, dtype=np.float32), None),
-        (np.arange(COUNT * 3, dtype=np.uint8).reshape(COUNT, 3) % 2, {"train": 0.75, "test": 0.25}),
-        (np.arange(COUNT, dtype=np.int64) % 2 == 0, {"train": 0.75, "test": 0.25}),
-    ],
-    ids=["regression", "several labels", "yes or no"],
-)
-def test_values_are_stored_as_they_are(
-    tmp_path: Path, scenes: Callable[..., Path], values: NDArray[Any], splits: dict[str, float] | None
-) -> None:
-    """Any numbers, one or several for each sample, in every split with their key."""
-    folder = scenes()
-
-    def layout(tree: Tree) -> SampleTable:
-        entries = [entry for entry in tree.entries if "_mask" not in entry.name]
-        return SampleTable(
-            "mine", tuple(entry.name for entry in entries), Images(TreeFiles(tree, entries)), Values(values)
-        )
-
-    out = tmp_path / "out.h5"
-    report = pack_dataset(folder, out, layout=layout, splits=splits, progress=False)
-    with h5py.File(out) as file:
-        for split in report.samples:
-            stored = file[f"Y_{split}"][()]
-            assert stored.dtype == values.dtype
-            numbers = [int(key[:2]) for key in file[f"key_{split}"].asstr()[()]]
-            np.testing.assert_array_equal(stored, values[numbers])
-
-
 def test_keys_that_are_no_names_are_refused(tmp_path: Path, scenes: Callable[..., Path]) -> None:
     """Two samples with one name, and a table with one target too few, are typed errors."""
     folder = scenes()

@@ -14,6 +14,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -86,6 +87,14 @@ def npy(array: NDArray[Any]) -> bytes:
     """Return a .npy file."""
     buffer = io.BytesIO()
     np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def matlab(arrays: Mapping[str, Any]) -> bytes:
+    """Return a MATLAB file of version 5."""
+    writer = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
+    buffer = io.BytesIO()
+    writer.savemat(buffer, arrays, do_compression=True)
     return buffer.getvalue()
 
 

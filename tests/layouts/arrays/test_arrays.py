@@ -32,7 +32,7 @@ from colabstage.trees.open import open_archive, open_tree
 from tests.layouts.known import wav
 from tests.layouts.readers import by_split, contents, labels, read
 from tests.support.archives import RecordingBytes, tar_bytes
-from tests.support.made_files import npy, npz, write_files
+from tests.support.made_files import matlab, npy, npz, write_files
 
 RNG = np.random.default_rng(18)
 X = RNG.integers(0, 256, (12, 8, 6, 3), np.uint8)
@@ -129,6 +129,9 @@ READ: dict[str, tuple[Any, ...]] = {
     "Fortran's order": ({"X.npy": npy(np.asfortranarray(FLOATS)), "y.npy": npy(Y)}, "auto", {"": (FLOATS, Y)}, NUMBERED),
     "numbered by savez": ({"a.npz": npz(arr_0=X, arr_1=Y)}, "auto", {"": (X, Y)}, NUMBERED),
     "numbered .npy": ({"x_0.npy": npy(X[:8]), "x_1.npy": npy(X[8:]), "y_0.npy": npy(Y[:8]), "y_1.npy": npy(Y[8:])}, "auto", {"": (X, Y)}, NUMBERED),
+    "both splits in each of two files": ({f"part-{n}.npz": npz(**KERAS) for n in (1, 2)}, "auto",
+                                         {split: (np.tile(X[part, ..., 0], (2, 1, 1)), np.tile(Y[part], 2)) for split, part in (("train", slice(8)), ("test", slice(8, 12)))},
+                                         NUMBERED, "Each of 2 files"),
     "numbers that sort otherwise in the names of the targets": (
         {"b1_x.npy": npy(FLOATS[:3]), "b2_x.npy": npy(FLOATS[3:6]), "b10_x.npy": npy(FLOATS[6:]), "1/y.npy": npy(Y[:3] * 0), "2/y.npy": npy(Y[3:6] * 0 + 1), "10/y.npy": npy(Y[6:] * 0 + 2)}, "auto",
         {"": (FLOATS[[6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5]], np.array([2] * 6 + [0] * 3 + [1] * 3))}, NUMBERED),
@@ -455,22 +458,6 @@ def test_roles_are_told_by_name(names: list[str], rows: list[tuple[str, str, boo
     assert (found.targets is not None) == rows[0][2]
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {f"part-{n}.npz": npz(**KERAS) for n in (1, 2)},
-        {f"{name}_{n}.npy": npy(values) for n in (1, 2) for name, values in KERAS.items()},
-        {f"{split}-{n}.npz": npz(x=X, y=Y) for n in (1, 2) for split in ("train", "test")},
-    ],
-    ids=["both splits in each", "a file for each", "a split in each"],
-)
-def test_a_note_says_how_many_files_are_joined(files: dict[str, bytes]) -> None:
-    found = read(files)
-    assert set(found.splits or ()) == {"train", "test"}
-    count = sum(not name.startswith("y") for name in files)
-    assert any(f"Each of {count} files" in note for note in found.notes)
-
-
 def test_rows_that_were_never_written_are_noted(tmp_path: Path) -> None:
     """HDF5 gives zeros for them, which as labels would be a class."""
     with h5py.File(tmp_path / "rows.h5", "w") as file:
@@ -478,10 +465,6 @@ def test_rows_that_were_never_written_are_noted(tmp_path: Path) -> None:
         file.create_dataset("Y_train", (4,), np.int64, chunks=(2,))[:2] = 1
     report = pack_dataset(tmp_path / "rows.h5", tmp_path / "pack.h5", progress=False)
     assert "1 of the 2 chunks of 'rows.h5/Y_train' were never written, and are read as 0." in report.notes
-
-
-def test_a_stray_array_among_folders_of_classes_changes_nothing() -> None:
-    assert read({"cat/1.jpg": b"", "dog/1.jpg": b"", "embeddings.npy": npy(FLOATS)}).layout == "image_folder"
 
 
 def test_archives_are_not_read_whole(tmp_path: Path) -> None:
@@ -581,26 +564,18 @@ MATLAB = {"spectra": RNG.normal(size=(6, 4)), "age": np.array(LABELS, np.int16)[
 SVHN = {"X": np.moveaxis(pixels(4, 5, 6, 3), 0, -1), "y": np.array([[1], [9], [10], [2]], np.uint8)}
 
 
-def mat(arrays: dict[str, Any]) -> bytes:
-    """A MATLAB file of version 5."""
-    matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
-    file = io.BytesIO()
-    matlab.savemat(file, arrays, do_compression=True)
-    return file.getvalue()
-
-
 def test_matlab_5_is_read_as_matlab_73(monkeypatch: pytest.MonkeyPatch) -> None:
     """SVHN's tenth class is the digit 0, as torchvision has it; a damaged file is one error; scipy may be missing."""
-    found = by_split(read({f"{split}_32x32.mat": mat(SVHN) for split in ("train", "test", "extra")}))
+    found = by_split(read({f"{split}_32x32.mat": matlab(SVHN) for split in ("train", "test", "extra")}))
     assert [*found] == ["train", "test", "extra"]
     for images, digit in found.values():
         np.testing.assert_array_equal(np.stack(images), np.moveaxis(SVHN["X"], -1, 0))
         assert digit == [1, 9, 0, 2]
-    rows = read({"a.mat": mat(MATLAB)}, array_rows(x="spectra", y="age"))
+    rows = read({"a.mat": matlab(MATLAB)}, array_rows(x="spectra", y="age"))
     np.testing.assert_array_equal(np.stack(contents(rows)), MATLAB["spectra"])
     with pytest.raises(LayoutError, match=r"a\.mat"):
-        read({"a.mat": mat(MATLAB)[:150]}, "arrays")
-    content = mat(MATLAB)
+        read({"a.mat": matlab(MATLAB)[:150]}, "arrays")
+    content = matlab(MATLAB)
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(MissingDependencyError, match="pip install scipy"):
         read({"a.mat": content}, "arrays")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
@@ -36,31 +36,6 @@ def as_image_folder(names: Iterable[str], root: str = "") -> tuple[list[str], li
     images = [name for name in below if name.lower().endswith(EXTENSIONS)]
     ordered = sorted(images, key=lambda name: (*posixpath.split(name),))
     return classes, [(root + name, classes.index(name.split("/")[0])) for name in ordered if "/" in name]
-
-
-_PARTS = st.text(st.sampled_from("aAb-_. 01é"), min_size=1, max_size=4).filter(lambda text: text not in (".", ".."))
-
-
-@given(
-    classes=st.dictionaries(
-        _PARTS.map("c{}".format),
-        st.sets(
-            st.lists(_PARTS, max_size=2).map(lambda parts: "/".join([*(f"d{one}" for one in parts), "f"])), min_size=1
-        ),
-        min_size=2,
-        max_size=4,
-    ),
-    extension=st.sampled_from(EXTENSIONS),
-)
-@settings(max_examples=25)
-def test_samples_and_labels_are_those_of_torchvision(classes: dict[str, set[str]], extension: str) -> None:
-    """Any names, any depth below the class: the same list with the same numbers."""
-    files = [f"{name}/{file}{extension}" for name, inner in classes.items() for file in inner]
-    found = folders(*files)
-    names, samples = as_image_folder(files)
-    assert list(found.classes) == names
-    assert dict(zip(found.keys, labels(found), strict=True)) == dict(samples)
-    assert found.splits is None
 
 
 def test_order_is_that_of_torchvision(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import re
 import struct
 import sys
 import tarfile
-import wave
 import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +36,7 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, Boxes, Masks, SampleTable, audio_clips
 from colabstage.trees.open import JoinedTree, open_tree
 from tests.layouts.described import described
-from tests.layouts.known import MemoryTree, wav
+from tests.layouts.known import MemoryTree, clip, wav
 from tests.layouts.readers import by_split, completed, contents, labels, picture, read
 from tests.layouts.shards.writing import (
     KINDS,
@@ -243,6 +242,7 @@ LABELS: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
     "Parquet: a class before a diagnosis": (lambda: table(diagnosis=[3, 1, 2], **{"class": [0, 1, 0]}), [0, 1, 0], ()),
     "Parquet: parts": (lambda: table(label=[0.5, 1.0, 2.0]), [0.5, 1.0, 2.0], ()),
     "Parquet: lists beside": (lambda: table(tags=[["a"], ["b"], []], breed=DOGS), [1, 0, 1], ("cat", "dog")),
+    "TFDS: names beside": (lambda: {**records({"label": 0}, {"label": 2}), "label.labels.txt": "ox\nhen\ncow\n"}, [0, 2], ("ox", "hen", "cow")),
     "LMDB: parts": (lambda: database("1", "0.5"), [1.0, 0.5], ()),
     "LMDB: folders in keys": (lambda: {"test.lmdb": lmdb_of({f"{name}.png".encode(): picture(n) for n, name in enumerate(("cat/1", "cat/2", "dog/1"))})}, [0, 0, 1], ("cat", "dog")),
 }
@@ -255,6 +255,7 @@ def test_labels_are_found_where_people_put_them(case: str) -> None:
     make, values, classes = LABELS[case]
     found = read(make())
     assert (labels(found), found.classes) == (values, classes)
+    assert not any("labels.txt" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("make", [table, tars_of, features_of])
@@ -448,14 +449,6 @@ def test_pixels_in_records_are_images(channels: int) -> None:
     np.testing.assert_array_equal(contents(read({"train.tfrecords": made})), pixels)
 
 
-def clip(values: NDArray[np.int16]) -> bytes:
-    file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setparams((1, 2, 8000, 0, "NONE", ""))
-        out.writeframes(values.astype("<i2").tobytes())
-    return file.getvalue()
-
-
 def clips_in_tar(clips: Sequence[NDArray[np.int16]]) -> dict[str, bytes]:
     return {"a.tar": tar_of([{"wav": clip(one), "cls": n} for n, one in enumerate(clips)])}
 
@@ -499,15 +492,6 @@ def test_labels_that_all_samples_lack_are_none() -> None:
     """As pandas writes an empty column."""
     arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
     assert read(table(label=arrow.array([float("nan")] * 4, arrow.float64(), from_pandas=False))).targets is None
-
-
-def test_tfds_names_classes_beside_its_records() -> None:
-    """In the order of the numbers."""
-    found = read(
-        {**records({"label": 0}, {"label": 2}, {"label": 0}, {"label": 2}), "label.labels.txt": "ox\nhen\ncow\n"}
-    )
-    assert (labels(found), found.classes) == ([0, 2, 0, 2], ("ox", "hen", "cow"))
-    assert not any("label.labels.txt" in note for note in found.notes)
 
 
 def ordered(*files: tuple[str, bytes]) -> dict[str, bytes]:

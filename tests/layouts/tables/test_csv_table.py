@@ -39,32 +39,6 @@ NUMBER = r"-?\d+(\.\d+)?(e\d+)?"
 WORDS = ["dog", "cat", "dog", "eel", "cat", "cat"]
 
 
-@pytest.mark.parametrize(
-    ("header", "line", "expected", "dtype", "classes"),
-    [
-        ("path,label", "{i}.jpg,{word}", [1, 0, 1, 2, 0, 0], np.int64, ("cat", "dog", "eel")),
-        ("id;breed;width", "{i};{word};17", [1, 0, 1, 2, 0, 0], np.int64, ("cat", "dog", "eel")),
-        ("path\tkind", "{i}.jpg\t{word}", [1, 0, 1, 2, 0, 0], np.int64, ("cat", "dog", "eel")),
-        ("path,age", "{i}.jpg,{i}.5", [0.5, 1.5, 2.5, 3.5, 4.5, 5.5], np.float32, ()),
-        ("path,label", "{i}.jpg,{two}", [0, 1, 0, 1, 0, 1], np.int64, ("0", "1")),
-        ("path,count", "{i}.jpg,{i}", [0, 1, 2, 3, 4, 5], np.int64, ()),
-        ("path,a,b", "{i}.jpg,{two},1", [[0, 1], [1, 1]] * 3, np.uint8, ("a", "b")),
-        ("path,x,y", "{i}.jpg,{i},0.5", [[i, 0.5] for i in range(6)], np.float32, ()),
-        ("path,tags", "{i}.jpg,{tags}", [[1, 0], [0, 1], [1, 1], [0, 0], [1, 0], [0, 1]], np.uint8, ("a", "b")),
-        ("", "{i}.jpg,{word}", [1, 0, 1, 2, 0, 0], np.int64, ("cat", "dog", "eel")),
-    ],
-)
-def test_labels_are_what_the_cells_say(
-    header: str, line: str, expected: Any, dtype: Any, classes: tuple[str, ...]
-) -> None:
-    """Words are classes, numbers are numbers, several of 0 and 1 are several labels."""
-    columns: dict[str, list[Any]] = {"word": WORDS, "two": [0, 1] * 3, "tags": ["a", "b", "a|b", "", "a", "b"]}
-    found = table({"t.csv": csv(header, line, **columns)})
-    assert values(found).dtype == dtype
-    assert values(found).tolist() == expected
-    assert found.classes == classes
-
-
 @pytest.mark.parametrize("group", ["patient_id", "speaker", "user_id", "video_id"])
 def test_a_split_column_and_a_group_column_are_known(group: str) -> None:
     """The one by its content, the other by its name; neither is taken for a label."""
@@ -280,6 +254,15 @@ def test_what_may_be_a_mistake_is_asked_about(case: str) -> None:
 
 
 READ = {
+    "parts": ("image,age", ["{i}.png,{i}.5"], (), [0.5, 1.5]),
+    "counts": ("image,count", ["{i}.png,{i}"], (), [0, 1]),
+    "two numbers are classes": ("image,label", ["{i}.png,0", "{i}.png,1"], ("0", "1"), [0, 1]),
+    "columns of 0 and 1": ("image,a,b", ["{i}.png,0,1", "{i}.png,1,1"], ("a", "b"), [[0, 1], [1, 1]]),
+    "columns of numbers": ("image,x,y", ["{i}.png,{i},0.5"], (), [[0, 0.5], [1, 0.5]]),
+    "words between bars": ("image,tags", ["{i}.png,a|b", "{i}.png,"], ("a", "b"), [[1, 1], [0, 0]]),
+    "no header": ("", ["{i}.png,dog", "{i}.png,cat"], ("cat", "dog"), [1, 0]),
+    "tabs": ("image\tkind", ["{i}.png\ta", "{i}.png\tb"], ("a", "b"), [0, 1]),
+    "an id without its ending": ("id;breed;width", ["{i};a;17", "{i};b;17"], ("a", "b"), [0, 1]),
     "excel's own line": ("sep=;\nimage;label", ["{i}.png;a", "{i}.png;b"], ("a", "b"), [0, 1]),
     "a date beside the class": ("image,taken,kind", ["{i}.png,1.2.2024,a", "{i}.png,1.3.2024,b"], ("a", "b"), [0, 1]),
     "a fold beside the number": ("image,score,fold", ["{i}.png,7,0", "{i}.png,9,1"], (), [7, 9]),
@@ -289,18 +272,20 @@ READ = {
     "lists of words as JSON": ("image,y", ['{i}.png,"[""a"", ""b""]"', "{i}.png,[]"], ("a", "b"), [[1, 1], [0, 0]]),
     "lists of words as Python": ("image,y", ["{i}.png,\"['a, c']\"", "{i}.png,['b']"], ("a, c", "b"), [[1, 0], [0, 1]]),
     "names with a comma": ("image,y", ['{i}.png,"eel, X"', '{i}.png,"crane, G"'], ("crane, G", "eel, X"), [1, 0]),
-    "landmarks": ("image,x1,y1,x2,y2,x3,y3", ["{i}.png,5,6,1,2,3,4"], (), [[5, 6, 1, 2, 3, 4]] * 2),
+    "landmarks": ("image,x1,y1,x2,y2,x3,y3", ["{i}.png,5,6,1,2,3,4"], (), [[5.0, 6.0, 1.0, 2.0, 3.0, 4.0]] * 2),
     "fewer than three runs": ("image,label,odds", ["{i}.png,a,1 2 3 4", "{i}.png,b,1 2 3 4"], ("a", "b"), [0, 1]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", READ)
 def test_what_can_only_be_meant_in_one_way_is_read(case: str) -> None:
-    """The first two samples."""
+    """The first two samples: words are classes, numbers are numbers, several of 0 and 1 are several labels."""
     header, forms, classes, expected = READ[case]
     found = rows(header, *forms)
     assert found.classes == classes
     assert values(found)[:2].tolist() == expected
+    whole = np.uint8 if classes and values(found).ndim == 2 else np.int64
+    assert values(found).dtype == (whole if np.array(expected).dtype == np.int64 else np.float32)
 
 
 NOTED = {
@@ -346,14 +331,6 @@ def test_labels_that_are_corners_are_numbers() -> None:
     found = rows("image,x1,y1,x2,y2", "{i}.png,1,2,3,4", layout=layout)
     assert values(found).shape == (TWELVE, 4)
     assert not any("boxes" in note for note in found.notes)
-
-
-def test_lists_in_lines_of_json_are_several_labels() -> None:
-    """As Hugging Face's metadata.jsonl has them."""
-    line = json.dumps({"file_name": "#.png", "labels": ["dog", "cat"]}).replace("{", "{{").replace("}", "}}")
-    found = rows("", line.replace("#", "{i}"), name="metadata.jsonl")
-    assert found.classes == ("cat", "dog")
-    assert values(found)[0].tolist() == [1, 1]
 
 
 def cells_of(cells: list[str]) -> SampleTable:
