@@ -3,9 +3,7 @@
 import ast
 import json
 import re
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,6 +21,8 @@ from tests.cli.conftest import (
 )
 from tests.cli.test_outcome import ended_by
 from tests.diagnose.nvidia_smi import smi  # noqa: F401 - a fixture
+from tests.support.http_knobs import WebFault
+from tests.support.http_server import WebServer
 
 SECRET = "hunter2S3cr3tValue"
 SIGNED = "s3://bucket/x?X-Amz-Signature=…&versionId=3&X-Amz-Security-Token=…"
@@ -231,31 +231,14 @@ def test_secrets_of_options_are_hidden_at_any_depth(tmp_path: Path, monkeypatch:
     assert [secret for secret in ("AKIA1234", "abcdef") if secret in said] == []
 
 
-class Forbids(BaseHTTPRequestHandler):
-    """A server that refuses everybody."""
-
-    def do_GET(self) -> None:
-        self.send_error(403)
-
-    def do_HEAD(self) -> None:
-        self.send_error(403)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
 @pytest.mark.parametrize(
     ("query", "is_signed"),
     [("X-Amz-Signature=0f", True), ("sv=2020&sig=0f", True), ("id=AbCdEf0123456789GhIjKl", False)],
 )
 def test_signed_addresses_are_known(tmp_path: Path, query: str, is_signed: bool) -> None:
     """They need no login, but must be recent."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Forbids) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            address = f"http://127.0.0.1:{server.server_port}/a.bin?{query}"
-            with pytest.raises(SourceAccessError, match="get a fresh link" if is_signed else "a login") as refused:
-                fetch_files(address, str(tmp_path / "a.bin"), progress=False)
-        finally:
-            server.shutdown()
+    with WebServer({}) as server:
+        server.set_faults(WebFault(kind="status", status=403))
+        with pytest.raises(SourceAccessError, match="get a fresh link" if is_signed else "a login") as refused:
+            fetch_files(server.url("a.bin", query=query), str(tmp_path / "a.bin"), progress=False)
     assert ("signature" in str(refused.value)) == is_signed
