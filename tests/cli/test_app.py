@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 import pytest
 
 from colabstage import __version__
@@ -150,15 +149,6 @@ def test_info_shows_what_a_pack_holds(run: Run, photos: Path, tmp_path: Path) ->
     assert (x["name"], x["shape"], x["dtype"], x["nbytes"]) == ("X_train", [12, 12, 3], "uint8", 9 * 12 * 12 * 3)
     assert (told["format_version"], told["manifest"]["state"], told["classes"]) == (1, "agrees", ["cat", "dog"])
     assert told["nbytes"] == (tmp_path / "a.h5").stat().st_size
-
-
-def test_info_of_a_file_that_somebody_else_wrote(run: Run, tmp_path: Path) -> None:
-    """Plain HDF5 with `X_<split>` is shown as well, without a manifest or targets."""
-    with h5py.File(tmp_path / "plain.h5", "w") as file:
-        file["X_dev"] = np.zeros((3, 7), dtype=np.float32)
-    told = result(run("info", "plain.h5", "--json"))
-    assert (told["format_version"], told["encoding"], told["manifest"]["state"]) == (None, None, "missing")
-    assert told["splits"]["dev"]["y"] is None
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Run, reason, result
+from tests.cli.conftest import Run, result
 from tests.diagnose.nvidia_smi import NO_DRIVER, FakeSmi
 
 # A separate process cannot be made to overlook an installed package.
@@ -100,9 +100,3 @@ def test_what_to_do_next_is_said(run: Run, rows: str, flags: tuple[str, ...], sa
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
     assert "handed over" not in done.stdout
-
-
-@pytest.mark.torch
-def test_a_file_that_is_not_there_is_one_line(run: Run) -> None:
-    """And exit code 1."""
-    assert "missing.h5" in reason(run("profile", "missing.h5"), 1)

@@ -159,10 +159,6 @@ def test_what_cannot_be_written_is_named_by_its_type() -> None:
         restore_file(Odd(), "here")  # type: ignore[arg-type]
 
 
-def test_no_secret_is_shown() -> None:
-    assert "hunter2" not in refused({"url": "https://me:hunter2@example.org/a.zip"})[1]
-
-
 READERS = (
     *("compare_sources", "doctor", "fetch_files", "list_runs", "mount_drive"),
     *("pack_dataset", "plot_class_balance", "restore_file", "stage_dataset", "verify_file"),

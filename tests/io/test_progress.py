@@ -95,14 +95,6 @@ def row(**changes: object) -> Row:
     return Row(**{**usual, "seconds": 10.0, "rate": 50.0, **changes})  # type: ignore[arg-type]
 
 
-def test_reports_of_several_threads_add_up() -> None:
-    board = silent()
-    with board.step("pack", total=40_000, unit="images") as step, ThreadPoolExecutor(4) as pool:
-        list(pool.map(step.advance, [1] * 40_000))
-    (done,) = board.rows()
-    assert (done.done, done.state, done.fraction) == (40_000, "done", 1.0)
-
-
 def test_what_was_done_before_makes_no_rate() -> None:
     board = silent()
     with board.step("pack", total=1_000_000, unit="images") as step:

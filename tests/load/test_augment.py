@@ -58,13 +58,6 @@ ALL: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("transform", ALL, ids=repr)
-def test_channels_last_is_kept(transform: Any) -> None:
-    """No transform changes the memory format, which a later layer would have to change back."""
-    result, _ = applied(transform, batch())
-    assert result.is_contiguous(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize("transform", ALL[:3], ids=repr)
 @pytest.mark.parametrize("form", ["BHW", "BKHW", "BHWK"])
 def test_masks_move_with_their_images(transform: Any, form: str) -> None:
@@ -111,7 +104,8 @@ def test_a_gpu_gives_what_the_processor_gives(transform: Any, dtype: torch.dtype
     x, y = applied(transform, images, masks)
     x_there, y_there = applied(transform, images.to(cuda), masks.to(cuda))
     assert x_there.device.type == "cuda"
-    assert x_there.is_contiguous(memory_format=torch.channels_last)
+    # Otherwise a later layer would have to change the memory format back.
+    assert all(one.is_contiguous(memory_format=torch.channels_last) for one in (x, x_there))
     atol = {torch.uint8: 2.0, torch.int16: 1.0, torch.bfloat16: 1.1}.get(dtype, 0.2)
     torch.testing.assert_close(x_there.cpu().double(), x.double(), rtol=2e-3, atol=atol)
     assert torch.equal(y_there.cpu(), y)
@@ -390,10 +384,3 @@ def test_what_a_seed_draws_is_the_same_for_ever(make_file: Callable[..., Any]) -
     ]
     assert index.tolist() == [8, 6, 4, 0, 5, 7, 1, 3, 9, 2]
     assert flipped == [False] * 4 + [True] * 5 + [False]
-
-
-def test_by_hand_parameters_follow_torchs_seed() -> None:
-    x = torch.rand(16, 3, 8, 8)
-    made = [applied(RandomFlip(0.5), x, seed=seed)[0] for seed in (4, 4, 5)]
-    assert torch.equal(made[0], made[1])
-    assert not torch.equal(made[0], made[2])

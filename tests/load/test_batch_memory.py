@@ -6,10 +6,8 @@ import resource
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
-import torch
 
 from colabstage import dataset_h5, make_loader
 from tests.support.made_files import write_rows
@@ -22,24 +20,6 @@ def small(tmp_path: Path) -> Path:
     """1,003 rows of 4x5 float32 that contain their numbers, and labels."""
     x = np.arange(ROWS * 20, dtype=np.float32).reshape(ROWS, 4, 5)
     return write_rows(tmp_path / "small.h5", x, (np.arange(ROWS) % 7).astype(np.uint8))
-
-
-def test_batches_are_those_gathered_one_by_one(small: Path) -> None:
-    """Grouped or not, an epoch has the same batches, including the last, partial one."""
-    grouped = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3)
-    single = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3, prefetch_factor=1)
-    assert (grouped.plan.prefetch.value, single.plan.prefetch.value) == (256, 1)
-    with h5py.File(small) as file:
-        images, labels = file["X_train"][()], file["Y_train"][()]
-    pairs = list(zip(grouped, single, strict=True))
-    assert len(pairs) == 63
-    for ((x, y), rows), ((other_x, other_y), other_rows) in pairs:
-        assert torch.equal(rows, other_rows)
-        assert torch.equal(x, other_x)
-        assert torch.equal(y, other_y)
-        assert np.array_equal(x.numpy(), images[rows.numpy()])
-        assert np.array_equal(y.numpy(), labels[rows.numpy()])
-        assert y.dtype == torch.int64
 
 
 def test_each_batch_is_the_callers_own(small: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from colabstage import dataset_h5, make_loader
@@ -35,20 +34,6 @@ def test_what_cannot_be_called_is_refused_where_it_is_given(images: Path, name: 
 
     with pytest.raises(OptionError, match=f"{name}="):
         give()
-
-
-@pytest.mark.parametrize(
-    ("transform", "cause"),
-    [(lambda x: x.convert("L"), AttributeError), (lambda x, y: x, TypeError), (lambda x: x + "a", TypeError)],
-    ids=["PIL", "two", "text"],
-)
-def test_a_transform_that_takes_something_else(images: Path, transform: Any, cause: type[Exception]) -> None:
-    """The error has the shape and dtype it was given, and the transform's own error as its cause."""
-    with pytest.raises(OptionError, match=r"^transform .*\(8, 6, 3\) uint8") as caught:
-        list(make_loader(dataset_h5(images, transform), 4))
-    assert isinstance(caught.value.__cause__, cause)
-    with pytest.raises(OptionError, match=r"batch_transform .*\(4, 3, 8, 6\).*\(4,\)"):
-        list(make_loader(dataset_h5(images), 4, batch_transform=lambda x, y: (x.astype("f4"), y)))
 
 
 def test_other_errors_keep_their_types_and_note_what_was_given(images: Path) -> None:
@@ -88,16 +73,3 @@ def test_results_that_make_no_batch_are_named(images: Path, transform: Callable[
         name = "transform" if dataset.target_transform is None else "target_transform"
         with pytest.raises(OptionError, match=f"{name} .*{says}"):
             list(make_loader(dataset, 2, strategy="direct"))
-
-
-def test_a_transform_with_a_key_is_given_it(images: Path) -> None:
-    """One that can draw by seed, epoch and rows receives them; any other is called with the batch alone."""
-
-    class Keyed:
-        def apply_at(self, x: Any, y: Any, place: Any) -> tuple[Any, Any]:
-            return torch.full((len(x),), place.epoch), place.rows
-
-    loader = make_loader(dataset_h5(images), 4, shuffle=False, batch_transform=Keyed())  # type: ignore[arg-type]
-    list(loader)
-    x, y = next(iter(loader))
-    assert (x.tolist(), y.tolist()) == ([1] * 4, [0, 1, 2, 3])

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
-from colabstage import CudaDataLoader, dataset_h5, make_loader
+from colabstage import CudaDataLoader
 from colabstage.errors import OptionError
 
 NUMBERS = DataLoader(TensorDataset(torch.arange(23)), 5)
@@ -69,18 +69,6 @@ def test_tensors_that_are_not_dense_arrive(make: Callable[[torch.Tensor], torch.
     assert moved.device.type == device
     rows = moved.cpu().unbind() if moved.is_nested else moved.cpu().to_dense()
     assert torch.equal(torch.stack(list(rows)), torch.eye(3))
-
-
-def test_it_takes_make_loader(make_file: Callable[..., Any], device: str) -> None:
-    """A Loader's batches come through unchanged, epoch after epoch."""
-    dataset = dataset_h5(make_file("pack", 23).path)
-    loader = CudaDataLoader(make_loader(dataset, 5, seed=1), device)
-    straight = make_loader(dataset, 5, seed=1)
-    for _ in range(2):
-        for (x, y), (expected, labels) in zip(loader, straight, strict=True):
-            torch.testing.assert_close(x.cpu(), expected)
-            torch.testing.assert_close(y.cpu(), labels)
-            assert x.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("kind", ["tensor", "array", "collated"])

@@ -96,15 +96,6 @@ def test_a_sample_is_x_as_stored_and_y_as_int(make_file: Callable[..., Any]) -> 
     assert [index for _, index in (numbered[-2], *numbered.__getitems__([-1, 4, -23]))] == [21, 22, 4, 0]
 
 
-def test_transforms_are_called_for_each_sample(make_file: Callable[..., Any]) -> None:
-    """transform gets x, target_transform gets y, both by index and by batch."""
-    sample = make_file("pack", 23)
-    dataset = dataset_h5(sample.path, lambda x: int(x.sum()), target_transform=lambda y: y + 100)
-    expected = [(int(sample.x[row].sum()), int(sample.y[row]) + 100) for row in (4, 4, 20)]
-    assert [dataset[row] for row in (4, 4, 20)] == expected
-    assert dataset.__getitems__([4, 4, -3]) == expected
-
-
 def test_each_sample_has_the_name_of_its_source(make_file: Callable[..., Any]) -> None:
     """A file that colabstage did not pack has none, and the error says so."""
     dataset = dataset_h5(make_file("pack", 23).path)

@@ -10,7 +10,6 @@ import torch
 
 from colabstage import dataset_h5, make_loader
 from colabstage.errors import NotEnoughSpaceError, OptionError
-from tests.load.conftest import visited
 from tests.support.made_files import make_sparse_h5, write_rows
 
 
@@ -30,38 +29,16 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("strategy", ["device", "memory", "direct"])
 @pytest.mark.parametrize(("kind", "options"), WAYS)
 def test_batches_are_those_of_direct(
-    make_file: Callable[..., Any], device: str, kind: str, options: dict[str, Any]
+    make_file: Callable[..., Any], device: str, kind: str, options: dict[str, Any], strategy: Any
 ) -> None:
-    """For any storage and options, the same seed and epoch give the same batches."""
+    """For any storage and options, on any device and by several threads, the same seed gives the same batches."""
     dataset = dataset_h5(make_file(kind, 23).path, return_index=True)
-    on_device = make_loader(dataset, 5, device=device, strategy="device", seed=4, **options)
-    assert on_device.plan.strategy == "device"
-    assert_same_batches(on_device, make_loader(dataset, 5, strategy="direct", seed=4, **options))
-
-
-@pytest.mark.parametrize("strategy", ["memory", "direct"])
-@pytest.mark.parametrize(("kind", "options"), WAYS)
-def test_neither_memory_nor_threads_change_a_batch(
-    make_file: Callable[..., Any], kind: str, options: dict[str, Any], strategy: Any
-) -> None:
-    dataset = dataset_h5(make_file(kind, 23).path, return_index=True)
-    several = make_loader(dataset, 5, strategy=strategy, seed=4, **{"num_workers": 2, **options})
-    assert several.plan.strategy == strategy
-    assert_same_batches(several, make_loader(dataset, 5, strategy="direct", seed=4, **{**options, "num_workers": 0}))
-
-
-@pytest.mark.parametrize("strategy", ["memory", "device"])
-def test_the_rest_of_an_epoch_is_that_of_direct(make_file: Callable[..., Any], strategy: Any) -> None:
-    """A loader that loads the state of one that reads in another way goes on where that one stopped."""
-    dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
-    first, second = (make_loader(dataset, 5, strategy=way, seed=4) for way in ("direct", strategy))
-    batches = iter(first)
-    next(batches)
-    second.load_state_dict(first.state_dict())
-    assert [index.tolist() for _, index in second] == [index.tolist() for _, index in batches]
-    assert visited(second) == visited(first)
+    loader = make_loader(dataset, 5, device=device, strategy=strategy, seed=4, **{"num_workers": 2, **options})
+    assert loader.plan.strategy == strategy
+    assert_same_batches(loader, make_loader(dataset, 5, strategy="direct", seed=4, **{**options, "num_workers": 0}))
 
 
 def test_encoded_images_are_decoded_once(make_encoded: Callable[..., Path], device: str) -> None:

@@ -202,20 +202,6 @@ def test_a_broken_file_is_the_same_error_in_every_epoch(tmp_path: Path, way: str
     assert sum("Row 5" in one for one in found if isinstance(one, str)) == 3
 
 
-def test_a_resumed_epoch_is_the_same(tmp_path: Path) -> None:
-    """From the middle of an epoch, with the first half's images kept, and from a new loader with none."""
-    path = write_pack(tmp_path / "a.h5", mixed_files())
-    usual = make_loader(dataset_h5(path), 4, seed=0, batch_transform=CROPS, memory_budget=0)
-    wanted = batches_of(usual, 2)
-    loader = make_loader(dataset_h5(path), 4, seed=0, batch_transform=CROPS)
-    taken = iter(loader)
-    found = [next(taken), next(taken)]
-    state = loader.state_dict()
-    for again in (loader, make_loader(dataset_h5(path), 4, batch_transform=CROPS)):
-        again.load_state_dict(state)
-        assert_same([*found, *again, *again], wanted)
-
-
 def test_loaders_over_one_dataset_share_what_is_kept(tmp_path: Path, decoded: list[int]) -> None:
     """It stays as long as one of them does, and goes when the last one, or the dataset, is closed."""
     dataset = dataset_h5(write_pack(tmp_path / "a.h5", [image_file(number) for number in range(8)], size=(40, 36)))

@@ -158,17 +158,6 @@ def test_it_says_what_it_does(make_file: Callable[..., Any]) -> None:
         assert "pack-23.h5" in text
 
 
-def test_batches_on_a_gpu(make_file: Callable[..., Any], cuda: str) -> None:
-    """On a GPU, batches have the same values, and keep channels_last."""
-    sample = make_file("pack", 23)
-    loader = make_loader(dataset_h5(sample.path, return_index=True), 8, device=cuda, dtype=torch.float32)
-    for (x, y), index in loader:
-        assert x.device.type == y.device.type == index.device.type == "cuda"
-        assert x.is_contiguous(memory_format=torch.channels_last)
-        expected = torch.from_numpy(sample.x[index.cpu()]).permute(0, 3, 1, 2) / 255
-        torch.testing.assert_close(x.cpu(), expected)
-
-
 def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
     """The error says what to send instead; a shallow copy has its own place."""
     loader = make_loader(dataset_h5(make_file("pack", 23).path, return_index=True), 4, seed=0)

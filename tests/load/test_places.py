@@ -4,7 +4,7 @@ model."""
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -212,18 +212,6 @@ def test_a_state_of_other_rows_of_the_same_number_is_refused(numbered: Path, sav
     same = make_loader(dataset_h5(numbered), 4, sampler=saved, shuffle=shuffle)
     same.load_state_dict(loader.state_dict())
     assert len(list(same)) == len(loader) - 1
-
-
-def test_an_epoch_set_before_the_first_batch_counts_where_nothing_is_left(numbered: Path) -> None:
-    """As with a stock loader, and as Lightning does it: it starts to iterate before it sets the epoch."""
-    loader = make_loader(dataset_h5(numbered), 4, seed=1)
-    whole = [[y.tolist() for _, y in loader] for _ in range(3)]
-    resumed = make_loader(dataset_h5(numbered), 4, seed=1)
-    resumed.load_state_dict({**loader.state_dict(), "epoch": 0, "batches_done": len(loader)})
-    batches, sampler = iter(resumed), cast("Any", resumed.sampler)
-    sampler.set_epoch(1)
-    assert [y.tolist() for _, y in batches] == whole[1]
-    assert [y.tolist() for _, y in resumed] == whole[2]
 
 
 def test_a_loader_is_rebuilt_from_its_public_attributes(numbered: Path) -> None:

@@ -49,10 +49,3 @@ def test_other_ranks_with_the_same_step_go_on_where_these_were(rows: Callable[[i
                     assert done >= max(1, len(whole[0]) - 1)
                 else:
                     assert sorted(seen + left) == list(range(count))
-
-
-@pytest.mark.parametrize(("rank", "world"), [(None, 2), (True, 2)])
-def test_ranks_that_cannot_be_are_refused(rows: Callable[[int], dataset_h5], rank: Any, world: Any) -> None:
-    """One without the other, or beyond the last, is an error with both values."""
-    with pytest.raises(OptionError, match=f"rank={rank!r} and world_size={world!r}"):
-        make_loader(rows(8), 2, rank=rank, world_size=world)

@@ -123,24 +123,6 @@ def test_user_code_cannot_end_an_epoch(numbered: Path, options: dict[str, Any]) 
         list(make_loader(dataset_h5(numbered), 8, batch_transform=exhausted, **options))
 
 
-def test_a_loop_goes_on_behind_a_sample_that_failed(numbered: Path) -> None:
-    """A transform that raises costs only its batch, as with a stock loader."""
-
-    def picky(x: Any) -> Any:
-        if x[0] == 9:
-            msg = "nine"
-            raise ValueError(msg)
-        return x
-
-    loader = make_loader(dataset_h5(numbered, picky), 4, strategy="direct", shuffle=False)
-    batches = iter(loader)
-    assert [next(batches)[1].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(ValueError, match="nine"):
-        next(batches)
-    assert next(batches)[1].tolist() == [12, 13, 14, 15]
-    assert loader.state_dict()["batches_done"] == 4
-
-
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Images (H, W, C), with float targets."""

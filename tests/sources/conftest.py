@@ -40,6 +40,12 @@ def step() -> CountingStep:
 
 
 @pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Where what is fetched goes."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
 def make_drive(tmp_path: Path) -> Iterator[Callable[..., SimulatedDrive]]:
     """Make Drives that are mounted at `tmp_path/drive<n>`; all are unmounted at the end."""
     made: list[SimulatedDrive] = []

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,13 +14,9 @@ from colabstage.io.files import block_ranges, hash_block, hash_ranges
 from colabstage.io.progress import Cancellation, ProgressStep
 from colabstage.io.workspace import temp_beside
 from colabstage.sources.arriving import copy_file
+from tests.support.far import random_bytes
 
 BLOCK = 64 * 1024
-
-
-def random_bytes(count: int, seed: int = 0) -> bytes:
-    """Bytes that no other block has."""
-    return np.random.default_rng(seed).bytes(count)
 
 
 @pytest.fixture

@@ -29,12 +29,7 @@ from tests.support.images import make_tree, read_tree
 MIB = 1024 * 1024
 
 
-def content(size: int, seed: int = 0) -> bytes:
-    """Bytes that differ from place to place."""
-    return random_bytes(size, seed)
-
-
-DATA = content(9 * MIB)
+DATA = random_bytes(9 * MIB)
 
 
 def fetch(source: object, target: Path, **options: object) -> Any:
@@ -60,7 +55,7 @@ def photos(tmp_path: Path) -> Path:
     names = ["top.txt", "a/b/c/deep.bin", "a/b/empty.bin", "ü/Grüße 1.txt", "a.b/x", os.fsdecode(b"a/\xff.bin")]
     names += ["Dogs/a.bin", "dogs/a.bin", *(f"class{n % 3}/{n:02}.bin" for n in range(58))]
     folder = tmp_path / "photos"
-    files = {name: b"" if "empty" in name else content(1 + n * 37, n) for n, name in enumerate(names)}
+    files = {name: b"" if "empty" in name else random_bytes(1 + n * 37, n) for n, name in enumerate(names)}
     make_tree(folder, files)
     for number, name in enumerate(names):
         os.utime(folder / name, ns=(10**18 + number, 10**18 + number * 1_000_000_007))

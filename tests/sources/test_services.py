@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from colabstage import dataset_h5, fetch_files, stage_dataset
-from colabstage.errors import OptionError, SourceNotFoundError
+from colabstage.errors import SourceNotFoundError
 from tests.support.archives import zip_bytes
 from tests.support.http_server import WebServer
 from tests.support.images import image, in_classes
@@ -69,9 +69,3 @@ def test_a_folder_of_an_added_service_comes_whole(release: WebServer, tmp_path: 
     assert (tmp_path / "out" / "b.csv").read_bytes() == b"3,4\n"
     with pytest.raises(SourceNotFoundError, match="v2"):
         fetch_files("releases://me/pets/v2", f"{tmp_path}/out2")
-
-
-def test_a_scheme_that_nothing_adds_is_refused() -> None:
-    """Before anything is asked."""
-    with pytest.raises(OptionError, match="releases://"):
-        fetch_files("releases://me/pets/v1", "out")

@@ -123,10 +123,6 @@ REFUSED: dict[str, tuple[dict[str, Any] | tuple[str, bytes], dict[str, Any], typ
     "a broken image": (BROKEN, {}, DecodeError, "broken.png"),
     "a damaged zip": (("a.zip", WHOLE[:80] + bytes(9) + WHOLE[89:]), {}, CorruptArchiveError, "cat/000.png"),
     "an unsafe name": (("evil.tar", tar_bytes({"../evil.png": image(1)})), {}, UnsafeArchiveError, "evil.png"),
-    **{
-        f"{name}={value!r}": (FILES, {name: value}, OptionError, repr(value))
-        for name, value in {"keep": "zip", "layout": "cubist"}.items()
-    },
     "no folder": (FILES, {"local_dir": "source/cat/000.png"}, OptionError, "cat/000.png"),
     "a small disk": (FILES, {"image_size": (1024, 1024), "encoding": "pixels"}, NotEnoughSpaceError, "29.4 MB"),
 }

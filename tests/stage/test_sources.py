@@ -4,7 +4,6 @@ import base64
 import hashlib
 import shutil
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from PIL import Image
 
 from colabstage import StagedDataset, plan_stage, stage_dataset
-from colabstage.errors import ArchiveError, ChecksumMismatchError, DecodeError, OptionError, SourceReadError
+from colabstage.errors import ArchiveError, ChecksumMismatchError, DecodeError, OptionError
 from tests.support.archives import stored_zip, write_archive
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
@@ -70,19 +69,6 @@ def test_the_key_does_not_follow_the_signature(server: WebServer) -> None:
     assert again.report.origin == "local"
     written = b"".join(path.read_bytes() for path in first.path.parent.iterdir())
     assert b"X-Amz" not in written
-
-
-def test_offline_the_second_call_returns_at_once(archive: Path) -> None:
-    with WebServer({"photos.zip": archive.read_bytes()}) as server:
-        url = server.url("photos.zip")
-        stage(url)
-    began = time.monotonic()
-    again = stage(url)
-    assert time.monotonic() - began < 10
-    assert again.report.origin == "local"
-    assert "is not known" in " ".join(again.report.notes)
-    with pytest.raises(SourceReadError, match=r"photos\.zip"):
-        stage(url, refresh=True)
 
 
 def test_a_checksum_is_checked_before_anything_is_made(server: WebServer, archive: Path) -> None:

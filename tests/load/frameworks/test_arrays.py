@@ -137,16 +137,6 @@ def test_models_of_several_inputs_or_outputs_get_theirs(make_file: Callable[...,
         next(iter(to_numpy(dataset, 5, one_hot=3)))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_dtype_scales_bytes_to_one(make_file: Callable[..., Any], dtype: Any) -> None:
-    """uint8 becomes [0, 1]; floats keep their values."""
-    for kind, white in (("pack", 255), ("float32", 1)):
-        sample = make_file(kind, 23)
-        x, _ = next(iter(to_numpy(sample.path, 5, shuffle=False, dtype=dtype)))
-        assert x.dtype == dtype
-        np.testing.assert_allclose(x, sample.x[:5] / white, rtol=1e-3 if dtype == "float16" else 1e-6)
-
-
 @pytest.mark.parametrize(
     ("y", "one_hot", "hot"),
     [

@@ -1,6 +1,5 @@
 """Kaggle's datasets: what people paste, mounts, and the zip behind a redirect, from an imitated service."""
 
-import hashlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,17 +11,12 @@ from colabstage import fetch_files
 from colabstage.errors import CorruptArchiveError, OptionError, SourceAccessError, SourceNotFoundError, SourceReadError
 from tests.support.archives import stored_zip
 from tests.support.deadlines import shorten_deadlines
+from tests.support.far import random_bytes
 from tests.support.images import make_tree, read_tree
 from tests.support.kaggle_service import HostedDataset, KaggleService
 
-
-def content(size: int, seed: int = 0) -> bytes:
-    """Bytes that differ from place to place."""
-    return hashlib.shake_128(str(seed).encode()).digest(size)
-
-
-FILES = {"train/a.bin": content(3_000), "train/b.bin": content(4_000, seed=1), "labels.csv": b"a,1\n"}
-LARGE = {f"{number}.bin": content(1_000_000, seed=number) for number in range(6)}
+FILES = {"train/a.bin": random_bytes(3_000), "train/b.bin": random_bytes(4_000, seed=1), "labels.csv": b"a,1\n"}
+LARGE = {f"{number}.bin": random_bytes(1_000_000, seed=number) for number in range(6)}
 
 
 @pytest.fixture
@@ -32,12 +26,6 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KaggleS
         imitated.hosts.lead(monkeypatch, tmp_path / "home")
         monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path / "root"))
         yield imitated
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """Where the files go."""
-    return tmp_path / "out"
 
 
 def fetch(out: Path, address: str = "kaggle://ann/cats") -> dict[str, bytes]:

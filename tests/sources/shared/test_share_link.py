@@ -1,6 +1,5 @@
 """Google Drive share links: the forms people paste, and downloads from an imitated Drive on loopback."""
 
-import hashlib
 import sys
 import types
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from colabstage.errors import (
 )
 from colabstage.sources.parse import ShareSource, parse_source
 from tests.support.deadlines import lose_patience
+from tests.support.far import random_bytes
 from tests.support.https_hosts import answer_page
 from tests.support.images import read_tree
 from tests.support.invariants import contents
@@ -43,17 +43,6 @@ def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriveShar
     with DriveShares(tmp_path, scan_limit_bytes=SCAN_LIMIT, wants_form=True) as shares:
         shares.hosts.lead(monkeypatch, tmp_path)
         yield shares
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """Where the file or the folder goes."""
-    return tmp_path / "out"
-
-
-def content(size: int, seed: int = 0) -> bytes:
-    """Bytes that differ from place to place."""
-    return hashlib.shake_128(str(seed).encode()).digest(size)
 
 
 def item_id(number: int) -> str:
@@ -138,20 +127,20 @@ def test_what_is_no_drive_link_is_left_to_others(text: str) -> None:
 def test_a_file_arrives(drive: DriveShares, out: Path, size: int) -> None:
     """Also an empty one; and one too large for the virus scan comes through the confirmation form, whatever that wants
     to be told. A second call fetches nothing."""
-    drive.add(SharedItem(FILE, "it.bin", content=content(size)))
+    drive.add(SharedItem(FILE, "it.bin", content=random_bytes(size)))
     fetch(LINK, out)
-    assert out.read_bytes() == content(size)
+    assert out.read_bytes() == random_bytes(size)
     again = fetch_files(f"gdrive://files/{FILE}", str(out), progress=False)
     assert (again.kept_bytes, again.nbytes) == (size, size)
 
 
 def test_a_resource_key_opens_what_needs_one(drive: DriveShares, out: Path) -> None:
     """An older file comes with its key, and is private without."""
-    drive.add(SharedItem(FILE, "old.bin", content=content(SCAN_LIMIT + 5), resource_key="0-abc"))
+    drive.add(SharedItem(FILE, "old.bin", content=random_bytes(SCAN_LIMIT + 5), resource_key="0-abc"))
     with pytest.raises(SourceAccessError):
         fetch(LINK, out)
     fetch(f"{LINK}?resourcekey=0-abc", out)
-    assert out.read_bytes() == content(SCAN_LIMIT + 5)
+    assert out.read_bytes() == random_bytes(SCAN_LIMIT + 5)
 
 
 def test_open_links_find_out_what_they_lead_to(drive: DriveShares, out: Path) -> None:
@@ -202,7 +191,7 @@ def test_each_refusal_has_its_error(
     ("changes", "error"),
     [
         ({"state": "quota"}, DriveQuotaError),
-        ({"content": content(20_000_001), "modified": "Tue, 03 Mar 2026 10:00:00 GMT"}, SourceChangedError),
+        ({"content": random_bytes(20_000_001), "modified": "Tue, 03 Mar 2026 10:00:00 GMT"}, SourceChangedError),
     ],
     ids=["too many requests", "another file"],
 )
@@ -210,7 +199,7 @@ def test_what_happens_in_mid_read_is_told_as_such(
     drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], error: type[Exception]
 ) -> None:
     """Two halves of different files never become one, and a refusal is not a read that broke off."""
-    drive.add(SharedItem(FILE, "a.bin", content=content(20_000_000)))
+    drive.add(SharedItem(FILE, "a.bin", content=random_bytes(20_000_000)))
     serve = drive._bytes
 
     def change_after_the_looks(item: SharedItem, request: Any) -> Any:
@@ -254,11 +243,11 @@ def test_a_folder_comes_whole(drive: DriveShares, out: Path) -> None:
     tops = []
     for number in range(55):
         name = f"img {number:03d}.png"
-        expected[name] = content(500 + number, seed=number)
+        expected[name] = random_bytes(500 + number, seed=number)
         drive.add(SharedItem(item_id(number), name, content=expected[name]))
         tops.append(item_id(number))
     for number, folder in enumerate(("cats", "dogs"), start=1000):
-        expected[f"{folder}/deep.png"] = content(800, seed=number)
+        expected[f"{folder}/deep.png"] = random_bytes(800, seed=number)
         drive.add(SharedItem(item_id(number), "deep.png", content=expected[f"{folder}/deep.png"]))
         drive.add(SharedItem(item_id(number + 500), folder, kind="folder", entries=(item_id(number),)))
         tops.append(item_id(number + 500))
@@ -305,7 +294,7 @@ def test_what_no_folder_of_a_disk_has_is_made_such(drive: DriveShares, out: Path
 
 def test_files_of_a_list_are_the_same_until_one_changes(drive: DriveShares, out: Path) -> None:
     for number in range(2):
-        drive.add(SharedItem(item_id(number), f"{number}.bin", content=content(100, number)))
+        drive.add(SharedItem(item_id(number), f"{number}.bin", content=random_bytes(100, number)))
 
     def came() -> int:
         links = [f"gdrive://files/{item_id(number)}" for number in range(2)]
@@ -314,18 +303,18 @@ def test_files_of_a_list_are_the_same_until_one_changes(drive: DriveShares, out:
     assert [came(), came()] == [200, 0]
     # One request a file and call.
     assert drive.count("/download") == 4
-    change(drive, item_id(1), content=content(100, 3))
+    change(drive, item_id(1), content=random_bytes(100, 3))
     assert [came(), came()] == [200, 0]
 
 
 def test_a_file_that_is_replaced_in_a_folder_is_noticed_by_a_thorough_call(drive: DriveShares, out: Path) -> None:
     """It keeps its id and name, which is all that a quick look compares, and says."""
     for number in range(2):
-        drive.add(SharedItem(item_id(number), f"{number}.bin", content=content(100, number)))
+        drive.add(SharedItem(item_id(number), f"{number}.bin", content=random_bytes(100, number)))
     drive.add(SharedItem(FOLDER, "Set", kind="folder", entries=(item_id(0), item_id(1))))
     fetch_files(f"gdrive://folders/{FOLDER}", out, progress=False)
-    change(drive, item_id(1), content=content(100, 3))
+    change(drive, item_id(1), content=random_bytes(100, 3))
     reports = [fetch_files(f"gdrive://folders/{FOLDER}", out, progress=False, verify=verify) for verify in VERIFIES]
     assert [report.fetched_bytes for report in reports] == [0, 200, 0]
     assert "would not be noticed" in str(reports[0])
-    assert (out / "1.bin").read_bytes() == content(100, 3)
+    assert (out / "1.bin").read_bytes() == random_bytes(100, 3)
