@@ -187,7 +187,6 @@ class RowMap:
 
     @property
     def here(self) -> int:
-        """Return how many rows are in place."""
         return int(np.count_nonzero(self.rows))
 
     def set_placed(self) -> None:
@@ -329,12 +328,7 @@ class PackArrival:
 
     @contextlib.contextmanager
     def hold(
-        self,
-        split: str,
-        rows: NDArray[np.intp],
-        *,
-        side: Side = "row",
-        cancellation: Cancellation | None = None,
+        self, split: str, rows: NDArray[np.intp], *, side: Side = "row", cancellation: Cancellation | None = None
     ) -> Iterator[None]:
         """Wait until these rows are in place, where they stay."""
         known = self._rows()
@@ -622,7 +616,6 @@ class PackStream:
             self._rows.set_placed()
 
     def failed(self, error: BaseException) -> None:
-        """Tell readers why no more rows will come."""
         if self._rows is not None:
             self._rows.set_failed(error)
 

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import TargetExistsError, printable
-from colabstage.h5.manifest import (
-    is_replaceable_pack,
-    manifest_of_pack,
-    place_pack,
-    write_manifest,
-)
+from colabstage.h5.manifest import is_replaceable_pack, manifest_of_pack, place_pack, write_manifest
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
 from colabstage.images.decode import LOSSES, Loss, Resizer, most_decoding_threads
 from colabstage.io.files import typed_write_errors

@@ -29,12 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from colabstage.errors import (
-    MissingDependencyError,
-    OptionError,
-    SourceChangedError,
-    WorkersLostError,
-)
+from colabstage.errors import MissingDependencyError, OptionError, SourceChangedError, WorkersLostError
 from colabstage.h5.parts import shard_pattern
 from colabstage.images.decode import LOSSES, can_torch_resize
 from colabstage.io.files import make_folder, temporary_folder

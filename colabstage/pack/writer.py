@@ -63,7 +63,6 @@ class StoredSample(NamedTuple):
     size: Size
     """Height and width of its upright image before resizing; zeros if it is not an image."""
     lost: tuple[Loss, ...]
-    """What of its image file is not stored."""
     levels: NDArray[np.bool_] | None = None
     """Which values its mask has, `(256,)`; `None` if masks are not compared."""
 
