@@ -133,12 +133,9 @@ def rows_of_file(
 ) -> SampleSource:
     """Return rows of one shape that are in a file one after the other; each is read by its position, many at once.
 
-    Args:
-        file: the bytes, open for as long as the rows are used.
-        start: where the first row begins, in bytes.
-        count, shape, dtype: how many rows there are, and what each is as it is stored.
-        stamp: changes whenever the file does: its length and time, for example.
-        wanted: the type that they are given in; the stored one, in this machine's byte order, by default.
+    `file` stays open for as long as the rows are used. `start`: in bytes. `shape`, `dtype`: of each row, as stored.
+    `stamp`: changes whenever the file does. `wanted`: the type that rows are given in; the stored one, in this
+    machine's byte order, by default.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     positions = start + np.arange(count, dtype=np.int64) * nbytes
