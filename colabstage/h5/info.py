@@ -62,7 +62,6 @@ class FieldInfo:
     """One field of a split, N rows."""
 
     name: str
-    """Its dataset or group in the file."""
     kind: Literal["fixed", "encoded", "boxes", "ragged", "texts"]
     """`"fixed"`, one dataset whose first axis is the row; `"encoded"`, a group of `bytes` and `offsets`; `"boxes"`, a
     group of `boxes`, further columns, and `offsets`; `"ragged"`, one dataset of any number of values in each row, and
@@ -127,15 +126,12 @@ class PackInfo:
     shard_set: str | None = None
     """For a shard, the value that all shards of the same run share."""
     resizer: str | None = None
-    """What resized the images while they were packed."""
 
     @property
     def rows(self) -> dict[str, int]:
-        """Return the number of samples in each split."""
         return {name: split.rows for name, split in self.splits.items()}
 
     def split(self, name: str) -> SplitInfo:
-        """Return the split called `name`."""
         if (found := self.splits.get(name)) is not None:
             return found
         msg = f"'{self.path.name}' has no split '{name}'. {format_splits(self)}"
@@ -502,7 +498,6 @@ def _size_of(raw: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def mask_options_from_json(text: str) -> MaskOptions:
-    """Read a group's `mask_options` attribute."""
     raw = json.loads(text)
     colors = raw.get("colors")
     colors = None if colors is None else tuple((int(red), int(green), int(blue)) for red, green, blue in colors)
@@ -510,6 +505,5 @@ def mask_options_from_json(text: str) -> MaskOptions:
 
 
 def image_options_from_json(text: str) -> ImageOptions:
-    """Read a group's `image_options` attribute."""
     raw = json.loads(text)
     return ImageOptions(_size_of(raw), raw.get("color_mode", "rgb"), raw.get("resize", "stretch"))

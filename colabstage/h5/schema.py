@@ -171,7 +171,6 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 def _new_file(path: Path) -> Any:
-    """Return an empty file, open for writing."""
     import h5py
     from h5py import h5f, h5p
 

@@ -471,12 +471,10 @@ class ImageFacts:
     peak: int | None = None
     """The largest value of 16-bit pixels, if these were decoded to find it."""
     animated: bool = False
-    """Whether there are further frames or pages."""
     deep: bool = False
     """Whether the file has more than 8 bits per value, or further bands; `dtype` is uint8 if Pillow leaves them out."""
 
     def losses(self, color_mode: ColorMode) -> tuple[Loss, ...]:
-        """Return what is lost from the file when it is decoded."""
         dtype = self.dtype if color_mode == "keep" else np.dtype(np.uint8)
         return _losses(dtype, animated=self.animated, deep=self.deep)
 

@@ -69,7 +69,6 @@ class Record(NamedTuple):
     size: tuple[int, int] = (0, 0)
     """Its height and width; zeros if the file does not say."""
     split: str = ""
-    """The split that the file states for it."""
     left_out: int = 0
     """How many annotated things have no box: single points, lanes."""
 
@@ -342,7 +341,7 @@ def other_form(boxes: Boxes) -> tuple[str, int]:
         for form, places in forms.items()
         if (places[:, 2:] >= begin).all() and not replace(boxes, boxes=places).outside(sizes).any()
     ]
-    return " or ".join(fitting), boxes.owner(int(np.argmax(outside)))
+    return " or ".join(fitting), int(boxes.owners[np.argmax(outside)])
 
 
 # --- fields of records ------------------------------------------------------------------------------------------------
@@ -370,7 +369,6 @@ def by_field(value: Any) -> Mapping[str, Any]:
 
 
 def boxes_in(value: Any) -> Sequence[Any]:
-    """Return the boxes among the objects of an image."""
     objects = by_field(value)
     return objects.get(box_key(objects) or "") or ()
 
@@ -507,7 +505,6 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
 
 
 def find_image_sides(columns: Mapping[str, Column]) -> list[str]:
-    """Return the names of columns that may be height and width of the image that a box is in."""
     known = {column.plain: name for name, column in columns.items() if column.is_numeric}
     return next(([known[one] for one in sides] for sides in _IMAGE_SIDES if known.keys() >= {*sides}), [])
 

@@ -156,7 +156,6 @@ class Column:
         return {cell: float(cell.lower() in words.YES if is_flag else _number(cell)) for cell in self.distinct}
 
     def numbers(self) -> NDArray[np.float64]:
-        """Return the cells as these numbers."""
         return self.as_values(self.number_of, np.float64)
 
 

@@ -256,7 +256,6 @@ class Layout(NamedTuple):
     """One line of the catalogue: a format, and how "auto" weighs it."""
 
     name: str
-    """Its name in `layout=`."""
     state: Callable[[Case], Found]
     """Returns what it states if it is named."""
     weigh: Callable[[Case], Found] | None = None

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     table: SampleTable
-    """The samples, with what is stated about each."""
     who: str
     """What states it, for messages: "the folders", "'labels.csv'"."""
     used: frozenset[str] = frozenset()
@@ -286,7 +285,6 @@ def labels_of_samples(table: SampleTable) -> list[tuple[str, ...]]:
 
 
 def take_rows(table: SampleTable, chosen: NDArray[np.intp]) -> SampleTable:
-    """Return some samples of a table, in the order given."""
     return replace(
         table,
         keys=take_strings(table.keys, chosen),
@@ -299,7 +297,6 @@ def take_rows(table: SampleTable, chosen: NDArray[np.intp]) -> SampleTable:
 
 
 def take_targets(targets: Targets, chosen: NDArray[Any]) -> Targets:
-    """Return some targets, in the order given."""
     if isinstance(targets, Values):
         return Values(targets.values[chosen])
     if not isinstance(targets, Boxes):

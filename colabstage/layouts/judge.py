@@ -553,7 +553,7 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
         again[other] = (rows[one] == rows[other]).all(axis=1)
         flat = (boxes.boxes[:, 2:] == boxes.boxes[:, :2]).any(axis=1)
         for what, odd in {"without an area": flat, "equal to another in the same image": again}.items():
-            where = f"{what} (first in '{table.keys[boxes.owner(int(np.argmax(odd)))]}')" if odd.any() else ""
+            where = f"{what} (first in '{table.keys[boxes.owners[np.argmax(odd)]]}')" if odd.any() else ""
             yield from [f"{counted(int(odd.sum()), 'boxes', 'are', which=where)} kept as written."] if where else ()
 
 

@@ -240,7 +240,6 @@ class _Rows(NamedTuple):
     files: NDArray[np.int64]
     """The number of each row's file."""
     firsts: NDArray[np.int64]
-    """The first row of each file."""
 
     @classmethod
     def of(cls, source: Source, entries: FileEntries) -> _Rows:
@@ -267,7 +266,6 @@ class _Named(NamedTuple):
     """The samples' files that a list names, N in its order."""
 
     name: str
-    """Of the list."""
     files: NDArray[np.int64]
     splits: Sequence[str]
     beside: Sequence[str]

@@ -282,10 +282,7 @@ def _are_classes(values: FieldValues) -> bool:
 
 
 def compare_fields(
-    labels: FieldValues,
-    others: FieldValues,
-    samples: Sequence[str],
-    fields: tuple[str, str] = ("label", "text"),
+    labels: FieldValues, others: FieldValues, samples: Sequence[str], fields: tuple[str, str] = ("label", "text")
 ) -> dict[Label, Label]:
     """Return the other value of each label, if both divide the samples in the same way; empty if one divides them
     further, or the others are captions. Both being classes that divide the samples differently is an error.
@@ -410,7 +407,6 @@ class ObjectRows(NamedTuple):
 
     @property
     def owners(self) -> list[str]:
-        """Return the sample of each box."""
         return [one for one, count in zip(self.samples, np.diff(self.offsets), strict=True) for _ in range(count)]
 
     def form(self, size_of: Callable[[int], tuple[int, int] | None], stated: Form | None) -> FoundForm:

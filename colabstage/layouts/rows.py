@@ -124,7 +124,6 @@ class _Rows(NamedTuple):
     """The numbers of these rows in each table."""
 
     def column(self, name: str) -> Column:
-        """Return the cells of a column in these rows."""
         parts = [(table.columns[name], rows) for table, rows in self.places]
         # The column of a single whole table is used itself, with what it has cached.
         if len(parts) == 1 and len(parts[0][1]) == len(parts[0][0]):
@@ -146,7 +145,6 @@ class TableSearch:
     """Which files are samples."""
     files: FileEntries
     lookup: Lookup
-    """Their names."""
     labels: Sequence[str] | None = None
     """The columns that hold the labels; if `None`, they are found by name and content."""
     table: str | None = None

@@ -133,12 +133,9 @@ def rows_of_file(
 ) -> SampleSource:
     """Return rows of one shape that are in a file one after the other; each is read by its position, many at once.
 
-    Args:
-        file: the bytes, open for as long as the rows are used.
-        start: where the first row begins, in bytes.
-        count, shape, dtype: how many rows there are, and what each is as it is stored.
-        stamp: changes whenever the file does: its length and time, for example.
-        wanted: the type that they are given in; the stored one, in this machine's byte order, by default.
+    `file` stays open for as long as the rows are used. `start`: in bytes. `shape`, `dtype`: of each row, as stored.
+    `stamp`: changes whenever the file does. `wanted`: the type that rows are given in; the stored one, in this
+    machine's byte order, by default.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     positions = start + np.arange(count, dtype=np.int64) * nbytes
@@ -283,7 +280,6 @@ class UnreadBoxes(_OfSource):
     """The type of the row of a box: `boxes`, four floats, x0, y0, x1, y1 in pixels of the upright image; and further
     columns by name, as those of `Boxes`."""
     relative: bool = False
-    """As of `Boxes`."""
 
     def read(self, rows: NDArray[Any], counts: NDArray[np.int64]) -> Boxes:
         """Return all boxes, given the rows of all samples in sequence, and the number of rows of each."""
@@ -359,11 +355,6 @@ class Boxes:
         sides, slack = (np.ones_like(own), _EDGE_SLACK_OF_PARTS) if self.relative else (own, _EDGE_SLACK)
         is_outside = (self.boxes[:, :2] < -slack) | (self.boxes[:, 2:] > sides + slack)
         return np.asarray(is_outside.any(axis=1) & (own > 0).all(axis=1))
-
-    def owner(self, box: int) -> int:
-        """Return the sample that a box belongs to."""
-        # Images without boxes share their offset with the next image; "right" finds the one with the box.
-        return int(np.searchsorted(self.offsets, box, side="right")) - 1
 
 
 def offsets_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -467,7 +458,7 @@ class SampleTable:
         else:
             return
         first = int(turned[0]) if len(turned) else 0
-        sample = boxes.owner(first)
+        sample = int(boxes.owners[first])
         corners = ", ".join(f"{edge:.6g}" for edge in places[first].tolist())
         number = first - int(boxes.offsets[sample]) + 1
         msg = f"Box {number} of '{self.keys[sample]}' is {corners} (x0, y0, x1, y1){why}"
@@ -510,7 +501,7 @@ class SampleTable:
         # One search for each shown class, because sorting the labels of a million samples would take three columns.
         found = {number: labels == number for number in range(min(len(self.classes), NAMES_SHOWN))}
         firsts = {number: int(places.argmax()) for number, places in found.items() if places.any()}
-        return {n: targets.owner(at) if isinstance(targets, Boxes) else at for n, at in firsts.items()}
+        return {n: int(targets.owners[at]) if isinstance(targets, Boxes) else at for n, at in firsts.items()}
 
     @property
     def unit(self) -> str:

@@ -38,8 +38,7 @@ from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
 from colabstage.io.workspace import owner_is_alive, owner_token, remove_own
 from colabstage.layouts.table import Boxes, SampleTable, Values
 from colabstage.pack.job import PackJob, target_source
-from colabstage.pack.journal import BLOCK_SAMPLES
-from colabstage.pack.writer import WriteJob, sample_costs, sample_positions
+from colabstage.pack.writer import BLOCK_SAMPLES, WriteJob, sample_costs, sample_positions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,10 +102,8 @@ def units_together(nbytes: int, units: int) -> int:
 def pack_units(costs: NDArray[np.int64], most_bytes: int) -> NDArray[np.int32]:
     """Return the unit of the sample at each position of the reading order, int32 `(N,)`, counted from 0.
 
-    Args:
-        costs: int64 `(N,)`, how many bytes are read for each sample.
-        most_bytes: how many bytes to read together, as in an archive; 0 for files of a folder, whose units are
-            as small as the journal allows.
+    `costs`: int64 `(N,)`, how many bytes are read for each sample. `most_bytes`: how many bytes to read together, as in
+    an archive; 0 for files of a folder, whose units are as small as the journal allows.
     """
     # Whole blocks of the journal, because a kill loses unfinished ones.
     blocks = np.arange(len(costs)) // BLOCK_SAMPLES
@@ -187,7 +184,6 @@ class RowMap:
 
     @property
     def here(self) -> int:
-        """Return how many rows are in place."""
         return int(np.count_nonzero(self.rows))
 
     def set_placed(self) -> None:
@@ -329,12 +325,7 @@ class PackArrival:
 
     @contextlib.contextmanager
     def hold(
-        self,
-        split: str,
-        rows: NDArray[np.intp],
-        *,
-        side: Side = "row",
-        cancellation: Cancellation | None = None,
+        self, split: str, rows: NDArray[np.intp], *, side: Side = "row", cancellation: Cancellation | None = None
     ) -> Iterator[None]:
         """Wait until these rows are in place, where they stay."""
         known = self._rows()
@@ -622,7 +613,6 @@ class PackStream:
             self._rows.set_placed()
 
     def failed(self, error: BaseException) -> None:
-        """Tell readers why no more rows will come."""
         if self._rows is not None:
             self._rows.set_failed(error)
 

@@ -290,12 +290,7 @@ def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False)
     chosen = (even if spread else np.argsort(source.positions)[:SAMPLES]).tolist()
     # Packing finds broken files again, and names them then.
     return read_each(
-        source,
-        chosen,
-        lambda _, content: _image_facts(content),
-        readers=SAMPLES,
-        skip_broken=True,
-        in_caller=in_caller,
+        source, chosen, lambda _, content: _image_facts(content), readers=SAMPLES, skip_broken=True, in_caller=in_caller
     )
 
 
@@ -367,7 +362,6 @@ def settled(job: PackJob) -> PackJob:
 
 
 def listed_job(job: PackJob) -> PackJob:
-    """Return the job with all samples known."""
     # Pixels have fixed places, whatever the length of their files.
     if job.table.complete is None or job.plan.encoding not in ("arrays", "encoded"):
         return job

@@ -1,8 +1,8 @@
 """Decide before a byte is written what a pack will be: how each sample is stored, and where.
 
 Where a box is in the stored image depends on the image's original size, which is known only once it has been decoded.
-So packing records every image's size; the boxes, which are small, are computed and written at the end (`finish`), for a
-whole split at once.
+So packing records every image's size; the boxes, which are small, are computed and written at the end (`execute`), for
+a whole split at once.
 """
 
 from __future__ import annotations
@@ -461,12 +461,8 @@ def plan_pack(
 ) -> PackPlan:
     """Decide how `table` is stored.
 
-    Args:
-        table: the samples.
-        options: what the caller asked for.
-        facts: those of a few images, if `needs_facts` says so.
-        free_bytes: the free space of the disk; `None` to skip the question whether the pack fits.
-        has_torch: whether torch's kernel is available to resize images.
+    `facts`: those of a few images, if `needs_facts` says so. `free_bytes`: the free space of the disk; `None` to skip
+    the question whether the pack fits. `has_torch`: whether torch's kernel is available to resize images.
     """
     rows = split_rows(table, options.fractions, seed=options.seed, group_by=options.group_by)
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())

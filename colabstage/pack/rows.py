@@ -30,11 +30,9 @@ from colabstage.io.packages import installed_version
 from colabstage.io.units import format_count
 from colabstage.io.workspace import is_made_here, put_file, remove_vouched
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleSource, SampleTable, TreeFiles
-from colabstage.pack.finish import copy_runs
 from colabstage.pack.job import PackJob, Prepared, target_source
-from colabstage.pack.journal import FACTS, PackJournal
 from colabstage.pack.plan import PackPlan, image_options
-from colabstage.pack.writer import LEVELS, WriteJob, sample_costs
+from colabstage.pack.writer import FACTS, LEVELS, PackJournal, WriteJob, copy_runs, sample_costs
 from colabstage.trees.listing import hash_rows, hash_texts, take_strings
 
 if TYPE_CHECKING:

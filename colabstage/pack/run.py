@@ -208,12 +208,7 @@ def _stored_schema(field: StoredField) -> FieldSchema:
     return rows_schema(field.shape or (), field.dtype) if field.coding is None else encoded_schema(field.coding)
 
 
-@public(
-    PackOptions,
-    reads=("source",),
-    writes=("target", "append_to"),
-    stopped=GOES_ON,
-)
+@public(PackOptions, reads=("source",), writes=("target", "append_to"), stopped=GOES_ON)
 def pack_dataset(
     source: PackSource,
     target: str | PathLike[str] | None = None,

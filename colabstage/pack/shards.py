@@ -29,12 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from colabstage.errors import (
-    MissingDependencyError,
-    OptionError,
-    SourceChangedError,
-    WorkersLostError,
-)
+from colabstage.errors import MissingDependencyError, OptionError, SourceChangedError, WorkersLostError
 from colabstage.h5.parts import shard_pattern
 from colabstage.images.decode import LOSSES, can_torch_resize
 from colabstage.io.files import make_folder, temporary_folder
@@ -44,8 +39,7 @@ from colabstage.io.workspace import open_workspace
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import SampleTable, TreeFiles
 from colabstage.machine.resources import free_space, usable_cores
-from colabstage.pack.execute import PackReport, PackRun, report_of, target_arrays
-from colabstage.pack.finish import place_joined
+from colabstage.pack.execute import PackReport, PackRun, place_joined, report_of, target_arrays
 from colabstage.pack.job import (
     CallersDataset,
     OpenSource,

@@ -52,7 +52,7 @@ from colabstage.machine.drive import ask_drives
 from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
-from colabstage.pack.finish import place_joined, splits_in_order
+from colabstage.pack.execute import place_joined, splits_in_order
 from colabstage.pack.rows import is_rows, is_rows_name, parse_rows, read_rows, rows_name
 from colabstage.sources.blocks import Edges
 from colabstage.sources.identity import Freshness, SourceIdentity, compare_states

@@ -12,8 +12,7 @@ from colabstage.h5.manifest import Manifest, is_whole, read_manifest
 from colabstage.io.files import file_state
 from colabstage.io.receipts import Seal, look_at
 from colabstage.machine.resources import free_space
-from colabstage.pack.execute import space_for
-from colabstage.pack.finish import OVERHEAD_BYTES
+from colabstage.pack.execute import OVERHEAD_BYTES, space_for
 from colabstage.pack.job import PackJob, prepare_pack
 from colabstage.pack.rows import BasePack, parse_rows, plan_takeover, read_rows
 from colabstage.stage.cache import (

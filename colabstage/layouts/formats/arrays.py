@@ -872,7 +872,6 @@ class _PixelColumns(NamedTuple):
     field: str
     """The name of the column of splits; "" for none."""
     others: tuple[str, ...]
-    """The names of the other columns."""
 
 
 class _Table(NamedTuple):

@@ -131,7 +131,8 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         labels = masks_of_records(source, join_samples([view.samples() for view in views]))
     else:
         labels = labels_of_fields(fields, rows, first=first, classes=classes)
-    in_words = {name: _in_words(fields[name], classes[name]) for name in splits if classes[name]}
+    names_of = {name: dict(enumerate(classes[name])) for name in splits if classes[name]}
+    in_words = {name: [own.get(value, value) for value in fields[name]] for name, own in names_of.items()}
     inputs, *notes = clip_rows(contents, sound) if is_sound and len(contents) else (Images(contents),)
     made = records_state(
         NAME,
@@ -440,12 +441,6 @@ def _values_of(column: Any, known: dict[str, str]) -> NDArray[np.int64] | list[A
         return numbers
     # A word shared by a thousand rows is stored once.
     return [known.setdefault(value, value) if type(value) is str else value for value in column.to_pylist()]
-
-
-def _in_words(values: Sequence[Any] | NDArray[np.int64], names: Sequence[str]) -> list[Any]:
-    """Return values with the names of classes in place of their numbers."""
-    called = dict(enumerate(names))
-    return [called.get(value, value) for value in values]
 
 
 def _joined(parts: Sequence[list[Any] | NDArray[np.int64]]) -> list[Any] | NDArray[np.int64]:

@@ -14,7 +14,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, edges, records_beside, side_of, turned
+from colabstage.layouts.boxes import BoxColumn, Record, boxes_state, records_beside, side_of
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, left_out_notes
 from colabstage.layouts.lists import LIST_ENDS, MOST_CLASSES, ClassList, Lookup, names_of_numbers, read_class_list
@@ -80,7 +80,6 @@ def kitti_state(source: Source) -> Evidence:
 
 
 def parse_kitti(name: str, content: bytes) -> Record:
-    """Return the type of each object, its box and the further columns."""
     shapes = []
     for number, line in _lines(decode_text(content)):
         kind, *cells = line.split()
@@ -213,7 +212,7 @@ def _text(element: Element, path: str) -> str:
 def _object(element: Element) -> tuple[str, Sequence[float]]:
     name, pose = _text(element, "name"), _text(element, "pose").capitalize()
     try:
-        x0, y0, x1, y1 = _sides(element)
+        x0, y0, x1, y1 = (float(_text(element, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax"))
         words = [_text(element, flag).lower() for flag in ("difficult", "truncated")]
         flags = [_FLAGS[word] if word in _FLAGS else int(word[:20]) for word in words]
     except ValueError as error:
@@ -224,17 +223,6 @@ def _object(element: Element) -> tuple[str, Sequence[float]]:
         raise ValueError(msg)
     # Tools that count from 0 write 0 here, and also mean the first pixel.
     return name, (max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, POSES.index(pose) if pose in POSES else 0)
-
-
-def _sides(element: Element) -> list[float]:
-    """Return the sides of a box, or of the one around roLabelImg's turned box, in pixels that count from 1."""
-    box = element.find("robndbox")
-    if box is None:
-        return [float(_text(element, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax")]
-    x, y, width, height, angle = (float(_text(box, name)) for name in ("cx", "cy", "w", "h", "angle"))
-    corners = edges(x - width / 2, y - height / 2, x + width / 2, y + height / 2)
-    xs, ys = zip(*turned(corners, (x, y), math.degrees(angle)), strict=True)
-    return [min(xs) + 1, min(ys) + 1, max(xs), max(ys)]
 
 
 # --- YOLO: images/a.jpg with labels/a.txt, or a.txt beside it, a class and a box in each line -------------------------

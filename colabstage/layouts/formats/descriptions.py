@@ -70,7 +70,6 @@ class _Field(NamedTuple):
         return "" if self.pattern else text
 
     def cell(self, row: dict[str, Any]) -> str:
-        """Return its value in a record of the description."""
         value = row.get(self.key, row.get(self.name, ""))
         return value if isinstance(value, str) else json.dumps(value)
 
@@ -188,7 +187,6 @@ class Description:
 
     @cached_property
     def _is_about_these(self) -> bool:
-        """Tell whether it describes any of the existing files."""
         return any(one.rows for one in self._sets if not one.types) or any(map(self._files, self._resources))
 
     def _tables(self, records: _Records, fields: Sequence[_Field]) -> list[Table]:
@@ -246,7 +244,6 @@ class Description:
         return {value: meant for pair in pairs for value, meant in pair}
 
     def _types_behind(self, field: _Field) -> frozenset[str]:
-        """Return the types of the record set that a field refers to."""
         return self._owners[field.refers_to][0].types if field.refers_to in self._owners else frozenset()
 
     def _is_split(self, field: _Field) -> bool:

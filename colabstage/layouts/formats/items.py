@@ -155,7 +155,6 @@ class _Keys(NamedTuple):
     are_objects: bool
     known: frozenset[Any]
     note: str
-    """What they are, and what is left out."""
 
 
 class _Pairs:

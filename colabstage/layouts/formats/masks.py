@@ -71,10 +71,8 @@ class _Mask(NamedTuple):
 def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = True) -> Masks:
     """Make masks from a source, after examining a few.
 
-    Args:
-        source: mask files, or integer arrays `(H, W)`.
-        decoded: whether they are arrays.
-        spread: whether to examine some spread over all, or the first ones on the medium.
+    `decoded`: whether they are integer arrays `(H, W)`, not files. `spread`: whether to examine some spread over all,
+    or the first ones on the medium.
     """
     count = min(_LOOKED_AT, len(source))
     # The first files of an archive or a Drive are read quickly; spreading over all would require seeking.
@@ -145,9 +143,7 @@ def compare_with_all(
 ) -> tuple[bool, tuple[str, ...]]:
     """Return what all masks say that were taken for class indices: whether they are a foreground, and notes.
 
-    Args:
-        masks: as `find_masks` made them.
-        levels: `(N, 32)`, one bit for each value that the pixels of a mask have; zeros for those that were left out.
+    `levels`: `(N, 32)`, one bit for each value that the pixels of a mask have; zeros for those that were left out.
     """
     present, of_masks = np.unpackbits(np.bitwise_or.reduce(levels, axis=0)), _kinds_of(levels)
     is_foreground = _is_foreground(present.astype(np.int64), of_masks, masks.source.name)

@@ -245,7 +245,6 @@ def _parse_parquet(name: str, content: bytes) -> Table:
 
 
 def _parse_lines(name: str, text: str) -> Table:
-    """Read one JSON object in each line."""
     found: list[dict[str, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
