@@ -152,7 +152,7 @@ def coco_classes(*patterns: str, names: str) -> dict[str, Any]:
     }
 
 
-def clip(values: NDArray[np.int16], rate: int = 8000) -> bytes:
+def pcm(values: NDArray[np.int16], rate: int = 8000) -> bytes:
     """A WAV of these samples, or of (samples, channels)."""
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
@@ -163,7 +163,7 @@ def clip(values: NDArray[np.int16], rate: int = 8000) -> bytes:
 
 def wav(count: int = 8, rate: int = 8000) -> bytes:
     """So many samples of silence."""
-    return clip(np.zeros(count, np.int16), rate)
+    return pcm(np.zeros(count, np.int16), rate)
 
 
 def npz(**arrays: tuple[int, ...]) -> bytes:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from colabstage import pack_dataset
 from colabstage.errors import DecodeError, LayoutError, MissingDependencyError, OptionError
 from colabstage.options import Arrays, audio_clips
-from tests.layouts.known import clip
+from tests.layouts.known import pcm
 from tests.layouts.readers import contents, read
 from tests.support.made_files import write_files
 
@@ -31,7 +31,7 @@ def tone(number: int, length: int = 400, channels: int = 1) -> NDArray[np.int16]
     return np.random.default_rng(number).integers(-32768, 32768, (length, channels), np.int16)
 
 
-WORDS = {f"{('go', 'no', 'yes')[number % 3]}/{number:02}.wav": clip(tone(number)) for number in range(12)}
+WORDS = {f"{('go', 'no', 'yes')[number % 3]}/{number:02}.wav": pcm(tone(number)) for number in range(12)}
 
 
 def decoded(content: bytes, dtype: Any = "float32") -> NDArray[Any]:
@@ -100,7 +100,7 @@ def test_folders_of_classes_become_rows(tmp_path: Path, dtype: Any) -> None:
 def test_a_length_cuts_and_fills() -> None:
     """Long clips lose their end, short ones get zeros behind them."""
     short = tone(50, 100)
-    rows = contents(read({"go/0.wav": clip(tone(0)), "go/1.wav": clip(short)}, audio_clips(length=250, dtype="int16")))
+    rows = contents(read({"go/0.wav": pcm(tone(0)), "go/1.wav": pcm(short)}, audio_clips(length=250, dtype="int16")))
     np.testing.assert_array_equal(rows[0], tone(0)[:250, 0])
     np.testing.assert_array_equal(rows[1], np.concatenate([short[:, 0], np.zeros(150, np.int16)]))
 
@@ -108,7 +108,7 @@ def test_a_length_cuts_and_fills() -> None:
 def test_channels_stay_or_are_mixed() -> None:
     """(length, channels) as they are; their mean when asked, also where only some clips are stereo."""
     stereo, mono = tone(1, channels=2), tone(2)
-    files = {"a/1.wav": clip(stereo), "a/2.wav": clip(mono)}
+    files = {"a/1.wav": pcm(stereo), "a/2.wav": pcm(mono)}
     np.testing.assert_array_equal(decoded(files["a/1.wav"], "int16"), stereo)
     mixed = contents(read(files, audio_clips(dtype="int16", mono=True)))
     np.testing.assert_array_equal(mixed, [np.rint(stereo.mean(axis=1)).astype(np.int16), mono[:, 0]])
@@ -174,7 +174,7 @@ def test_clips_that_do_not_say_their_length_are_broken_samples(soundfile: Any, f
 
 def test_a_clip_that_was_not_looked_at_is_not_cut_in_silence(tmp_path: Path) -> None:
     """Its file is as long as the others, its sound is not: named when it is packed."""
-    made = {f"a/{number:02}.wav": clip(tone(number)) for number in range(40)}
+    made = {f"a/{number:02}.wav": pcm(tone(number)) for number in range(40)}
     made["a/17.wav"] = riff(chunk(b"fmt ", struct.pack("<HHIIHH", 1, 1, RATE, RATE, 1, 8)), chunk(b"data", bytes(800)))
     folder = write_files(tmp_path / "set", made)
     with pytest.raises(DecodeError, match=r"17\.wav.*\b800\b.*\b400\b"):
@@ -183,15 +183,15 @@ def test_a_clip_that_was_not_looked_at_is_not_cut_in_silence(tmp_path: Path) -> 
     assert report.samples == {"train": 39}
 
 
-NO_WORD = {f"train/{('no', 'yes')[n % 2]}/{n}.wav": clip(tone(n)) for n in range(4)}
-NO_WORD |= {f"val/val/{n}.wav": clip(tone(n)) for n in (4, 5)}
+NO_WORD = {f"train/{('no', 'yes')[n % 2]}/{n}.wav": pcm(tone(n)) for n in range(4)}
+NO_WORD |= {f"val/val/{n}.wav": pcm(tone(n)) for n in (4, 5)}
 REFUSED: dict[str, tuple[dict[str, bytes], Any, str]] = {
-    "a shorter clip": (WORDS | {"go/short.wav": clip(tone(50, 100))}, "auto", r"short\.wav'.*\b100\b.*length=400"),
-    "one and two channels": (WORDS | {"go/both.wav": clip(tone(1, channels=2))}, "auto", r"mono=True"),
-    "other lengths in one folder": ({"all/1.wav": clip(tone(1)), "all/2.wav": clip(tone(2, 100))}, "auto", "one class"),
-    "another rate": (WORDS | {"go/fast.wav": clip(tone(1), 16_000)}, "auto", "16,000 Hz"),
+    "a shorter clip": (WORDS | {"go/short.wav": pcm(tone(50, 100))}, "auto", r"short\.wav'.*\b100\b.*length=400"),
+    "one and two channels": (WORDS | {"go/both.wav": pcm(tone(1, channels=2))}, "auto", r"mono=True"),
+    "other lengths in one folder": ({"all/1.wav": pcm(tone(1)), "all/2.wav": pcm(tone(2, 100))}, "auto", "one class"),
+    "another rate": (WORDS | {"go/fast.wav": pcm(tone(1), 16_000)}, "auto", "16,000 Hz"),
     "another rate than asked for": (WORDS, audio_clips(rate=16_000), "16,000 Hz"),
-    "clips without classes": ({"1.wav": clip(tone(1))}, "audio", "audio"),
+    "clips without classes": ({"1.wav": pcm(tone(1))}, "audio", "audio"),
     **{
         f"a list names a class without a folder, {layout}": (
             NO_WORD | {"val/words.txt": b"4.wav\tno\n5.wav\tmaybe\n"}, layout, "'maybe'"
@@ -230,5 +230,5 @@ def test_options_are_checked_before_any_tree_is_opened(wrong: dict[str, Any]) ->
 
 
 def test_a_length_in_seconds_is_that_many_samples() -> None:
-    (row,) = contents(read({"a/1.wav": clip(tone(1, 700), 1000)}, audio_clips(seconds=1.0, rate=1000, dtype="int16")))
+    (row,) = contents(read({"a/1.wav": pcm(tone(1, 700), 1000)}, audio_clips(seconds=1.0, rate=1000, dtype="int16")))
     np.testing.assert_array_equal(row, np.concatenate([tone(1, 700)[:, 0], np.zeros(300, np.int16)]))

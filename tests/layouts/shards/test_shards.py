@@ -36,7 +36,7 @@ from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, Boxes, Masks, SampleTable, audio_clips
 from colabstage.trees.open import JoinedTree, open_tree
 from tests.layouts.described import described
-from tests.layouts.known import MemoryTree, clip, wav
+from tests.layouts.known import MemoryTree, pcm, wav
 from tests.layouts.readers import by_split, completed, contents, labels, picture, read
 from tests.layouts.shards.writing import (
     KINDS,
@@ -450,12 +450,12 @@ def test_pixels_in_records_are_images(channels: int) -> None:
 
 
 def clips_in_tar(clips: Sequence[NDArray[np.int16]]) -> dict[str, bytes]:
-    return {"a.tar": tar_of([{"wav": clip(one), "cls": n} for n, one in enumerate(clips)])}
+    return {"a.tar": tar_of([{"wav": pcm(one), "cls": n} for n, one in enumerate(clips)])}
 
 
 def clips_in_parquet(clips: Sequence[NDArray[np.int16]], name: str = "audio") -> dict[str, bytes]:
     """The same as `datasets` keeps them."""
-    column = [{"bytes": clip(one), "path": f"{n}.wav"} for n, one in enumerate(clips)]
+    column = [{"bytes": pcm(one), "path": f"{n}.wav"} for n, one in enumerate(clips)]
     numbers = list(range(len(clips)))
     if name == "audio":
         return {"a.parquet": parquet_of({name: column, "label": numbers})}
@@ -589,7 +589,7 @@ def test_tars_of_other_layouts_are_not_claimed(names: list[str]) -> None:
 
 def test_what_is_said_in_a_clip_is_no_label(tmp_path: Path) -> None:
     """A tar of folders of clips with a text beside each has the folders as classes, as it has without the texts."""
-    sound = clip(np.zeros(9, np.int16))
+    sound = pcm(np.zeros(9, np.int16))
     files = {
         f"{word}/{n}.{end}": data
         for word in ("yes", "no")
