@@ -28,7 +28,6 @@ from colabstage.errors import (
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
-from colabstage.layouts.boxes import NAME as DETECTION
 from colabstage.layouts.columns import NUMBER, divides_further
 from colabstage.layouts.evidence import (
     FEW,
@@ -54,13 +53,12 @@ from colabstage.layouts.evidence import (
 from colabstage.layouts.formats import (
     arrays,
     arrow,
-    beside,
     descriptions,
+    detection,
     lmdb,
     masks,
     tfrecord,
     tokens,
-    tools,
     webdataset,
 )
 from colabstage.layouts.formats.tables import LISTS
@@ -336,7 +334,7 @@ def _boxes_beside(state: Callable[[Source], Found], case: Case, found: Evidence)
 def _masks_beside(case: Case, found: Evidence) -> Found | None:
     # Pascal VOC also has masks, but people who stage it want the boxes.
     is_voc = any("SegmentationClass/" in name for name in case.source.ending_in((".png",)).names)
-    return None if found.table.layout == DETECTION and is_voc else case.masks
+    return None if found.table.layout == detection.NAME and is_voc else case.masks
 
 
 def _rows_beside(case: Case, found: Evidence) -> Found | None:
@@ -602,11 +600,11 @@ def _weigh_text(case: Case) -> Found:
 
 # Stricter formats first, because a YOLO export often has a JSON or XML file with the same boxes.
 _BOXES: tuple[tuple[str, Callable[[Source], Found]], ...] = (
-    ("KITTI", beside.kitti_state),
-    ("Pascal VOC", beside.voc_state),
-    ("COCO", lambda source: tools.coco_state(source, classes=False)),
-    ("YOLO", beside.yolo_state),
-    ("others", tools.tools_state),
+    ("KITTI", detection.kitti_state),
+    ("Pascal VOC", detection.voc_state),
+    ("COCO", lambda source: detection.coco_state(source, classes=False)),
+    ("YOLO", detection.yolo_state),
+    ("others", detection.tools_state),
 )
 
 
@@ -636,21 +634,21 @@ LAYOUTS: tuple[Layout, ...] = (
         descriptions.NAME,
         lambda case: case.described,
         extensions=descriptions.EXTENSIONS,
-        rivals=(_CALLED, Rival("boxes", DETECTION, lambda case, _: case.state_boxes()), _BY_MASKS, _BY_ROWS),
+        rivals=(_CALLED, Rival("boxes", detection.NAME, lambda case, _: case.state_boxes()), _BY_MASKS, _BY_ROWS),
     ),
     Layout(
-        DETECTION,
+        detection.NAME,
         Case.state_boxes,
         extensions=(".txt", ".xml", ".json"),
         rivals=(
-            *(Rival(f"boxes ({name})", DETECTION, partial(_boxes_beside, state)) for name, state in _BOXES),
+            *(Rival(f"boxes ({name})", detection.NAME, partial(_boxes_beside, state)) for name, state in _BOXES),
             _CALLED,
             _BY_ROWS,
             _BY_MASKS,
             _BY_OTHERS,
         ),
     ),
-    Layout(tools.CLASSES, lambda case: tools.coco_state(case.source, classes=True), extensions=(".json",)),
+    Layout(detection.CLASSES, lambda case: detection.coco_state(case.source, classes=True), extensions=(".json",)),
     _of_many("webdataset", webdataset.webdataset_state, webdataset.EXTENSIONS, "tar"),
     _of_many("tfrecord", tfrecord.tfrecord_state, tfrecord.EXTENSIONS),
     _of_many("lmdb", lmdb.lmdb_state, lmdb.EXTENSIONS),

@@ -21,8 +21,6 @@ import numpy as np
 
 from colabstage.io.units import counted, format_count, listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import NAME as DETECTION
-from colabstage.layouts.boxes import other_form
 from colabstage.layouts.columns import NUMBER, Column, divides_further, same_partition, show
 from colabstage.layouts.evidence import (
     FEW,
@@ -39,6 +37,7 @@ from colabstage.layouts.evidence import (
     refuse,
     size_in_file,
 )
+from colabstage.layouts.formats.detection import NAME as DETECTION
 from colabstage.layouts.formats.masks import NAME as PAIRS
 from colabstage.layouts.formats.masks import pair_names
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
@@ -46,7 +45,7 @@ from colabstage.layouts.formats.tokens import NAME as TOKENS
 from colabstage.layouts.lists import Lookup, lists_state, may_be_list, paths_by_id
 from colabstage.layouts.names import bare_stem, whole_path
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, Statement, decode_text, joins_classes, statements_of
-from colabstage.layouts.records import split_of_shard
+from colabstage.layouts.records import other_form, split_of_shard
 from colabstage.layouts.rows import LeadingTable, TableSearch, columns_of_classes, rows_in_classes
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values, files_of
 from colabstage.trees.bytes import HEAD_BYTES, image_ending

@@ -13,10 +13,11 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,20 +28,6 @@ from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import (
-    BOX_KEYS,
-    BOX_LABELS,
-    FURTHER,
-    Form,
-    FoundForm,
-    as_column,
-    as_corners,
-    by_field,
-    find_form,
-    format_box,
-    further_fields,
-    stated_form,
-)
 from colabstage.layouts.columns import (
     MISSING,
     MOST_DIGITS,
@@ -95,6 +82,24 @@ LABELS = (
 )  # fmt: skip
 # Texts of samples: captions, or labels if no other field is one, and they are short and repeat.
 _TEXTS = ("txt", "text")
+# Fields of records and items that hold boxes; in these, those with the four numbers, the class, and further facts of
+# each box. Each by preference; of the numbers, only the first name always means corners.
+OBJECTS = ("objects", "annotations")
+BOX_KEYS = ("boxes", "bboxes", "bbox")
+BOX_LABELS = (
+    "labels", "label", "category_id", "category", "categories", "class_labels", "class_id", "class", "class_name",
+    "category_name", "name", "type",
+)  # fmt: skip
+FURTHER: dict[str, tuple[str, type[np.generic]]] = {
+    "iscrowd": ("iscrowd", np.uint8),
+    "is_crowd": ("iscrowd", np.uint8),
+    "area": ("area", np.float32),
+}
+# What the four numbers of a box mean: its corners, x or y first; first corner, width and height; or centre, width and
+# height.
+Form = Literal["xyxy", "xywh", "cxcywh", "yxyx"]
+# How many images with boxes are examined to find the meaning of the four numbers.
+_LOOKED_AT = 64
 # How boxes are given that no format describes.
 OWN_BOXES = "; or give pack_dataset an object whose items are (image, {'boxes': corners in pixels, 'labels': numbers})"
 
@@ -390,6 +395,165 @@ def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Label
     are_classes = names and min(names) >= 0 and values.min() >= -1 and top < MOST_CLASSES
     found = tuple(names.get(number, str(number)) for number in range(top + 1)) if are_classes else ()
     return Labels(Values(values), found if names else class_numbers(values))
+
+
+# --- what four numbers are --------------------------------------------------------------------------------------------
+
+
+def as_corners(places: NDArray[np.float64], form: Form) -> NDArray[np.float64]:
+    """Return boxes `(M, 4)` of a form as xyxy."""
+    first, last = places[:, :2], places[:, 2:]
+    if form in ("xyxy", "yxyx"):
+        return places if form == "xyxy" else places[:, [1, 0, 3, 2]]
+    begin = first if form == "xywh" else first - last / 2
+    return np.concatenate([begin, begin + last], axis=1)
+
+
+class FoundForm(NamedTuple):
+    """What the four numbers of boxes mean."""
+
+    form: Form
+    relative: bool = False
+    """Whether they are fractions of width and height."""
+    trouble: str = ""
+    """Why that is unknown; "" if it is known."""
+
+
+def find_form(
+    boxes: Sequence[NDArray[np.float64]],
+    size_of: Callable[[int], tuple[int, int] | None],
+    *,
+    stated: Form | None = None,
+    areas: NDArray[Any] | None = None,
+) -> FoundForm:
+    """Return what the four numbers of some images' boxes mean, `(M, 4)` each: the only form in which all are possible
+    and inside their images, or nearly all, or whose areas are those that are stated.
+
+    `size_of`: returns the height and width of one of the images, if known. `stated`: the form, if something says it.
+    `areas`: `(N,)`, of the boxes of all images, if known.
+    """
+    every = np.concatenate([np.zeros((0, 4)), *boxes])
+    # A fraction may be a bit more than 1, and no dataset has boxes of a pixel alone.
+    relative = bool(len(every)) and every.max() < 2 and bool(np.any(every != np.rint(every)))
+    if stated is not None or not len(every):
+        return FoundForm(stated or "xyxy", relative)
+    sizes = [(1, 1) if relative else size_of(number) if number < _LOOKED_AT else None for number in range(len(boxes))]
+    ends = np.repeat(
+        [[np.inf] * 2 if size is None else [*reversed(size)] for size in sizes], [*map(len, boxes)], axis=0
+    )
+    # A box may end a pixel beyond the edge, because tools disagree on where pixels are.
+    edge = 0.01 if relative else 1
+    forms: tuple[Form, ...] = ("xyxy", "xywh", "cxcywh") if relative else ("xyxy", "xywh")
+    corners = {form: as_corners(every, form) for form in forms}
+    sides = {form: own[:, 2:] - own[:, :2] for form, own in corners.items() if (own[:, 2:] >= own[:, :2]).all()}
+    outside = {
+        form: (corners[form][:, :2] < -edge).any(axis=1) | (corners[form][:, 2:] > ends + edge).any(axis=1)
+        for form in sides
+    }
+    fitting = [form for form in sides if not outside[form].any()]
+    fitting = fitting or [form for form in sides if outside[form].mean() < _MANY_OUTSIDE]
+    if len(fitting) > 1 and areas is not None:
+        fitting = [form for form in fitting if np.allclose(sides[form].prod(axis=1), areas, rtol=0.01)] or fitting
+    may = f"may be {' as well as '.join(fitting)}" if len(fitting) > 1 else "are not inside their images"
+    return FoundForm(next(iter(fitting), "xyxy"), relative, "" if len(fitting) == 1 else may)
+
+
+# As a part of all boxes; tools that let boxes reach outside have fewer.
+_MANY_OUTSIDE = 1 / 8
+
+
+def other_form(boxes: Boxes) -> tuple[str, int]:
+    """If many boxes of a table are outside their images, return the form in which all would be inside, and the sample
+    of the first that is outside; "" if there is none.
+
+    Fractions were read as centre, width and height; pixels, if the image's size is stated, as first corner, width and
+    height.
+    """
+    sizes = np.ones((len(boxes), 2)) if boxes.sizes is None else boxes.sizes
+    outside, first, last = boxes.outside(sizes), boxes.boxes[:, :2], boxes.boxes[:, 2:]
+    if not outside.any() or outside.mean() < _MANY_OUTSIDE:
+        return "", 0
+    begin = (first + last) / 2 if boxes.relative else first
+    ends = {"two corners": last - first, "first corner, width and height": begin + last - first}
+    forms = {form: np.concatenate([begin, end], axis=1) for form, end in ends.items() if not np.array_equal(end, last)}
+    fitting = [
+        form
+        for form, places in forms.items()
+        if (places[:, 2:] >= begin).all() and not replace(boxes, boxes=places).outside(sizes).any()
+    ]
+    return " or ".join(fitting), int(boxes.owners[np.argmax(outside)])
+
+
+def box_key(value: Any) -> str | None:
+    """Return the key of a mapping under which boxes are; `None` if there is none."""
+    return next((key for key in BOX_KEYS if key in value), None) if isinstance(value, Mapping) else None
+
+
+def stated_form(key: str, beside: Iterable[str]) -> Form | None:
+    """Return the form that is stated by the key of boxes, or by the keys beside it: only COCO's annotations have both
+    of these; `None` if nothing states it."""
+    return "xyxy" if key == BOX_KEYS[0] else "xywh" if {"category_id", "image_id"} <= {*beside} else None
+
+
+def by_field(value: Any) -> Mapping[str, Any]:
+    """Return the objects of an image, a list of them or a list for each field, as a list for each field."""
+    if not isinstance(value, list):
+        return value or {}
+    # What is no object is no box, which is refused where the boxes are read.
+    if not all(isinstance(one, Mapping) for one in value):
+        return {BOX_KEYS[0]: value}
+    return {key: [one.get(key) for one in value] for key in dict.fromkeys(key for one in value for key in one)}
+
+
+def boxes_in(value: Any) -> Sequence[Any]:
+    objects = by_field(value)
+    return objects.get(box_key(objects) or "") or ()
+
+
+def holds_boxes(value: Any) -> bool:
+    """Tell whether a value is the objects of an image: a list of them, or a list for each field."""
+    if isinstance(value, list):
+        return bool(value) and all((key := box_key(one)) and isinstance(one[key], list) for one in value)
+    rows = value[key] if (key := box_key(value)) is not None else None
+    return isinstance(rows, list) and all(isinstance(row, list) for row in rows)
+
+
+def format_box(box: NDArray[np.float64]) -> str:
+    return "[" + ", ".join(f"{number:g}" for number in box.tolist()) + "]"
+
+
+def box_fields(where: str, record: Mapping[str, Any]) -> list[str]:
+    """Return the field of a record that holds its objects, whatever it is called, or the fields that hold a list for
+    each part of them; nothing if there are none."""
+    if holds_boxes(record) and any(isinstance(record.get(key), list) for key in BOX_LABELS):
+        return [name for name in record if name in (*BOX_KEYS, *BOX_LABELS, *FURTHER)]
+    found = [name for name, value in record.items() if holds_boxes(value)]
+    found = [name for name in OBJECTS if name in found] or found
+    if len(found) > 1 and found[0] not in OBJECTS:
+        raise broken(where, f"its fields {listed(found)} all hold boxes", f"one that counts, called '{OBJECTS[0]}'")
+    return found[:1]
+
+
+def further_fields(keys: Container[str]) -> dict[str, tuple[str, type[np.generic]]]:
+    """Return the fields of some that hold further facts of each box, one for each fact: its column, and its type."""
+    found = {own: key for key, own in FURTHER.items() if key in keys}
+    return {key: own for own, key in found.items()}
+
+
+def as_column(values: NDArray[Any], dtype: type[np.generic]) -> tuple[NDArray[Any], int]:
+    """Return a fact about each of M boxes, `(M, …)`, in the type of its column, and the first box whose fact that type
+    does not hold; -1 if it holds all."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        made = values.astype(dtype)
+        fits = made == values if made.dtype.kind in "iu" else np.isfinite(made) == np.isfinite(values)
+    return made, int(next(iter(np.flatnonzero(~fits.all(axis=tuple(range(1, fits.ndim))))), -1))
+
+
+def objects_of(fields: Mapping[str, Any], about: Sequence[str]) -> list[Any]:
+    """Return the objects of each record, given the values of all by field, and what `box_fields` found."""
+    if len(about) < 2:
+        return list(fields[about[0]]) if about else []
+    return [dict(zip(about, row, strict=True)) for row in zip(*(fields[name] for name in about), strict=True)]
 
 
 class ObjectRows(NamedTuple):

@@ -8,6 +8,7 @@ any fault in it from there on is an error, and never a reason to use weaker evid
 from __future__ import annotations
 
 import itertools
+import json
 import posixpath
 import re
 from collections import defaultdict
@@ -20,14 +21,6 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import (
-    BoxColumns,
-    boxes_of_rows,
-    find_box_columns,
-    find_image_sides,
-    object_columns,
-    objects_of,
-)
 from colabstage.layouts.columns import (
     Column,
     ColumnRoles,
@@ -54,13 +47,13 @@ from colabstage.layouts.evidence import (
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state
 from colabstage.layouts.reading import BEGINNING_BYTES, Source
-from colabstage.layouts.records import boxes_of_records
+from colabstage.layouts.records import box_fields, boxes_of_records, objects_of
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Targets, TreeFiles, Values
 from colabstage.trees.listing import FileEntries, take_strings
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -694,3 +687,194 @@ def columns_of_classes(classes: Sequence[Any], columns: Sequence[Column], *, has
     if has_header and len(columns) > 1:
         return [column for column in agree if not words.LABEL_WORDS.isdisjoint(words.words_of(column.name))]
     return agree if all(column.is_numeric for column in columns if column not in agree) else []
+
+
+# --- columns that are boxes -------------------------------------------------------------------------------------------
+
+
+def object_columns(where: str, columns: Iterable[Column]) -> dict[str, list[Any]]:
+    """Return the values of the columns that hold objects, or a part of them each, as JSON."""
+    nested = [one for one in columns if one.filled and all(cell[0] in "[{" for cell in one.filled)]
+    try:
+        values = {one.name: [json.loads(cell or "null") for cell in one.cells] for one in nested}
+    except (ValueError, RecursionError):
+        return {}
+    examples = {name: next(filter(None, own), None) for name, own in values.items()}
+    return {name: values[name] for name in box_fields(where, examples)}
+
+
+# Words for the sides of a box, once every other word of a column's name is removed; and those other words.
+_SIDE_WORDS = (
+    "x0 xmin minx left xtl startx colmin",
+    "y0 ymin miny top ytl starty rowmin",
+    "x2 xmax maxx right xbr endx colmax",
+    "y2 ymax maxy bottom ybr endy rowmax",
+)
+_SIDES = {word: side for side, found in enumerate(_SIDE_WORDS) for word in found.split()}
+# x1 and y1 are the first corner beside x2 and y2, and the second beside x0 and y0.
+_FIRST = {"x1": 0, "y1": 1}
+_AROUND = re.compile(r"^(bbox|box|roi|rect|face|object|obj|bounding_box)_?|_?(bbox|box|roi)$")
+# Landmarks have one such column for each coordinate of each point.
+_POINT = re.compile(r"[xy]_?\d+")
+_OTHER_FORMS = re.compile(
+    r"(b?boxe?s?(string)?|bounding_box(es)?|predictionstring|objects|region_shape_attributes|bbox_\[.*|coordinates|coords|roi|rect)"
+)
+_CORNERS = (("x", "y"), ("xcenter", "ycenter"), ("cx", "cy"), ("x1", "y1"), ("xmin", "ymin"), ("left", "top"))
+# Run-length encoded masks, as in competitions.
+_RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
+_RUN_LENGTHS = re.compile(r"\d+ \d+( \d+ \d+)*", re.ASCII)
+_BOX_LABELS = ("labelname", "name", "cell_type")
+_IMAGE_SIDES = (("height", "width"), ("image_height", "image_width"), ("img_height", "img_width"))
+_MOSTLY_INSIDE = 0.9
+_FOUR_NUMBERS = re.compile(r"[\[({]?\s*-?[\d.]+([\s,]+-?[\d.]+){3}\s*[\])}]?")
+
+
+class BoxColumns(NamedTuple):
+    """The columns that hold boxes: the names of x0, y0, x1 and y1, in this order, and of the class."""
+
+    corners: tuple[str, ...]
+    label: str
+
+
+def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
+    """Return the columns of a table that are boxes; `None` if there are none. Boxes in another form are an error."""
+    corners = _corners_of(columns)
+    runs = [name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)][:1]
+    named = [one for one in columns.values() if words.is_label_name(one.name) or one.plain in _BOX_LABELS]
+    # In words, where another one says the same.
+    same = (one for one in named if not one.is_numeric and same_partition(one.cells, named[0].cells))
+    label = next((one.name for one in (*same, *named)), None)
+    # x1 to x5 without y are measurements.
+    points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)] if corners else []
+    points = points if len(points) > 4 else []
+    if points and label is None and not runs:
+        return None
+    unread: dict[str, Sequence[str]] = {
+        "masks as run lengths": runs,
+        "more points than the corners of a box": points,
+        "boxes, and none their class": corners if label is None else (),
+        "boxes in another form": () if corners else _other_form(columns),
+    }
+    what, found = next(((what, found) for what, found in unread.items() if found), ("", ()))
+    if not found and label is not None and corners:
+        others = (one for one in named if words.is_label_name(one.name))
+        odd = [one.name for one in others if not same_partition(one.cells, columns[label].cells)]
+        if odd:
+            msg = f"Which of the columns {listed([label, *odd])} is the class of its boxes? Call the others otherwise."
+            raise LayoutError(msg)
+        return BoxColumns(corners, label)
+    if not found:
+        return None
+    taken = [label] if label is not None else [*found] if corners and not runs else []
+    how = f"layout=table_rows(labels={taken!r}), from colabstage.options, takes numbers and words as they are"
+    msg = (
+        f"Its column{'s' if len(found) > 1 else ''} {listed(found, 6)} {'hold' if len(found) > 1 else 'holds'} {what}. "
+        "Expected columns xmin, ymin, xmax, ymax and class, one box in each row; or each mask as a PNG in a folder "
+        f"""'masks'. Otherwise {how if taken else 'layout="images" takes the images without labels'}."""
+    )
+    raise LayoutError(msg)
+
+
+def find_image_sides(columns: Mapping[str, Column]) -> list[str]:
+    known = {column.plain: name for name, column in columns.items() if column.is_numeric}
+    return next(([known[one] for one in sides] for sides in _IMAGE_SIDES if known.keys() >= {*sides}), [])
+
+
+def _corners_of(columns: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns named like corners of boxes, x0, y0, x1 and y1; empty if there are none."""
+    sides: dict[int, str] = {}
+    firsts: dict[int, str] = {}
+    for name in columns:
+        plain = _bare(words.plain_name(name))
+        if plain in _SIDES:
+            sides.setdefault(_SIDES[plain], name)
+        elif plain in _FIRST:
+            firsts[_FIRST[plain]] = name
+    for axis, name in firsts.items():
+        sides.setdefault(axis + 2 if axis in sides else axis, name)
+    return tuple(sides[side] for side in range(4)) if len(sides) == 4 else ()
+
+
+def _bare(plain: str) -> str:
+    return _AROUND.sub("", plain).replace("_", "")
+
+
+def _other_form(columns: Mapping[str, Column]) -> list[str]:
+    """Return the columns that hold boxes in a form that is not read; empty if there are none."""
+    for name, column in columns.items():
+        is_row = "box" in column.plain and column.are_all(_FOUR_NUMBERS) and not column.is_numeric
+        if is_row or _OTHER_FORMS.fullmatch(column.plain):
+            return [name]
+    bare = {_bare(column.plain): name for name, column in columns.items()}
+    for corner in _CORNERS:
+        for wanted in ((*corner, "width", "height"), (*corner, "w", "h")):
+            if bare.keys() >= {*wanted}:
+                return [bare[word] for word in wanted]
+    return []
+
+
+def _are_runs(column: Column) -> bool:
+    """Tell whether cells are run-length encoded masks, whatever the column's name: in each the runs ascend, and
+    somewhere there are more numbers than the four of a box."""
+    if not column.are_all(_RUN_LENGTHS):
+        return False
+    rows = [[int(word[:40]) for word in cell.split()] for cell in column.filled]
+    runs = (run for row in rows for run in zip(row[::2], row[1::2], row[2::2], strict=False))
+    return max(map(len, rows)) > 4 and all(start + length <= after for start, length, after in runs)
+
+
+def boxes_of_rows(
+    files: NDArray[np.int64],
+    corners: Sequence[Column],
+    label: Column,
+    name: Sequence[str],
+    sides: Sequence[Column] = (),
+) -> tuple[list[int], Boxes, tuple[str, ...]]:
+    """Return the first row of every file, in order, the boxes of each, in the order of its rows, and their classes; a
+    row with empty cells means that its file has none.
+
+    Numbers are pixels, or fractions of width and height if none is above 1 and some are not integers. `files`: the
+    number of each row's file, of those called `name`; `sides`: columns that may be height and width of the image.
+    """
+    _, firsts, of_file = np.unique(files, return_index=True, return_inverse=True)
+    places = np.stack([column.numbers() for column in corners], axis=1)
+    filled = np.array(list(map(any, zip(label.cells, *(one.cells for one in corners), strict=True))), np.bool_)
+    fine = np.isfinite(places).all(axis=1) & (places[:, 2:] >= places[:, :2]).all(axis=1)
+    odd = np.flatnonzero(filled & ~(fine & np.array(list(map(bool, label.cells)), np.bool_)))
+    if len(odd):
+        written = ", ".join(show(column.cells[odd[0]]) or "nothing" for column in corners)
+        which = f"A box of '{name[files[odd[0]]]}' is {written} with the class '{show(label.cells[odd[0]])}'"
+        expected = "numbers, left before right and top before bottom, and a class"
+        msg = f"{which}; expected {expected}. In the row of an image without a box leave '{label.name}' empty too."
+        raise LayoutError(msg)
+    # Files in the order of their first rows, and the rows of each in theirs.
+    of_file = firsts[of_file.reshape(-1)]
+    rows = np.flatnonzero(filled)
+    rows = rows[np.argsort(of_file[rows], kind="stable")]
+    starts = np.sort(firsts).tolist()
+    offsets = np.concatenate([[0], np.searchsorted(of_file[rows], starts, side="right")]).astype(np.int64)
+    numbered = {word: int(word) for word in label.filled if word.isascii() and word.isdecimal() and len(word) < 40}
+    classes = sorted(label.filled, key=lambda word: (word not in numbered, numbered.get(word, 0), word))
+    index = {word: number for number, word in enumerate(classes)}
+    labels = np.array([index[label.cells[row]] for row in rows.tolist()], np.int64)
+    found = np.ascontiguousarray(places[rows])
+    # Integers up to 1 may be boxes of one pixel; only fractions show that the numbers are parts of the image.
+    relative = bool(len(found)) and float(found.max()) <= 1 and bool(np.any(found != np.rint(found)))
+    sizes = _stated_sizes(sides, places, of_file)
+    boxes = Boxes(offsets, found, {"labels": labels}, relative, None if sizes is None else sizes[starts])
+    return starts, boxes, tuple(classes)
+
+
+def _stated_sizes(
+    sides: Sequence[Column], places: NDArray[np.float64], of_file: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    """Return height and width of each row's image; `None` if no columns, or only those of the boxes, state them."""
+    if not sides:
+        return None
+    sizes = np.stack([column.numbers() for column in sides], axis=1)
+    if not (np.array_equal(sizes, sizes[of_file]) and np.all(sizes >= 1)):
+        return None
+    ends = np.nan_to_num(places[:, [3, 2]])
+    inside = (ends <= sizes).all(axis=1)
+    are_of_boxes = np.array_equal(ends - np.nan_to_num(places[:, [1, 0]]), sizes)
+    return sizes.astype(np.int64) if inside.mean() > _MOSTLY_INSIDE and not are_of_boxes else None

@@ -22,7 +22,6 @@ from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
-from colabstage.layouts.boxes import box_fields, boxes_in, objects_of
 from colabstage.layouts.evidence import Evidence, require_files, size_in_file
 from colabstage.layouts.formats.masks import is_mask_name, mask_field, masks_of_records
 from colabstage.layouts.reading import Source, broken
@@ -32,11 +31,14 @@ from colabstage.layouts.records import (
     ScanWindow,
     ShardFile,
     all_have,
+    box_fields,
+    boxes_in,
     boxes_of_records,
     label_fields,
     labelled_shards,
     labels_of_fields,
     names_of_feature,
+    objects_of,
     open_shard,
     records_state,
     scan_each,

@@ -18,20 +18,22 @@ from colabstage.io.arguments import instead_of, is_frame, show_value
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
 from colabstage.layouts import words
-from colabstage.layouts.boxes import (
+from colabstage.layouts.evidence import Miss, gather
+from colabstage.layouts.formats.masks import find_masks, is_mask_name, mask_field
+from colabstage.layouts.records import (
     BOX_KEYS,
     BOX_LABELS,
     FURTHER,
     OBJECTS,
+    OWN_BOXES,
     Form,
     FoundForm,
+    ObjectFields,
     box_fields,
     box_key,
     by_field,
+    names_of_feature,
 )
-from colabstage.layouts.evidence import Miss, gather
-from colabstage.layouts.formats.masks import find_masks, is_mask_name, mask_field
-from colabstage.layouts.records import OWN_BOXES, ObjectFields, names_of_feature
 from colabstage.layouts.table import (
     Arrays,
     BrokenDatasetError,

@@ -23,11 +23,15 @@ import numpy as np
 from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import counted, listed
-from colabstage.layouts.boxes import BOX_KEYS, BOX_LABELS, FURTHER, Form, FoundForm, box_fields, boxes_in
 from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
 from colabstage.layouts.formats.masks import is_mask_name, mask_field, masks_of_records
 from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.records import (
+    BOX_KEYS,
+    BOX_LABELS,
+    FURTHER,
+    Form,
+    FoundForm,
     Labels,
     Part,
     ScanMemory,
@@ -35,6 +39,8 @@ from colabstage.layouts.records import (
     ShardFile,
     ShardParts,
     all_have,
+    box_fields,
+    boxes_in,
     boxes_of_records,
     fields_of,
     is_known_field,

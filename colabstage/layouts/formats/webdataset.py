@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, SourceChangedError
-from colabstage.layouts.boxes import box_fields, boxes_in
 from colabstage.layouts.evidence import Found, Miss, left_out_notes, require_files, size_in_file
 from colabstage.layouts.formats.masks import masks_of_records
 from colabstage.layouts.reading import Source, broken
@@ -27,6 +26,8 @@ from colabstage.layouts.records import (
     ShardFile,
     ShardParts,
     all_have,
+    box_fields,
+    boxes_in,
     boxes_of_records,
     decode_label,
     fields_of,
