@@ -636,6 +636,11 @@ PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
     *(row(f"an archive beside what was unpacked from it, {options}", files("pets/{cat,dog}/{0..3}.jpg", {"pets.zip": "x"}), right=[right], **options)
       for options, right in [({}, refused(r"if it was unpacked here, leave it out: only='\*\*/\*\.jpg'")), ({"only": "**/*.jpg"}, found("train: cat 4, dog 4"))]),
+    *(row(f"{name} with a second copy, {len(differ)} of its files another", {f"{top}{path}": content + (b"" if top == first or path not in differ else b" ") for path, content in made.items() for top in (first, second)} | texts, right=[right], **options)
+      for name, made, texts, first, second, differ, options, right in [
+          ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", (), {}, found("train: cat 2, dog 2", note="4 files were left out: copies of others")),
+          ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", ("a/2.jpg",), {}, refused("may be 'HAM/a/0.jpg', 'ham/a/0.jpg'")),
+          ("masks", pairs("{}.jpg", "{}_mask.png"), {}, "k/", "d/k/", (), {"layout": "pairs"}, found("train: 6 masks .*", note="copies of others"))]),
     row("ages in names", files("{9,10}_{0..3}.jpg"), right=[found("train: 10 4, 9 4", note=r"labels are their positions: '10' is 0, classes\[0\]")], layout=file_names(r"^(\d+)_")),
     *(row(f"grey images, {options}", {f"{name}/{name}{i}.png": grey(np.full((8, 8), 9 * i + ord(name), np.uint8)) for name in "ab" for i in range(3)}, right=[lambda packed, is_noted=not options: noted("color_mode='grayscale' stores one channel")(packed) is is_noted], **options)
       for options in ({}, {"color_mode": "grayscale"}, {"color_mode": "rgb"})),
