@@ -63,7 +63,8 @@ _SIZES_COMPARED = 8
 # How many files without an extension are opened for their first bytes.
 _ENDLESS = 2
 _TARS = (".tar", ".tgz", ".tar.gz")
-_VERSION = re.compile(r"\d+(?:\.\d+)+")
+# 1.0.0, 192x192.
+_VERSION = re.compile(r"\d+(?:\.\d+)+|\d+x\d+")
 # Between numbers and hashes, which tell the files of one set apart.
 _WORD = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2,}(?![A-Za-z0-9])")
 _PACKING = re.compile(r"(.*?)((?:\.(?:gz|bz2|xz|zst))?)$", re.DOTALL)
@@ -257,7 +258,7 @@ def _documents(source: Source, found: Evidence) -> str:
 
 def _several_sets(source: Source, found: Evidence) -> str:
     """Find shards, or texts, of several sets in one split: languages, sizes, versions. They are in folders of different
-    words or versions (1.0.0, 2.0.0), or called after a split and different words (full-train, small-train)."""
+    words, versions or sizes, or called after a split and different words (full-train, small-train)."""
     layout = found.table.layout
     # Everything in a list of sources is meant to be used.
     if layout not in (*_OF_SHARDS, TOKENS) or len(source.tree.parts()) > 1:

@@ -1002,7 +1002,8 @@ def of_json(**fields: Any) -> bytes:
 
 SHARDS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed], bool]]] = [
     ("of two sizes", {f"{size}-{split}.tar": shard("jpg", "cls", first=first) for first, (size, split) in enumerate((size, split) for size in ("full", "small") for split in ("train", "test"))}, {}, refused(r"only=\['full-test.tar', 'full-train.tar'\]")),
-    ("of two versions", {f"{one}/x-train-00000-of-00001.tar": shard("jpg", "cls", first=first) for first, one in enumerate(("1.0.0", "2.0.0"))}, {}, refused("only='1.0.0'")),
+    *((f"of two {what}", {f"{one}/x-train-00000-of-00001.tar": shard("jpg", "cls", first=first) for first, one in enumerate(folders)}, {}, refused(f"only='{folders[0]}'"))
+      for what, folders in (("versions", ("1.0.0", "2.0.0")), ("resolutions", ("tfrecords-jpeg-192x192", "tfrecords-jpeg-224x224")))),
     ("of two versions, in splits", {f"{one}/x-00000-of-00001.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("train", "test"))}, {}, found("train: 0 2, 1 2; test: 0 2, 1 2")),
     ("with hashes", {f"train-0000{n}-of-00002-{one}.tar": shard("jpg", "cls", first=4 * n) for n, one in enumerate(("b42a775f", "1e1ed845"))}, {}, found("train: 0 4, 1 4")),
     ("beside eval", {f"{one}_00.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("shard", "eval"))}, {}, refused("'eval_00.tar' is called after a split")),
