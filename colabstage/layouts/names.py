@@ -421,29 +421,23 @@ def second_copies(source: Source) -> frozenset[str]:
     have them (cell_images/cell_images, Train and train): otherwise the same samples would be in two splits, or a table
     could mean either. Names and sizes are compared, and the content of a few."""
     files = source.ending_in((*words.IMAGES, *words.SOUNDS))
-    paths, folder_of = files.folders
-    sizes = zip(*(np.bincount(folder_of, of, len(paths)).tolist() for of in (None, files.sizes)), strict=True)
-    # Of each folder and those above it: how many files, and how many bytes.
-    totals: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    above = {path: [*itertools.accumulate(path.split("/"), posixpath.join)] for path in paths if path}
-    for path, (count, nbytes) in zip(paths, sizes, strict=True):
-        for one in above.get(path, ()):
-            totals[one] = (totals[one][0] + count, totals[one][1] + int(nbytes))
-    alike: dict[tuple[str, tuple[int, int]], list[str]] = defaultdict(list)
-    for path in sorted(totals, key=lambda path: (path.count("/"), path)):
-        alike[posixpath.basename(path).lower(), totals[path]].append(path)
+    paths = (path.split("/") for path in files.folders[0] if path)
+    folders = {one for path in paths for one in itertools.accumulate(path, posixpath.join)}
+    # The files below a folder follow one another; "0" is the character behind "/".
+    below = {path: [bisect.bisect_left(files.names, f"{path}{after}") for after in "/0"] for path in folders}
+    nbytes = np.cumsum([0, *files.sizes.tolist()]).tolist()
+    alike: dict[tuple[str, int, int], list[str]] = defaultdict(list)
+    for path in sorted(folders, key=lambda path: (path.count("/"), path)):
+        begin, end = below[path]
+        alike[posixpath.basename(path).lower(), end - begin, nbytes[end] - nbytes[begin]].append(path)
     pairs = [(first, other) for first, *others in alike.values() if len(others) < _MOST_COPIES for other in others]
+    pairs += [(posixpath.dirname(path), path) for path in folders if re.search(r"(?:^|/)([^/]+)/\1$", path.lower())]
     pairs = [pair for pair in pairs if len({split_of_path(f"{path}/") for path in pair}) == 1]
-    for path, (count, nbytes) in totals.items():
-        outer = posixpath.dirname(path)
-        is_alike = posixpath.basename(outer).lower() == posixpath.basename(path).lower()
-        pairs += [(outer, path)] if is_alike and totals[outer] == (2 * count, 2 * nbytes) else []
     # Folders in two others are compared as one: those of classes.
     beside: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     numbers = {name: number for number, name in enumerate(files.names)} if pairs else {}
     for first, second in pairs:
-        # The files below a folder follow one another; "0" is the character behind "/".
-        begin, end = (bisect.bisect_left(files.names, f"{second}{after}") for after in "/0")
+        begin, end = below[second]
         own = [numbers.get(f"{first}{name.removeprefix(second)}", -1) for name in files.names[begin:end]]
         # Empty files are alike.
         if -1 not in own and (files.sizes[own] == files.sizes[begin:end]).all() and files.sizes[own].any():
