@@ -312,8 +312,6 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
 
 
 _NOTHING = Miss(LayoutError(""))
-# Labels that are not read, and so cannot be compared.
-_UNREAD_LABELS = refuse("")
 
 
 # --- rivals -----------------------------------------------------------------------------------------------------------
@@ -467,7 +465,8 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
     are_beside = tops == of_masks == {"".join(name.split("/")[depth:-1][:1]) for name in keys}
     # A folder for each image is not a class.
     may_be = "" not in tops and 1 < len(tops) <= len(keys) / 2
-    return _UNREAD_LABELS if may_be and (are_beside or of_masks == {""}) else None
+    # Its labels are not read, and so cannot be compared.
+    return refuse("") if may_be and (are_beside or of_masks == {""}) else None
 
 
 # --- what "auto" weighs -----------------------------------------------------------------------------------------------
