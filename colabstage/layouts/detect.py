@@ -74,7 +74,7 @@ from colabstage.layouts.judge import (
     why_not_classes,
 )
 from colabstage.layouts.lists import LIST_ENDS, MOST_LISTS, Lookup, is_class_list, lists_state
-from colabstage.layouts.names import folders_state, names_may_say, names_state, nothing_states, second_copy
+from colabstage.layouts.names import folders_state, names_may_say, names_state, nothing_states, second_copies
 from colabstage.layouts.reading import Source
 from colabstage.layouts.rows import TABLE, TableSearch
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
@@ -317,8 +317,6 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
 
 
 _NOTHING = Miss(LayoutError(""))
-# Labels that are not read, and so cannot be compared.
-_UNREAD_LABELS = refuse("")
 
 
 # --- rivals -----------------------------------------------------------------------------------------------------------
@@ -472,7 +470,8 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
     are_beside = tops == of_masks == {"".join(name.split("/")[depth:-1][:1]) for name in keys}
     # A folder for each image is not a class.
     may_be = "" not in tops and 1 < len(tops) <= len(keys) / 2
-    return _UNREAD_LABELS if may_be and (are_beside or of_masks == {""}) else None
+    # Its labels are not read, and so cannot be compared.
+    return refuse("") if may_be and (are_beside or of_masks == {""}) else None
 
 
 # --- what "auto" weighs -----------------------------------------------------------------------------------------------
@@ -568,15 +567,10 @@ def _weigh_nothing(case: Case) -> Found:
 
 
 def _weigh_folders(case: Case) -> Found:
-    """Weigh folders as classes: without a second copy of all images."""
-    copy = second_copy(case.source)
-    found = gather(lambda: folders_state(case.source.without(copy), IMAGE_FOLDER)) if copy else case.folders
-    if isinstance(found, Miss):
-        return found if isinstance(found.error, EmptySourceError) or found.claims else replace(found, near=True)
-    if copy:
-        note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
-        found = replace(found.noting(note), used=found.used | copy)
-    return found
+    """Weigh folders as classes."""
+    found = case.folders
+    is_weak = isinstance(found, Miss) and not (found.claims or isinstance(found.error, EmptySourceError))
+    return replace(found, near=True) if isinstance(found, Miss) and is_weak else found
 
 
 def _weigh_clips(case: Case) -> Found:
@@ -719,7 +713,10 @@ def read_layout(tree: Tree, state: Callable[[Case], Found], *, is_more: bool = F
     """Make the table of what is stated about a tree, however that was chosen."""
     case = Case(Source(tree), is_more=is_more)
     try:
-        return required(state(case)).as_table(case.source)
+        if copies := second_copies(case.source):
+            case = Case(case.source.without(copies), is_more=is_more)
+        note = f"{left_out(len(copies), 'files')}: copies of others (first '{min(copies)}')." if copies else ""
+        return required(state(case)).noting(*filter(None, [note])).as_table(case.source)
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
         if not (hint := _how_to_give(case.source)):

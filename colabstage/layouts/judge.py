@@ -66,13 +66,13 @@ _SIZES_COMPARED = 8
 # How many files without an extension are opened for their first bytes.
 _ENDLESS = 2
 _TARS = (".tar", ".tgz", ".tar.gz")
-_VERSION = re.compile(r"\d+(?:\.\d+)+")
+# 1.0.0, 192x192.
+_VERSION = re.compile(r"\d+(?:\.\d+)+|\d+x\d+")
 # Between numbers and hashes, which tell the files of one set apart.
 _WORD = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2,}(?![A-Za-z0-9])")
 _PACKING = re.compile(r"(.*?)((?:\.(?:gz|bz2|xz|zst))?)$", re.DOTALL)
 TO_EXTRACT = "extract_archive(source, 'FOLDER') (a remote source is first copied: fetch_files(source, 'PATH'))"
-# Layouts whose samples are rows that name files, and those whose samples are records of shards.
-_OF_ROWS = ("table", "croissant")
+# Layouts whose samples are records of shards.
 _OF_SHARDS = ("webdataset", "tfrecord", "lmdb", "arrow")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 # What is beside a photograph and no label of it: a camera's settings and its short film.
@@ -84,7 +84,6 @@ _BINARY = (*_ARRAYS, ".pkl", *_SPREADSHEETS)
 _DATA = (".h5", ".hdf5", ".db", ".sqlite", ".tfrecord", ".arrow")
 _IN_PATHS, _IN_NAMES = r"paths: layout=file_names(r'([^/]+)/[^/]+$')", "names: layout=file_names(PATTERN)"
 _FIRST_WORD = r"r'(?:^|/)([^/ ._-]+)[^/]*$'"
-_INNERMOST = "the inner folders: layout=folders(level=-1)"
 UNLABELLED = ' layout="images" reads the images without labels.'
 _MORE, _LABELS = "may hold more of them", "may hold their labels"
 
@@ -260,7 +259,7 @@ def _documents(source: Source, found: Evidence) -> str:
 
 def _several_sets(source: Source, found: Evidence) -> str:
     """Find shards, or texts, of several sets in one split: languages, sizes, versions. They are in folders of different
-    words or versions (1.0.0, 2.0.0), or called after a split and different words (full-train, small-train)."""
+    words, versions or sizes, or called after a split and different words (full-train, small-train)."""
     layout = found.table.layout
     # Everything in a list of sources is meant to be used.
     if layout not in (*_OF_SHARDS, TOKENS) or len(source.tree.parts()) > 1:
@@ -331,7 +330,8 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     outer = first if outer and pair else outer
     alone = f"one of the outer folders alone: {_only_folder(table, outer)}" if outer else ""
     where = _IN_NAMES if {*map(posixpath.basename, folders)} <= {*parts} else _IN_PATHS
-    ways = [alone, pair, "" if parts else _INNERMOST, f"the class in the {where}"]
+    inner = "" if parts else "the inner folders: layout=folders(level=-1)"
+    ways = [alone, pair, inner, f"the class in the {where}"]
     # The others read images; and a folder of clips alone may be a class.
     if table.layout != "image_folder":
         own = whole_path(outer, folders)
@@ -627,7 +627,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         others = source.ending_in(words.ANNOTATIONS).without(used)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
         yield _left_over_message(others.where(lambda name: not words.is_note(name)).names, beside, _LABELS, how)
-    masks = _masks_left_over(source, found) if table.layout in (*_OF_ROWS, PAIRS) else []
+    masks = _masks_left_over(source, found) if table.layout in ("table", "croissant", PAIRS) else []
     for first in masks[:1]:
         folder, stem = words.folder_of(first), words.stem_of(first)
         which = folder if _is_of_annotations(folder) else stem.removeprefix(words.before_last_word(stem))

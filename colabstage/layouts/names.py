@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import posixpath
 import re
 from collections import defaultdict
@@ -128,6 +130,8 @@ def parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
 
 # How many duplicated images are read to make sure that they are equal.
 _COMPARED = 8
+# How many folders of one name, number of files and size are compared: more are parts of each sample, as of patients.
+_MOST_COPIES = 8
 # Pictures in unreadable formats: a folder of them is a class whose samples are missing.
 _OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
 _PART_ENDS = frozenset(
@@ -412,24 +416,36 @@ def bare_stem(name: str, folder: str) -> str:
     return "_".join(part.lstrip("0") or "0" if part.isdecimal() else part for part in parts)
 
 
-def second_copy(source: Source) -> frozenset[str]:
-    """Return the images in a folder that holds every image of the tree once more, as archives on Kaggle do
-    (cell_images/cell_images): otherwise the same images would be in two splits."""
-    files = source.ending_in(words.IMAGES)
-    folders = {f"{folder}/".lstrip("/") for folder in files.folders[0]}
-    top = "".join(f"{folder}/" for folder in words.shared_folders(folders))
-    # A copy is deeper than its original. Folders, names and sizes are compared, and the content of a few.
-    *parts, _ = max(folders, key=lambda folder: folder.count("/"), default="").removeprefix(top).split("/")
-    for depth in range(1, len(parts)):
-        copy = f"{top}{'/'.join(parts[:depth])}/"
-        if not {top + folder.removeprefix(copy) for folder in folders if folder.startswith(copy)} <= folders:
-            continue
-        numbers = {name: number for number, name in enumerate(files.names)}
-        copies = {numbers[name]: top + name.removeprefix(copy) for name in files.names if name.startswith(copy)}
-        pairs = {own: numbers[first] for own, first in copies.items() if first in numbers}
-        same = [(one, own) for own, one in pairs.items() if files.sizes[one] == files.sizes[own]]
-        some = np.array(same[:: 1 + len(same) // _COMPARED]) if 2 * len(same) == len(files) else np.zeros((0, 2), int)
-        contents = source.parse(files.take(some.reshape(-1)), lambda _, content: content)
-        if len(some) and all(contents[files.names[one]] == contents[files.names[own]] for one, own in some.tolist()):
-            return frozenset(files.names[number] for _, number in same)
-    return frozenset()
+def second_copies(source: Source) -> frozenset[str]:
+    """Return the images and clips in folders that repeat another one of their name, in any case, as archives on Kaggle
+    have them (cell_images/cell_images, Train and train): otherwise the same samples would be in two splits, or a table
+    could mean either. Names and sizes are compared, and the content of a few."""
+    files = source.ending_in((*words.IMAGES, *words.SOUNDS))
+    paths = (path.split("/") for path in files.folders[0] if path)
+    folders = {one for path in paths for one in itertools.accumulate(path, posixpath.join)}
+    # The files below a folder follow one another; "0" is the character behind "/".
+    below = {path: [bisect.bisect_left(files.names, f"{path}{after}") for after in "/0"] for path in folders}
+    nbytes = np.cumsum([0, *files.sizes.tolist()]).tolist()
+    alike: dict[tuple[str, int, int], list[str]] = defaultdict(list)
+    for path in sorted(folders, key=lambda path: (path.count("/"), path)):
+        begin, end = below[path]
+        alike[posixpath.basename(path).lower(), end - begin, nbytes[end] - nbytes[begin]].append(path)
+    pairs = [(first, other) for first, *others in alike.values() if len(others) < _MOST_COPIES for other in others]
+    pairs += [(posixpath.dirname(path), path) for path in folders if re.search(r"(?:^|/)([^/]+)/\1$", path.lower())]
+    pairs = [pair for pair in pairs if len({split_of_path(f"{path}/") for path in pair}) == 1]
+    # Folders in two others are compared as one: those of classes.
+    beside: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    numbers = {name: number for number, name in enumerate(files.names)} if pairs else {}
+    for first, second in pairs:
+        begin, end = below[second]
+        own = [numbers.get(f"{first}{name.removeprefix(second)}", -1) for name in files.names[begin:end]]
+        # Empty files are alike.
+        if -1 not in own and (files.sizes[own] == files.sizes[begin:end]).all() and files.sizes[own].any():
+            beside[posixpath.dirname(first), posixpath.dirname(second)] += zip(own, range(begin, end), strict=True)
+    copies: set[int] = set()
+    for same in beside.values():
+        some = same[:: 1 + len(same) // _COMPARED]
+        contents = source.parse(files.take(np.unique(some)), lambda _, content: content)
+        if all(contents[files.names[one]] == contents[files.names[other]] for one, other in some):
+            copies.update(other for _, other in same)
+    return frozenset(files.names[number] for number in copies)

@@ -30,11 +30,12 @@ RULES_VERSION = 5
 # Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
-    **dict.fromkeys(("lmdb", "pixel_table", "coco_classes", "croissant"), 8),
-    "images": 9,
-    **dict.fromkeys(("file_names", "arrow", "webdataset"), 10),
-    **dict.fromkeys(("tokens", "arrays", "audio"), 11),
-    "tfrecord": 12,
+    "image_folder": 6,
+    **dict.fromkeys(("lmdb", "pixel_table"), 8),
+    **dict.fromkeys(("images", "coco_classes", "croissant"), 9),
+    "file_names": 10,
+    **dict.fromkeys(("tokens", "arrays", "audio", "arrow", "webdataset"), 11),
+    "tfrecord": 13,
     "detection": 15,
     "pairs": 19,
     "table": 21,

@@ -629,6 +629,11 @@ PATIENTS, GREY_NOTE = "p{1..3}/{0..1}.jpg", "color_mode='grayscale' stores one c
 BESIDE_FOLDERS = [
     *(row(f"an archive beside what was unpacked from it, {options}", files("pets/{cat,dog}/{0..3}.jpg", {"pets.zip": "x"}), right=[right], **options)
       for options, right in [({}, refused(r"if it was unpacked here, leave it out: only='\*\*/\*\.jpg'")), ({"only": "**/*.jpg"}, found("train: cat 4, dog 4"))]),
+    *(row(f"{name} with a second copy, {len(differ)} of its files another", {f"{top}{path}": content + (b"" if top == first or path not in differ else b" ") for path, content in made.items() for top in (first, second)} | texts, right=[right], **options)
+      for name, made, texts, first, second, differ, options, right in [
+          ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", (), {}, found("train: cat 2, dog 2", note="4 files were left out: copies of others")),
+          ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", ("a/2.jpg",), {}, refused("may be 'HAM/a/0.jpg', 'ham/a/0.jpg'")),
+          ("masks", pairs("{}.jpg", "{}_mask.png"), {}, "k/", "d/k/", (), {"layout": "pairs"}, found("train: 6 masks .*", note="copies of others"))]),
     row("ages in names", files("{9,10}_{0..3}.jpg"), right=[found("train: 10 4, 9 4", note=r"labels are their positions: '10' is 0, classes\[0\]")], layout=file_names(r"^(\d+)_")),
     *(row(f"grey images, {options}", {f"{name}/{name}{i}.png": grey(np.full((8, 8), 9 * i + ord(name), np.uint8)) for name in "ab" for i in range(3)}, right=[right], **options)
       for options, right in [({}, noted(GREY_NOTE)), ({"color_mode": "grayscale"}, lambda packed: not noted(GREY_NOTE)(packed)), ({"color_mode": "rgb"}, lambda packed: not noted(GREY_NOTE)(packed))]),
@@ -989,7 +994,8 @@ def of_json(**fields: Any) -> bytes:
 
 SHARDS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed], bool]]] = [
     ("of two sizes", {f"{size}-{split}.tar": shard("jpg", "cls", first=first) for first, (size, split) in enumerate((size, split) for size in ("full", "small") for split in ("train", "test"))}, {}, refused(r"only=\['full-test.tar', 'full-train.tar'\]")),
-    ("of two versions", {f"{one}/x-train-00000-of-00001.tar": shard("jpg", "cls", first=first) for first, one in enumerate(("1.0.0", "2.0.0"))}, {}, refused("only='1.0.0'")),
+    *((f"of two {what}", {f"{one}/x-train-00000-of-00001.tar": shard("jpg", "cls", first=first) for first, one in enumerate(folders)}, {}, refused(f"only='{folders[0]}'"))
+      for what, folders in (("versions", ("1.0.0", "2.0.0")), ("resolutions", ("tfrecords-jpeg-192x192", "tfrecords-jpeg-224x224")))),
     ("of two versions, in splits", {f"{one}/x-00000-of-00001.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("train", "test"))}, {}, found("train: 0 2, 1 2; test: 0 2, 1 2")),
     ("with hashes", {f"train-0000{n}-of-00002-{one}.tar": shard("jpg", "cls", first=4 * n) for n, one in enumerate(("b42a775f", "1e1ed845"))}, {}, found("train: 0 4, 1 4")),
     ("beside eval", {f"{one}_00.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("shard", "eval"))}, {}, refused("'eval_00.tar' is called after a split")),

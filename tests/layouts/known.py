@@ -70,9 +70,9 @@ class Known(NamedTuple):
 
 def known(
     name: str, paths: str, texts: dict[str, Any] | None = None, *, layout: str = "", found: str = "", error: str = "",
-    write: str = "",
+    write: str = "", content: bytes = b"",
 ) -> Known:  # fmt: skip
-    files = {path: b"" for pattern in paths.split() for path in each(pattern)}
+    files = {path: content for pattern in paths.split() for path in each(pattern)}
     for pattern, made in (texts or {}).items():
         for number, path in enumerate(each(pattern)):
             text = made(number) if callable(made) else made

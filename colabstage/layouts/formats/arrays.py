@@ -97,7 +97,6 @@ _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 _ORDER = [*dict.fromkeys([*words.SPLITS.values(), *_SPLITS_BESIDE.values()])]
 # The names that numpy.savez gives to unnamed arrays.
 _NUMBERED = re.compile(r"arr_\d+")
-_NO_TARGETS = "; there are no targets"
 _SAME_DIGIT = str.maketrans("123456789", "0" * 9)
 
 
@@ -302,8 +301,9 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")
     unused = [name for name in rest if name not in splits and name != groups]
     bare = [one.x for one in every if one not in chosen]
+    of_y = f", targets those of {listed(stated)}" if ys else "; there are no targets"
     notes = [
-        f"Inputs are the rows of {listed(used)}{f', targets those of {listed(stated)}' if ys else _NO_TARGETS}.",
+        f"Inputs are the rows of {listed(used)}{of_y}.",
         *left_out_notes(*((stored[name].shape[0], "rows", f"of '{name}', which has no targets,") for name in bare)),
         *_notes_on_files(source, [*xs, *ys]),
         *([f"Other arrays were left out: {listed(unused)}."] if unused else []),
@@ -626,8 +626,6 @@ def _as_words(values: Any) -> tuple[str, ...]:
 
 # --- one file for each sample -----------------------------------------------------------------------------------------
 
-ARRAY_FOLDER = FileKind("array_folder", "arrays", (NPY,))
-
 
 def array_folder_state(source: Source) -> Evidence:
     """Read .npy files in class folders, with or without split folders above; each file is one sample.
@@ -640,7 +638,7 @@ def array_folder_state(source: Source) -> Evidence:
         msg = f"'{role}' is named like the inputs or targets of many samples, not like a single one."
         raise EmptySourceError(msg)
     try:
-        found = folders_state(source, ARRAY_FOLDER)
+        found = folders_state(source, FileKind("array_folder", "arrays", (NPY,)))
     except BrokenDatasetError:
         raise
     except LayoutError as error:
@@ -845,7 +843,6 @@ def _as_text(value: Any) -> str:
 
 # --- tables of pixels -------------------------------------------------------------------------------------------------
 
-PIXELS = "pixel_table"
 # A header of 28 x 28 x 3 named columns and one row of them.
 _HEAD_BYTES = 256 * 1024
 _READ_BYTES = 8 * 1024 * 1024
@@ -921,7 +918,7 @@ def pixels_state(source: Source) -> Found:
         fields[called] = [*itertools.chain.from_iterable(own)]
     left = [one.name for one in found if one not in labelled]
     made = records_state(
-        PIXELS,
+        "pixel_table",
         "a table of pixels",
         Images(join_samples([one.images for one in labelled]), decoded=True, own_channels=True),
         make_labels(np.array([label for one in labelled for label in one.labels], np.int64), ()),
