@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import LayoutError
 from colabstage.layouts.detect import TableFile, detect_layout
-from colabstage.options import Boxes, file_names, folders, table_rows
+from colabstage.options import Boxes, file_names
 from colabstage.trees.listing import FileEntries, FileEntry
 from colabstage.trees.open import open_tree
 from tests.layouts.known import MemoryTree
@@ -84,13 +83,6 @@ def test_what_the_error_says_to_write_finds_the_classes_that_it_names(names: lis
     table = read(files, file_names(written[1]))
     assert all(f"'{name}'" in str(caught.value) for name in table.classes or ())
     assert len(table.classes or ()) == 2
-
-
-@pytest.mark.parametrize("layout", ["image_folder", folders(2), table_rows()], ids=["name", "folders", "rows"])
-def test_a_layout_of_images_says_how_to_give_the_archive_that_holds_them(layout: Any) -> None:
-    """By its name, and with options."""
-    with pytest.raises(EmptySourceError, match="extract_archive"):
-        read({"train.zip": b"", "notes.txt": b""}, layout)
 
 
 def test_images_without_labels_are_samples_too() -> None:

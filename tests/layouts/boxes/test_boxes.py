@@ -207,14 +207,6 @@ def test_names_are_read_from_yaml(text: str, names: tuple[str, ...]) -> None:
     assert read(yolo("0 .5 .5 .1 .1", data__yaml=text)).classes == names
 
 
-def test_poses_are_boxes_whose_keypoints_are_left_out_and_noted() -> None:
-    """Where kpt_shape says so."""
-    lines = [f"0 .5 .5 .3 .{n}{' .5 .4' * 17}" for n in range(1, 6)]
-    found = read(yolo(*lines, data__yaml="names: [person]\nkpt_shape: [17, 2]\n"))
-    np.testing.assert_allclose(rows_of(found)["images/1.jpg"][0][1:], [22.4, 19.2, 41.6, 28.8], atol=2e-3)
-    assert any("17" in note for note in found.notes)
-
-
 @pytest.mark.parametrize("counts", [[2, 0, 1], [1, 1]], ids=str)
 def test_images_without_boxes_are_kept_and_counted(counts: list[int]) -> None:
     """An empty label file, or none."""
@@ -279,6 +271,10 @@ NOTED = {
             {"label": "a", "points": [[1, 2]] * count, "shape_type": "x"} for count in (1, 2, 1)
         ]})},
         "2 annotations",
+    ),
+    "keypoints": (
+        yolo(*(f"0 .5 .5 .3 .{n}{' .5 .4' * 17}" for n in range(1, 6)), data__yaml="names: [a]\nkpt_shape: [17, 2]\n"),
+        "17",
     ),
     "a split that was not downloaded": (
         COCO_OF_THREE | {VAL: COCO_OF_THREE[TRAIN].replace('_name": "', '_name": "v')},

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import LayoutError
 from colabstage.layouts.detect import detect_layout
 from colabstage.options import SampleTable
 from colabstage.trees.open import JoinedTree, open_tree
@@ -57,22 +57,6 @@ def test_every_extension_of_an_image_counts_in_any_case() -> None:
     assert sorted(found.keys) == sorted(names)
     (note,) = found.notes
     assert note.startswith("4 ")
-
-
-@pytest.mark.parametrize(
-    ("names", "named"), [("", "dataset"), ("a/1.csv a/2.csv 3.CSV b/1.txt b/2.txt README", r"3 \.csv, 2 \.txt, 1 ")]
-)
-def test_no_images_says_what_there_is_instead(names: str, named: str) -> None:
-    """An empty folder is often a mount that is not there."""
-    with pytest.raises(EmptySourceError, match=named):
-        folders(*names.split())
-
-
-def test_documents_of_google_are_named(tmp_path: Path) -> None:
-    """A folder of them looks full in the browser."""
-    write_files(tmp_path / "set", {"labels.gsheet": b""})
-    with open_tree(tmp_path / "set", spool=tmp_path) as tree, pytest.raises(EmptySourceError, match="1 Google"):
-        detect_layout(tree, "image_folder")
 
 
 @pytest.mark.parametrize("holder", ["zip", "tar", "several"])

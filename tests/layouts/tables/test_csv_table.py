@@ -3,13 +3,12 @@
 import csv as csv_module
 import io
 import itertools
-import json
 import re
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import event, example, given, settings
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError, OptionError
@@ -271,6 +270,7 @@ READ = {
     "several of yes and no": ("image,a,b", ["{i}.png,True,no", "{i}.png,False,no"], ("a", "b"), [[1, 0], [0, 0]]),
     "lists of words as JSON": ("image,y", ['{i}.png,"[""a"", ""b""]"', "{i}.png,[]"], ("a", "b"), [[1, 1], [0, 0]]),
     "lists of words as Python": ("image,y", ["{i}.png,\"['a, c']\"", "{i}.png,['b']"], ("a, c", "b"), [[1, 0], [0, 1]]),
+    "lists of odd words": ("image,y", ["{i}.png,\"[\"\"it's\"\", '[x']\"", "{i}.png,[]"], ("[x", "it's"), [[1, 1], [0, 0]]),
     "names with a comma": ("image,y", ['{i}.png,"eel, X"', '{i}.png,"crane, G"'], ("crane, G", "eel, X"), [1, 0]),
     "landmarks": ("image,x1,y1,x2,y2,x3,y3", ["{i}.png,5,6,1,2,3,4"], (), [[5.0, 6.0, 1.0, 2.0, 3.0, 4.0]] * 2),
     "fewer than three runs": ("image,label,odds", ["{i}.png,a,1 2 3 4", "{i}.png,b,1 2 3 4"], ("a", "b"), [0, 1]),
@@ -331,27 +331,3 @@ def test_labels_that_are_corners_are_numbers() -> None:
     found = rows("image,x1,y1,x2,y2", "{i}.png,1,2,3,4", layout=layout)
     assert values(found).shape == (TWELVE, 4)
     assert not any("boxes" in note for note in found.notes)
-
-
-def cells_of(cells: list[str]) -> SampleTable:
-    text = io.StringIO()
-    csv_module.writer(text).writerows([["image", "label"], *([f"{n}.png", cell] for n, cell in enumerate(cells))])
-    return read(
-        {**{f"{n}.png": b"" for n in range(len(cells))}, "t.csv": text.getvalue()}, table_rows(labels=["label"])
-    )
-
-
-CELL_WORDS = st.sampled_from(["a", "b", "dog", "a b", "it's", "Saint Bernard, Alpine", "[x", "x]", "3", "3,5", "1 0"])
-
-
-@given(sets=st.lists(st.lists(CELL_WORDS, max_size=3), min_size=1, max_size=6))
-@settings(max_examples=30)
-def test_a_list_of_words_holds_those_words(sets: list[list[str]]) -> None:
-    """As Python and JSON write it, whatever is in the words, a column of each word says which samples have it."""
-    for write in (str, json.dumps):
-        found = cells_of([write(words) for words in sets])
-        targets, classes = found.targets, found.classes
-        assert isinstance(targets, Values)
-        assert list(classes) == sorted({word for words in sets for word in words})
-        expected = [[word in words for word in classes] for words in sets]
-        assert np.array_equal(targets.values, np.array(expected, np.uint8).reshape(len(sets), len(classes)))
