@@ -270,7 +270,7 @@ READ = {
     "several of yes and no": ("image,a,b", ["{i}.png,True,no", "{i}.png,False,no"], ("a", "b"), [[1, 0], [0, 0]]),
     "lists of words as JSON": ("image,y", ['{i}.png,"[""a"", ""b""]"', "{i}.png,[]"], ("a", "b"), [[1, 1], [0, 0]]),
     "lists of words as Python": ("image,y", ["{i}.png,\"['a, c']\"", "{i}.png,['b']"], ("a, c", "b"), [[1, 0], [0, 1]]),
-    "lists of odd words": ("image,y", ["{i}.png,\"[\"\"it's\"\", '[x']\"", "{i}.png,[]"], ("[x", "it's"), [[1, 1], [0, 0]]),
+    "odd words": ("image,y", ["{i}.png,\"[\"\"it's\"\", '[x']\"", "{i}.png,[]"], ("[x", "it's"), [[1, 1], [0, 0]]),
     "names with a comma": ("image,y", ['{i}.png,"eel, X"', '{i}.png,"crane, G"'], ("crane, G", "eel, X"), [1, 0]),
     "landmarks": ("image,x1,y1,x2,y2,x3,y3", ["{i}.png,5,6,1,2,3,4"], (), [[5.0, 6.0, 1.0, 2.0, 3.0, 4.0]] * 2),
     "fewer than three runs": ("image,label,odds", ["{i}.png,a,1 2 3 4", "{i}.png,b,1 2 3 4"], ("a", "b"), [0, 1]),
