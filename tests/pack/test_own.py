@@ -257,29 +257,3 @@ def test_items_that_are_dicts_as_hugging_faces(tmp_path: Path) -> None:
             tmp_path / "2.h5",
             progress=False,
         )
-
-
-@pytest.mark.parametrize(
-    ("x", "noted"),
-    [
-        (np.zeros((12, 8, 8, 3), np.uint8), False),
-        (np.zeros((12, 3, 8, 8), np.uint8), True),
-        (np.zeros((12, 8, 8, 3), np.float32), True),
-    ],
-    ids=["images", "channels first", "floats"],
-)
-def test_a_size_for_what_is_no_image_is_noted(tmp_path: Path, x: Any, noted: bool) -> None:
-    """Arrays stay unchanged, and the report says that image_size had no effect."""
-    np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(12) % 3)
-    report = pack_dataset(tmp_path / "data.npz", tmp_path / "out.h5", image_size=(4, 4), progress=False)
-    assert any("image_size=(4, 4)" in note for note in report.notes) is noted
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert file["X_train"].shape[1:] == (x.shape[1:] if noted else (4, 4, 3))
-
-
-@pytest.mark.parametrize("dtype", [np.longdouble, "M8[s]"])
-def test_arrays_that_cannot_be_stored_are_named(tmp_path: Path, dtype: Any) -> None:
-    """Dates, and floats whose layout depends on the machine."""
-    np.savez(tmp_path / "data.npz", x_train=np.zeros((12, 3), dtype), y_train=np.arange(12) % 3)
-    with pytest.raises(LayoutError, match="x_train"):
-        pack_dataset(tmp_path / "data.npz", tmp_path / "out.h5", progress=False)

@@ -310,21 +310,6 @@ def test_a_table_of_tabs_may_have_commas() -> None:
     assert rows("image,label", "{i}.png,a", "{i}.png,b", name="t.tsv").classes == ("a", "b")
 
 
-@pytest.mark.parametrize(
-    ("folders", "asked"), [(("cat", "dog"), True), (("p1", "p2"), False), (("train", "val"), False), (("all",), False)]
-)
-def test_numbers_beside_folders_of_classes_are_asked_about(folders: tuple[str, ...], asked: bool) -> None:
-    """A table of measurements of images in folders; patients and splits are no classes."""
-    names = [f"{folder}/{number}.png" for folder in folders for number in range(6)]
-    text = "image,brightness\n" + "".join(f"{name},{number}.5\n" for number, name in enumerate(names))
-    files: dict[str, bytes | str] = {**dict.fromkeys(names, b""), "t.csv": text}
-    if asked:
-        with pytest.raises(LayoutError, match=r"'t.csv'.*layout=\"table\" or layout=\"image_folder\""):
-            read(files)
-        assert read(files, "image_folder").classes == ("cat", "dog")
-    assert values(read(files, "table" if asked else "auto")).tolist() == [n + 0.5 for n in range(len(names))]
-
-
 def test_labels_that_are_corners_are_numbers() -> None:
     """Who names them has said so, and nothing is noted."""
     layout = table_rows(labels=["x1", "y1", "x2", "y2"])
