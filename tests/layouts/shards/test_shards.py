@@ -385,6 +385,9 @@ STATED: dict[str, tuple[Any, str, str]] = {
     "left out: a column of lists beside boxes": (lambda: table(labels=[[0]], objects=[{"bbox": [[4, 3, 2, 1]], "category": ["cat"]}]), "1 images, 1 boxes: cat 1", "'labels'"),
     "left out: a mask as bytes beside labels": (lambda: records(*({"label": n, "target": b"\xff" * 900} for n in range(2))), "2 numbers", "'target'"),
     "left out: a column that is NaN": (lambda: table(label=[float("nan")] * 2, species=["a", "b"]), "a 1, b 1", "'label'"),
+    "left out: labels that are NaN alone": (lambda: table(label=[float("nan")] * 4), "4 without labels", ""),
+    **{f"left out: pictures in a README of {kind}": (lambda kind=kind: {KINDS[kind][0].format("train"): KINDS[kind][1](range(60)), **{f"assets/{n}.png": picture(n) for n in range(3)}}, "train: 0 20, 1 20, 2 20", "assets/0.png")
+       for kind in ("parquet", "webdataset")},
     "left out: splits in lists": (lambda: table(label=[0, 1], split=[["train"], ["test"]]), "2 numbers", "'split'"),
     "left out: what datasets computes": (lambda: {"train.arrow": stream_of(columns_of(range(4))), "cache-0123.arrow": stream_of({"x": [1]})}, "train: 4 numbers", ""),
     "boxes in a list of objects": (lambda: table(objects=[[{"bbox": box, "category": name} for box, name in zip(*row, strict=True)] for row in zip(BBOX, NAMED, strict=True)]), BOXED, "xywh"),
@@ -456,12 +459,6 @@ def test_clips_of_sound_are_rows(make: Any, tmp_path: Path) -> None:
 
 
 # --- notes and refusals ------------------------------------------------------------------------------------------------
-
-
-def test_labels_that_all_samples_lack_are_none() -> None:
-    """As pandas writes an empty column."""
-    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
-    assert read(table(label=arrow.array([float("nan")] * 4, arrow.float64(), from_pandas=False))).targets is None
 
 
 def ordered(*files: tuple[str, bytes]) -> dict[str, bytes]:
@@ -571,14 +568,6 @@ def test_what_is_said_in_a_clip_is_no_label(tmp_path: Path) -> None:
         assert detect_layout(tree, "audio").classes == ("no", "yes")
         with pytest.raises(LayoutError):
             detect_layout(tree, "webdataset")
-
-
-@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
-def test_pictures_in_a_readme_are_not_the_dataset(kind: str) -> None:
-    """Though there are more of them than shards."""
-    name, write = KINDS[kind]
-    pictures = {f"assets/{n}.png": picture(n) for n in range(3)}
-    assert read({name.format("train"): write(range(60)), **pictures}).splits == ("train",) * 60
 
 
 def test_a_table_of_paths_belongs_to_the_images_that_it_names() -> None:
