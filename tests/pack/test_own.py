@@ -1,8 +1,6 @@
 """What users pass in: datasets with a length, and functions called before storing."""
 
 import re
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,44 +126,6 @@ def test_prepare_does_not_hide_broken_images(tmp_path: Path, photos: Path) -> No
         pack_dataset(
             Items(4, lambda i: (picture(i), mask(i))), tmp_path / "out.h5", prepare=lambda x: x, progress=False
         )
-
-
-class Records:
-    """Records of one binary file, read by seeking, as in many datasets: made for one thread and one order."""
-
-    def __init__(self, path: Path, count: int) -> None:
-        self.file = path.open("rb")
-        self.count = count
-        self.taken: list[int] = []
-        self.threads: set[threading.Thread] = set()
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        self.taken.append(index)
-        self.threads.add(threading.current_thread())
-        self.file.seek(64 * index)
-        time.sleep(0)  # a concurrent reader moves the file's position
-        data = np.frombuffer(self.file.read(64), np.uint8)
-        return Image.fromarray(data.reshape(8, 8)), index
-
-
-@pytest.mark.parametrize("size", [None, (4, 4)])
-def test_a_dataset_is_read_as_by_a_stock_loader(tmp_path: Path, size: Any) -> None:
-    """Each item once, in ascending order, in the caller's thread; its random draws are repeatable."""
-    count = 300
-    path = tmp_path / "records.bin"
-    path.write_bytes(b"".join(bytes([index % 251]) * 64 for index in range(count)))
-    records = Records(path, count)
-    report = pack_dataset(records, tmp_path / "out.h5", image_size=size, color_mode="grayscale", progress=False)
-    records.file.close()
-    assert records.taken == list(range(count))
-    assert records.threads == {threading.current_thread()}
-    assert report.readers == 1
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert (file["X_train"][:, 0, 0, 0] == file["Y_train"][()] % 251).all()
-        assert sorted(file["Y_train"]) == list(range(count))
 
 
 @pytest.mark.parametrize(
