@@ -55,6 +55,9 @@ def listed(**lists: str) -> Texts:
 FOOD = "food/images/pie/{10000..10002}.jpg food/images/ribs/{20000..20002}.jpg"
 TRAIN, TEST = "pie/{10000,10001} ribs/{20000,20001}", "pie/10002 ribs/20002"
 
+SPLIT_ROWS = "file_name,label\ntest/0.jpg,a\ntrain/0.jpg,b\ntrain/1.jpg,a\ntest/1.jpg,b\n"
+ODD_ROWS = rows("file,label", "{0,0,1,2}.jpg,{a,a,a,b}", "none.jpg,a")
+
 # fmt: off
 READ: dict[str, tuple[Any, ...]] = {
     "a wrapper, with a logo beside it": ("kitti/images/train/cat/1.jpg kitti/images/test/cat/2.jpg logo.png", {"kitti/readme.txt": "x"}, "image_folder; train: cat 1; test: cat 1", "'image_folder'"),
@@ -94,6 +97,11 @@ READ: dict[str, tuple[Any, ...]] = {
     "numbers of images of patients": ("p{1,2}/{0..5}.png", {"t.csv": rows("image,brightness", "p1/{0..5}.png,{0..5}.5", "p2/{0..5}.png,{6..11}.5")}, "table; 12 numbers"),
     "numbers of images in folders of splits": ("{train,val}/{0..5}.png", {"t.csv": rows("image,brightness", "train/{0..5}.png,{0..5}.5", "val/{0..5}.png,{6..11}.5")}, "table; train: 6 numbers; val: 6 numbers"),
     "numbers of images in one folder": ("all/{0..5}.png", {"t.csv": rows("image,brightness", "all/{0..5}.png,{0..5}.5")}, "table; 6 numbers"),
+    "a table of tabs that has commas": (SIX, {"t.tsv": rows("file,label", "{0..5}.jpg,{a,b}")}, "table; a 3, b 3"),
+    "one table above folders of splits": ("{train,test}/{0,1}.jpg", {"metadata.csv": SPLIT_ROWS}, "table; train: a 1, b 1; test: a 1, b 1"),
+    "splits of a table before those of folders": ("{train,test}/{0,1}.jpg", {"metadata.csv": "file_name,label,split\ntest/0.jpg,a,train\ntrain/0.jpg,b,test\n"}, "table; train: a 1; test: b 1", "table_rows()"),
+    "a table of the folder of one split": ("{train,test}/{0,1}.jpg", {"metadata.csv": "file_name,label\ntrain/0.jpg,b\ntrain/1.jpg,a\n"}, "table; a 1, b 1", "table_rows()"),
+    "rows without images, and images without rows": (SIX, {"t.csv": ODD_ROWS}, "table; a 3, b 1", "table_rows()"),
     # The lines that refusals name.
     "the inner folders of patients": ("p{1,2}/{benign,malignant}/{0..3}.png", {}, "image_folder; benign 8, malignant 8", "folders(level=-1)"),
     "the outer folders": ("p{1,2}/{benign,malignant}/{0..3}.png", {}, "image_folder; p1 8, p2 8", "folders(level=1)"),
@@ -178,6 +186,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 NOTED: dict[str, tuple[Any, ...]] = {
     "names of splits among other folders": ("{train,test,extra}/{cat,dog}_1.jpg", {}, r"All are in 'train', those in the folders 'test', 'train' too, because 'extra'", r"file_names(r'/(cat|dog)_')"),
     "a split that lacks a class": ("train/{cat,dog}/1.jpg test/cat/3.jpg", {}, r"The split 'test' has no images of 1 class: 'dog'"),
+    "splits of folders": ("{train,test}/{0,1}.jpg", {"metadata.csv": SPLIT_ROWS}, r"Splits are the folders that the images are in: 'test', 'train'"),
+    **{f"rows and images that do not meet: {said}": (SIX, {"t.csv": ODD_ROWS}, said, "table_rows()") for said in (r"1 row whose images are not there \(first 'none\.jpg'\)", "3 images that no row names")},
     "columns that are not used": (SIX, {"l.csv": rows(",file,label,fold,age", "{0..5},{0..5}.jpg,{a,b},{0,1,2},{20..25}")}, r"Not used: the columns 'fold', 'age'"),
     "a label stated twice": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog,cat,cat}")}, r"1 row names a file that another row names as well"),
     "numbers from 1": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{1,2,3}")}, r"stay the numbers 1 to 3;"),

@@ -49,34 +49,12 @@ def test_a_split_column_and_a_group_column_are_known(group: str) -> None:
     assert found.classes == ("cat", "dog", "eel")
 
 
-def test_one_table_for_folders_of_splits() -> None:
-    """Hugging Face's metadata.csv above train and test: rows of the test set are not trained on."""
-    images = {f"{split}/{i}.jpg": "" for split in ("train", "test") for i in range(2)}
-    text = "file_name,label\ntest/0.jpg,a\ntrain/0.jpg,b\ntrain/1.jpg,a\ntest/1.jpg,b\n"
-    found = table(images | {"metadata.csv": text})
-    assert found.splits == ("test", "train", "train", "test")
-    assert any("Splits are the folders that the images are in: 'test', 'train'" in note for note in found.notes)
-    # What the table says itself counts, and folders of one split alone say nothing.
-    own = "file_name,label,split\ntest/0.jpg,a,train\ntrain/0.jpg,b,test\n"
-    assert table(images | {"metadata.csv": own}).splits == ("train", "test")
-    one = "file_name,label\ntrain/0.jpg,b\ntrain/1.jpg,a\n"
-    assert table(images | {"metadata.csv": one}).splits is None
-
-
 def test_columns_come_in_the_order_that_is_asked_for() -> None:
     """A word is not a list of letters."""
     found = table({"t.csv": csv("file,age,id,weight", "{i}.jpg,{i}.5,{i},1{i}")}, labels=["weight", "age"])
     assert values(found).tolist() == [[10 + i, i + 0.5] for i in range(COUNT)]
     with pytest.raises(OptionError, match="a list of columns"):
         table_rows(labels="age")
-
-
-def test_rows_without_images_and_images_without_rows_are_counted() -> None:
-    """Neither stops the pack, both are said; an image of two rows is two samples."""
-    text = "file,label\n0.jpg,a\n0.jpg,a\n1.jpg,a\n2.jpg,b\nnone.jpg,a\n"
-    found = table({"t.csv": text})
-    assert found.keys == ("images/0.jpg", "images/0.jpg#2", "images/1.jpg", "images/2.jpg")
-    assert [note.split(" ", 1)[0] for note in found.notes[1:]] == ["1", "3", "1"]
 
 
 @given(
@@ -303,11 +281,6 @@ def test_what_a_loss_or_a_reader_would_not_expect_is_noted(case: str) -> None:
     header, forms, says = NOTED[case]
     found = rows(header, *forms)
     assert says in " ".join(found.notes)
-
-
-def test_a_table_of_tabs_may_have_commas() -> None:
-    """Saved from a spreadsheet under the wrong name."""
-    assert rows("image,label", "{i}.png,a", "{i}.png,b", name="t.tsv").classes == ("a", "b")
 
 
 def test_labels_that_are_corners_are_numbers() -> None:
