@@ -93,16 +93,6 @@ def test_images_without_labels_are_samples_too() -> None:
         detect_layout(MemoryTree({"1.jpg": b""}), is_more=True)
 
 
-def test_one_folder_alone_is_no_class_and_the_note_makes_it_one() -> None:
-    """Photographs in a folder are mostly not all of a class; who means that has the line."""
-    table = read({"cat/1.jpg": b""})
-    assert table.layout == "images"
-    (note,) = [note for note in table.notes if "'cat'" in note]
-    written = re.search(r"layout='(\w+)'", note)
-    assert written is not None
-    assert read({"cat/1.jpg": b""}, written[1]).classes == ("cat",)
-
-
 @pytest.mark.parametrize("table", ["", "labels.csv"])
 def test_no_object_is_made_for_each_of_many_files(tmp_path: Path, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a tree that no layout reads, and of a table's folder: a million of them would take 300 MB, and seconds."""

@@ -102,6 +102,8 @@ READ: dict[str, tuple[Any, ...]] = {
     "splits of a table before those of folders": ("{train,test}/{0,1}.jpg", {"metadata.csv": "file_name,label,split\ntest/0.jpg,a,train\ntrain/0.jpg,b,test\n"}, "table; train: a 1; test: b 1", "table_rows()"),
     "a table of the folder of one split": ("{train,test}/{0,1}.jpg", {"metadata.csv": "file_name,label\ntrain/0.jpg,b\ntrain/1.jpg,a\n"}, "table; a 1, b 1", "table_rows()"),
     "rows without images, and images without rows": (SIX, {"t.csv": ODD_ROWS}, "table; a 3, b 1", "table_rows()"),
+    "one folder alone": ("cat/1.jpg", {}, "images; 1 without labels"),
+    "one folder alone, as its note says": ("cat/1.jpg", {}, "image_folder; cat 1", "'image_folder'"),
     # The lines that refusals name.
     "the inner folders of patients": ("p{1,2}/{benign,malignant}/{0..3}.png", {}, "image_folder; benign 8, malignant 8", "folders(level=-1)"),
     "the outer folders": ("p{1,2}/{benign,malignant}/{0..3}.png", {}, "image_folder; p1 8, p2 8", "folders(level=1)"),
@@ -186,6 +188,10 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 NOTED: dict[str, tuple[Any, ...]] = {
     "names of splits among other folders": ("{train,test,extra}/{cat,dog}_1.jpg", {}, r"All are in 'train', those in the folders 'test', 'train' too, because 'extra'", r"file_names(r'/(cat|dog)_')"),
     "a split that lacks a class": ("train/{cat,dog}/1.jpg test/cat/3.jpg", {}, r"The split 'test' has no images of 1 class: 'dog'"),
+    "one folder alone": ("cat/1.jpg", {}, r"'cat'.*layout='image_folder'"),
+    # A list of names that somebody has would be shifted.
+    **{f"folders of numbers that are not the labels: {said}": (f"{{{names}}}/a.jpg", {}, said, "'image_folder'")
+       for names, said in (("1,2,10", "'1' is 0"), ("0,1,2,10", "'10' is 2"), ("01,02", "'01' is 0"))},
     "splits of folders": ("{train,test}/{0,1}.jpg", {"metadata.csv": SPLIT_ROWS}, r"Splits are the folders that the images are in: 'test', 'train'"),
     **{f"rows and images that do not meet: {said}": (SIX, {"t.csv": ODD_ROWS}, said, "table_rows()") for said in (r"1 row whose images are not there \(first 'none\.jpg'\)", "3 images that no row names")},
     "columns that are not used": (SIX, {"l.csv": rows(",file,label,fold,age", "{0..5},{0..5}.jpg,{a,b},{0,1,2},{20..25}")}, r"Not used: the columns 'fold', 'age'"),
