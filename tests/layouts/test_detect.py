@@ -1,7 +1,6 @@
 """Choosing a layout: the one that fits, the one that was named, or every reason why none does."""
 
 import io
-import re
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.detect import TableFile, detect_layout
-from colabstage.options import Boxes, file_names
+from colabstage.options import Boxes
 from colabstage.trees.listing import FileEntries, FileEntry
 from colabstage.trees.open import open_tree
 from tests.layouts.known import MemoryTree
@@ -62,27 +61,6 @@ def test_files_of_a_large_archive_are_not_asked_one_by_one(tmp_path: Path, endin
         assert (len(table), table.classes) == (files, ("c0", "c1", "c2", "c3", "c4"))
         calls.append(len(called))
     assert (calls[1] - calls[0]) / 1000 < 10
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["cat 0.jpg", "cat 1.jpg", "dog 0.jpg", "dog 1.jpg"],
-        ["pug (1).jp2", "pug (2).jp2", "cat (1).jp2", "cat (2).jp2"],
-        ["25_0_2_2017.png", "25_0_2_2018.png", "25_1_0_2017b.png", "25_1_0_2018.png"],
-    ],
-    ids=lambda names: names[0],
-)
-def test_what_the_error_says_to_write_finds_the_classes_that_it_names(names: list[str]) -> None:
-    """Whatever is between a class and its number."""
-    files = dict.fromkeys(names, b"")
-    with pytest.raises(LayoutError, match="file_names") as caught:
-        read(files)
-    written = re.search(r"layout=file_names\(r'(.*?)'\), from", str(caught.value))
-    assert written is not None
-    table = read(files, file_names(written[1]))
-    assert all(f"'{name}'" in str(caught.value) for name in table.classes or ())
-    assert len(table.classes or ()) == 2
 
 
 def test_images_without_labels_are_samples_too() -> None:

@@ -56,6 +56,11 @@ FOOD = "food/images/pie/{10000..10002}.jpg food/images/ribs/{20000..20002}.jpg"
 TRAIN, TEST = "pie/{10000,10001} ribs/{20000,20001}", "pie/10002 ribs/20002"
 
 SPLIT_ROWS = "file_name,label\ntest/0.jpg,a\ntrain/0.jpg,b\ntrain/1.jpg,a\ntest/1.jpg,b\n"
+BEFORE_NUMBER = r"file_names(r'([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$')"
+NUMBERED = {
+    "{cat,dog}~{0,1}.jpg": ("cat", "dog"), "{pug,cat}~({1,2}).jp2": ("cat", "pug"),
+    "25_0_2_{2017,2018}.png 25_1_0_{2017b,2018}.png": ("25_0_2", "25_1_0"),
+}  # fmt: skip
 ODD_ROWS = rows("file,label", "{0,0,1,2}.jpg,{a,a,a,b}", "none.jpg,a")
 
 # fmt: off
@@ -105,6 +110,7 @@ READ: dict[str, tuple[Any, ...]] = {
     "one folder alone": ("cat/1.jpg", {}, "images; 1 without labels"),
     "one folder alone, as its note says": ("cat/1.jpg", {}, "image_folder; cat 1", "'image_folder'"),
     # The lines that refusals name.
+    **{f"names before numbers: {paths}": (paths, {}, f"file_names; {one} 2, {other} 2", BEFORE_NUMBER) for paths, (one, other) in NUMBERED.items()},
     "the inner folders of patients": ("p{1,2}/{benign,malignant}/{0..3}.png", {}, "image_folder; benign 8, malignant 8", "folders(level=-1)"),
     "the outer folders": ("p{1,2}/{benign,malignant}/{0..3}.png", {}, "image_folder; p1 8, p2 8", "folders(level=1)"),
     "a copy as a class": ("{cat,dog}/{0..3}.png cat~(1)/{4..6}.png", {}, "image_folder; cat 4, cat (1) 3, dog 4", "'image_folder'"),
@@ -128,6 +134,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "an empty label in words": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{a,b,,b,a,b}")}, r"^'l.csv' leads.*1 of 6 rows has no label in 'label' \(the first is that of 'images/2\.jpg'\).*Fill"),
     **{f"{missing} for nothing beside {word}": (SIX, {"l.csv": rows("file,label", f"{{0..5}}.jpg,{{{word},{missing},dog,{word},dog,dog}}")}, rf"\b1 of 6\b.*{missing}'")
        for word, missing in (*(("cat", one) for one in ("NaN", "nan", "<NA>", "N/A", "null")), ("cat|dog", "NaN"), ("1", "N/A"))},
+    **{f"names before numbers: {paths}": (paths, {}, re.escape(f"'{one}', '{other}'. If so: layout={BEFORE_NUMBER}")) for paths, (one, other) in NUMBERED.items()},
     "01 and 1": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{01,1}")}, r"'01' and '1' look like one"),
     "a split that is none": (SIX, {"l.csv": rows("path,label,split", "{0..5}.jpg,{a,b},{train,holdout}")}, r"'split' names splits and other values: 'holdout'"),
     "a split that is none in test.csv": (SIX, {"train.csv": rows("file,label,part", "{0..3}.jpg,{a,b},train"), "test.csv": rows("file,label,part", "{4,5}.jpg,{a,b},holdout")}, r"'part' says which split.*'holdout'"),
