@@ -760,28 +760,6 @@ def test_what_another_program_calls_classes(path: Path, classes: Any) -> None:
     assert (dataset.classes, dataset[3][1]) == ((), 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "refused"),
-    [
-        ("classes", np.arange(40) % 2, True),
-        ("masks", np.zeros((40, 8, 8), np.uint8), True),
-        ("classes", np.array([b"a"] * 40), False),
-        ("ids", np.arange(40), False),
-    ],
-    ids=["classes", "masks", "names of classes", "others"],
-)
-def test_targets_by_another_name_are_not_passed_over(path: Path, name: str, values: Any, refused: bool) -> None:
-    """Otherwise all targets would be -1."""
-    with h5py.File(path, "r+") as file:
-        del file["Y_train"]
-        file[name] = values
-    error = error_of(lambda: dataset_h5(path))
-    assert isinstance(error, ColabstageError) == refused, repr(error)
-    if refused:
-        assert f"y='{name}'" in str(error)
-        assert dataset_h5(path, x="X_train", y=name).targets.shape == values.shape
-
-
 # --- other loops ------------------------------------------------------------------------------------------------------
 
 
