@@ -12,7 +12,6 @@ import pytest
 
 import colabstage as cs
 from colabstage.errors import ArgumentError, OptionError, SourceNotFoundError, SourceReadError, SplitNotFoundError
-from tests.nurseries import Nurseries
 from tests.support.archives import zip_bytes
 from tests.support.command import run_command
 from tests.support.http_knobs import WebFault
@@ -38,18 +37,6 @@ def run(code: str, *arguments: str) -> str:
     """The output of a new interpreter."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT).stdout
-
-
-@pytest.mark.torch
-def test_public_modules_need_no_import_of_their_own(tmp_path: Path, nurseries: Nurseries) -> None:
-    """`cs.errors` after `import colabstage as cs`, and in the list of names."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import colabstage as cs\nprint(*(one.__name__ for one in (cs.errors, cs.options, cs.transforms)))"
-    )
-    named = nurseries.run_script("torch", [script], {"PYTHONPATH": str(ROOT)}).split()
-    assert named == ["colabstage.errors", "colabstage.options", "colabstage.transforms"]
-    assert {"errors", "options", "transforms"} <= {*dir(cs)}
 
 
 @pytest.mark.parametrize(

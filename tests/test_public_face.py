@@ -52,11 +52,6 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         _ = colabstage.stage_datset  # type: ignore[attr-defined]
 
 
-def test_the_version_is_the_installed_one() -> None:
-    """`__version__` comes from the package's metadata."""
-    assert colabstage.__version__.split(".")[:2] == ["0", "1"]
-
-
 @pytest.mark.parametrize("module", ["errors", "options", pytest.param("transforms", marks=pytest.mark.torch)])
 def test_a_public_module_offers_what_is_documented(module: str) -> None:
     """Each name exists and is documented."""

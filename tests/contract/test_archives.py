@@ -18,6 +18,8 @@ from tests.support.made_files import write_files
 
 NUMBERS = in_classes(6)
 FILES = {name: image(number) for name, number in NUMBERS.items()}
+# The extra files that operating systems add.
+JUNK = {"__MACOSX/cat/._000.png": b"x", ".DS_Store": b"x"}
 LABELS = {name: name.partition("/")[0] for name in NUMBERS}
 
 
@@ -26,7 +28,7 @@ def archive(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     if request.param == ".rar" and not any(map(shutil.which, ("unrar", "unar", "bsdtar"))):
         pytest.skip("needs unrar or unar: apt-get install unar")
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
-    return write_archive(tmp_path / f"mine/photos{request.param}", FILES)
+    return write_archive(tmp_path / f"mine/photos{request.param}", FILES | JUNK)
 
 
 def test_staged(archive: Path, tmp_path: Path) -> None:
@@ -46,20 +48,6 @@ def test_staged_from_the_web(archive: Path, tmp_path: Path, ranges: str) -> None
         data = stage_dataset(server.url(archive.name), local_dir=tmp_path / "local", cache_dir=None, progress=False)
     assert (numbers_in(data.path), labels_in(data.path)) == (NUMBERS, LABELS)
     home.check(finished=True)
-
-
-def test_an_archive_in_a_folder_of_an_archive(archive: Path, tmp_path: Path) -> None:
-    """With one folder around everything, and the extra files that operating systems add."""
-    around = {f"photos-main/{name}": content for name, content in FILES.items()}
-    junk = {"__MACOSX/photos-main/._x": b"x", "photos-main/.DS_Store": b"x"}
-    kind = archive.name.removeprefix("photos")
-    data = stage_dataset(
-        write_archive(tmp_path / f"around/photos{kind}", around | junk),
-        local_dir=tmp_path / "local",
-        cache_dir=None,
-        progress=False,
-    )
-    assert {name.removeprefix("photos-main/"): number for name, number in numbers_in(data.path).items()} == NUMBERS
 
 
 # Every other kind on the web, the others here; in the long form all in both places.

@@ -8,8 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage import dataset_h5, make_loader, pack_dataset
-from tests.support.images import SIDE, color, in_classes, make_tree
+from colabstage import dataset_h5, make_loader
 from tests.support.invariants import Home
 
 ROWS = 37
@@ -177,13 +176,3 @@ def test_an_epoch(pair: tuple[Path, Any, Any]) -> None:
                 assert np.array_equal(got_y.numpy(), y[rows])
         assert sorted(seen) == list(range(ROWS))
         assert (seen == sorted(seen)) == (not shuffle)
-
-
-@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
-def test_a_pack_of_ours(encoding: str, tmp_path: Path) -> None:
-    source = make_tree(tmp_path / "mine/photos", in_classes(ROWS))
-    pack_dataset(source, tmp_path / "a.h5", encoding=encoding, progress=False)
-    dataset = dataset_h5(tmp_path / "a.h5")
-    for (x, y), (name, _) in zip(dataset[:], dataset.samples, strict=True):
-        same(x, np.full((SIDE, SIDE, 3), color(in_classes(ROWS)[name]), np.uint8))
-        assert dataset.classes[y] == name.partition("/")[0]

@@ -3,7 +3,6 @@
 Tests that need torchvision, kornia, Ignite or Lightning run in the environment of `make libraries`.
 """
 
-import copy
 import json
 import pickle
 import re
@@ -118,17 +117,6 @@ def test_the_dataset_of_a_loader_has_the_rows_that_it_visits(path: Path) -> None
     loader: Any = make_loader(Subset(dataset_h5(path), range(5, 15)), 4, shuffle=False)
     assert len(seen(loader)) == 10
     assert len(loader.dataset) == 10
-
-
-def test_a_trainer_that_skips_batches_sets_the_epoch_after_that(path: Path) -> None:
-    """Hugging Face's Trainer wraps the batch sampler of a loader, and then sets the epoch of what it has wrapped."""
-    loader = make_loader(dataset_h5(path), 8, shuffle=True, seed=4)
-    epochs = [seen(loader) for _ in range(2)]
-    of: Any
-    for of in (copy.copy(loader), make_loader(dataset_h5(path), 8, shuffle=True, seed=4)):
-        of.batch_sampler.set_epoch(1)
-        batches = islice(of.batch_sampler, 2, None)
-        assert seen(DataLoader(of.dataset, batch_sampler=list(batches), collate_fn=of.collate_fn)) == epochs[1][16:]
 
 
 def test_a_plan_says_what_is_done(path: Path) -> None:
@@ -267,22 +255,6 @@ def test_a_subset_takes_a_sampler_of_weights(tmp_path: Path) -> None:
 
 
 # --- the caller's transforms ------------------------------------------------------------------------------------------
-
-
-class Noise:
-    """A transform with its own generator."""
-
-    def __init__(self) -> None:
-        self._rng = np.random.default_rng(0)
-
-    def __call__(self, x: Any) -> float:
-        return self._rng.random()
-
-
-def test_a_transforms_own_generator_draws_once_for_each_sample(path: Path) -> None:
-    """In the iterating thread, as in a DataLoader without workers."""
-    loader = make_loader(dataset_h5(path, Noise()), 8)
-    assert len({float(value) for x, _ in loader for value in x}) == 40
 
 
 @pytest.fixture
@@ -664,14 +636,6 @@ def test_another_default_device_is_not_that_of_batches(path: Path, change: Any, 
     assert {x.device.type, y.device.type} == {"cpu"}
 
 
-def test_a_dict_of_inputs_is_scaled(path: Path) -> None:
-    """As models of several inputs take them."""
-    dataset = dataset_h5(path, lambda x: {"image": x, "mean": x.mean()})
-    (batch, _), *_ = make_loader(dataset, 8, dtype="float32")
-    assert batch["image"].max() == 1.0
-    assert {part.dtype for part in batch.values()} == {torch.float32}
-
-
 def test_a_list_of_arrays_is_several_inputs(path: Path) -> None:
     """As `default_collate` makes one of each, for every framework; a list of numbers is a vector."""
     dataset = dataset_h5(path, lambda x: [x, np.array([x.mean()])], target_transform=lambda y: [y, 1])
@@ -722,15 +686,6 @@ def test_bands_are_not_taken_for_the_width(tmp_path: Path, shape: tuple[int, ...
     assert np.array_equal(x.permute(0, 2, 3, 1).numpy(), bright[:, :, ::-1])
     ((x, _),) = make_loader(dataset, 4, batch_transform=Compose([lambda x, y: (x, y), flip]))
     assert np.array_equal(x.numpy(), bright[..., ::-1])
-
-
-def test_arrays_with_their_channels_first_are_images_to_transforms(tmp_path: Path) -> None:
-    """As other programs store them, also with 16 bits."""
-    values = np.arange(4 * 5 * 12 * 10).astype(np.uint16).reshape(4, 5, 12, 10)
-    place = write_rows(tmp_path / "rows.h5", values, np.arange(4))
-    loader = make_loader(dataset_h5(place), 4, shuffle=False, batch_transform=RandomFlip(1.0))
-    ((x, _),) = loader
-    assert np.array_equal(x.numpy(), values[..., ::-1])
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (8, 8), (3, 8, 8)], ids=["twice as large", "half", "channels first"])
@@ -805,28 +760,6 @@ def test_what_another_program_calls_classes(path: Path, classes: Any) -> None:
     assert (dataset.classes, dataset[3][1]) == ((), 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "refused"),
-    [
-        ("classes", np.arange(40) % 2, True),
-        ("masks", np.zeros((40, 8, 8), np.uint8), True),
-        ("classes", np.array([b"a"] * 40), False),
-        ("ids", np.arange(40), False),
-    ],
-    ids=["classes", "masks", "names of classes", "others"],
-)
-def test_targets_by_another_name_are_not_passed_over(path: Path, name: str, values: Any, refused: bool) -> None:
-    """Otherwise all targets would be -1."""
-    with h5py.File(path, "r+") as file:
-        del file["Y_train"]
-        file[name] = values
-    error = error_of(lambda: dataset_h5(path))
-    assert isinstance(error, ColabstageError) == refused, repr(error)
-    if refused:
-        assert f"y='{name}'" in str(error)
-        assert dataset_h5(path, x="X_train", y=name).targets.shape == values.shape
-
-
 # --- other loops ------------------------------------------------------------------------------------------------------
 
 
@@ -840,39 +773,6 @@ def test_ignites_deterministic_engine_runs(path: Path) -> None:
     engine = DeterministicEngine(lambda _, batch: found.extend(batch[1].tolist()))
     error = error_of(lambda: engine.run(make_loader(dataset_h5(path), 8), max_epochs=1))
     assert isinstance(error, ColabstageError) or sorted(found) == list(range(40)), repr(error)
-
-
-@needs("lightning")
-@pytest.mark.filterwarnings("default")
-def test_lightning_resumes_at_the_end_of_an_epoch(tmp_path: Path) -> None:
-    """From the checkpoint of its last step, the two remaining epochs are trained."""
-    from lightning.pytorch import LightningModule, Trainer  # type: ignore[import-not-found,unused-ignore]
-    from lightning.pytorch.callbacks import ModelCheckpoint  # type: ignore[import-not-found,unused-ignore]
-
-    class Model(LightningModule):  # type: ignore[misc,unused-ignore]
-        def __init__(self, dies_at: int = -1) -> None:
-            super().__init__()
-            self.layer, self.dies_at, self.trained = torch.nn.Linear(4, 1), dies_at, 0
-
-        def training_step(self, batch: Any, number: int) -> Any:
-            if self.global_step == self.dies_at:
-                raise KeyError(number)
-            self.trained += 1
-            return self.layer(batch[0]).mean()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    place = rows(tmp_path / "rows.h5", 40, (4,))
-    quiet: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_epochs": 3, "logger": False}
-    quiet |= {"enable_progress_bar": False, "enable_model_summary": False}
-    saved = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
-    with pytest.raises(KeyError):
-        Trainer(**quiet, callbacks=[saved]).fit(Model(dies_at=12), make_loader(dataset_h5(place), 4))
-    model = Model()
-    resumed = Trainer(**quiet, enable_checkpointing=False)
-    resumed.fit(model, make_loader(dataset_h5(place), 4), ckpt_path=f"{tmp_path}/saved/step=10.ckpt")
-    assert model.trained == 20
 
 
 @pytest.mark.parametrize("tool", ["profile_loader", "autotune_loader"])

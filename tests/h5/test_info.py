@@ -106,15 +106,16 @@ def test_the_advice_names_what_may_be_inputs_and_targets(tmp_path: Path, case: s
     assert next(iter(arrays)) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["labels_train", "train_label", "targets", "y"])
+@pytest.mark.parametrize("name", ["labels_train", "train_label", "targets", "y", "classes", "masks"])
 def test_targets_by_another_name_are_asked_for(tmp_path: Path, name: str) -> None:
-    """Otherwise every label would be -1. A dataset of another length, or with an unrelated name, is not taken for
-    targets."""
-    arrays = {"X_train": np.zeros((4, 2)), "weights": np.zeros(4), "label_names": np.zeros(3)}
-    path = write(tmp_path / "theirs.h5", h5(**arrays))
+    """Otherwise every label would be -1. A dataset of another length, an unrelated one, or names of classes are
+    not taken for targets."""
+    arrays = {"X_train": np.zeros((4, 8, 8, 3)), "weights": np.zeros(4), "label_names": np.zeros(3), "ids": np.zeros(4)}
+    path = write(tmp_path / "theirs.h5", h5(**arrays, classes=np.array([b"a"] * 4)))
     assert read_info(path).split("train").y is None
     with h5py.File(path, "a") as file:
-        file[name] = np.arange(4)
+        del file["classes"]
+        file[name] = np.zeros((4, 8, 8), np.uint8) if name == "masks" else np.arange(4)
     with pytest.raises(PackFormatError, match=rf"x='X_train', y='{name}'\)"):
         read_info(path)
     assert read_info(path, NamedFields("train", "X_train")).split("train").y is None

@@ -1,21 +1,19 @@
 """Choosing a layout: the one that fits, the one that was named, or every reason why none does."""
 
 import io
-import re
 import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.options import Boxes, file_names, folders, table_rows
+from colabstage.options import Boxes, table_rows
 from colabstage.trees.listing import FileEntries, FileEntry
 from colabstage.trees.open import open_tree
 from tests.layouts.known import MemoryTree
@@ -65,50 +63,12 @@ def test_files_of_a_large_archive_are_not_asked_one_by_one(tmp_path: Path, endin
     assert (calls[1] - calls[0]) / 1000 < 10
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["cat 0.jpg", "cat 1.jpg", "dog 0.jpg", "dog 1.jpg"],
-        ["pug (1).jp2", "pug (2).jp2", "cat (1).jp2", "cat (2).jp2"],
-        ["25_0_2_2017.png", "25_0_2_2018.png", "25_1_0_2017b.png", "25_1_0_2018.png"],
-    ],
-    ids=lambda names: names[0],
-)
-def test_what_the_error_says_to_write_finds_the_classes_that_it_names(names: list[str]) -> None:
-    """Whatever is between a class and its number."""
-    files = dict.fromkeys(names, b"")
-    with pytest.raises(LayoutError, match="file_names") as caught:
-        read(files)
-    written = re.search(r"layout=file_names\(r'(.*?)'\), from", str(caught.value))
-    assert written is not None
-    table = read(files, file_names(written[1]))
-    assert all(f"'{name}'" in str(caught.value) for name in table.classes or ())
-    assert len(table.classes or ()) == 2
-
-
-@pytest.mark.parametrize("layout", ["image_folder", folders(2), table_rows()], ids=["name", "folders", "rows"])
-def test_a_layout_of_images_says_how_to_give_the_archive_that_holds_them(layout: Any) -> None:
-    """By its name, and with options."""
-    with pytest.raises(EmptySourceError, match="extract_archive"):
-        read({"train.zip": b"", "notes.txt": b""}, layout)
-
-
 def test_images_without_labels_are_samples_too() -> None:
     """For a GAN, or to classify; more of a dataset they are only as a class of it."""
     table = read({"1.jpg": b""})
     assert (table.layout, table.targets, list(table.keys)) == ("images", None, ["1.jpg"])
     with pytest.raises(LayoutError):
         detect_layout(MemoryTree({"1.jpg": b""}), is_more=True)
-
-
-def test_one_folder_alone_is_no_class_and_the_note_makes_it_one() -> None:
-    """Photographs in a folder are mostly not all of a class; who means that has the line."""
-    table = read({"cat/1.jpg": b""})
-    assert table.layout == "images"
-    (note,) = [note for note in table.notes if "'cat'" in note]
-    written = re.search(r"layout='(\w+)'", note)
-    assert written is not None
-    assert read({"cat/1.jpg": b""}, written[1]).classes == ("cat",)
 
 
 @pytest.mark.parametrize("table", ["", "labels.csv"])

@@ -1,8 +1,6 @@
 """Finding the file that a table means: never in a folder that was not named, never in another split."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError
 from tests.layouts.readers import read
@@ -63,27 +61,3 @@ def test_paths_lead_to_images_however_they_are_written(written: str, place: str)
     rows = "".join(f"{written.format(n)},c{n % 2}\n" for n in range(4))
     found = read({f"{place}labels.csv": f"file,label\n{rows}", **{f"images/{n}.jpg": b"" for n in range(4)}}, "table")
     assert list(found.keys) == [f"images/{n}.jpg" for n in range(4)]
-
-
-_NAMES = st.builds(
-    lambda folders, base: "/".join([*folders, base]),
-    st.lists(st.sampled_from(["train", "test", "val2017", "images", "a"]), max_size=2),
-    st.sampled_from(["1.png", "2.png", "3.png"]),
-)
-SPLITS = {"train": "train", "test": "test", "val2017": "val"}
-
-
-@given(files=st.sets(_NAMES, min_size=1, max_size=8), written=_NAMES, split=st.sampled_from(["", "train", "test"]))
-def test_what_is_found_is_where_it_was_said_to_be(files: set[str], written: str, split: str) -> None:
-    """A file that is there by the whole of its path is found; another is in each folder that was written and exists."""
-    found = find(sorted(files), written, f"{split or 'l'}.csv")
-    if written in files:
-        assert found == written
-    elif found is not None:
-        assert found.rpartition("/")[2] == written.rpartition("/")[2]
-        there = {part for name in files for part in name.split("/")[:-1]}
-        assert {part for part in written.split("/")[:-1] if part in there} <= set(found.split("/"))
-        # The innermost folder that was written says the split, and of the file's folders the outermost.
-        meant = [SPLITS[part] for part in written.split("/")[-2::-1] if part in SPLITS] or [split]
-        other = [SPLITS[part] for part in found.split("/") if part in SPLITS]
-        assert not meant[0] or not other or meant[0] == other[0]

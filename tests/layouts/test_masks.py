@@ -232,13 +232,3 @@ def test_a_painted_mask_among_those_of_indices_is_a_broken_file(tmp_path: Path) 
         pack_dataset(tmp_path / "data", tmp_path / "a.h5", encoding="pixels")
     report = pack_dataset(tmp_path / "data", tmp_path / "b.h5", encoding="pixels", on_error="skip")
     assert ["00.png" in line for line in report.skipped] == [True]
-
-
-def test_a_mask_of_many_colours_has_no_table(tmp_path: Path) -> None:
-    """Smoothed edges make colours that are no classes."""
-    painted(tmp_path / "data")
-    noise = np.random.default_rng(0).integers(0, 255, (8, 12, 3), np.uint8)
-    Image.fromarray(noise).save(tmp_path / "data/masks/00.png")
-    with pytest.raises(LayoutError, match=r"masks/00\.png.*colours") as caught:
-        plan_stage(tmp_path / "data", local_dir=tmp_path / "local", cache_dir=None)
-    assert "class_dict.csv" not in str(caught.value)

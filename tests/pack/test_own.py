@@ -1,8 +1,6 @@
 """What users pass in: datasets with a length, and functions called before storing."""
 
 import re
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,44 +128,6 @@ def test_prepare_does_not_hide_broken_images(tmp_path: Path, photos: Path) -> No
         )
 
 
-class Records:
-    """Records of one binary file, read by seeking, as in many datasets: made for one thread and one order."""
-
-    def __init__(self, path: Path, count: int) -> None:
-        self.file = path.open("rb")
-        self.count = count
-        self.taken: list[int] = []
-        self.threads: set[threading.Thread] = set()
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Any:
-        self.taken.append(index)
-        self.threads.add(threading.current_thread())
-        self.file.seek(64 * index)
-        time.sleep(0)  # a concurrent reader moves the file's position
-        data = np.frombuffer(self.file.read(64), np.uint8)
-        return Image.fromarray(data.reshape(8, 8)), index
-
-
-@pytest.mark.parametrize("size", [None, (4, 4)])
-def test_a_dataset_is_read_as_by_a_stock_loader(tmp_path: Path, size: Any) -> None:
-    """Each item once, in ascending order, in the caller's thread; its random draws are repeatable."""
-    count = 300
-    path = tmp_path / "records.bin"
-    path.write_bytes(b"".join(bytes([index % 251]) * 64 for index in range(count)))
-    records = Records(path, count)
-    report = pack_dataset(records, tmp_path / "out.h5", image_size=size, color_mode="grayscale", progress=False)
-    records.file.close()
-    assert records.taken == list(range(count))
-    assert records.threads == {threading.current_thread()}
-    assert report.readers == 1
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert (file["X_train"][:, 0, 0, 0] == file["Y_train"][()] % 251).all()
-        assert sorted(file["Y_train"]) == list(range(count))
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [(KeyError("nothing"), "KeyError: 'nothing'"), (OSError("image file is truncated"), "OSError: image file is tr.*")],
@@ -257,29 +217,3 @@ def test_items_that_are_dicts_as_hugging_faces(tmp_path: Path) -> None:
             tmp_path / "2.h5",
             progress=False,
         )
-
-
-@pytest.mark.parametrize(
-    ("x", "noted"),
-    [
-        (np.zeros((12, 8, 8, 3), np.uint8), False),
-        (np.zeros((12, 3, 8, 8), np.uint8), True),
-        (np.zeros((12, 8, 8, 3), np.float32), True),
-    ],
-    ids=["images", "channels first", "floats"],
-)
-def test_a_size_for_what_is_no_image_is_noted(tmp_path: Path, x: Any, noted: bool) -> None:
-    """Arrays stay unchanged, and the report says that image_size had no effect."""
-    np.savez(tmp_path / "data.npz", x_train=x, y_train=np.arange(12) % 3)
-    report = pack_dataset(tmp_path / "data.npz", tmp_path / "out.h5", image_size=(4, 4), progress=False)
-    assert any("image_size=(4, 4)" in note for note in report.notes) is noted
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert file["X_train"].shape[1:] == (x.shape[1:] if noted else (4, 4, 3))
-
-
-@pytest.mark.parametrize("dtype", [np.longdouble, "M8[s]"])
-def test_arrays_that_cannot_be_stored_are_named(tmp_path: Path, dtype: Any) -> None:
-    """Dates, and floats whose layout depends on the machine."""
-    np.savez(tmp_path / "data.npz", x_train=np.zeros((12, 3), dtype), y_train=np.arange(12) % 3)
-    with pytest.raises(LayoutError, match="x_train"):
-        pack_dataset(tmp_path / "data.npz", tmp_path / "out.h5", progress=False)

@@ -4,6 +4,7 @@ them."""
 import enum
 import io
 import json
+import threading
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -56,6 +57,7 @@ class Items:
     def __init__(self, item: Callable[[int], Any], **attributes: Any) -> None:
         self._item = item
         self.asked: list[int] = []
+        self.threads: set[threading.Thread] = set()
         self.__dict__.update(attributes)
 
     def __len__(self) -> int:
@@ -63,6 +65,7 @@ class Items:
 
     def __getitem__(self, index: int) -> Any:
         self.asked.append(index)
+        self.threads.add(threading.current_thread())
         return self._item(index)
 
 
@@ -164,11 +167,12 @@ def stored_by_key(path: Path) -> dict[str, dict[str, NDArray[Any]]]:
 
 @pytest.mark.parametrize("item", TARGETS.values(), ids=TARGETS.keys())
 def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]) -> None:
-    """Whatever their names and format, boxes become corners in pixels, float32, and labels int64; each item is
-    requested once."""
+    """Whatever their names and format, boxes become corners in pixels, float32, and labels int64. Each item is
+    requested once, in ascending order and in the caller's thread, as by a stock loader: some seek in one file."""
     items = Items(item)
-    pack_dataset(items, tmp_path / "out.h5", image_size=(80, 120), resize="stretch", progress=False)
-    assert items.asked == list(range(COUNT))
+    report = pack_dataset(items, tmp_path / "out.h5", image_size=(80, 120), resize="stretch", progress=False)
+    assert (items.asked, items.threads) == (list(range(COUNT)), {threading.current_thread()})
+    assert report.readers == 1
     for number, found in stored(tmp_path / "out.h5").items():
         height, width = size_of(number)
         expected = corners(number) * (120 / width, 80 / height, 120 / width, 80 / height)

@@ -149,20 +149,16 @@ def begun(fewer: None, by_torch: Path, many: Path, tmp_path: Path) -> Path:
     return tmp_path / "out.h5"
 
 
-def test_work_of_torch_is_continued(by_torch: Path, many: Path, begun: Path) -> None:
-    report = pack_dataset(many, begun, **OPTIONS)
-    assert (report.resumed > 0, report.resizer) == (True, "torch")
-    assert begun.read_bytes() == by_torch.read_bytes()
-
-
-def test_where_torch_has_gone_the_work_begins_again(
-    by_torch: Path, by_pillow: Path, many: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("resizer", ["torch", "pillow"])
+def test_work_of_torch_is_continued_or_begun_again_where_it_has_gone(
+    by_torch: Path, by_pillow: Path, many: Path, begun: Path, monkeypatch: pytest.MonkeyPatch, resizer: str
 ) -> None:
-    """All rows are Pillow's."""
-    monkeypatch.setitem(sys.modules, "torch", None)
+    """All rows are of one of the two."""
+    if resizer == "pillow":
+        monkeypatch.setitem(sys.modules, "torch", None)
     report = pack_dataset(many, begun, **OPTIONS)
-    assert (report.resumed, report.resizer) == (0, "pillow")
-    assert begun.read_bytes() == by_pillow.read_bytes()
+    assert (report.resumed > 0, report.resizer) == (resizer == "torch", resizer)
+    assert begun.read_bytes() == (by_torch if resizer == "torch" else by_pillow).read_bytes()
 
 
 def hide_torch() -> None:

@@ -83,16 +83,6 @@ def test_h5py_reads_it_as_anybody_would_want(tmp_path: Path, photos: Path) -> No
         assert (kind.encoding, kind.length) == ("utf-8", 3)
 
 
-def test_encoded_rows_are_the_files_own_bytes(tmp_path: Path, photos: Path, read_pack: Any) -> None:
-    report = pack(photos, tmp_path / "out.h5", encoding="encoded", color_mode="grayscale")
-    found = read_pack(tmp_path / "out.h5")
-    assert report.encoding == "encoded"
-    assert rows_of(found, "train") == [(photos / key).read_bytes() for key in found["key_train"]]
-    stored = read_info(tmp_path / "out.h5").split("train").x.image
-    assert stored is not None
-    assert stored.color_mode == "grayscale"
-
-
 def test_names_of_any_kind_survive(tmp_path: Path, photos: Path, read_pack: Any) -> None:
     """Umlauts stay as they are, and a name that is not UTF-8 does not stop the pack."""
     (photos / "cat/000.png").rename(photos / "cat/größe №1.png")
@@ -199,6 +189,8 @@ def test_what_is_left_out_is_named_and_moves_nothing(
         assert gaps[f"key_{split}"] == [whole[f"key_{split}"][row] for row in kept]
         np.testing.assert_array_equal(gaps[f"Y_{split}"], whole[f"Y_{split}"][kept])
         assert rows_of(gaps, split) == [rows_of(whole, split)[row] for row in kept]
+        own = [(photos / key).read_bytes() for key in gaps[f"key_{split}"]]
+        assert (rows_of(gaps, split) == own) == (encoding == "encoded")
 
 
 def test_a_split_of_nothing_but_bad_images_goes(tmp_path: Path, read_pack: Any) -> None:

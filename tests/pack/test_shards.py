@@ -217,21 +217,6 @@ def test_tasks_are_called_back_before_the_error_is_raised(
     assert [future.cancelled() for future in executor.futures] == [False, True, True, True, True], caught
 
 
-def test_a_failed_set_is_continued(tmp_path: Path, photos: Path, expected: dict[str, bytes], leftovers: Any) -> None:
-    """Shards that were done before another failed are not written again."""
-    of_the_last = max(numbers_in(tmp_path / "alone" / max(expected)))
-    good = (photos / of_the_last).read_bytes()
-    # Of the same length, like damage on a disk.
-    (photos / of_the_last).write_bytes(bytes(len(good)))
-    with ThreadPoolExecutor(1) as pool, pytest.raises(DecodeError, match=of_the_last):
-        pack_dataset(photos, tmp_path / "place/set.h5", shards=5, executor=pool, progress=False)
-    assert len(leftovers(tmp_path / "place")) == 1
-    (photos / of_the_last).write_bytes(good)
-    assert 0 < pack_dataset(photos, tmp_path / "place/set.h5", shards=5, progress=False).resumed < COUNT
-    assert leftovers(tmp_path / "place") == []
-    assert shards_in(tmp_path / "place") == expected
-
-
 def test_what_is_there_is_replaced_only_when_asked(tmp_path: Path, photos: Path) -> None:
     """A set with another number of shards, and a single file of the name, are removed once the new shards are in
     place."""

@@ -176,17 +176,6 @@ def test_nothing_cannot_be_split(pack: Pack) -> None:
         pack([])
 
 
-def test_no_group_is_in_two_splits(pack: Pack) -> None:
-    """Each of 40 patients, with 1 to 9 images, is in one split, and the fractions are approximately right."""
-    groups = tuple(f"p{patient}" for patient in range(40) for _ in range(patient % 9 + 1))
-    keys = names_of([0] * len(groups))
-    found = pack(keys, of_source={"groups": groups}, splits=USUAL)
-    owners = [{groups[keys.index(key)] for key in rows} for rows in found.values()]
-    assert sum(map(len, owners)) == 40
-    shares = [len(found[split]) / len(groups) for split in USUAL]
-    assert np.abs(np.array(shares) - [0.8, 0.1, 0.1]).max() < 0.05
-
-
 def test_groups_may_come_from_the_names(pack: Pack) -> None:
     """A regular expression says what belongs together; a name that it does not match is refused."""
     keys = names_of([number // 4 for number in range(80)])

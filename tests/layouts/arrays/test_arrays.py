@@ -28,9 +28,9 @@ from colabstage.errors import (
 )
 from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, Images, Masks, array_rows
-from colabstage.trees.open import open_archive, open_tree
+from colabstage.trees.open import open_archive
 from tests.layouts.known import wav
-from tests.layouts.readers import by_split, contents, labels, read
+from tests.layouts.readers import by_split, contents, read
 from tests.support.archives import RecordingBytes, tar_bytes
 from tests.support.made_files import matlab, npy, npz, write_files
 
@@ -320,18 +320,6 @@ def test_links_to_other_files_are_refused_where_there_are_none(tmp_path: Path, k
         pack_dataset(path, tmp_path / "out.h5", layout=array_rows(x="X_train", y="Y_train"), progress=False)
 
 
-def test_a_link_to_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    """Targets whose file is missing are no missing targets."""
-    (tmp_path / "set").mkdir()
-    with h5py.File(tmp_path / "set/x.h5", "w") as file:
-        file["X_train"], file["Y_train"] = X, h5py.ExternalLink("y.h5", "/y")
-    with (
-        open_tree(tmp_path / "set", spool=tmp_path) as tree,
-        pytest.raises(LayoutError, match=r"'x\.h5/Y_train'.*'y\.h5'"),
-    ):
-        detect_layout(tree)
-
-
 # --- what is broken, or cannot be told --------------------------------------------------------------------------------
 
 
@@ -373,6 +361,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "damaged HDF5": ({"X.mat": b"\x89HDF\r\n\x1a\n" + bytes(64)}, "arrays", r"X\.mat.*-v7\.3"),
     "fewer labels": ({"a.npz": npz(x=X, y=Y[1:])}, "arrays", r"\(12, 8, 6, 3\).*\(11,\)"),
     "other rows in a split": ({"a.npz": npz(x_train=np.zeros((3, 4)), x_test=np.zeros((3, 5)))}, "arrays", "x_(train|test)"),
+    **{f"{dtype}": ({"a.npz": npz(x_train=np.zeros((12, 3), dtype), y_train=Y)}, "auto", "x_train") for dtype in ("longdouble", "M8[s]")},
     "no rows": ({"a.npz": npz(x=np.zeros((0, 4)))}, "arrays", r"\(0, 4\)"),
     "words as inputs": ({"x.npy": npy(WORDS), "y.npy": npy(Y)}, "arrays", r"'x\.npy\[0\]' has dtype"),
     "names that say nothing": ({"a.npy": npy(X), "b.npy": npy(Y)}, "auto", ASKED),
@@ -512,34 +501,21 @@ def test_more_of_a_pack_takes_its_colours_unless_others_are_asked_for(tmp_path: 
             assert file["X_train"].shape == (12, 8, 6, channels)
 
 
-@pytest.mark.parametrize("mode", ["auto", "rgb"])
-def test_colours_of_what_is_no_image_are_noted(tmp_path: Path, mode: Any) -> None:
-    """The report says that the option did nothing."""
-    source = write_files(tmp_path / "set", {"x.npy": npy(FLOATS), "y.npy": npy(Y)})
-    report = pack_dataset(source, tmp_path / "out.h5", color_mode=mode, progress=False)
-    assert any(f"color_mode='{mode}'" in note for note in report.notes) == (mode != "auto")
+@pytest.mark.parametrize(
+    ("option", "value", "noted"),
+    [("color_mode", "auto", False), ("color_mode", "rgb", True), ("image_size", (4, 4), True)],
+)
+@pytest.mark.parametrize("x", [FLOATS, np.zeros((12, 3, 8, 8), np.uint8)], ids=["numbers", "channels first"])
+def test_an_option_for_images_is_noted_of_others(tmp_path: Path, x: Any, option: str, value: Any, noted: bool) -> None:
+    """Arrays stay unchanged, and the report says that the option did nothing."""
+    source = write_files(tmp_path / "set", {"x.npy": npy(x), "y.npy": npy(Y)})
+    report = pack_dataset(source, tmp_path / "out.h5", progress=False, **{option: value})
+    assert any(f"{option}={value!r}" in note for note in report.notes) == noted
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["X_train"].shape == x.shape
 
 
 # --- one array in each file -------------------------------------------------------------------------------------------
-
-
-def test_an_array_in_each_file_of_class_folders() -> None:
-    """Folders say classes and splits, as of images; files named like inputs and targets are something else."""
-    values = {
-        f"{place}.npy": RNG.normal(size=(2, 3)) for place in ("train/cat/1", "train/dog/2", "test/cat/3", "test/dog/4")
-    }
-    files = {name: npy(array) for name, array in values.items()}
-    found = read(files)
-    assert (found.layout, found.classes, found.splits) == (
-        "array_folder",
-        ("cat", "dog"),
-        ("train", "train", "test", "test"),
-    )
-    for key, x, y in zip(found.keys, contents(found), labels(found), strict=True):
-        np.testing.assert_array_equal(x, values[key])
-        assert f"/{found.classes[y]}/" in key
-    with pytest.raises(LayoutError, match=r"labels\.npy"):
-        read(files | {"train/cat/labels.npy": npy(Y)}, "array_folder")
 
 
 @pytest.mark.parametrize("content", [bomb(), npy(Y)[:-1], b"\x93NUMPY\x01\x00\x10\x00{'descr': O" + bytes(8)])

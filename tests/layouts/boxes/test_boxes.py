@@ -171,22 +171,11 @@ def test_cocos_iscrowd_is_what_is_written(said: Any, crowd: int) -> None:
     assert (columns["iscrowd"].tolist(), columns["area"].tolist()) == ([crowd], [7.5])
 
 
-def test_a_box_of_one_pixel_is_no_part_of_the_image() -> None:
-    """Though none of its places is above 1."""
-    assert columns_of(read(one_coco(bbox=[0, 0, 1, 1])), "a.png")["boxes"].tolist() == [[0, 0, 1, 1]]
-
-
 def yolo(*lines: str, **texts: str) -> Texts:
     """An image for each line; `names__txt` is a file names.txt."""
     labels = {f"labels/{n}.txt": line for n, line in enumerate(lines)}
     images = {f"images/{n}.jpg": "" for n in range(len(lines))}
     return images | labels | {name.replace("__", "."): text for name, text in texts.items()}
-
-
-def test_commas_separate_numbers_as_blanks_do() -> None:
-    """In whole lines; a line with both is a broken one, as a comma may be that of a decimal."""
-    found = rows_of(read(yolo("1 .5 .25 .5 .25", "1,.5,.25,.5,.25", "1, .5, .25, .5, .25", data__yaml="names: [a, b]")))
-    assert set(map(str, found.values())) == {"[('b', 16.0, 6.0, 48.0, 18.0)]"}
 
 
 @pytest.mark.parametrize(
@@ -205,14 +194,6 @@ def test_commas_separate_numbers_as_blanks_do() -> None:
 def test_names_are_read_from_yaml(text: str, names: tuple[str, ...]) -> None:
     """The forms that Ultralytics, Roboflow and people write, as PyYAML reads them."""
     assert read(yolo("0 .5 .5 .1 .1", data__yaml=text)).classes == names
-
-
-def test_poses_are_boxes_whose_keypoints_are_left_out_and_noted() -> None:
-    """Where kpt_shape says so."""
-    lines = [f"0 .5 .5 .3 .{n}{' .5 .4' * 17}" for n in range(1, 6)]
-    found = read(yolo(*lines, data__yaml="names: [person]\nkpt_shape: [17, 2]\n"))
-    np.testing.assert_allclose(rows_of(found)["images/1.jpg"][0][1:], [22.4, 19.2, 41.6, 28.8], atol=2e-3)
-    assert any("17" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("counts", [[2, 0, 1], [1, 1]], ids=str)
@@ -270,6 +251,28 @@ def voc_of(**filenames: str) -> Texts:
     return texts
 
 
+OLD = {"a.jpg": [("a", 0.0, 1.0, 9.0, 9.0)], "b.jpg": [("b", 0.0, 1.0, 9.0, 9.0)]}
+READ: dict[str, tuple[Texts, dict[str, list[Any]]]] = {
+    # Though none of its places is above 1.
+    "a box of one pixel": (one_coco(bbox=[0, 0, 1, 1]), {"a.png": [("dog", 0.0, 0.0, 1.0, 1.0)]}),
+    # In whole lines; a line with both is a broken one, as a comma may be that of a decimal.
+    "commas in place of blanks": (
+        yolo("0 .5 .25 .5 .25", "0,.5,.25,.5,.25", "0, .5, .25, .5, .25", data__yaml="names: [b]"),
+        {f"images/{n}.jpg": [("b", 16.0, 6.0, 48.0, 18.0)] for n in range(3)},
+    ),
+    # The file of an image is the one of its name.
+    "filenames": (voc_of(a="a.jpg", b="b.jpg"), OLD),
+    "an old filename, and none": (voc_of(a="x.jpg", b=""), OLD),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_odd_files_are_read_without_a_note(case: str) -> None:
+    texts, expected = READ[case]
+    found = read(texts)
+    assert (rows_of(found), found.notes) == (expected, ())
+
+
 COCO_OF_THREE = TOOLS["COCO"].files([[BOX]] * 3)
 TRAIN, VAL = (f"annotations/instances_{split}.json" for split in ("train", "val"))
 NOTED = {
@@ -279,6 +282,10 @@ NOTED = {
             {"label": "a", "points": [[1, 2]] * count, "shape_type": "x"} for count in (1, 2, 1)
         ]})},
         "2 annotations",
+    ),
+    "keypoints": (
+        yolo(*(f"0 .5 .5 .3 .{n}{' .5 .4' * 17}" for n in range(1, 6)), data__yaml="names: [a]\nkpt_shape: [17, 2]\n"),
+        "17",
     ),
     "a split that was not downloaded": (
         COCO_OF_THREE | {VAL: COCO_OF_THREE[TRAIN].replace('_name": "', '_name": "v')},
@@ -291,14 +298,6 @@ NOTED = {
 def test_what_is_left_out_is_noted(case: str) -> None:
     texts, named = NOTED[case]
     assert any(re.search(named, note) for note in read(texts).notes)
-
-
-@pytest.mark.parametrize("names", [{"a": "a.jpg", "b": "b.jpg"}, {"a": "x.jpg", "b": ""}], ids=str)
-def test_an_old_filename_in_an_xml_file_is_no_matter(names: dict[str, str]) -> None:
-    """The file of an image is the one of its name."""
-    found = read(voc_of(**names))
-    assert {key: [row[0] for row in rows] for key, rows in rows_of(found).items()} == {"a.jpg": ["a"], "b.jpg": ["b"]}
-    assert found.notes == ()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

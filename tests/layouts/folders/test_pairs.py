@@ -21,12 +21,6 @@ def both(found: SampleTable) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("image", "mask"),
     [
-        ("JPEGImages/{}.jpg", "SegmentationClass/{}.png"),
-        ("images/a/{}.jpg", "annotations/a/{}.png"),
-        ("imgs/{}.jpg", "masks/{}_mask.gif"),
-        ("{}.png", "{}_L.png"),
-        ("701_StillsRaw/images/{}.png", "701_StillsRaw/labels/{}_L.png"),
-        ("{}_sat.jpg", "{}_mask.png"),
         ("{}.jpg", "{}-SEG.png"),
         ("{}.jpg", "{}.label.png"),
         ("{}.jpg", "{}mask.png"),

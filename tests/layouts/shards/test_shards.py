@@ -34,7 +34,7 @@ from colabstage.errors import (
 )
 from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, Boxes, Masks, SampleTable, audio_clips
-from colabstage.trees.open import JoinedTree, open_tree
+from colabstage.trees.open import open_tree
 from tests.layouts.described import described
 from tests.layouts.known import MemoryTree, pcm, wav
 from tests.layouts.readers import by_split, completed, contents, labels, picture, read
@@ -141,22 +141,6 @@ def test_every_form_of_a_table_is_read(form: str) -> None:
         "val/a.arrow": feather_of(data),
     }.items():
         assert by_split(read({name: content})) == {"val": ([picture(n) for n in range(150)], data["label"])}
-
-
-def test_a_tar_is_a_shard_itself_and_several_are_joined(tmp_path: Path) -> None:
-    """With the splits that they are called."""
-    _, write = KINDS["webdataset"]
-    write_files(tmp_path, {"train-0.tar": write(range(5)), "test-0.tar": write(range(5, 9))})
-    with open_tree(tmp_path / "train-0.tar", spool=tmp_path) as tree:
-        table = detect_layout(tree)
-        assert by_split(table) == {"train": ([picture(n) for n in range(5)], [0, 1, 2, 0, 1])}
-        assert table.notes == (), "the samples' own files were not left out"
-    parts = [(name, open_tree(tmp_path / f"{name}.tar", spool=tmp_path)) for name in ("train-0", "test-0")]
-    with JoinedTree("two", parts) as joined:
-        assert by_split(detect_layout(joined)) == {
-            "train": ([picture(n) for n in range(5)], [0, 1, 2, 0, 1]),
-            "test": ([picture(n) for n in range(5, 9)], [2, 0, 1, 2]),
-        }
 
 
 def test_more_shards_than_may_be_open(tmp_path: Path) -> None:
@@ -291,22 +275,6 @@ def test_boxes_of_tensorflows_records(none: dict[str, Any]) -> None:
 MASKS = [grey(np.full((8, 6), n % 3, np.uint8)) for n in range(4)]
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        lambda: tars(*({"jpg": picture(n), "seg.png": MASKS[n]} for n in range(4))),
-        lambda: records(*({"image/segmentation/class/encoded": MASKS[n]} for n in range(4))),
-    ],
-    ids=["WebDataset", "DeepLab's records"],
-)
-def test_masks_are_targets(files: Any) -> None:
-    found = read(files())
-    assert isinstance(found.targets, Masks)
-    for number in range(4):
-        mask = found.targets.source.read(number)
-        np.testing.assert_array_equal(Image.open(io.BytesIO(bytes(mask))), Image.open(io.BytesIO(MASKS[number])))
-
-
 # Images are 8 x 6, and these boxes only xywh.
 BBOX: Any = [[[1, 2, 3, 4], [0, 0, 6, 8]], [], [[3, 5, 2, 2.5]]]
 CORNERS = [[[x, y, x + w, y + h] for x, y, w, h in row] for row in BBOX]
@@ -365,7 +333,6 @@ PETS = {
 }
 NAMED = [["dog", "cat"], [], ["dog"]]
 BOXED = "3 images, 3 boxes: cat 1, dog 2"
-SHADES = [grey(np.full((8, 6), n % 3, np.uint8)) for n in range(3)]
 # fmt: off
 STATED: dict[str, tuple[Any, str, str]] = {
     "the schema's names": (lambda: hub(PETS, objects=objects(pose=WHICH, id=WHICH)), BOXED, "written as xywh; left out: 'pose', 'id'"),
@@ -381,10 +348,10 @@ STATED: dict[str, tuple[Any, str, str]] = {
     "a test without boxes": (lambda: {"train.parquet": table(objects=objects(labels=NAMED))["a.parquet"], "test.parquet": table(objects=typed(objects([[]] * 3, [[]] * 3), objects(labels=NAMED)))["a.parquet"]}, f"train: {BOXED}", "3 records of 'test'"),
     "a first file without types": (lambda: {"train.parquet": table(objects=objects(labels=NAMED))["a.parquet"], "test.parquet": table(objects=objects([[]] * 3, [[]] * 3))["a.parquet"]}, f"train: {BOXED}", "3 records of 'test'"),
     "parts of the image, rounded": (lambda: table(objects=objects([[[own * (1 + 1e-8) for own in box] for box in row] for row in parts_of(BBOX, "xyxy")], NAMED, "boxes")), BOXED, "as parts"),
-    **{f"masks under '{name}'": (lambda name=name: table(**{name: SHADES}), "3 masks", "") for name in ("annotation", "label", "segmentation_mask", "seg")},
+    **{f"masks under '{name}'": (lambda name=name: table(**{name: MASKS[:3]}), "3 masks", "") for name in ("annotation", "label", "segmentation_mask", "seg")},
     **{f"TFDS: {form or 'nothing stated'}": (lambda form=form: tfds(form), BOXED, "yxyx") for form in ("", "REL_YXYX", "YXYX")},
     "TFDS: lists of classes beside": (lambda: tfds(labels=[[1, 0], [0], [1]]), BOXED, "'labels'"),
-    "TFDS: masks before a class": (lambda: features_of(annotation=SHADES, label=[0, 1, 0]), "3 masks", "'label'"),
+    "TFDS: masks before a class": (lambda: features_of(annotation=MASKS[:3], label=[0, 1, 0]), "3 masks", "'label'"),
     "json: a list of objects": (lambda: tars_in_order(*({"objects": [{"bbox": box, "category": name} for box, name in zip(*row, strict=True)]} for row in zip(BBOX, NAMED, strict=True))), BOXED, "xywh"),
     "json: a field of each": (lambda: tars_in_order(*objects(CORNERS, NAMED, "boxes", "labels")), BOXED, "xyxy"),
     "json: files of its own": (lambda: {"a.tar": tar_of([{"png": picture(n), "json": '{"id": 1}', "bbox.json": json.dumps(one)} for n, one in enumerate(objects(labels=NAMED))])}, BOXED, "Not used: 'id'"),
@@ -394,10 +361,11 @@ STATED: dict[str, tuple[Any, str, str]] = {
     "lines of JSON with a label": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "label": n, "objects": one}) + "\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "Not used: the column 'label'"),
     "lines of JSON": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "objects": one}) + "\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "xywh"),
     "a table with JSON in it": (lambda: images_and("labels.tsv", "path\tobjects\n" + "".join(f"{n}.png\t{json.dumps(one)}\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "xywh"),
-    "masks before a class of the scene": (lambda: hub({"scene_category": ["in", "out"]}, scene_category=[0, 1, 0], annotation=SHADES), "3 masks", "'scene_category'"),
-    "masks of classes before those of objects": (lambda: table(instance_mask=SHADES, semantic_mask=SHADES), "3 masks", "'instance_mask'"),
-    "the Hub's names of masks": (lambda: {**table(label=SHADES), "id2label.json": '{"0": "sky", "1": "road"}'}, "3 masks of sky, road", ""),
-    "a test without masks": (lambda: {"train.parquet": hub({}, mask=SHADES)["a.parquet"], "test.parquet": hub({}, mask=typed([None] * 3, [SHADES[0]]))["a.parquet"]}, "train: 3 masks", "3 records of 'test'"),
+    "masks before a class of the scene": (lambda: hub({"scene_category": ["in", "out"]}, scene_category=[0, 1, 0], annotation=MASKS[:3]), "3 masks", "'scene_category'"),
+    "masks of classes before those of objects": (lambda: table(instance_mask=MASKS[:3], semantic_mask=MASKS[:3]), "3 masks", "'instance_mask'"),
+    "DeepLab's masks": (lambda: records(*({"image/segmentation/class/encoded": mask} for mask in MASKS)), "4 masks", ""),
+    "the Hub's names of masks": (lambda: {**table(label=MASKS[:3]), "id2label.json": '{"0": "sky", "1": "road"}'}, "3 masks of sky, road", ""),
+    "a test without masks": (lambda: {"train.parquet": hub({}, mask=MASKS[:3])["a.parquet"], "test.parquet": hub({}, mask=typed([None] * 3, [MASKS[:3][0]]))["a.parquet"]}, "train: 3 masks", "3 records of 'test'"),
     # Splits of the file's name first, then of the folders; of a field where it has names of splits alone.
     **{f"the shard {place}": (lambda place=place: {place: tars({"cls": 0})["a.tar"]}, expected, "") for place, expected in (("train/test-0.tar", "test: 1 numbers"), ("val/0.tar", "val: 1 numbers"), ("train-val-0.tar", "1 numbers"), ("constraint-0.tar", "1 numbers"))},
     "splits of a feature": (lambda: records(*({"label": label, "image/split": name} for label, name in zip(FOUR, NAMES, strict=True))), "train: 0 1, 1 1; val: 1 1; test: 0 1", ""),
@@ -417,6 +385,9 @@ STATED: dict[str, tuple[Any, str, str]] = {
     "left out: a column of lists beside boxes": (lambda: table(labels=[[0]], objects=[{"bbox": [[4, 3, 2, 1]], "category": ["cat"]}]), "1 images, 1 boxes: cat 1", "'labels'"),
     "left out: a mask as bytes beside labels": (lambda: records(*({"label": n, "target": b"\xff" * 900} for n in range(2))), "2 numbers", "'target'"),
     "left out: a column that is NaN": (lambda: table(label=[float("nan")] * 2, species=["a", "b"]), "a 1, b 1", "'label'"),
+    "left out: labels that are NaN alone": (lambda: table(label=[float("nan")] * 4), "4 without labels", ""),
+    **{f"left out: pictures in a README of {kind}": (lambda kind=kind: {KINDS[kind][0].format("train"): KINDS[kind][1](range(60)), **{f"assets/{n}.png": picture(n) for n in range(3)}}, "train: 0 20, 1 20, 2 20", "assets/0.png")
+       for kind in ("parquet", "webdataset")},
     "left out: splits in lists": (lambda: table(label=[0, 1], split=[["train"], ["test"]]), "2 numbers", "'split'"),
     "left out: what datasets computes": (lambda: {"train.arrow": stream_of(columns_of(range(4))), "cache-0123.arrow": stream_of({"x": [1]})}, "train: 4 numbers", ""),
     "boxes in a list of objects": (lambda: table(objects=[[{"bbox": box, "category": name} for box, name in zip(*row, strict=True)] for row in zip(BBOX, NAMED, strict=True)]), BOXED, "xywh"),
@@ -434,6 +405,8 @@ def test_fields_of_records_are_found_or_noted(case: str) -> None:
     found = read(make())
     assert described(found) == expected
     assert noted in " ".join(found.notes)
+    if isinstance(found.targets, Masks):
+        assert [bytes(found.targets.source.read(row)) for row in range(len(found))] == MASKS[: len(found)]
     if expected == BOXED:
         assert isinstance(found.targets, Boxes)
         corners = found.targets.boxes * ([6, 8, 6, 8] if found.targets.relative else 1)
@@ -486,12 +459,6 @@ def test_clips_of_sound_are_rows(make: Any, tmp_path: Path) -> None:
 
 
 # --- notes and refusals ------------------------------------------------------------------------------------------------
-
-
-def test_labels_that_all_samples_lack_are_none() -> None:
-    """As pandas writes an empty column."""
-    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
-    assert read(table(label=arrow.array([float("nan")] * 4, arrow.float64(), from_pandas=False))).targets is None
 
 
 def ordered(*files: tuple[str, bytes]) -> dict[str, bytes]:
@@ -601,22 +568,6 @@ def test_what_is_said_in_a_clip_is_no_label(tmp_path: Path) -> None:
         assert detect_layout(tree, "audio").classes == ("no", "yes")
         with pytest.raises(LayoutError):
             detect_layout(tree, "webdataset")
-
-
-def test_a_stray_tar_does_not_hide_a_folder_of_images() -> None:
-    """Not even a broken one: it is asked about, and the layout's name leaves it out."""
-    files = {"cat/1.jpg": b"1", "dog/1.jpg": b"1", "backup.tar": b""}
-    with pytest.raises(LayoutError, match=r"'backup\.tar'.*layout=\"image_folder\""):
-        read(files)
-    assert read(files, "image_folder").classes == ("cat", "dog")
-
-
-@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
-def test_pictures_in_a_readme_are_not_the_dataset(kind: str) -> None:
-    """Though there are more of them than shards."""
-    name, write = KINDS[kind]
-    pictures = {f"assets/{n}.png": picture(n) for n in range(3)}
-    assert read({name.format("train"): write(range(60)), **pictures}).splits == ("train",) * 60
 
 
 def test_a_table_of_paths_belongs_to_the_images_that_it_names() -> None:

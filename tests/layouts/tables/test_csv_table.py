@@ -3,13 +3,12 @@
 import csv as csv_module
 import io
 import itertools
-import json
 import re
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import event, example, given, settings
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError, OptionError
@@ -50,34 +49,12 @@ def test_a_split_column_and_a_group_column_are_known(group: str) -> None:
     assert found.classes == ("cat", "dog", "eel")
 
 
-def test_one_table_for_folders_of_splits() -> None:
-    """Hugging Face's metadata.csv above train and test: rows of the test set are not trained on."""
-    images = {f"{split}/{i}.jpg": "" for split in ("train", "test") for i in range(2)}
-    text = "file_name,label\ntest/0.jpg,a\ntrain/0.jpg,b\ntrain/1.jpg,a\ntest/1.jpg,b\n"
-    found = table(images | {"metadata.csv": text})
-    assert found.splits == ("test", "train", "train", "test")
-    assert any("Splits are the folders that the images are in: 'test', 'train'" in note for note in found.notes)
-    # What the table says itself counts, and folders of one split alone say nothing.
-    own = "file_name,label,split\ntest/0.jpg,a,train\ntrain/0.jpg,b,test\n"
-    assert table(images | {"metadata.csv": own}).splits == ("train", "test")
-    one = "file_name,label\ntrain/0.jpg,b\ntrain/1.jpg,a\n"
-    assert table(images | {"metadata.csv": one}).splits is None
-
-
 def test_columns_come_in_the_order_that_is_asked_for() -> None:
     """A word is not a list of letters."""
     found = table({"t.csv": csv("file,age,id,weight", "{i}.jpg,{i}.5,{i},1{i}")}, labels=["weight", "age"])
     assert values(found).tolist() == [[10 + i, i + 0.5] for i in range(COUNT)]
     with pytest.raises(OptionError, match="a list of columns"):
         table_rows(labels="age")
-
-
-def test_rows_without_images_and_images_without_rows_are_counted() -> None:
-    """Neither stops the pack, both are said; an image of two rows is two samples."""
-    text = "file,label\n0.jpg,a\n0.jpg,a\n1.jpg,a\n2.jpg,b\nnone.jpg,a\n"
-    found = table({"t.csv": text})
-    assert found.keys == ("images/0.jpg", "images/0.jpg#2", "images/1.jpg", "images/2.jpg")
-    assert [note.split(" ", 1)[0] for note in found.notes[1:]] == ["1", "3", "1"]
 
 
 @given(
@@ -271,6 +248,7 @@ READ = {
     "several of yes and no": ("image,a,b", ["{i}.png,True,no", "{i}.png,False,no"], ("a", "b"), [[1, 0], [0, 0]]),
     "lists of words as JSON": ("image,y", ['{i}.png,"[""a"", ""b""]"', "{i}.png,[]"], ("a", "b"), [[1, 1], [0, 0]]),
     "lists of words as Python": ("image,y", ["{i}.png,\"['a, c']\"", "{i}.png,['b']"], ("a, c", "b"), [[1, 0], [0, 1]]),
+    "odd words": ("image,y", ["{i}.png,\"[\"\"it's\"\", '[x']\"", "{i}.png,[]"], ("[x", "it's"), [[1, 1], [0, 0]]),
     "names with a comma": ("image,y", ['{i}.png,"eel, X"', '{i}.png,"crane, G"'], ("crane, G", "eel, X"), [1, 0]),
     "landmarks": ("image,x1,y1,x2,y2,x3,y3", ["{i}.png,5,6,1,2,3,4"], (), [[5.0, 6.0, 1.0, 2.0, 3.0, 4.0]] * 2),
     "fewer than three runs": ("image,label,odds", ["{i}.png,a,1 2 3 4", "{i}.png,b,1 2 3 4"], ("a", "b"), [0, 1]),
@@ -305,53 +283,9 @@ def test_what_a_loss_or_a_reader_would_not_expect_is_noted(case: str) -> None:
     assert says in " ".join(found.notes)
 
 
-def test_a_table_of_tabs_may_have_commas() -> None:
-    """Saved from a spreadsheet under the wrong name."""
-    assert rows("image,label", "{i}.png,a", "{i}.png,b", name="t.tsv").classes == ("a", "b")
-
-
-@pytest.mark.parametrize(
-    ("folders", "asked"), [(("cat", "dog"), True), (("p1", "p2"), False), (("train", "val"), False), (("all",), False)]
-)
-def test_numbers_beside_folders_of_classes_are_asked_about(folders: tuple[str, ...], asked: bool) -> None:
-    """A table of measurements of images in folders; patients and splits are no classes."""
-    names = [f"{folder}/{number}.png" for folder in folders for number in range(6)]
-    text = "image,brightness\n" + "".join(f"{name},{number}.5\n" for number, name in enumerate(names))
-    files: dict[str, bytes | str] = {**dict.fromkeys(names, b""), "t.csv": text}
-    if asked:
-        with pytest.raises(LayoutError, match=r"'t.csv'.*layout=\"table\" or layout=\"image_folder\""):
-            read(files)
-        assert read(files, "image_folder").classes == ("cat", "dog")
-    assert values(read(files, "table" if asked else "auto")).tolist() == [n + 0.5 for n in range(len(names))]
-
-
 def test_labels_that_are_corners_are_numbers() -> None:
     """Who names them has said so, and nothing is noted."""
     layout = table_rows(labels=["x1", "y1", "x2", "y2"])
     found = rows("image,x1,y1,x2,y2", "{i}.png,1,2,3,4", layout=layout)
     assert values(found).shape == (TWELVE, 4)
     assert not any("boxes" in note for note in found.notes)
-
-
-def cells_of(cells: list[str]) -> SampleTable:
-    text = io.StringIO()
-    csv_module.writer(text).writerows([["image", "label"], *([f"{n}.png", cell] for n, cell in enumerate(cells))])
-    return read(
-        {**{f"{n}.png": b"" for n in range(len(cells))}, "t.csv": text.getvalue()}, table_rows(labels=["label"])
-    )
-
-
-CELL_WORDS = st.sampled_from(["a", "b", "dog", "a b", "it's", "Saint Bernard, Alpine", "[x", "x]", "3", "3,5", "1 0"])
-
-
-@given(sets=st.lists(st.lists(CELL_WORDS, max_size=3), min_size=1, max_size=6))
-@settings(max_examples=30)
-def test_a_list_of_words_holds_those_words(sets: list[list[str]]) -> None:
-    """As Python and JSON write it, whatever is in the words, a column of each word says which samples have it."""
-    for write in (str, json.dumps):
-        found = cells_of([write(words) for words in sets])
-        targets, classes = found.targets, found.classes
-        assert isinstance(targets, Values)
-        assert list(classes) == sorted({word for words in sets for word in words})
-        expected = [[word in words for word in classes] for words in sets]
-        assert np.array_equal(targets.values, np.array(expected, np.uint8).reshape(len(sets), len(classes)))
