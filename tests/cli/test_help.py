@@ -131,11 +131,6 @@ def test_a_terminal_gets_bars(tmp_path: Path, photos: Path) -> None:
     assert "100%" in shown
 
 
-def test_no_color_is_heard(tmp_path: Path) -> None:
-    """With NO_COLOR a terminal gets no colours."""
-    assert not _COLOUR.search(on_a_terminal(tmp_path, "stag", columns=80, NO_COLOR="1")[1])
-
-
 def test_a_terminal_that_cannot_redraw_gets_no_bars(tmp_path: Path, photos: Path) -> None:
     """If TERM is dumb, only the result is shown."""
     code, shown = on_a_terminal(tmp_path, "pack", str(photos), "a.h5", columns=80, TERM="dumb")

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from colabstage import dataset_h5, make_loader
-from colabstage.errors import OptionError, SourceReadError
+from colabstage.errors import OptionError
 from colabstage.h5.arrival import UnitLayout
 
 ROWS = 23
@@ -43,7 +43,6 @@ class InUnits:
     window_units: int = 2
     options: dict[str, Any] = field(default_factory=dict)
     complete: bool = False
-    fails: bool = False
     held: list[tuple[str, list[int]]] = field(default_factory=list)
     expected: list[Announcement] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
@@ -63,9 +62,6 @@ class InUnits:
     def hold(
         self, split: str, rows: NDArray[np.intp], *, side: str = "row", cancellation: Any = None
     ) -> Iterator[None]:
-        if self.fails and side == "row":
-            msg = "the source stalls"
-            raise SourceReadError(msg)
         with self.lock:
             self.held.append((side, rows.tolist()))
         yield
@@ -246,23 +242,6 @@ def test_what_wants_any_row_is_refused_until_all_are_here(make_file: Callable[..
     assert len(list(make_loader(dataset, 5, shuffle=True, strategy="memory"))) == 5
     # The order does not depend on what is local.
     assert order_of(dataset, batch_size=5) == order
-
-
-def test_what_fails_is_raised_at_its_batch_and_the_next_call_goes_on(make_file: Callable[..., Any]) -> None:
-    """The loop raises the error of whatever delivers rows; from the state at that moment, the epoch continues without a
-    gap."""
-    arrival: Any = InUnits()
-    dataset = dataset_h5(make_file("pack", ROWS).path, return_index=True, arrival=arrival)
-    whole = [index.tolist() for _, index in make_loader(dataset, 5, seed=2, num_workers=0)]
-    loader = make_loader(dataset, 5, seed=2, num_workers=0)
-    batches = iter(loader)
-    got = [next(batches)[1].tolist()]
-    arrival.fails = True
-    with pytest.raises(SourceReadError):
-        next(batches)
-    arrival.fails = False
-    loader.load_state_dict(loader.state_dict())
-    assert got + [index.tolist() for _, index in loader] == whole
 
 
 def test_only_the_first_epoch_is_visited_by_units_where_all_is_here_after_it(

@@ -21,6 +21,7 @@ from colabstage.errors import (
 )
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
+from tests.support.deadlines import ask_again_at_once
 from tests.support.far import random_bytes
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
@@ -84,11 +85,12 @@ def test_a_folder_arrives_with_names_bytes_and_times(photos: Path, tmp_path: Pat
 
 @pytest.mark.fuse
 def test_a_folder_of_a_drive_on_a_bad_day(
-    make_drive: Callable[..., SimulatedDrive], tmp_path: Path, photos: Path
+    make_drive: Callable[..., SimulatedDrive], tmp_path: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each file's first read fails, and everything arrives all the same; an error that stays names its file."""
     drive = make_drive()
     assert drive.mountpoint is not None
+    ask_again_at_once(monkeypatch.setattr)
     (photos / os.fsdecode(b"a/\xff.bin")).unlink()  # Drive has no names that are not UTF-8
     make_tree(drive.cloud / "MyDrive/photos", read_tree(photos))
     (drive.cloud / "MyDrive/photos/large.bin").write_bytes(bytes(65 * MIB))

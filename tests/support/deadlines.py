@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from colabstage.io.files import RetryPolicy
+from colabstage.io.progress import SystemClock
 
 # Names of constants in seconds, but not of rates.
 _SECONDS = re.compile(r"_?[A-Z]+(?:_[A-Z]+)*(?<!_PER)_S")
@@ -35,6 +36,13 @@ def lose_patience(package: str, most_s: float, put: Callable[[object, str, Any],
     assert patient, f"nothing in colabstage.{package} asks again"
     for module, name, value in patient:
         put(module, name, replace(value, first_wait_s=most_s / 10, patience_s=min(most_s, value.patience_s)))
+
+
+def ask_again_at_once(put: Callable[[object, str, Any], object]) -> list[float]:
+    """Have every wait before another try end at once; return the seconds that were to be waited."""
+    waits: list[float] = []
+    put(SystemClock, "sleep", lambda _, seconds: waits.append(seconds))
+    return waits
 
 
 def lower(package: str, ending: str, by: int, put: Callable[[object, str, Any], object] = setattr) -> None:

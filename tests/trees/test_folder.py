@@ -18,6 +18,7 @@ from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, Sourc
 from colabstage.trees.listing import FileEntry, Tree
 from colabstage.trees.open import open_tree
 from tests.support.archives import read_all
+from tests.support.deadlines import ask_again_at_once
 from tests.support.images import make_tree
 
 
@@ -165,7 +166,7 @@ def test_folders_on_a_drive_are_listed_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.fuse
-def test_a_listing_that_fails_for_a_moment_is_tried_again(tmp_path: Path) -> None:
+def test_a_listing_that_fails_for_a_moment_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errno 5 of a big folder passes, because with each attempt the mount has cached more."""
     from simulated_drive.drive import SimulatedDrive
     from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
@@ -174,8 +175,10 @@ def test_a_listing_that_fails_for_a_moment_is_tried_again(tmp_path: Path) -> Non
         make_tree(drive.cloud / "MyDrive" / "data", {f"c/{n}.jpg": b"x" for n in range(10)})
         drive.mount(tmp_path / "drive")
         data = tmp_path / "drive" / "MyDrive" / "data"
+        waits = ask_again_at_once(monkeypatch.setattr)
         drive.set_faults(DriveFaults(ops=(OpFault(op="list", errno=errno.EIO, first=2),)))
         assert len(list_folder(data, 2).entries) == 10
+        assert len(waits) == 2
         drive.set_faults(DriveFaults(ops=(OpFault(op="list", errno=errno.EIO),)))
         with pytest.raises(SourceReadError, match="4 tries"):
             list_folder(data, 2)
@@ -239,5 +242,6 @@ def test_what_vanishes_while_it_is_listed_is_named(
         yield iter(found)
 
     monkeypatch.setattr(os, "scandir", vanishing)
+    ask_again_at_once(monkeypatch.setattr)
     with pytest.raises(SourceNotFoundError, match=gone):
         list_folder(root, workers)

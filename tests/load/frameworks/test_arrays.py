@@ -54,7 +54,7 @@ def test_a_held_out_split_comes_in_the_files_order(
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ["pack", "recipe", "float32", "big-endian", "gzip"])
-@pytest.mark.parametrize(("dtype", "drop_last"), [(None, True), ("float32", False)])
+@pytest.mark.parametrize(("dtype", "drop_last"), [(None, True), ("float16", False), ("float64", False)])
 def test_batches_are_those_of_make_loader(
     make_file: Callable[..., Any], kind: str, dtype: str | None, drop_last: bool
 ) -> None:

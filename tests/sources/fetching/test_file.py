@@ -14,6 +14,7 @@ from colabstage import fetch_files
 from colabstage.errors import CancelledError, ChecksumMismatchError, SourceChangedError, SourceReadError
 from colabstage.io.progress import SystemClock
 from colabstage.sources.remote import Checksum, TransientError
+from tests.support.deadlines import ask_again_at_once
 from tests.support.far import MemoryFile, changed, far_service, random_bytes
 from tests.support.invariants import left_behind
 from tests.support.staged import SMALL_BLOCK as BLOCK
@@ -245,8 +246,8 @@ def test_a_server_that_asks_for_a_day_is_asked_after_a_minute(
     fetch: Fetch, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wait without an end would look like hanging; after the last try the error says for how long it asked."""
-    busy, slept = TransientError("busy.", 86_400.0), list[float]()
-    monkeypatch.setattr(SystemClock, "sleep", lambda _, seconds: slept.append(seconds))
+    busy = TransientError("busy.", 86_400.0)
+    slept = ask_again_at_once(monkeypatch.setattr)
     monkeypatch.setattr(SystemClock, "now", lambda _: sum(slept))
     fetch(MemoryFile(CONTENT, ranges=False, answer=lambda number, offset: None if number else busy))
     assert target.read_bytes() == CONTENT
