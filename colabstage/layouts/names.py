@@ -433,7 +433,7 @@ def second_copies(source: Source) -> frozenset[str]:
     pairs = [(first, other) for first, *others in alike.values() if len(others) < _MOST_COPIES for other in others]
     pairs += [(posixpath.dirname(path), path) for path in folders if re.search(r"(?:^|/)([^/]+)/\1$", path.lower())]
     pairs = [pair for pair in pairs if len({split_of_path(f"{path}/") for path in pair}) == 1]
-    # Folders in two others are compared as one: those of classes.
+    # Folders in two others, such as those of classes, are compared as one.
     beside: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     numbers = {name: number for number, name in enumerate(files.names)} if pairs else {}
     for first, second in pairs:
@@ -441,9 +441,15 @@ def second_copies(source: Source) -> frozenset[str]:
         own = [numbers.get(f"{first}{name.removeprefix(second)}", -1) for name in files.names[begin:end]]
         # Empty files are alike.
         if -1 not in own and (files.sizes[own] == files.sizes[begin:end]).all() and files.sizes[own].any():
-            beside[posixpath.dirname(first), posixpath.dirname(second)] += zip(own, range(begin, end), strict=True)
+            outer = posixpath.dirname(first), posixpath.dirname(second)
+            alone = outer[1] in (outer[0], first)
+            beside[(first, second) if alone else outer] += zip(own, range(begin, end), strict=True)
     copies: set[int] = set()
-    for same in beside.values():
+    for (_, copy), same in beside.items():
+        begin, end = below[copy]
+        # Masks may be the same for the images of two folders.
+        if len(same) < end - begin:
+            continue
         some = same[:: 1 + len(same) // _COMPARED]
         contents = source.parse(files.take(np.unique(some)), lambda _, content: content)
         if all(contents[files.names[one]] == contents[files.names[other]] for one, other in some):
