@@ -642,8 +642,8 @@ BESIDE_FOLDERS = [
           ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", ("a/2.jpg",), {}, refused("may be 'HAM/a/0.jpg', 'ham/a/0.jpg'")),
           ("masks", pairs("{}.jpg", "{}_mask.png"), {}, "k/", "d/k/", (), {"layout": "pairs"}, found("train: 6 masks .*", note="copies of others"))]),
     row("ages in names", files("{9,10}_{0..3}.jpg"), right=[found("train: 10 4, 9 4", note=r"labels are their positions: '10' is 0, classes\[0\]")], layout=file_names(r"^(\d+)_")),
-    *(row(f"grey images, {options}", {f"{name}/{name}{i}.png": grey(np.full((8, 8), 9 * i + ord(name), np.uint8)) for name in "ab" for i in range(3)}, right=[lambda packed, is_noted=not options: noted("color_mode='grayscale' stores one channel")(packed) is is_noted], **options)
-      for options in ({}, {"color_mode": "grayscale"}, {"color_mode": "rgb"})),
+    *(row(f"grey images, {options}", {f"{name}/{name}{i}.png": grey(np.full((8, 8), 9 * i + ord(name), np.uint8)) for name in "ab" for i in range(3)}, right=[right], **options)
+      for options, right in [({}, noted("color_mode='grayscale' stores one channel")), *(({"color_mode": one}, lambda packed: packed.found == "train: a 3, b 3" and not packed.notes) for one in ("grayscale", "rgb"))]),
     *(row(f"{len(names)} classes of one size", files(f"{{{','.join(names)}}}/{{0..9}}.jpg"), right=[right])
       for names, right in [(("cat", "dog"), noted(r"If each two are one sample: layout=parts\(x='cat', y='dog'\)")), (("cat", "dog", "owl"), lambda packed: packed.found == "train: cat 10, dog 10, owl 10" and not packed.notes)]),
     *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
