@@ -430,7 +430,8 @@ def second_copies(source: Source) -> frozenset[str]:
     for path in sorted(folders, key=lambda path: (path.count("/"), path)):
         begin, end = below[path]
         alike[posixpath.basename(path).lower(), end - begin, nbytes[end] - nbytes[begin]].append(path)
-    pairs = [(first, other) for first, *others in alike.values() if len(others) < _MOST_COPIES for other in others]
+    few = (paths for paths in alike.values() if len(paths) <= _MOST_COPIES)
+    pairs = [pair for paths in few for pair in itertools.combinations(paths, 2)]
     pairs += [(posixpath.dirname(path), path) for path in folders if re.search(r"(?:^|/)([^/]+)/\1$", path.lower())]
     pairs = [pair for pair in pairs if len({split_of_path(f"{path}/") for path in pair}) == 1]
     # Folders in two others, such as those of classes, are compared as one.
@@ -451,7 +452,9 @@ def second_copies(source: Source) -> frozenset[str]:
         if len(same) < end - begin:
             continue
         some = same[:: 1 + len(same) // _COMPARED]
-        contents = source.parse(files.take(np.unique(some)), lambda _, content: content)
-        if all(contents[files.names[one]] == contents[files.names[other]] for one, other in some):
+        # Equal sizes of files that are all as large, as pixels without compression are, prove nothing.
+        is_proof = len(some) == len(same) or len(np.unique(files.sizes[[one for one, _ in same]])) > 1
+        contents = source.parse(files.take(np.unique(some)), lambda _, content: content) if is_proof else {}
+        if is_proof and all(contents[files.names[one]] == contents[files.names[other]] for one, other in some):
             copies.update(other for _, other in same)
     return frozenset(files.names[number] for number in copies)

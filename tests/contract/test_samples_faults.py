@@ -634,6 +634,7 @@ BESIDE_FOLDERS = [
           ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", (), {}, found("train: cat 2, dog 2", note="4 files were left out: copies of others")),
           ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", ("a/2.jpg",), {}, refused("may be 'HAM/a/0.jpg', 'ham/a/0.jpg'")),
           ("masks", pairs("{}.jpg", "{}_mask.png"), {}, "k/", "d/k/", (), {"layout": "pairs"}, found("train: 6 masks .*", note="copies of others"))]),
+    row("pictures of one size, nearly all empty", {f"{name}/p/{i}.bmp": encode(Image.fromarray(np.full((16, 16), 255 * (name == "b" and i == 13), np.uint8)), "BMP") for name in "ab" for i in range(40)}, right=[found("train: a 40, b 40", note="byte for byte the same")], layout="image_folder"),
     row("the same masks for the images of two folders", {f"{place}/images/{i}.png": grey((np.arange(64) ** (i + 2 + 3 * (place == "b")) % 251).astype(np.uint8).reshape(8, 8)) for place in "ab" for i in range(3)} | {f"{place}/masks/{i}.png": grey(np.full((8, 8), 9 * i, np.uint8))
         for place in "ab" for i in range(3)}, right=[found("train: 6 masks .*")], layout="pairs"),
     row("ages in names", files("{9,10}_{0..3}.jpg"), right=[found("train: 10 4, 9 4", note=r"labels are their positions: '10' is 0, classes\[0\]")], layout=file_names(r"^(\d+)_")),
