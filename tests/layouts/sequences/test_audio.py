@@ -89,14 +89,6 @@ def test_folders_of_classes_become_rows(tmp_path: Path, dtype: Any) -> None:
             assert report.classes[y] == key.split("/")[0]
 
 
-def test_a_length_cuts_and_fills() -> None:
-    """Long clips lose their end, short ones get zeros behind them."""
-    short = tone(50, 100)
-    rows = contents(read({"go/0.wav": clip(tone(0)), "go/1.wav": clip(short)}, audio_clips(length=250, dtype="int16")))
-    np.testing.assert_array_equal(rows[0], tone(0)[:250, 0])
-    np.testing.assert_array_equal(rows[1], np.concatenate([short[:, 0], np.zeros(150, np.int16)]))
-
-
 def test_channels_stay_or_are_mixed() -> None:
     """(length, channels) as they are; their mean when asked, also where only some clips are stereo."""
     stereo, mono = tone(1, channels=2), tone(2)
