@@ -109,6 +109,7 @@ def digits(header: str, rows: list[str], end: str = "\n") -> bytes:
 GREY, OTHER = pixels(6, 4, 4), pixels(6, 4, 4)
 ROWS, OF_TEST = pixels(6, 3072), pixels(6, 3072)
 STL = pixels(3, 96, 96, 3)
+WIDER = RNG.normal(size=(6, 4)).astype(">f4")
 LINES = [",".join(map(str, image.ravel())) for image in GREY]
 PIXELS = ",".join(f"pixel{number}" for number in range(16))
 USAGE = ["Training", "Training", "Training", "PublicTest", "PrivateTest", "PrivateTest"]
@@ -154,6 +155,10 @@ READ: dict[str, tuple[Any, ...]] = {
     "MNIST, and a second form of the same files": (
         {f"{name}.gz": gzip.compress(content) for name, content in MNIST.items()} | MNIST, "auto",
         {"train": (GREY, LABELS), "test": (OTHER, LABELS)}, ("0", "1", "2"),
+    ),
+    "idx of wider numbers": (
+        {"train-images-idx2-float": idx(WIDER, 13), "train-labels-idx1-ubyte": idx(np.array(LABELS, np.uint8))}, "auto",
+        {"train": (WIDER, LABELS)}, ("0", "1", "2"),
     ),
     "CIFAR-100": (
         {
@@ -528,12 +533,6 @@ def test_a_damaged_array_is_a_broken_sample(content: bytes) -> None:
 
 
 # --- MATLAB's, and files of none ---------------------------------------------------------------------------------------
-
-
-def test_idx_of_wider_numbers_is_native() -> None:
-    """Big-endian in the file."""
-    values = RNG.normal(size=(6, 4)).astype(">f4")
-    np.testing.assert_array_equal(np.stack(contents(read({"x-idx2-float": idx(values, 13)}))), values)
 
 
 MATLAB = {"spectra": RNG.normal(size=(6, 4)), "age": np.array(LABELS, np.int16)[:, None], "note": "text"}

@@ -89,14 +89,6 @@ def test_folders_of_classes_become_rows(tmp_path: Path, dtype: Any) -> None:
             assert report.classes[y] == key.split("/")[0]
 
 
-def test_a_length_cuts_and_fills() -> None:
-    """Long clips lose their end, short ones get zeros behind them."""
-    short = tone(50, 100)
-    rows = contents(read({"go/0.wav": pcm(tone(0)), "go/1.wav": pcm(short)}, audio_clips(length=250, dtype="int16")))
-    np.testing.assert_array_equal(rows[0], tone(0)[:250, 0])
-    np.testing.assert_array_equal(rows[1], np.concatenate([short[:, 0], np.zeros(150, np.int16)]))
-
-
 def test_channels_stay_or_are_mixed() -> None:
     """(length, channels) as they are; their mean when asked, also where only some clips are stereo."""
     stereo, mono = tone(1, channels=2), tone(2)
@@ -222,5 +214,8 @@ def test_options_are_checked_before_any_tree_is_opened(wrong: dict[str, Any]) ->
 
 
 def test_a_length_in_seconds_is_that_many_samples() -> None:
-    (row,) = contents(read({"a/1.wav": pcm(tone(1, 700), 1000)}, audio_clips(seconds=1.0, rate=1000, dtype="int16")))
-    np.testing.assert_array_equal(row, np.concatenate([tone(1, 700)[:, 0], np.zeros(300, np.int16)]))
+    """Long clips lose their end, short ones get zeros behind them; shards have a length in samples."""
+    short, long = tone(1, 700), tone(2, 1300)
+    files = {"a/1.wav": pcm(short, 1000), "b/2.wav": pcm(long, 1000)}
+    rows = contents(read(files, audio_clips(seconds=1.0, rate=1000, dtype="int16")))
+    np.testing.assert_array_equal(rows, [[*short[:, 0], *[0] * 300], long[:1000, 0]])
