@@ -58,12 +58,13 @@ def open_share(
     link: ShareSource,
     *,
     checksum: Checksum | None = None,
-    policy: RetryPolicy = _POLICY,
+    policy: RetryPolicy | None = None,
     along: tuple[int, int] = (0, 0),
     cancellation: Cancellation | None = None,
 ) -> HttpFile | SharedFolder:
     """Open what a link leads to; Drive is asked if the link does not say it. `along` and `cancellation` as of
     `open_http`."""
+    policy = policy or _POLICY
     link = _resolve_link(link, policy)
     if link.kind == "folder":
         return list_shared_folder(link, policy=policy, cancellation=cancellation)
@@ -136,7 +137,7 @@ class SharedFolder:
 
 
 def list_shared_folder(
-    link: ShareSource, *, policy: RetryPolicy = _POLICY, cancellation: Cancellation | None = None
+    link: ShareSource, *, policy: RetryPolicy, cancellation: Cancellation | None = None
 ) -> SharedFolder:
     """List a shared folder and everything below it. Google's documents, which are not files, are left out.
 
