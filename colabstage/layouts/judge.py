@@ -638,13 +638,9 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     records = records.where(lambda name: words.RECORDS.fullmatch(name) is not None)
     if records:
         yield _left_over_message(records.names, beside, _MORE, _one_kind(source, found, records))
-    opened = {posixpath.basename(part.label) for part in source.tree.parts()} | used
-    archives = files_called(source, words.ARCHIVES).where(
-        # Tars are opened if samples are records.
-        lambda name: (
-            (of_files or not name.lower().endswith(_TARS)) and opened.isdisjoint({name, posixpath.basename(name)})
-        )
-    )
+    # Tars are opened if samples are records.
+    archives = files_called(source, words.ARCHIVES).where(lambda name: of_files or not name.lower().endswith(_TARS))
+    archives = archives.without(used)
     if archives:
         folder, paths = source.addresses(archives[:1])
         extract = "" if source.tree.address_of(archives[0]) else f"Extract all of it, {TO_EXTRACT}. "

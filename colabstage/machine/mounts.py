@@ -217,6 +217,13 @@ def is_slow_mount(path: str | os.PathLike[str]) -> bool:
     return slow_reason(mount_of(path)) is not None
 
 
+def lost_with_machine(folder: str | os.PathLike[str]) -> str:
+    """Say that a folder does not outlive the machine; "" if it does, or if nothing is known about that."""
+    here = detect_platform()
+    lasts = here.persistent_dir is not None or here.not_lasting or is_slow_mount(folder)
+    return "" if lasts else f"'{os.fspath(folder)}' is on this machine's own disk, which {here.title} deletes with it"
+
+
 def slow_mounts_below(folder: str | os.PathLike[str]) -> frozenset[str]:
     """Return the names in a local folder at which something slow is mounted; nothing there is touched."""
     table = list_mounts()
@@ -410,21 +417,30 @@ def _absent_drive(
             mount = mount_of(mountpoint, mounts=mounts)
             if mount.is_drive and mount.mountpoint == mountpoint:
                 continue
-            msg = (
-                f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. What is written "
-                f"there now stays on this machine, is lost with it, and keeps Drive from being mounted. Call "
-                f"{remount_words(mountpoint)} in a notebook cell, then try again."
+            moved = _on_mounted_drive(place.relative_to(mountpoint), mounts)
+            msg = f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. " + (
+                f"Write '{moved}'." if moved else f"Call {remount_words(mountpoint)} in a cell, then try again."
             )
             return DriveNotMountedError(msg)
         meant = _meant_on_drive(place, mounts)
         if meant is not None:
+            moved = _on_mounted_drive(meant, mounts)
+            write = "Write" if moved else "Call mount_drive() in a cell, then write"
             msg = (
-                f"'{os.fspath(path)}' is not on Google Drive: there is no '{meant.parts[0]}' in that folder. Call "
-                f"mount_drive() in a notebook cell, then write '{_usual_mountpoint() / meant}'; or, for a folder of "
-                "this machine, make it first."
+                f"'{os.fspath(path)}' is not on Google Drive: there is no '{meant.parts[0]}' in that folder. "
+                f"{write} '{moved or _usual_mountpoint() / meant}'; or, for a folder of this machine, make it first."
             )
             return DriveNotMountedError(msg)
     return None
+
+
+def _on_mounted_drive(meant: Path, mounts: MountTable) -> Path | None:
+    """Return where a path relative to the root of a Drive is, if one is mounted on this machine."""
+    root = system_root()
+    drives = (
+        mount for mount in mounts.values() if mount.fstype in DRIVE_TYPES and mount.mountpoint.is_relative_to(root)
+    )
+    return next((drive.mountpoint / meant for drive in drives), None)
 
 
 def _meant_on_drive(place: Path, mounts: MountTable) -> Path | None:
