@@ -343,7 +343,7 @@ def _of_another_machine(missing: tuple[str, ...]) -> str:
     if missing[:2] == ("kaggle", "input"):
         return " Only Kaggle's notebooks have '/kaggle/input'; elsewhere, give the address of the dataset's page."
     if missing[0] == "Users" or re.match(r"[A-Za-z]:(?:\\|$)", missing[0]):
-        return " A notebook cannot read your own computer: upload the file, to Google Drive for example."
+        return " This machine cannot read another computer's disk: upload the file, to Google Drive for example."
     return ""
 
 

@@ -411,36 +411,26 @@ def _absent_drive(
     paths: Sequence[str | os.PathLike[str]], places: Sequence[Path], mounts: MountTable
 ) -> DriveNotMountedError | None:
     """Return the error for the first path without its Drive. `places`: the paths from `follow_links`."""
+    root = system_root()
+    drives = (one.mountpoint for one in mounts.values() if one.fstype in DRIVE_TYPES)
+    mounted = next((drive for drive in drives if drive.is_relative_to(root)), None)
     for path, place in zip(paths, places, strict=True):
-        mountpoint = _drive_meant(place, mounts)
-        if mountpoint is not None:
+        mountpoint, otherwise = _drive_meant(place, mounts), ""
+        if mountpoint is None:
+            meant = _meant_on_drive(place, mounts)
+            if meant is None:
+                continue
+            mountpoint, otherwise = _usual_mountpoint(), "; or, for a folder of this machine, make it first"
+        else:
             mount = mount_of(mountpoint, mounts=mounts)
             if mount.is_drive and mount.mountpoint == mountpoint:
                 continue
-            moved = _on_mounted_drive(place.relative_to(mountpoint), mounts)
-            msg = f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. " + (
-                f"Write '{moved}'." if moved else f"Call {remount_words(mountpoint)} in a cell, then try again."
-            )
-            return DriveNotMountedError(msg)
-        meant = _meant_on_drive(place, mounts)
-        if meant is not None:
-            moved = _on_mounted_drive(meant, mounts)
-            write = "Write" if moved else "Call mount_drive() in a cell, then write"
-            msg = (
-                f"'{os.fspath(path)}' is not on Google Drive: there is no '{meant.parts[0]}' in that folder. "
-                f"{write} '{moved or _usual_mountpoint() / meant}'; or, for a folder of this machine, make it first."
-            )
-            return DriveNotMountedError(msg)
+            meant = place.relative_to(mountpoint)
+        use = "Use" if mounted else f"Call {remount_words(mountpoint)} in a cell, then use"
+        there = (mounted or mountpoint) / meant
+        msg = f"'{os.fspath(path)}' is not on a mounted Google Drive. {use} '{there}'{otherwise}."
+        return DriveNotMountedError(msg)
     return None
-
-
-def _on_mounted_drive(meant: Path, mounts: MountTable) -> Path | None:
-    """Return where a path relative to the root of a Drive is, if one is mounted on this machine."""
-    root = system_root()
-    drives = (
-        mount for mount in mounts.values() if mount.fstype in DRIVE_TYPES and mount.mountpoint.is_relative_to(root)
-    )
-    return next((drive.mountpoint / meant for drive in drives), None)
 
 
 def _meant_on_drive(place: Path, mounts: MountTable) -> Path | None:

@@ -128,7 +128,7 @@ def on_wrong_disks(request: StageRequest) -> Iterator[str]:
     if slow is not None:
         yield f"{what}: give local_dir= on a local disk. What is to last goes to cache_dir=."
     if isinstance(cache, Path) and (lost := lost_with_machine(cache)):
-        yield f"The cache {lost}. For another session, give a folder on a mounted Drive."
+        yield f"The cache {lost}. For the next session, give a folder on a mounted Drive."
 
 
 def beyond_limit(request: StageRequest) -> list[str]:

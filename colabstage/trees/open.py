@@ -318,13 +318,9 @@ def _without_parts(trees: Sequence[Tree]) -> Iterator[list[int]]:
     labels = {tree.label for tree in trees if tree.kind not in {"folder", "file"}}
     bases = {label.rpartition("/")[2] for label in labels}
     for tree in trees:
-        named = (name.rpartition("/")[2] in bases for name in tree.entries.names)
-        # The address last, because it takes longer than comparing names.
-        yield [
-            number
-            for number, is_named in enumerate(named)
-            if not (is_named and tree.address_of(tree.entries[number]) in labels)
-        ]
+        named = [number for number, name in enumerate(tree.entries.names) if name.rpartition("/")[2] in bases]
+        parts = {number for number in named if tree.address_of(tree.entries[number]) in labels}
+        yield [number for number in range(len(tree.entries)) if number not in parts]
 
 
 def _without_copies(trees: Sequence[Tree], own: Sequence[Sequence[int]]) -> list[list[int]]:

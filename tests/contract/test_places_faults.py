@@ -233,7 +233,7 @@ def test_a_dataset_kept_on_drive_is_said(on_colab: Path) -> None:
 )
 def test_a_folder_of_drive_beside_drive_is_named(on_colab: Path, call: Callable[[], object]) -> None:
     """Whatever is written to `/content/MyDrive` is lost with the machine, which nobody intends."""
-    with pytest.raises(DriveNotMountedError, match=re.escape(f"Write '{on_colab}/drive/My")):
+    with pytest.raises(DriveNotMountedError, match=re.escape(f"Use '{on_colab}/drive/My")):
         call()
     assert {path.name for path in on_colab.iterdir()} == {".config", "drive", "m.pt", "photos"}
     (on_colab / "MyDrive").mkdir()  # now it is a local folder
