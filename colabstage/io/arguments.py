@@ -330,7 +330,7 @@ def whereabouts(path: Path) -> str:
     if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
         hint = _of_another_machine(missing.parts)
     elif _DRIVE_FOLDERS.isdisjoint(there.parts):
-        hint = " Is Google Drive mounted?"
+        hint = " Is Google Drive mounted? Where it cannot be, give the share link of the file or folder."
     else:
         hint = (
             " Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "

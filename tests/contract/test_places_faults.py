@@ -111,6 +111,16 @@ def test_a_word_for_no_cache_is_no_folder(
         pytest.param(lambda: stage("run:/a"), OptionError, "'./run:/…' is a folder", id="a folder with a colon"),
         pytest.param(lambda: stage("link/a"), SourceNotFoundError, "link to 'gone'", id="a link to nothing"),
         pytest.param(lambda: inside(lambda _: stage("a")), SourceNotFoundError, "x (deleted)/a'", id="no mark"),
+        *(
+            pytest.param(lambda path=path: stage(path), SourceNotFoundError, named, id=path)
+            for named, *paths in [
+                ("no 'photo'.", "photo"),
+                ("upload the file", r"C:\Users\ann\photos.zip", "C:/Users/ann/photos.zip", "/Users/ann/photos.zip"),
+                ("the dataset's page", "/kaggle/input/photos"),
+                ("give the share link", "/content/drive/MyDrive/photos.zip"),
+            ]
+            for path in paths
+        ),
         pytest.param(
             lambda: inside(lambda here: cs.pack_dataset(here / "photos", "a.h5", progress=False), gone=True),
             TargetNotWritableError,
@@ -238,6 +248,7 @@ def test_a_folder_of_drive_beside_drive_is_named(on_colab: Path, call: Callable[
     assert {path.name for path in on_colab.iterdir()} == {".config", "drive", "m.pt", "photos"}
     (on_colab / "MyDrive").mkdir()  # now it is a local folder
     cs.publish_file(on_colab / "m.pt", "MyDrive/kept/", progress=False)
+    assert f"'{on_colab}/kept' is on this machine's own disk" in str(stage(function=cs.plan_stage, cache_dir="kept"))
 
 
 def publish_and_append(here: Path) -> None:
