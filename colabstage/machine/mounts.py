@@ -427,8 +427,10 @@ def _absent_drive(
                 continue
             meant = place.relative_to(mountpoint)
         use = "Use" if mounted else f"Call {remount_words(mountpoint)} in a cell, then use"
-        there = (mounted or mountpoint) / meant
-        msg = f"'{os.fspath(path)}' is not on a mounted Google Drive. {use} '{there}'{otherwise}."
+        text = os.fspath(path)
+        # The slash says that it is a folder.
+        there = f"{(mounted or mountpoint) / meant}{'/' if text.endswith('/') else ''}"
+        msg = f"'{text}' is not on a mounted Google Drive. {use} '{there}'{otherwise}."
         return DriveNotMountedError(msg)
     return None
 

@@ -232,18 +232,20 @@ def test_a_dataset_kept_on_drive_is_said(on_colab: Path) -> None:
 
 @pytest.mark.fuse
 @pytest.mark.parametrize(
-    "call",
+    ("call", "meant"),
     [
-        pytest.param(lambda: stage(cache_dir="MyDrive/kept"), id="cache"),
-        pytest.param(lambda: stage("MyDrive/photos.zip"), id="source"),
-        pytest.param(lambda: stage("gdrive/MyDrive/photos.zip"), id="another mount point"),
-        pytest.param(lambda: cs.publish_file("m.pt", "MyDrive/kept/"), id="checkpoint"),
-        pytest.param(lambda: cs.pack_dataset("photos", "My Drive/kept.h5", image_size=8), id="pack"),
+        pytest.param(lambda: stage(cache_dir="MyDrive/kept"), "MyDrive/kept", id="cache"),
+        pytest.param(lambda: stage("MyDrive/photos.zip"), "MyDrive/photos.zip", id="source"),
+        pytest.param(lambda: stage("gdrive/MyDrive/photos.zip"), "MyDrive/photos.zip", id="another mount point"),
+        pytest.param(lambda: cs.publish_file("m.pt", "MyDrive/kept/"), "MyDrive/kept/", id="checkpoint"),
+        pytest.param(
+            lambda: cs.pack_dataset("photos", "My Drive/kept.h5", image_size=8), "My Drive/kept.h5", id="pack"
+        ),
     ],
 )
-def test_a_folder_of_drive_beside_drive_is_named(on_colab: Path, call: Callable[[], object]) -> None:
+def test_a_folder_of_drive_beside_drive_is_named(on_colab: Path, call: Callable[[], object], meant: str) -> None:
     """Whatever is written to `/content/MyDrive` is lost with the machine, which nobody intends."""
-    with pytest.raises(DriveNotMountedError, match=re.escape(f"Use '{on_colab}/drive/My")):
+    with pytest.raises(DriveNotMountedError, match=re.escape(f"Use '{on_colab}/drive/{meant}'")):
         call()
     assert {path.name for path in on_colab.iterdir()} == {".config", "drive", "m.pt", "photos"}
     (on_colab / "MyDrive").mkdir()  # now it is a local folder
