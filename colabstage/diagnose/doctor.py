@@ -168,19 +168,17 @@ def judge_network_mount(facts: MachineFacts) -> Finding:
         return Finding("skip", "No path was given.")
     # Before the mount is checked: a misspelt path is no reason to stage anything.
     if data.state == "missing":
-        return Finding("fail", f"There is nothing at '{data.path}'. {data.instead}".rstrip(), _SPELLING)
+        check = "Check the spelling, and the current folder where the path is a relative one."
+        return Finding("fail", f"There is nothing at '{data.path}'. {data.instead}".rstrip(), check)
     if data.state == "unreachable":
-        return Finding("fail", f"'{data.path}' could not be looked at: {data.problem}.", _UNREACHABLE)
+        check = "Check its permissions, and the mount that it is on: the line 'mounts' says whether it answers."
+        return Finding("fail", f"'{data.path}' could not be looked at: {data.problem}.", check)
     if data.slow_mount is None:
         return Finding("ok", f"'{data.path}' is on a local disk.")
     # It costs time and breaks nothing: this is what people stage.
     least, most = "" if data.counted else "at least ", f"{data.largest_folder:,} entries in the fullest folder"
     what = "" if data.state == "file" else f" ({least}{format_count(data.files, 'files')}, {most})"
     return Finding("warn", f"'{data.path}'{what} is on {data.slow_mount}.")
-
-
-_SPELLING = "Check the spelling, and the current folder where the path is a relative one."
-_UNREACHABLE = "Check its permissions, and the mount that it is on: the line 'mounts' says whether it answers."
 
 
 def judge_libraries(facts: MachineFacts) -> Finding:

@@ -327,24 +327,19 @@ def whereabouts(path: Path) -> str:
         below = path.relative_to(there).as_posix()
         return f"'{there}' is a file, not a folder; a part of an archive is named by only={below!r}."
     missing = path.relative_to(there) if path.is_relative_to(there) else Path(path.name)
-    if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
-        hint = _of_another_machine(missing.parts)
-    elif _DRIVE_FOLDERS.isdisjoint(there.parts):
-        hint = " Is Google Drive mounted? Where it cannot be, give the share link of the file or folder."
-    else:
+    first, hint = missing.parts[0], ""
+    if not _DRIVE_FOLDERS.isdisjoint(there.parts):
         hint = (
             " Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "
             "what was just uploaded may take minutes to appear, or a refresh_drive()."
         )
-    return _names_in(there, missing.parts[0], hint)
-
-
-def _of_another_machine(missing: tuple[str, ...]) -> str:
-    if missing[:2] == ("kaggle", "input"):
-        return " Only Kaggle's notebooks have '/kaggle/input'; elsewhere, give the address of the dataset's page."
-    if missing[0] == "Users" or re.match(r"[A-Za-z]:(?:\\|$)", missing[0]):
-        return " This machine cannot read another computer's disk: upload the file, to Google Drive for example."
-    return ""
+    elif not _DRIVE_FOLDERS.isdisjoint(path.parts) or path.is_relative_to("/content/drive"):
+        hint = " Is Google Drive mounted? Where it cannot be, give the share link of the file or folder."
+    elif missing.parts[:2] == ("kaggle", "input"):
+        hint = " Only Kaggle's notebooks have '/kaggle/input'; elsewhere, give the address of the dataset's page."
+    elif first == "Users" or re.match(r"[A-Za-z]:(?:\\|$)", first):
+        hint = " This machine cannot read another computer's disk: upload the file, to Google Drive for example."
+    return _names_in(there, first, hint)
 
 
 def _names_in(folder: Path, wanted: str, hint: str) -> str:

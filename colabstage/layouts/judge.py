@@ -158,7 +158,6 @@ def _unnamed(table: SampleTable) -> str:
 
 
 def _split_twice(table: SampleTable) -> str:
-    """Find a split with two names."""
     # dev beside one of them may be intended, because some corpora have both.
     several = sorted({"val", "valid", "validation"} & set(table.splits or ()))
     what = f"The {table.unit} are in the splits {listed(several)}, which look like one. Use one name."
@@ -320,7 +319,6 @@ def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
 
 
 def _labels(table: SampleTable) -> NDArray[Any]:
-    """Return the labels of samples, or of their boxes; nothing for other targets."""
     targets = table.targets
     return targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
 
@@ -558,7 +556,6 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
 
 
 def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
-    """Say what else folders of classes may mean."""
     stem, are_counted = _shared_stem(table)
     # More than two that are not named like parts are classes.
     if are_counted and table.layout == "image_folder" and len(table.classes) == 2:
@@ -894,7 +891,6 @@ class Naming:
 
 
 def _by_path(table: Table, by_id: Mapping[str, str]) -> Table:
-    """Return a list of ids with paths instead."""
     bare = table.without_header()
     cells = [by_id.get(cell, cell) for column in bare.columns[:1] for cell in column.cells]
     return replace(bare, columns=[Column(words.PATHS[0], cells), *bare.columns[1:]])

@@ -298,7 +298,6 @@ def _usual_mountpoint() -> Path:
 
 
 def _drive_folder_in(place: Path) -> int | None:
-    """Return which part of a path is the first that is named like a folder at a Drive's root."""
     return next((number for number, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
 
 
@@ -407,13 +406,16 @@ def silent_error(mount: Mount, timeout_s: float) -> DriveDisconnectedError:
     return DriveDisconnectedError(msg)
 
 
+def visible_mounts(mounts: MountTable) -> list[Mount]:
+    """Return the mounts below the system root, the one at `/content/drive` first, then the latest first."""
+    found = [mount for mount in [*mounts.values()][::-1] if mount.mountpoint.is_relative_to(system_root())]
+    return sorted(found, key=lambda mount: mount.mountpoint != Path(DEFAULT_MOUNTPOINT))
+
+
 def _absent_drive(
     paths: Sequence[str | os.PathLike[str]], places: Sequence[Path], mounts: MountTable
 ) -> DriveNotMountedError | None:
     """Return the error for the first path without its Drive. `places`: the paths from `follow_links`."""
-    root = system_root()
-    drives = (one.mountpoint for one in mounts.values() if one.fstype in DRIVE_TYPES)
-    mounted = next((drive for drive in drives if drive.is_relative_to(root)), None)
     for path, place in zip(paths, places, strict=True):
         mountpoint, otherwise = _drive_meant(place, mounts), ""
         if mountpoint is None:
@@ -426,6 +428,7 @@ def _absent_drive(
             if mount.is_drive and mount.mountpoint == mountpoint:
                 continue
             meant = place.relative_to(mountpoint)
+        mounted = next((one.mountpoint for one in visible_mounts(mounts) if one.fstype in DRIVE_TYPES), None)
         use = "Use" if mounted else f"Call {remount_words(mountpoint)} in a cell, then use"
         text = os.fspath(path)
         # The slash says that it is a folder.
@@ -485,7 +488,6 @@ def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def remount_words(mountpoint: str | os.PathLike[str]) -> str:
-    """Return the call that mounts a dead Drive again."""
     usual = os.fspath(mountpoint) == DEFAULT_MOUNTPOINT
     return "mount_drive()" if usual else f"mount_drive('{os.fspath(mountpoint)}')"
 

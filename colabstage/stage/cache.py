@@ -121,8 +121,7 @@ def less_room(request: StageRequest, free_bytes: int) -> str:
 
 
 def on_wrong_disks(request: StageRequest) -> Iterator[str]:
-    """Yield a sentence if the dataset's folder is on a mount, from which every epoch would read; and if its cache is
-    lost with the machine."""
+    """Yield sentences: the dataset's folder is on a mount, from which every epoch reads; its cache does not last."""
     slow, cache = slow_reason(mount_of(request.folder)), request.cache_dir
     what = f"Datasets are staged to '{request.folder.parent}', on {slow}, from which every epoch reads"
     if slow is not None:
@@ -273,7 +272,6 @@ def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[
 
 
 def _find_lasting(local: Path) -> tuple[Place | None, str]:
-    """Return the place of the cache on the platform's own persistent disk, and the reason."""
     platform = detect_platform()
     lasting = platform.persistent_dir
     if lasting is None or not lasting.is_dir():
