@@ -316,9 +316,9 @@ _COMPARED_BYTES = 64 << 20
 def _without_parts(trees: Sequence[Tree]) -> Iterator[list[int]]:
     """Yield the numbers of each tree's files, without archives that are trees of their own beside their folder."""
     labels = {tree.label for tree in trees if tree.kind not in {"folder", "file"}}
-    bases = {label.rpartition("/")[2] for label in labels}
+    ends = ARCHIVE_SUFFIXES if labels else ()
     for tree in trees:
-        named = [number for number, name in enumerate(tree.entries.names) if name.rpartition("/")[2] in bases]
+        named = [number for number, name in enumerate(tree.entries.names) if name.lower().endswith(ends)]
         parts = {number for number in named if tree.address_of(tree.entries[number]) in labels}
         yield [number for number in range(len(tree.entries)) if number not in parts]
 
