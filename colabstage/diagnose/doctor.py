@@ -161,31 +161,24 @@ def judge_cores(facts: MachineFacts) -> Finding:
 
 
 def judge_network_mount(facts: MachineFacts) -> Finding:
-    """Stage it: stage_dataset(path) copies and packs it to the local disk once, and every epoch reads from there.
-    Through a mount each file costs a round trip (0.4 s a file are reported of Drive), in every epoch. With 10,000
-    entries and more in one folder, a Drive mount answers listings with 'Input/output error': zip the folder where the
-    files come from and put the zip on Drive, where archives are read in place."""
+    """Stage it: stage_dataset(path) reads it once, and every epoch reads from the local disk. On Drive a folder with
+    10,000 entries or more may fail with 'Input/output error': put a zip of it there instead."""
     data = facts.dataset
     if data is None:
         return Finding("skip", "No path was given.")
     # Before the mount is checked: a misspelt path is no reason to stage anything.
     if data.state == "missing":
-        return Finding("fail", f"There is nothing at '{data.path}'. {data.instead}".rstrip(), _SPELLING)
+        check = "Check the spelling, and the current folder where the path is a relative one."
+        return Finding("fail", f"There is nothing at '{data.path}'. {data.instead}".rstrip(), check)
     if data.state == "unreachable":
-        return Finding("fail", f"'{data.path}' could not be looked at: {data.problem}.", _UNREACHABLE)
+        check = "Check its permissions, and the mount that it is on: the line 'mounts' says whether it answers."
+        return Finding("fail", f"'{data.path}' could not be looked at: {data.problem}.", check)
     if data.slow_mount is None:
         return Finding("ok", f"'{data.path}' is on a local disk.")
     # It costs time and breaks nothing: this is what people stage.
     least, most = "" if data.counted else "at least ", f"{data.largest_folder:,} entries in the fullest folder"
     what = "" if data.state == "file" else f" ({least}{format_count(data.files, 'files')}, {most})"
     return Finding("warn", f"'{data.path}'{what} is on {data.slow_mount}.")
-
-
-_SPELLING = (
-    "Check the spelling, and the current folder where the path is a relative one. What was just added to a mounted "
-    "Drive from elsewhere may take minutes to appear."
-)
-_UNREACHABLE = "Check its permissions, and the mount that it is on: the line 'mounts' says whether it answers."
 
 
 def judge_libraries(facts: MachineFacts) -> Finding:
@@ -207,9 +200,7 @@ def judge_libraries(facts: MachineFacts) -> Finding:
 
 
 def judge_gpu(facts: MachineFacts) -> Finding:
-    """On Colab choose a GPU under 'Runtime, Change runtime type'. A torch that was built for CPUs only is replaced by:
-    pip install -U torch --force-reinstall. Who else uses the GPU is in `nvidia-smi`: an earlier notebook that still
-    holds its memory is ended under 'Runtime, Manage sessions'. GpuMonitor shows how busy it is while a model trains."""
+    """Choose one: on Colab under 'Runtime, Change runtime type', on Kaggle under 'Settings, Accelerator'."""
     if not facts.gpus:
         # On Colab a GPU is one menu away, and often forgotten; other machines either have one or not.
         chosen_by_person = facts.platform in {"colab", "kaggle"}
@@ -218,7 +209,8 @@ def judge_gpu(facts: MachineFacts) -> Finding:
     # By the version string, because importing torch takes seconds.
     torch = facts.versions.get("torch") or ""
     if torch.endswith("+cpu"):
-        return Finding("fail", f"{names}, but torch {torch} was built for CPUs only.")
+        again = "Replace it: pip install -U torch --force-reinstall"
+        return Finding("fail", f"{names}, but torch {torch} was built for CPUs only.", again)
     busy = [one for one in facts.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, facts.pid)]
     if busy:
         used = (
@@ -226,7 +218,8 @@ def judge_gpu(facts: MachineFacts) -> Finding:
             f"{format_bytes(one.memory_used_bytes or 0)} held"
             for one in busy
         )
-        return Finding("warn", f"{names}; in use already: {', '.join(used)}.")
+        who = "`nvidia-smi` lists the processes; on Colab end an earlier notebook under 'Runtime, Manage sessions'."
+        return Finding("warn", f"{names}; in use already: {', '.join(used)}.", who)
     return Finding("ok", f"{names}, idle.")
 
 

@@ -327,29 +327,35 @@ def whereabouts(path: Path) -> str:
         below = path.relative_to(there).as_posix()
         return f"'{there}' is a file, not a folder; a part of an archive is named by only={below!r}."
     missing = path.relative_to(there) if path.is_relative_to(there) else Path(path.name)
-    found = _names_in(there, missing.parts[0])
-    if _DRIVE_FOLDERS.isdisjoint(path.parts) and not path.is_relative_to("/content/drive"):
-        return found
-    if _DRIVE_FOLDERS.isdisjoint(there.parts):
-        return f"{found} Is Google Drive mounted?"
-    return (
-        f"{found} Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "
-        "what was just uploaded may take minutes to appear, or a refresh_drive()."
-    )
+    first, hint = missing.parts[0], ""
+    if not _DRIVE_FOLDERS.isdisjoint(there.parts):
+        hint = (
+            " Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "
+            "what was just uploaded may take minutes to appear, or a refresh_drive()."
+        )
+    elif not _DRIVE_FOLDERS.isdisjoint(path.parts) or path.is_relative_to("/content/drive"):
+        hint = " Is Google Drive mounted? Where it cannot be, give the share link of the file or folder."
+    elif missing.parts[:2] == ("kaggle", "input"):
+        hint = " Only Kaggle's notebooks have '/kaggle/input'; elsewhere, give the address of the dataset's page."
+    elif first == "Users" or re.match(r"[A-Za-z]:(?:\\|$)", first):
+        hint = " This machine cannot read another computer's disk: upload the file, to Google Drive for example."
+    return _names_in(there, first, hint)
 
 
-def _names_in(folder: Path, wanted: str) -> str:
+def _names_in(folder: Path, wanted: str, hint: str) -> str:
     names: list[str] = []
     with contextlib.suppress(OSError), os.scandir(folder) as scan:
         found = (entry.name for entry in islice(scan, _MOST_NAMES) if not is_our_name(entry.name))
         # Hidden ones come last, as people rarely mean them.
         names = sorted(found, key=lambda name: (name.startswith("."), name))
     if not names:
-        return f"The folder '{folder}' is empty."
+        return f"The folder '{folder}' is empty.{hint}"
     if (link := folder / wanted).is_symlink():
         return f"'{link}' is a link to '{link.readlink()}', which does not exist."
     if wanted in names:
         return f"The folder '{folder}' lists '{wanted}', but it does not open now: try again."
     close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)
     shown = [*close, *(name for name in names if name not in close)]
-    return f"The folder '{folder}' holds {listed(shown, len(close) or _NAMES_SHOWN)}; no '{wanted}'."
+    held = listed(shown, len(close) or _NAMES_SHOWN)
+    # What is only misspelt needs no hint.
+    return f"The folder '{folder}' holds {held}; no '{wanted}'.{'' if close else hint}"

@@ -165,7 +165,7 @@ def translate_write_error(error: OSError, target: Path, verb: str = "write") -> 
     target = place if is_own(target) else target
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         msg = (
-            f"'{place}' is full ({error.strerror}). Free some space there, or files where their number is limited, or "
+            f"'{place}' is full ({error.strerror}). Delete something there (on Google Drive, empty the trash too), or "
             "choose another place."
         )
         return NotEnoughSpaceError(msg)

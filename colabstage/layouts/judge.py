@@ -156,7 +156,6 @@ def _unnamed(table: SampleTable) -> str:
 
 
 def _split_twice(table: SampleTable) -> str:
-    """Find a split with two names."""
     # dev beside one of them may be intended, because some corpora have both.
     several = sorted({"val", "valid", "validation"} & set(table.splits or ()))
     what = f"The {table.unit} are in the splits {listed(several)}, which look like one. Use one name."
@@ -318,7 +317,6 @@ def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
 
 
 def _labels(table: SampleTable) -> NDArray[Any]:
-    """Return the labels of samples, or of their boxes; nothing for other targets."""
     targets = table.targets
     return targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
 
@@ -557,7 +555,6 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
 
 
 def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
-    """Say what else folders of classes may mean."""
     stem, are_counted = _shared_stem(table)
     # More than two that are not named like parts are classes.
     if are_counted and table.layout == "image_folder" and len(table.classes) == 2:
@@ -637,13 +634,9 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     records = records.where(lambda name: words.RECORDS.fullmatch(name) is not None)
     if records:
         yield _left_over_message(records.names, beside, _MORE, _one_kind(source, found, records))
-    opened = {posixpath.basename(part.label) for part in source.tree.parts()} | used
-    archives = files_called(source, words.ARCHIVES).where(
-        # Tars are opened if samples are records.
-        lambda name: (
-            (of_files or not name.lower().endswith(_TARS)) and opened.isdisjoint({name, posixpath.basename(name)})
-        )
-    )
+    # Tars are opened if samples are records.
+    archives = files_called(source, words.ARCHIVES).where(lambda name: of_files or not name.lower().endswith(_TARS))
+    archives = archives.without(used)
     if archives:
         folder, paths = source.addresses(archives[:1])
         extract = "" if source.tree.address_of(archives[0]) else f"Extract all of it, {TO_EXTRACT}. "
@@ -897,7 +890,6 @@ class Naming:
 
 
 def _by_path(table: Table, by_id: Mapping[str, str]) -> Table:
-    """Return a list of ids with paths instead."""
     bare = table.without_header()
     cells = [by_id.get(cell, cell) for column in bare.columns[:1] for cell in column.cells]
     return replace(bare, columns=[Column(words.PATHS[0], cells), *bare.columns[1:]])

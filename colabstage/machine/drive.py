@@ -253,21 +253,13 @@ def is_readonly(drive: mounts.Mount) -> bool:
     return False
 
 
-def _visible_mounts() -> list[mounts.Mount]:
-    """Return the mounts below the system root, the one at `/content/drive` first, then the latest first."""
-    root, usual = system_root(), Path(mounts.DEFAULT_MOUNTPOINT)
-    latest_first = list(mounts.list_mounts().values())[::-1]
-    found = [mount for mount in latest_first if mount.mountpoint.is_relative_to(root)]
-    return sorted(found, key=lambda mount: mount.mountpoint != usual)
-
-
 def _drives() -> list[mounts.Mount]:
-    return [mount for mount in _visible_mounts() if mount.is_drive]
+    return [mount for mount in mounts.visible_mounts(mounts.list_mounts()) if mount.is_drive]
 
 
 def _mount_at(place: Path) -> mounts.Mount | None:
     real = mounts.follow_links(place)
-    return next((mount for mount in _visible_mounts() if mount.mountpoint == real), None)
+    return next((mount for mount in mounts.visible_mounts(mounts.list_mounts()) if mount.mountpoint == real), None)
 
 
 def _my_drive(drive: mounts.Mount) -> Path:
@@ -352,7 +344,6 @@ def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> A
 
 
 def _check_consent(client: Any, drive: mounts.Mount) -> None:
-    """Ask for the permission that mounting again will need, while Drive is still mounted."""
     place, limit_s = drive.mountpoint, math.ceil(_CONSENT_S)
     began = time.monotonic()
     try:
@@ -471,9 +462,8 @@ def _flush_and_mount(client: Any, drive: mounts.Mount, timeout_s: float) -> tupl
     except ColabstageError as error:
         msg = (
             f"Everything was uploaded to Drive in {format_duration(seconds)}, but it is not mounted at "
-            f"'{drive.mountpoint}' any more, and what is written there now stays on this machine. Call "
-            f"{mounts.remount_words(drive.mountpoint)} in a cell before anything else. The client's reason: "
-            f"{ended(said_by(error.__cause__ or error))}"
+            f"'{drive.mountpoint}' any more. Call {mounts.remount_words(drive.mountpoint)} in a cell before anything "
+            f"else. The client's reason: {ended(said_by(error.__cause__ or error))}"
         )
         raise DriveNotMountedError(msg) from error
 

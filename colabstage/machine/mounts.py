@@ -217,6 +217,13 @@ def is_slow_mount(path: str | os.PathLike[str]) -> bool:
     return slow_reason(mount_of(path)) is not None
 
 
+def lost_with_machine(folder: str | os.PathLike[str]) -> str:
+    """Say that a folder does not outlive the machine; "" if it does, or if nothing is known about that."""
+    here = detect_platform()
+    lasts = here.persistent_dir is not None or here.not_lasting or is_slow_mount(folder)
+    return "" if lasts else f"'{os.fspath(folder)}' is on this machine's own disk, which {here.title} deletes with it"
+
+
 def slow_mounts_below(folder: str | os.PathLike[str]) -> frozenset[str]:
     """Return the names in a local folder at which something slow is mounted; nothing there is touched."""
     table = list_mounts()
@@ -291,7 +298,6 @@ def _usual_mountpoint() -> Path:
 
 
 def _drive_folder_in(place: Path) -> int | None:
-    """Return which part of a path is the first that is named like a folder at a Drive's root."""
     return next((number for number, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
 
 
@@ -400,30 +406,35 @@ def silent_error(mount: Mount, timeout_s: float) -> DriveDisconnectedError:
     return DriveDisconnectedError(msg)
 
 
+def visible_mounts(mounts: MountTable) -> list[Mount]:
+    """Return the mounts below the system root, the one at `/content/drive` first, then the latest first."""
+    found = [mount for mount in [*mounts.values()][::-1] if mount.mountpoint.is_relative_to(system_root())]
+    return sorted(found, key=lambda mount: mount.mountpoint != Path(DEFAULT_MOUNTPOINT))
+
+
 def _absent_drive(
     paths: Sequence[str | os.PathLike[str]], places: Sequence[Path], mounts: MountTable
 ) -> DriveNotMountedError | None:
     """Return the error for the first path without its Drive. `places`: the paths from `follow_links`."""
     for path, place in zip(paths, places, strict=True):
-        mountpoint = _drive_meant(place, mounts)
-        if mountpoint is not None:
+        mountpoint, otherwise = _drive_meant(place, mounts), ""
+        if mountpoint is None:
+            meant = _meant_on_drive(place, mounts)
+            if meant is None:
+                continue
+            mountpoint, otherwise = _usual_mountpoint(), "; or, for a folder of this machine, make it first"
+        else:
             mount = mount_of(mountpoint, mounts=mounts)
             if mount.is_drive and mount.mountpoint == mountpoint:
                 continue
-            msg = (
-                f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. What is written "
-                f"there now stays on this machine, is lost with it, and keeps Drive from being mounted. Call "
-                f"{remount_words(mountpoint)} in a notebook cell, then try again."
-            )
-            return DriveNotMountedError(msg)
-        meant = _meant_on_drive(place, mounts)
-        if meant is not None:
-            msg = (
-                f"'{os.fspath(path)}' is not on Google Drive: there is no '{meant.parts[0]}' in that folder. Call "
-                f"mount_drive() in a notebook cell, then write '{_usual_mountpoint() / meant}'; or, for a folder of "
-                "this machine, make it first."
-            )
-            return DriveNotMountedError(msg)
+            meant = place.relative_to(mountpoint)
+        mounted = next((one.mountpoint for one in visible_mounts(mounts) if one.fstype in DRIVE_TYPES), None)
+        use = "Use" if mounted else f"Call {remount_words(mountpoint)} in a cell, then use"
+        text = os.fspath(path)
+        # The slash says that it is a folder.
+        there = f"{(mounted or mountpoint) / meant}{'/' if text.endswith('/') else ''}"
+        msg = f"'{text}' is not on a mounted Google Drive. {use} '{there}'{otherwise}."
+        return DriveNotMountedError(msg)
     return None
 
 
@@ -477,7 +488,6 @@ def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def remount_words(mountpoint: str | os.PathLike[str]) -> str:
-    """Return the call that mounts a dead Drive again."""
     usual = os.fspath(mountpoint) == DEFAULT_MOUNTPOINT
     return "mount_drive()" if usual else f"mount_drive('{os.fspath(mountpoint)}')"
 

@@ -192,7 +192,7 @@ def remount_once(
             msg = f"{death} Drive was not mounted again: {obstacle}."
             raise DriveDisconnectedError(msg) from error
         mount_drive(root, readonly=readonly)
-        notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
+        notice(f"The Drive client at '{root}' died and was mounted again; finished work was kept.")
     return run_watched(work, *places)
 
 

@@ -30,8 +30,7 @@ from colabstage.io.report import Report, facts, in_notebook
 from colabstage.io.units import format_bytes, format_duration, listed
 from colabstage.io.workspace import open_spool, remove_own, sweep_orphans
 from colabstage.load.loader import Loader
-from colabstage.machine.mounts import drive_root, is_slow_mount, require_drive, run_watched, run_with_one_remount
-from colabstage.machine.platforms import detect_platform
+from colabstage.machine.mounts import drive_root, lost_with_machine, require_drive, run_watched, run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
 from colabstage.runs.lease import NAME, Heartbeat, Lease, wait_until_free
 from colabstage.runs.listing import PLACES, Version, is_complete, list_versions, plot_history
@@ -478,12 +477,9 @@ class Run:
             return None, 0
         with typed_errors(reads=[self.folder], writes=[]):
             before, there = run_with_one_remount(self._look, self.folder)
-        here, noted = detect_platform(), before.newest if before is not None else ""
-        if here.persistent_dir is None and not here.not_lasting and not is_slow_mount(self.folder):
-            self.notes.append(
-                f"'{self.folder}' is on this machine's own disk, which {here.title} deletes with it. To resume on "
-                "another one, give a folder on a mounted Drive."
-            )
+        noted = before.newest if before is not None else ""
+        if lost := lost_with_machine(self.folder):
+            self.notes.append(f"{lost}. To resume on another one, give a folder on a mounted Drive.")
         if noted and noted not in [version.name for version in there]:
             self.notes.append(f"{noted} was passed over: it is noted in '{NAME}', but not in the folder.")
         version = self._newest_whole(there, local)

@@ -49,7 +49,7 @@ from colabstage.io.workspace import (
 )
 from colabstage.load.partial import PartialPack, open_pack, open_partial
 from colabstage.machine.drive import ask_drives
-from colabstage.machine.mounts import mount_of, slow_reason
+from colabstage.machine.mounts import lost_with_machine, mount_of, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import place_joined, splits_in_order
@@ -67,7 +67,7 @@ from colabstage.stage.record import LocalRecord, cache_name, identity_of, read_r
 from colabstage.stage.source import SourceOnce, StageCall, StateDiffersError, compared_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from colabstage.stage.request import CacheDir, StageRequest
 
@@ -120,11 +120,14 @@ def less_room(request: StageRequest, free_bytes: int) -> str:
     return f"{larger}, or disk_limit='{limit}'{cache}: then a part of the pack is here, and all of it in the cache"
 
 
-def on_slow_disk(request: StageRequest) -> list[str]:
-    """Return a sentence if the dataset's folder is on a mount, from which every epoch would read."""
-    slow = slow_reason(mount_of(request.folder))
+def on_wrong_disks(request: StageRequest) -> Iterator[str]:
+    """Yield sentences: the dataset's folder is on a mount, from which every epoch reads; its cache does not last."""
+    slow, cache = slow_reason(mount_of(request.folder)), request.cache_dir
     what = f"Datasets are staged to '{request.folder.parent}', on {slow}, from which every epoch reads"
-    return [] if slow is None else [f"{what}: give local_dir= on a local disk. What is to last goes to cache_dir=."]
+    if slow is not None:
+        yield f"{what}: give local_dir= on a local disk. What is to last goes to cache_dir=."
+    if isinstance(cache, Path) and (lost := lost_with_machine(cache)):
+        yield f"The cache {lost}. For the next session, give a folder on a mounted Drive."
 
 
 def beyond_limit(request: StageRequest) -> list[str]:
@@ -269,7 +272,6 @@ def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[
 
 
 def _find_lasting(local: Path) -> tuple[Place | None, str]:
-    """Return the place of the cache on the platform's own persistent disk, and the reason."""
     platform = detect_platform()
     lasting = platform.persistent_dir
     if lasting is None or not lasting.is_dir():

@@ -17,7 +17,7 @@ from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import UNKNOWN_SPACE, free_space
 from colabstage.pack.arrival import PackStream
-from colabstage.stage.cache import Cache, StageFigures, is_published, less_room, on_slow_disk
+from colabstage.stage.cache import Cache, StageFigures, is_published, less_room, on_wrong_disks
 from colabstage.stage.dataset import Found, found_in
 from colabstage.stage.decide import Action, Decision, decide, find_base, has_to_come, plan_reading, staging_figures
 from colabstage.stage.record import check_targets
@@ -248,7 +248,7 @@ def _plan(
     return StagePlan(
         source=request.source.label,
         action=decision.action,
-        reasons=(*reasons, *room, *on_slow_disk(request)),
+        reasons=(*reasons, *room, *on_wrong_disks(request)),
         figures=figures,
         free_bytes=free,
         target=request.pack_path if request.wants_pack else request.files_path,

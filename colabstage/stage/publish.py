@@ -145,7 +145,7 @@ def publish_file(
     shown = resolve_progress(progress)
 
     def work() -> PublishReport[Path]:
-        with required_to_stay(source, to.path):
+        with required_to_stay(source, f"{to.path}/" if to.is_folder else to.path):
             check_is_file(source)
             copy = to.file(source.name)
             if place_in(copy, source) is not None:

@@ -46,7 +46,7 @@ from colabstage.stage.cache import (
     is_published,
     keep_rows,
     less_room,
-    on_slow_disk,
+    on_wrong_disks,
     open_in_part,
     publish_pack,
     read_cached_rows,
@@ -226,7 +226,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         if not looks or cache.find() is None:
             source.open(reads_next=True)
         # Not if everything is already local: that call should take no longer than a look at the source.
-        call.report.note(*on_slow_disk(request))
+        call.report.note(*on_wrong_disks(request))
         make_own_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
             # Decided again: the process that held the lock before may have done the work.

@@ -39,7 +39,7 @@ from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree, refuse_volume
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
@@ -313,15 +313,25 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
 _COMPARED_BYTES = 64 << 20
 
 
-def _without_copies(trees: Sequence[Tree]) -> list[list[int]]:
-    """Return the numbers of each tree's files, without those that an earlier tree has with the same name and
-    content."""
+def _without_parts(trees: Sequence[Tree]) -> Iterator[list[int]]:
+    """Yield the numbers of each tree's files, without archives that are trees of their own beside their folder."""
+    labels = {tree.label for tree in trees if tree.kind not in {"folder", "file"}}
+    ends = ARCHIVE_SUFFIXES if labels else ()
+    for tree in trees:
+        named = [number for number, name in enumerate(tree.entries.names) if name.lower().endswith(ends)]
+        parts = {number for number in named if tree.address_of(tree.entries[number]) in labels}
+        yield [number for number in range(len(tree.entries)) if number not in parts]
+
+
+def _without_copies(trees: Sequence[Tree], own: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return which of the numbers of each tree's files stay without those that an earlier tree has with the same name
+    and content."""
     firsts: dict[str, tuple[Tree, int]] = {}
     budget, found = _COMPARED_BYTES, []
-    for tree in trees:
+    for tree, some in zip(trees, own, strict=True):
         entries, numbers = tree.entries, []
-        for number, name in enumerate(entries.names):
-            other, at = firsts.setdefault(name, (tree, number))
+        for number in some:
+            other, at = firsts.setdefault(entries.names[number], (tree, number))
             size = entries.sizes.item(number)
             is_same = other is not tree and other.entries.sizes.item(at) == size
             if is_same and tree.crcs is not None and other.crcs is not None:
@@ -344,13 +354,14 @@ class JoinedTree(TreeView):
         listings = [tree.entries.names for tree in trees]
         numbers: Sequence[Sequence[int]] = [range(len(names)) for names in listings]
         if joining is None:
-            united = _without_copies(trees)
+            numbers = list(_without_parts(trees))
+            united = _without_copies(trees, numbers)
             # Tables and lists beside archives keep their names, from which paths lead on.
             whole = [number for number, kind in enumerate(kinds) if kind != "file"] or range(len(kinds))
             names = [[listings[number][row] for row in united[number]] for number in whole]
             of_folders = all(kinds[number] == "folder" for number in whole)
             joining = plan_joining([parts[number][0] for number in whole], names, of_folders=of_folders)
-            copies = sum(map(len, listings)) - sum(map(len, united))
+            copies = sum(map(len, numbers)) - sum(map(len, united))
             if copies and not any(joining.prefixes):
                 numbers = united
                 files = format_count(copies, "files")

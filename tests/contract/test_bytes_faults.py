@@ -3,6 +3,7 @@
 A message is right if it names the value that helps, whatever its wording.
 """
 
+import ast
 import base64
 import hashlib
 import io
@@ -97,12 +98,18 @@ def test_advice_about_archives_in_a_downloaded_folder_can_be_followed(
             assert stage(source).refusal == "", source
 
 
-@pytest.mark.parametrize("where", ["bucket", "only"])
+@pytest.mark.parametrize("where", ["bucket", "only", "unpacked"])
 def test_advice_about_archives_in_a_folder_can_be_followed(
     tmp_path: Path, stage: Callable[..., Packed], where: str
 ) -> None:
-    """Each suggestion contains the archive's address."""
+    """Each suggestion contains the archive's address, also if all in it is beside it."""
     parts = {f"part{number}.zip": stored_zip(files(f"{{cat,dog}}/{{{number}0..{number}3}}.png")) for number in (1, 2)}
+    if where == "unpacked":
+        write_files(tmp_path / "set", {"a.zip": stored_zip(PETS), **PETS})
+        refusal = stage(tmp_path / "set").refusal.replace("HERE", str(tmp_path))
+        advised = ast.literal_eval(refusal[refusal.index("[") : refusal.index("]") + 1])
+        assert stage(advised).found == "train 8: cat dog"
+        return
     if where == "bucket":
         fsspec.filesystem("memory").pipe({f"/pets/zips/{name}": content for name, content in parts.items()})
         refusal = stage("memory://pets/zips").refusal

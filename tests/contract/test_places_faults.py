@@ -111,6 +111,16 @@ def test_a_word_for_no_cache_is_no_folder(
         pytest.param(lambda: stage("run:/a"), OptionError, "'./run:/…' is a folder", id="a folder with a colon"),
         pytest.param(lambda: stage("link/a"), SourceNotFoundError, "link to 'gone'", id="a link to nothing"),
         pytest.param(lambda: inside(lambda _: stage("a")), SourceNotFoundError, "x (deleted)/a'", id="no mark"),
+        *(
+            pytest.param(lambda path=path: stage(path), SourceNotFoundError, named, id=path)
+            for named, *paths in [
+                ("no 'photo'.", "photo"),
+                ("upload the file", r"C:\Users\ann\photos.zip", "C:/Users/ann/photos.zip", "/Users/ann/photos.zip"),
+                ("the dataset's page", "/kaggle/input/photos"),
+                ("give the share link", "/content/drive/MyDrive/photos.zip"),
+            ]
+            for path in paths
+        ),
         pytest.param(
             lambda: inside(lambda here: cs.pack_dataset(here / "photos", "a.h5", progress=False), gone=True),
             TargetNotWritableError,
@@ -222,21 +232,25 @@ def test_a_dataset_kept_on_drive_is_said(on_colab: Path) -> None:
 
 @pytest.mark.fuse
 @pytest.mark.parametrize(
-    "call",
+    ("call", "meant"),
     [
-        pytest.param(lambda: stage(cache_dir="MyDrive/kept"), id="cache"),
-        pytest.param(lambda: stage("MyDrive/photos.zip"), id="source"),
-        pytest.param(lambda: cs.publish_file("m.pt", "MyDrive/kept/"), id="checkpoint"),
-        pytest.param(lambda: cs.pack_dataset("photos", "My Drive/kept.h5", image_size=8), id="pack"),
+        pytest.param(lambda: stage(cache_dir="MyDrive/kept"), "MyDrive/kept", id="cache"),
+        pytest.param(lambda: stage("MyDrive/photos.zip"), "MyDrive/photos.zip", id="source"),
+        pytest.param(lambda: stage("gdrive/MyDrive/photos.zip"), "MyDrive/photos.zip", id="another mount point"),
+        pytest.param(lambda: cs.publish_file("m.pt", "MyDrive/kept/"), "MyDrive/kept/", id="checkpoint"),
+        pytest.param(
+            lambda: cs.pack_dataset("photos", "My Drive/kept.h5", image_size=8), "My Drive/kept.h5", id="pack"
+        ),
     ],
 )
-def test_a_folder_of_drive_beside_drive_is_named(on_colab: Path, call: Callable[[], object]) -> None:
+def test_a_folder_of_drive_beside_drive_is_named(on_colab: Path, call: Callable[[], object], meant: str) -> None:
     """Whatever is written to `/content/MyDrive` is lost with the machine, which nobody intends."""
-    with pytest.raises(DriveNotMountedError, match=re.escape(f"'{on_colab}/drive/My")):
+    with pytest.raises(DriveNotMountedError, match=re.escape(f"Use '{on_colab}/drive/{meant}'")):
         call()
     assert {path.name for path in on_colab.iterdir()} == {".config", "drive", "m.pt", "photos"}
     (on_colab / "MyDrive").mkdir()  # now it is a local folder
     cs.publish_file(on_colab / "m.pt", "MyDrive/kept/", progress=False)
+    assert f"'{on_colab}/kept' is on this machine's own disk" in str(stage(function=cs.plan_stage, cache_dir="kept"))
 
 
 def publish_and_append(here: Path) -> None:
