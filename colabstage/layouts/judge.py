@@ -317,6 +317,7 @@ def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
 
 
 def _labels(table: SampleTable) -> NDArray[Any]:
+    """Return the labels of samples, or of their boxes; nothing for other targets."""
     targets = table.targets
     return targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
 
@@ -890,6 +891,7 @@ class Naming:
 
 
 def _by_path(table: Table, by_id: Mapping[str, str]) -> Table:
+    """Return a list of ids with paths instead."""
     bare = table.without_header()
     cells = [by_id.get(cell, cell) for column in bare.columns[:1] for cell in column.cells]
     return replace(bare, columns=[Column(words.PATHS[0], cells), *bare.columns[1:]])

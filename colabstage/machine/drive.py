@@ -344,6 +344,7 @@ def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> A
 
 
 def _check_consent(client: Any, drive: mounts.Mount) -> None:
+    """Ask for the permission that mounting again will need, while Drive is still mounted."""
     place, limit_s = drive.mountpoint, math.ceil(_CONSENT_S)
     began = time.monotonic()
     try:

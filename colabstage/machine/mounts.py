@@ -298,6 +298,7 @@ def _usual_mountpoint() -> Path:
 
 
 def _drive_folder_in(place: Path) -> int | None:
+    """Return which part of a path is the first that is named like a folder at a Drive's root."""
     return next((number for number, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
 
 
@@ -488,6 +489,7 @@ def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def remount_words(mountpoint: str | os.PathLike[str]) -> str:
+    """Return the call that mounts a dead Drive again."""
     usual = os.fspath(mountpoint) == DEFAULT_MOUNTPOINT
     return "mount_drive()" if usual else f"mount_drive('{os.fspath(mountpoint)}')"
 
