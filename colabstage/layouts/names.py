@@ -435,7 +435,7 @@ def second_copies(source: Source) -> frozenset[str]:
     pairs += [(posixpath.dirname(path), path) for path in folders if re.search(r"(?:^|/)([^/]+)/\1$", path.lower())]
     pairs = [pair for pair in pairs if len({split_of_path(f"{path}/") for path in pair}) == 1]
     # Folders in two others, such as those of classes, are compared as one.
-    beside: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    beside: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
     numbers = {name: number for number, name in enumerate(files.names)} if pairs else {}
     for first, second in pairs:
         begin, end = below[second]
@@ -444,9 +444,9 @@ def second_copies(source: Source) -> frozenset[str]:
         if -1 not in own and (files.sizes[own] == files.sizes[begin:end]).all() and files.sizes[own].any():
             outer = posixpath.dirname(first), posixpath.dirname(second)
             alone = outer[1] in (outer[0], first)
-            beside[(first, second) if alone else outer] += zip(own, range(begin, end), strict=True)
+            beside[(first, second) if alone else outer].update(zip(own, range(begin, end), strict=True))
     copies: set[int] = set()
-    for (_, copy), same in beside.items():
+    for (_, copy), same in ((pair, sorted(found)) for pair, found in beside.items()):
         begin, end = below[copy]
         # Masks may be the same for the images of two folders.
         if len(same) < end - begin:

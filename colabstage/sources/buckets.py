@@ -474,7 +474,7 @@ def _read_at(file: Any, start: int, stop: int | None) -> bytes:
         finally:
             # Its own thread, which sends the requests, would print an error if the connection were closed meanwhile.
             for thread in threading.enumerate():
-                if thread.name.endswith("(_prefetch_thread)"):
+                if thread.name.endswith("(_prefetch_thread)") and thread.is_alive():
                     thread.join(_SENDING_S)
     file.seek(start)
     return bytes(file.read(-1 if stop is None else stop - start))
