@@ -571,6 +571,7 @@ class ObjectRows(NamedTuple):
 
     @property
     def owners(self) -> list[str]:
+        """Return the sample of each box."""
         return [one for one, count in zip(self.samples, np.diff(self.offsets), strict=True) for _ in range(count)]
 
     def form(self, size_of: Callable[[int], tuple[int, int] | None], stated: Form | None) -> FoundForm:
@@ -789,6 +790,7 @@ class ShardFile:
 
     @cached_property
     def content(self) -> ByteSource:
+        """Return its bytes, unpacked."""
         return self._opens()
 
     def hold(self, data: bytes, offset: int) -> None:

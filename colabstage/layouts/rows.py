@@ -776,6 +776,7 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
 
 
 def find_image_sides(columns: Mapping[str, Column]) -> list[str]:
+    """Return the columns of height and width of the image that a box is in; empty if there are none."""
     known = {column.plain: name for name, column in columns.items() if column.is_numeric}
     return next(([known[one] for one in sides] for sides in _IMAGE_SIDES if known.keys() >= {*sides}), [])
 

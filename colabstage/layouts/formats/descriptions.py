@@ -244,6 +244,7 @@ class Description:
         return {value: meant for pair in pairs for value, meant in pair}
 
     def _types_behind(self, field: _Field) -> frozenset[str]:
+        """Return the types of the record set that a field refers to; empty if it refers to none."""
         return self._owners[field.refers_to][0].types if field.refers_to in self._owners else frozenset()
 
     def _is_split(self, field: _Field) -> bool:

@@ -267,6 +267,7 @@ def _may_be_target(key: Any) -> bool:
 
 
 def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
+    """Find the keys of x and y in an item."""
     xs = [key for key in _X_KEYS if key in item]
     rest = {str(key): value for key, value in item.items() if key not in xs}
     # Boxes with their labels, or in a column of objects, are one target. They and masks come before labels, which are
