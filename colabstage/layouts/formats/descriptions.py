@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.rows import TableSearch
 
-NAME = "croissant"
+CROISSANT = "croissant"
 EXTENSIONS = (".json", ".jsonld")
 # croissant.json, or photos-metadata.json on Kaggle; if there are more such files, each is about one sample.
 _CALLED, _MOST_FILES = re.compile(r"croissant|metadata", re.IGNORECASE), 16
@@ -129,7 +129,7 @@ class Description:
         alike = [one for one in records.fields if (one.resource, bool(one.column)) == place and not one.fault]
         beside = list(filter(self._is_split, alike))
         tables = {table.name: table for table in self._tables(records, [label, *beside])}
-        kind = search.kind._replace(layout=NAME)
+        kind = search.kind._replace(layout=CROISSANT)
         found = replace(search, kind=kind, labels=[label.title], described=tables).state()
         if not isinstance(found, Evidence):
             return found

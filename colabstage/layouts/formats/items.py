@@ -26,7 +26,7 @@ from colabstage.layouts.records import (
     FURTHER,
     OBJECTS,
     OWN_BOXES,
-    Form,
+    BoxForm,
     FoundForm,
     ObjectFields,
     box_fields,
@@ -400,7 +400,7 @@ def array_of(value: Any) -> NDArray[Any]:
 # read. The first items decide everything else before.
 
 # What torchvision's BoundingBoxes call their forms.
-_FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
+_FORMATS: dict[str, BoxForm] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
 # What a target may consist of if an image has no boxes.
 _NAMES_OF_IMAGES = frozenset({"image_id", "id"})
 # Class numbers above this are not indices; a list of names for them would be mostly gaps.
@@ -481,7 +481,7 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     return planned
 
 
-def _objects(target: Any, name: str) -> tuple[dict[str, Any], Form | None]:
+def _objects(target: Any, name: str) -> tuple[dict[str, Any], BoxForm | None]:
     """Return a target as the objects of a record, a list for each field of them; and what its numbers mean, if it says
     so."""
     # Some have `None` instead of an empty list.
@@ -508,7 +508,7 @@ def _as_lists(value: Any, name: str) -> Any:
         raise DecodeError(msg) from error
 
 
-def _stated_form(places: Any, name: str) -> Form | None:
+def _stated_form(places: Any, name: str) -> BoxForm | None:
     written = getattr(places, "format", None)
     if written is None or callable(written):
         return None
