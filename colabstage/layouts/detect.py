@@ -567,7 +567,6 @@ def _weigh_nothing(case: Case) -> Found:
 
 
 def _weigh_folders(case: Case) -> Found:
-    """Weigh folders as classes."""
     found = case.folders
     is_weak = isinstance(found, Miss) and not (found.claims or isinstance(found.error, EmptySourceError))
     return replace(found, near=True) if isinstance(found, Miss) and is_weak else found

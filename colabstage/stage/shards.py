@@ -95,7 +95,7 @@ def divide(job: PackJob, limit: int, whole: int) -> ShardSizes:
         while count <= max(len(one) - 1 for one in sums):
             of_shard, rows_of_shard = np.zeros(count, np.int64), np.zeros(count, np.int64)
             for one in sums:
-                # Where `shard_splits` cuts.
+                # Where `ShardRows.of` cuts.
                 ends = (len(one) - 1) * np.arange(count + 1) // count
                 of_shard += np.diff(one[ends])
                 rows_of_shard += np.diff(ends)

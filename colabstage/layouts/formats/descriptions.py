@@ -260,7 +260,7 @@ def _numbered(table: SampleTable, meanings: dict[str, str]) -> SampleTable:
     return replace(table, targets=renumbered(table.targets, table.classes, names), classes=tuple(names))
 
 
-# --- its JSON ---------------------------------------------------------------------------------------------------------
+# --- Croissant's JSON -------------------------------------------------------------------------------------------------
 
 
 def _parse_records(one: dict[str, Any]) -> _Records:

@@ -400,7 +400,7 @@ def array_of(value: Any) -> NDArray[Any]:
 # read. The first items decide everything else before.
 
 # What torchvision's BoundingBoxes call their forms.
-_FORMATS: dict[str, BoxForm] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
+_FORMS: dict[str, BoxForm] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
 # What a target may consist of if an image has no boxes.
 _NAMES_OF_IMAGES = frozenset({"image_id", "id"})
 # Class numbers above this are not indices; a list of names for them would be mostly gaps.
@@ -513,9 +513,9 @@ def _stated_form(places: Any, name: str) -> BoxForm | None:
     if written is None or callable(written):
         return None
     written = str(getattr(written, "value", written))
-    if written not in _FORMATS:
-        raise _odd(name, f"boxes of the form {written}", f"one of {', '.join(_FORMATS)}")
-    return _FORMATS[written]
+    if written not in _FORMS:
+        raise _odd(name, f"boxes of the form {written}", f"one of {', '.join(_FORMS)}")
+    return _FORMS[written]
 
 
 def _unknown(target: Any, name: str, what: str = "") -> LayoutError:

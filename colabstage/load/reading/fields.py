@@ -485,7 +485,7 @@ def read_keys(dataset: Any, rows: NDArray[np.intp] | None) -> list[str]:
 # Encoded fields: image and mask files, decoded when they are read, whole or no further than a crop needs.
 
 
-# Key of images kept in the form that `EncodedRows.read` returns; for images that crops are cut from, the scale factor.
+# Key of images kept in the form that `Encoded.read` returns; for images that crops are cut from, the scale factor.
 _FINAL = -1
 
 
