@@ -471,6 +471,7 @@ class ImageFacts:
     peak: int | None = None
     """The largest value of 16-bit pixels, if these were decoded to find it."""
     animated: bool = False
+    """Whether there are further frames or pages."""
     deep: bool = False
     """Whether the file has more than 8 bits per value, or further bands; `dtype` is uint8 if Pillow leaves them out."""
 
