@@ -1,8 +1,9 @@
 """Rows of tables that name files: CSV, TSV, parquet, lines of JSON; and of lists of paths and labels.
 
 Columns are recognised by their content: paths are those that lead to files, a split column contains only names of
-splits, and labels are recognised by their name, or are the only column left. A table that leads to files claims them:
-any fault in it from there on is an error, and never a reason to use weaker evidence.
+splits, and labels are recognised by their name, or are the only column left; four columns, or cells of JSON, may be
+boxes. A table that leads to files claims them: any fault in it from there on is an error, and never a reason to use
+weaker evidence.
 """
 
 from __future__ import annotations
