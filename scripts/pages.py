@@ -79,10 +79,9 @@ def _with_rows(page: str, rows: Iterable[str]) -> str:
 
 def _datasets(page: str) -> str:
     """Return the page with a row for each dataset, in alphabetical order, and with their numbers in its text."""
-    right, asked = (sum(bool(one.error) is said for one in DATASETS) for said in (False, True))
-    helped = sum(bool(one.write) for one in DATASETS)
+    right, helped = sum(not (one.error or one.write) for one in DATASETS), sum(bool(one.write) for one in DATASETS)
     page = re.sub(r"\d+( of )\d+(\s+are read)", rf"{right}\g<1>{len(DATASETS)}\g<2>", page)
-    page = re.sub(r"\d+(\s+of the other\s+)\d+", rf"{helped}\g<1>{asked}", page)
+    page = re.sub(r"\d+(\s+of the other\s+)\d+", rf"{helped}\g<1>{len(DATASETS) - right}", page)
     return _with_rows(page, (_dataset(one) for one in sorted(DATASETS, key=lambda one: one.name.lower())))
 
 

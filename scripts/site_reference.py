@@ -22,7 +22,7 @@ class ReferencePage:
 REFERENCE = {
     "staging": ReferencePage(
         "Staging and packing",
-        "Make a dataset local and ready, or only convert it to one HDF5 file.",
+        "Make a dataset local and ready, or only convert it to one HDF5 file; and free its space again.",
         (
             "colabstage.stage_dataset",
             "colabstage.plan_stage",
@@ -38,6 +38,10 @@ REFERENCE = {
             "colabstage.io.progress.ProgressStep",
             "colabstage.io.progress.Cancellation",
             "colabstage.h5.arrival.Readiness",
+            "colabstage.list_datasets",
+            "colabstage.stage.purge.StoredDataset",
+            "colabstage.purge_datasets",
+            "colabstage.stage.purge.PurgeReport",
         ),
     ),
     "fetching": ReferencePage(
@@ -63,6 +67,7 @@ REFERENCE = {
             "colabstage.restore_file",
             "colabstage.resumable",
             "colabstage.list_runs",
+            "colabstage.runs.listing.RunFacts",
             "colabstage.runs.run.Run",
             "colabstage.stage.publish.RestoreReport",
         ),
@@ -125,15 +130,18 @@ REFERENCE = {
         (
             "colabstage.doctor",
             "colabstage.io.report.Report",
+            "colabstage.io.report.ResultList",
             "colabstage.diagnose.doctor.DoctorReport",
             "colabstage.diagnose.doctor.Finding",
             "colabstage.compare_sources",
             "colabstage.diagnose.compare.SourceComparison",
             "colabstage.profile_loader",
             "colabstage.LoaderProfile",
+            "colabstage.diagnose.advice.ProfileFacts",
             "colabstage.autotune_loader",
             "colabstage.diagnose.autotune.TunedLoader",
             "colabstage.GpuMonitor",
+            "colabstage.diagnose.gpu.GpuReport",
             "colabstage.diagnose.gpu.GpuFigures",
             "colabstage.diagnose.gpu.GpuSample",
         ),

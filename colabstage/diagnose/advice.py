@@ -82,6 +82,7 @@ class ProfileFacts:
 
     @property
     def epoch_start_s(self) -> float:
+        """Return what starting the epoch adds to each of its batches."""
         return self.start_s / self.batches if self.batches else 0.0
 
 

@@ -228,6 +228,7 @@ class _Files:
             return len(source)
 
     def read_copies(self, folder: Path, seconds: float) -> None:
+        """Write what was read as plain files into a new folder, and time reading these."""
         # At most the copies and a pack of them.
         check_space(folder.parent, 2 * sum(map(len, self.kept.values())), "Comparing with local copies")
         # Below two folders, so that it is an image folder with one class.

@@ -398,6 +398,7 @@ def time_loop(
 
 
 def time_step(step: Callable[[Any], object], batch: Any, seconds: float, clock: Clock) -> float:
+    """Return the mean seconds of the step, repeated with one batch."""
     # CUDA returns before the work is done; without waiting here, an earlier queue would be measured.
     synchronise()
     count, began = 0, clock.now()

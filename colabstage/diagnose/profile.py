@@ -172,6 +172,7 @@ class Restored:
                 self._refuse(name, part, "Hand over its parts instead: restore=(trainer.model, trainer.losses)")
 
     def _restorer(self, name: str, part: Any, *, known_only: bool) -> Callable[[], object] | None:
+        """Return a function that restores a part; `None` if nothing can."""
         torch: Any = sys.modules.get("torch")
         # First, because with torch as Keras's backend its models are modules as well.
         if _variables_of(part):
@@ -467,6 +468,7 @@ class Runs:
             self._step(batch)
 
     def _stages(self, load_s: float, seconds: float) -> dict[str, float]:
+        """Return the seconds of each Python stage for one batch, from the shares that were sampled."""
         view = self._view
         # A loader that is used up cannot run again with a sampler, and TensorFlow's threads have no Python stacks.
         if view.once or view.facts.kind == "tf.data":
@@ -486,6 +488,7 @@ class Runs:
         return {name: seconds * load_s / sampled for name, seconds in ordered}
 
     def _prefixes(self, prefixes: Mapping[str, Iterable[Any]], samples: int, seconds: float) -> dict[str, float]:
+        """Return the seconds that each prefix adds to the one before it, and the loader to the last."""
         starts = {**{name: view_of(prefix).start for name, prefix in prefixes.items()}, "rest": self._view.start}
         took = dict.fromkeys(starts, math.inf)
         # In turns, and the shorter time counts: other work on the machine can only add to it.

@@ -69,7 +69,7 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL_FRAMES = (0xC0, 0xC1)
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
-END_BYTES = bytes((0xFF, _END))
+_END_BYTES = bytes((0xFF, _END))
 _XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
 # More zeros than programs append as padding.
 _PADDING_BYTES = 16
@@ -77,7 +77,7 @@ _PADDING_BYTES = 16
 _WEBP_HEAD_BYTES = 64
 
 
-def choose_orientation(exif: bytes, xmp: bytes) -> int:
+def _choose_orientation(exif: bytes, xmp: bytes) -> int:
     """Return the orientation, 1 to 8, from an EXIF block, otherwise from an XMP packet; 1 if neither has one."""
     found = _exif_orientation(exif)
     if found is None:
@@ -129,13 +129,13 @@ def is_jpeg(data: bytes) -> bool:
     return data[:3] == b"\xff\xd8\xff"
 
 
-def lacks_end(data: bytes) -> bool:
+def _lacks_end(data: bytes) -> bool:
     """Return whether a JPEG has zeros where its end should be, as after a download that reserved space and stopped."""
     zeros = len(data) - len(data.rstrip(b"\0"))
-    return zeros >= _PADDING_BYTES and data.rfind(END_BYTES, read_jpeg_header(data).frame_at) < 0
+    return zeros >= _PADDING_BYTES and data.rfind(_END_BYTES, _read_jpeg_header(data).frame_at) < 0
 
 
-def read_jpeg_header(data: bytes) -> JpegHeader:
+def _read_jpeg_header(data: bytes) -> JpegHeader:
     """Walk the markers up to the frame header."""
     exif = xmp = b""
     position = 2
@@ -156,7 +156,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
         body, length = position + 4, _READ_LENGTH(data, position + 2)[0]
         if marker in _FRAMES and body + 6 <= len(data):
             precision, height, width, components = _READ_FRAME(data, body)
-            turned = choose_orientation(exif, xmp) if exif or xmp else 1
+            turned = _choose_orientation(exif, xmp) if exif or xmp else 1
             return JpegHeader(height, width, components, precision, turned, marker, body)
         if marker == _APP1:
             if data[body : body + 6] == b"Exif\0\0":
@@ -170,26 +170,26 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
 
 def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
     """Return the same file with a header that states only its first rows: a decoder stops there, with a warning. The
-    last of them may lack what the next one contributes to its colours. `None` unless it `comes_by_rows`."""
-    if not comes_by_rows(data, header):
+    last of them may lack what the next one contributes to its colours. `None` unless it `_comes_by_rows`."""
+    if not _comes_by_rows(data, header):
         return None
     short = bytearray(data)
     struct.pack_into(">H", short, header.frame_at + 1, rows)
     return short
 
 
-def comes_by_rows(data: bytes, header: JpegHeader) -> bool:
+def _comes_by_rows(data: bytes, header: JpegHeader) -> bool:
     """Return whether `first_rows` can shorten a file: its rows are stored in order, and it has its end."""
-    if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != END_BYTES:
+    if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != _END_BYTES:
         return False
     # With several scans, the first rows of each colour are far apart, and a decoder would read on for them.
     scan = _first_scan(data, header.frame_at)
     return scan is not None and data[scan + 4] == header.components
 
 
-def segments_before_codes(data: bytes) -> bytes:
-    """Return the segments of a JPEG that `comes_by_rows` before the codes of its pixels."""
-    scan = _first_scan(data, read_jpeg_header(data).frame_at)
+def _segments_before_codes(data: bytes) -> bytes:
+    """Return the segments of a JPEG that `_comes_by_rows` before the codes of its pixels."""
+    scan = _first_scan(data, _read_jpeg_header(data).frame_at)
     assert scan is not None
     return data[: scan + 2 + _READ_LENGTH(data, scan + 2)[0]]
 
@@ -402,7 +402,7 @@ def _count_pixels(data: bytes) -> int:
     """Return width times height of an image file from its header; 0 if it is broken, or a small JPEG."""
     try:
         if is_jpeg(data):
-            header = read_jpeg_header(data) if len(data) >= _SMALL_JPEG_BYTES else None
+            header = _read_jpeg_header(data) if len(data) >= _SMALL_JPEG_BYTES else None
             return 0 if header is None else header.width * header.height
         # Pillow would take a tenth of the time of decoding a small one.
         if data.startswith(_PNG_HEAD):
@@ -471,6 +471,7 @@ class ImageFacts:
     peak: int | None = None
     """The largest value of 16-bit pixels, if these were decoded to find it."""
     animated: bool = False
+    """Whether there are further frames or pages."""
     deep: bool = False
     """Whether the file has more than 8 bits per value, or further bands; `dtype` is uint8 if Pillow leaves them out."""
 
@@ -561,7 +562,7 @@ def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
 def probe_image(data: bytes) -> ImageFacts:
     """Read an image's facts from its header; for most formats the beginning of the file is enough."""
     if is_jpeg(data):
-        header = read_jpeg_header(data)
+        header = _read_jpeg_header(data)
         height, width = upright_size((header.height, header.width), header.orientation)
         check_pixels(width, height)
         return ImageFacts(height, width, 1 if header.components == 1 else 3, np.dtype(np.uint8), "JPEG")
@@ -621,7 +622,7 @@ def _decode_turbo(
 ) -> tuple[NDArray[np.uint8], tuple[int, int], int] | None:
     """Decode by simplejpeg, at a half, a quarter or an eighth if the options allow; `None` if that is left to Pillow.
     Return the upright pixels, height and width of the whole image, and the factor."""
-    header = read_jpeg_header(data)
+    header = _read_jpeg_header(data)
     check_pixels(header.width, header.height)
     if not is_plain(header):
         return None
@@ -700,7 +701,7 @@ def _upright(image: Image.Image, data: bytes, *, luma: bool = False) -> Iterator
     """Load an image; `luma`: only the brightness of a colour JPEG, as stored in the file."""
     from PIL import Image
 
-    if is_jpeg(data) and lacks_end(data):
+    if is_jpeg(data) and _lacks_end(data):
         msg = "The JPEG data is truncated: zeros stand in the place of its end."
         raise DecodeError(msg)
     try:
@@ -729,7 +730,7 @@ def _is_animated(image: Image.Image) -> bool:
 def orientation_of(data: bytes) -> int:
     """Return the orientation, 1 to 8, of an image file by EXIF or XMP."""
     if is_jpeg(data):
-        return read_jpeg_header(data).orientation
+        return _read_jpeg_header(data).orientation
     if _is_upright_png(data):
         return 1
     with _open_pillow(data) as image:
@@ -745,7 +746,7 @@ def _is_upright_png(data: bytes) -> bool:
 def _orientation_left(image: Image.Image, data: bytes) -> int:
     """Return the orientation, 1 to 8, that the size of an opened image does not include yet."""
     if is_jpeg(data):
-        return read_jpeg_header(data).orientation
+        return _read_jpeg_header(data).orientation
     if _is_upright_png(data):
         return 1
     with suppress(Exception):
@@ -894,7 +895,7 @@ def decode_region(
     of its size if the part is that much larger than `target`, its size after resizing: the edges are then rounded to
     whole pixels of the smaller image, by up to half a pixel.
     """
-    header = read_jpeg_header(data) if is_jpeg(data) else None
+    header = _read_jpeg_header(data) if is_jpeg(data) else None
     if header is not None and is_plain(header):
         factor = region_factor(crop, target)
         (_, last_row), _ = _reduced_crop(crop, factor, header)
@@ -951,11 +952,11 @@ def decode_whole(
     `None` if `decode_region` takes considerably less time, or the content of a crop depends on how far the file is
     decoded (in some such cases the decoder warns).
     """
-    header = read_jpeg_header(data) if is_jpeg(data) else None
+    header = _read_jpeg_header(data) if is_jpeg(data) else None
     if header is None or not is_plain(header):
         return WholeImage(decode_image(data, ImageOptions(color_mode=color_mode)), 0, None)
     (_, last_row), _ = _reduced_crop(crop, factor, header)
-    if last_row * factor < _NEARLY_ALL * header.height and comes_by_rows(data, header):
+    if last_row * factor < _NEARLY_ALL * header.height and _comes_by_rows(data, header):
         return None
     size, gray = (header.height, header.width), color_mode == "grayscale"
     pixels = decode_turbo(data, size, factor, gray=gray, scratch=scratch)
@@ -1001,8 +1002,8 @@ _LOOK_BYTES = 128 * 1024
 def check_complete(data: bytes) -> ImageFacts:
     """Check that an image file has a readable header, and pixels that can be decoded; return what its header says. Data
     after the end (padding, a second picture) does not matter."""
-    if is_jpeg(data) and comes_by_rows(data, read_jpeg_header(data)):
-        segments = segments_before_codes(data)
+    if is_jpeg(data) and _comes_by_rows(data, _read_jpeg_header(data)):
+        segments = _segments_before_codes(data)
         facts = _facts_of_segments(segments) if _is_one_scan(data, len(segments)) else None
         if facts is not None:
             return facts
@@ -1032,12 +1033,12 @@ def _has_checksums(data: bytes) -> bool:
 @lru_cache(maxsize=64)
 def _facts_of_segments(segments: bytes) -> ImageFacts | None:
     """Return the header facts of a JPEG without its codes; `None` if no decoder accepts its segments."""
-    header = read_jpeg_header(segments)
+    header = _read_jpeg_header(segments)
     if max(header.height, header.width) > _MOST_SIDE:
         return None
     # A decoder that accepts the segments accepts this, with a warning, as if the codes were damaged. As small as
     # possible, because that does not depend on the size, which follows the precision.
-    small = bytearray(segments + END_BYTES)
+    small = bytearray(segments + _END_BYTES)
     struct.pack_into(">HH", small, header.frame_at + 1, _BLOCK_SIDE, _BLOCK_SIDE)
     try:
         with open_upright(bytes(small)):
@@ -1051,8 +1052,8 @@ def _is_one_scan(data: bytes, start: int) -> bool:
     # Comparing whole arrays takes a third of the time of a regular expression, which is called back at each byte 255,
     # and other threads run meanwhile.
     codes = np.frombuffer(data, np.uint8)
-    for begin in range(start, len(data) - len(END_BYTES), _LOOK_BYTES):
-        end = min(begin + _LOOK_BYTES, len(data) - len(END_BYTES))
+    for begin in range(start, len(data) - len(_END_BYTES), _LOOK_BYTES):
+        end = min(begin + _LOOK_BYTES, len(data) - len(_END_BYTES))
         following = codes[begin + 1 : end + 1]
         if ((codes[begin:end] == 0xFF) & (following != 0) & ((following & 0xF8) != 0xD0)).any():
             return False

@@ -56,6 +56,7 @@ class Row:
     rate: float
     """Units per second: of the last seconds while it runs, of the whole step afterwards."""
     idle_s: float = 0.0
+    """Seconds without a report."""
     problem: str = ""
     note: str = ""
 
@@ -124,6 +125,7 @@ class BoardStep(ProgressStep):
             return self._row("running", since, now)
 
     def _row(self, state: State, since: tuple[float, int], now: float, problem: str = "") -> Row:
+        """`since`: a time and what was done by then, from which the rate is counted."""
         rate = (self._done - since[1]) / (now - since[0]) if now > since[0] else 0.0
         seconds, idle_s = now - self._began, now - self._changed
         return Row(self._name, self._unit, self._total, self._done, state, seconds, rate, idle_s, problem, self._note)
@@ -381,6 +383,8 @@ _BETWEEN_LINES_S = 2.0
 
 
 class LineProgress(Board):
+    """Print a line at each tenth of a step, and one at its end."""
+
     def __init__(self) -> None:
         super().__init__(self._print)
         self._printed: dict[int, tuple[int, float]] = {}

@@ -263,6 +263,7 @@ def json_text(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write `value` as `json_text`, atomically."""
     with atomic_path(path) as temp:
         temp.write_text(json_text(value), encoding="utf-8")
 

@@ -75,6 +75,8 @@ def file_seal(file: Path) -> Seal:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
+    """What is at a place, compared with its receipt."""
+
     kind: Literal["nothing", "empty folder", "folder", "file", "link"]
     receipt: Receipt | None = None
     """The receipt that fits best; `None` if there is none, or if everything that it lists is gone."""

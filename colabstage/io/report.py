@@ -187,6 +187,7 @@ def draws_html(shell_classes: Iterable[str]) -> bool:
 
 
 def in_notebook() -> bool:
+    """Return whether this process belongs to a notebook that draws HTML."""
     return draws_html(kind.__name__ for kind in type(shell()).__mro__)
 
 
@@ -250,6 +251,7 @@ class Table:
 
     @property
     def html(self) -> str:
+        """Return the table as HTML; "" without rows."""
         head = "".join(self._cell("th", at, name) for at, name in enumerate(self.head))
         rows = ([f"<tr>{head}</tr>"] if head else []) + list(map(self._row_html, self.rows))
         return f"<table>{''.join(rows)}</table>" if self.rows else ""

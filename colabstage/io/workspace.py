@@ -185,6 +185,7 @@ def name_and_owner(temp: Path) -> tuple[str, str] | None:
 
 
 def is_own(path: Path) -> bool:
+    """Return whether a path is one of our temporaries, or inside one."""
     return any(name_and_owner(place) for place in (path, *path.parents))
 
 
@@ -223,6 +224,7 @@ def find_owned(folder: Path, *, name: str = "", prefix: str = "", suffixes: tupl
 
 
 def owned_beside(path: Path, suffix: str) -> list[Owned]:
+    """Return what has an owned name for `path` and was made by this user."""
     return find_owned(path.parent, name=path.name, suffixes=(suffix,))
 
 
@@ -255,6 +257,7 @@ def is_made_here(path: Path) -> bool:
 # A failure is not cached: a minute later the mount may respond, or have room.
 @functools.lru_cache(maxsize=256)
 def _owner_given(folder: Path, _device: int, _user: int) -> int:
+    """Return the owner that a new file of this user gets in a folder: mounts may give another."""
     probe = temp_beside(folder / "owner")
     handle = os.open(probe, _NEW | os.O_EXCL, 0o600)
     try:
@@ -709,6 +712,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             raise
 
     def append(self, *values: object) -> None:
+        """Append values, one line each, in one write."""
         os.write(self._handle, b"".join(map(_line, values)))
 
     def close(self) -> None:

@@ -167,6 +167,8 @@ def _number(cell: str) -> float:
 
 
 class ColumnRoles(NamedTuple):
+    """The names of columns by purpose."""
+
     labels: tuple[str, ...]
     split: str | None
     group: str | None

@@ -567,7 +567,6 @@ def _weigh_nothing(case: Case) -> Found:
 
 
 def _weigh_folders(case: Case) -> Found:
-    """Weigh folders as classes."""
     found = case.folders
     is_weak = isinstance(found, Miss) and not (found.claims or isinstance(found.error, EmptySourceError))
     return replace(found, near=True) if isinstance(found, Miss) and is_weak else found
@@ -625,7 +624,7 @@ _BESIDE_ROWS = (
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout(
-        descriptions.NAME,
+        descriptions.CROISSANT,
         lambda case: case.described,
         extensions=descriptions.EXTENSIONS,
         rivals=(_CALLED, Rival("boxes", detection.NAME, lambda case, _: case.state_boxes()), _BY_MASKS, _BY_ROWS),
@@ -642,7 +641,7 @@ LAYOUTS: tuple[Layout, ...] = (
             _BY_OTHERS,
         ),
     ),
-    Layout(detection.CLASSES, lambda case: detection.coco_state(case.source, classes=True), extensions=(".json",)),
+    Layout(detection.COCO_CLASSES, lambda case: detection.coco_state(case.source, classes=True), extensions=(".json",)),
     _of_many("webdataset", webdataset.webdataset_state, webdataset.EXTENSIONS, "tar"),
     _of_many("tfrecord", tfrecord.tfrecord_state, tfrecord.EXTENSIONS),
     _of_many("lmdb", lmdb.lmdb_state, lmdb.EXTENSIONS),

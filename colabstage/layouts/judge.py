@@ -494,7 +494,7 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     are_alike = all(2 * len(smallest & own) >= len(smallest) for own in others)
     if stem and are_alike and words.may_hold_parts(classes, stem):
         return stem, False
-    are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= NAMED
+    are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= _NAMED
     if not are_same:
         return "", False
     firsts = [names[own[0]] for own in rows]
@@ -614,7 +614,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         yield from _fields_left_over(source, found, beside)
     yield from _not_here(source, beside)
     if of_files and table.splits is None:
-        names = source.ending_in(_BINARY).without(used).where(may_list_a_split).names
+        names = source.ending_in(_BINARY).without(used).where(_may_list_a_split).names
         only = names and source.only(source.without({*names}).files.names, names)
         how = f"Write train.txt and val.txt with a path in each line instead{only and f', or leave it out: {only}'}."
         yield _left_over_message(names, beside, "may say which are held out", how)
@@ -656,7 +656,7 @@ def _fields_left_over(source: Source, found: Evidence, beside: str) -> Iterator[
         lists = source.ending_in(words.TEXTS).without(found.used).where(may_be_list).names
         of_rows = "Save an array 'split' beside the others, with a word for each row: train, val or test."
         how = of_rows if of_arrays else "Call each file after its split, or name it in the configs of a README."
-        names = [*filter(may_list_a_split, fields * of_arrays), *lists]
+        names = [*filter(_may_list_a_split, fields * of_arrays), *lists]
         yield _left_over_message(names, beside, "may say which of them are held out", how)
     if table.targets is None and not of_arrays:
         how = "Call what does 'label', or give a function as layout=."
@@ -763,7 +763,7 @@ def _labels_or_names(source: Source, found: Evidence) -> list[str]:
     classes, others = found.table.classes, source.files.without(found.used)
     called = others.ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
     may_name = others.ending_in(words.TEXTS).where(words.may_hold_names)
-    stated = statements_in(source, called) | statements_in(source, may_name) if classes else {}
+    stated = _statements_in(source, called) | _statements_in(source, may_name) if classes else {}
     unclear = {name for name, one in stated.items() if not _is_about_classes(name, one, classes)}
     # A file in each class's folder, with one word for several of them, has labels of the folders, as for patients.
     alike = defaultdict[str, list[str]](list)
@@ -805,7 +805,7 @@ def _is_of_annotations(folder: str) -> bool:
 # Extensions of files that may be texts, and are opened.
 TEXTS = (*words.TEXTS, "", ".dat", ".log")
 # At least this many samples must be named, because a text may mention one in passing.
-NAMED = 3
+_NAMED = 3
 _HEADS = 16
 _AGREEING = 0.9
 _CORNERS = 4
@@ -825,11 +825,11 @@ class Naming:
 
     def __init__(self, source: Source, table: SampleTable, texts: FileEntries) -> None:
         self.source, self.table, self.texts = source, table, texts
-        stated = statements_in(source, texts.ending_in(TEXTS).where(lambda name: not words.is_note(name)))
+        stated = _statements_in(source, texts.ending_in(TEXTS).where(lambda name: not words.is_note(name)))
         self._lookup = Lookup(table.keys if any(stated.values()) else ())
         lines = {name: [*self._on_samples(own)] for name, own in stated.items()}
         # A list of held-out samples may be short.
-        enough = {name: 1 if may_list_a_split(name) else min(NAMED, len(table)) for name in lines}
+        enough = {name: 1 if _may_list_a_split(name) else min(_NAMED, len(table)) for name in lines}
         # 20.jpg of each folder is a sample each.
         named = {name: {one.paths.get(part, part) for part, one in own} for name, own in lines.items()}
         self.lines = {name: own for name, own in lines.items() if len(named[name]) >= enough[name]}
@@ -905,7 +905,7 @@ def _in_columns(table: LeadingTable, classes: Sequence[Any], columns: Sequence[C
     named = [one for one in columns if words.is_label_name(one.name)]
     beside = named or [one for one in columns if not {*map(str.lower, one.distinct)} <= words.SPLITS.keys()]
     dividing = [one for one in beside if 1 < len(one.distinct) < len(one)]
-    if may_list_a_split(table.name) and any(same_partition(classes, one.cells) for one in dividing):
+    if _may_list_a_split(table.name) and any(same_partition(classes, one.cells) for one in dividing):
         return Says.CLASSES
     for one in dividing if len(dividing) == 1 else ():
         is_further = divides_further(classes, one.cells) or divides_further(one.cells, classes)
@@ -938,7 +938,7 @@ def other_rows(source: Source, table: SampleTable, texts: FileEntries) -> tuple[
     return "", ()
 
 
-def statements_in(source: Source, files: FileEntries) -> dict[str, list[Statement]]:
+def _statements_in(source: Source, files: FileEntries) -> dict[str, list[Statement]]:
     """Return what the beginnings of some files state, those of the fewest folders first; nothing for other files than
     texts."""
     first = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
@@ -947,7 +947,7 @@ def statements_in(source: Source, files: FileEntries) -> dict[str, list[Statemen
     return {name: statements_of(decode_text(head)) for name, head in heads.items()}
 
 
-def may_list_a_split(name: str) -> bool:
+def _may_list_a_split(name: str) -> bool:
     """Tell whether a file is called as if it said which samples are held out."""
     stem = words.stem_of(name)
     return bool(words.split_name(stem).split) or not words.OF_SPLITS.isdisjoint(words.words_of(stem))

@@ -240,6 +240,7 @@ class _Rows(NamedTuple):
     files: NDArray[np.int64]
     """The number of each row's file."""
     firsts: NDArray[np.int64]
+    """The first row of each file."""
 
     @classmethod
     def of(cls, source: Source, entries: FileEntries) -> _Rows:

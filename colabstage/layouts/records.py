@@ -1,7 +1,8 @@
-"""Samples that are records of shards: what their fields state becomes targets, classes, splits and notes.
+"""Samples that are records: what their fields state becomes targets, classes, splits and notes.
 
 A format finds the records of its files and the fields in them: keys of WebDataset, features of an Example, columns of
-Arrow, values of LMDB. What labels mean, and that all records have them or none, is the same for all formats.
+Arrow, values of LMDB. What labels and the four numbers of a box mean, and that all records have them or none, is the
+same for all formats, for JSON in the cells of tables, and for the items of dataset objects.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ FURTHER: dict[str, tuple[str, type[np.generic]]] = {
 }
 # What the four numbers of a box mean: its corners, x or y first; first corner, width and height; or centre, width and
 # height.
-Form = Literal["xyxy", "xywh", "cxcywh", "yxyx"]
+BoxForm = Literal["xyxy", "xywh", "cxcywh", "yxyx"]
 # How many images with boxes are examined to find the meaning of the four numbers.
 _LOOKED_AT = 64
 # How boxes are given that no format describes.
@@ -397,10 +398,40 @@ def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Label
     return Labels(Values(values), found if names else class_numbers(values))
 
 
-# --- what four numbers are --------------------------------------------------------------------------------------------
+def decode_label(content: bytes, name: str) -> str:
+    try:
+        # Editors on Windows begin a text with a byte order mark, which would become part of the label.
+        text = content.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        text = "\0"
+    # Bytes of a number are not text either.
+    if "\0" in text:
+        msg = f"The label of '{name}' is not text: {content[:20]!r}. Write numbers as digits."
+        raise BrokenDatasetError(msg)
+    return text
 
 
-def as_corners(places: NDArray[np.float64], form: Form) -> NDArray[np.float64]:
+def parse_label(text: str) -> Label:
+    """Parse a label as people write it: an integer, another number, a word; `None` for an empty text.
+
+    >>> parse_label(" 7\\n"), parse_label("0.5"), parse_label("25_0"), parse_label("")
+    (7, 0.5, '25_0', None)
+    """
+    text = text.strip()
+    if text.lower() in MISSING:
+        return None
+    # Python's own parser reads 25_0 as 250, and accepts infinity.
+    if WHOLE.fullmatch(text) and len(text) <= MOST_DIGITS:
+        return int(text)
+    if NUMBER.fullmatch(text) and math.isfinite(float(text)):
+        return float(text)
+    return text
+
+
+# --- boxes: which fields hold them, and what their four numbers mean --------------------------------------------------
+
+
+def _as_corners(places: NDArray[np.float64], form: BoxForm) -> NDArray[np.float64]:
     """Return boxes `(M, 4)` of a form as xyxy."""
     first, last = places[:, :2], places[:, 2:]
     if form in ("xyxy", "yxyx"):
@@ -412,18 +443,18 @@ def as_corners(places: NDArray[np.float64], form: Form) -> NDArray[np.float64]:
 class FoundForm(NamedTuple):
     """What the four numbers of boxes mean."""
 
-    form: Form
+    form: BoxForm
     relative: bool = False
     """Whether they are fractions of width and height."""
     trouble: str = ""
     """Why that is unknown; "" if it is known."""
 
 
-def find_form(
+def _find_form(
     boxes: Sequence[NDArray[np.float64]],
     size_of: Callable[[int], tuple[int, int] | None],
     *,
-    stated: Form | None = None,
+    stated: BoxForm | None = None,
     areas: NDArray[Any] | None = None,
 ) -> FoundForm:
     """Return what the four numbers of some images' boxes mean, `(M, 4)` each: the only form in which all are possible
@@ -443,8 +474,8 @@ def find_form(
     )
     # A box may end a pixel beyond the edge, because tools disagree on where pixels are.
     edge = 0.01 if relative else 1
-    forms: tuple[Form, ...] = ("xyxy", "xywh", "cxcywh") if relative else ("xyxy", "xywh")
-    corners = {form: as_corners(every, form) for form in forms}
+    forms: tuple[BoxForm, ...] = ("xyxy", "xywh", "cxcywh") if relative else ("xyxy", "xywh")
+    corners = {form: _as_corners(every, form) for form in forms}
     sides = {form: own[:, 2:] - own[:, :2] for form, own in corners.items() if (own[:, 2:] >= own[:, :2]).all()}
     outside = {
         form: (corners[form][:, :2] < -edge).any(axis=1) | (corners[form][:, 2:] > ends + edge).any(axis=1)
@@ -489,7 +520,7 @@ def box_key(value: Any) -> str | None:
     return next((key for key in BOX_KEYS if key in value), None) if isinstance(value, Mapping) else None
 
 
-def stated_form(key: str, beside: Iterable[str]) -> Form | None:
+def _stated_form(key: str, beside: Iterable[str]) -> BoxForm | None:
     """Return the form that is stated by the key of boxes, or by the keys beside it: only COCO's annotations have both
     of these; `None` if nothing states it."""
     return "xyxy" if key == BOX_KEYS[0] else "xywh" if {"category_id", "image_id"} <= {*beside} else None
@@ -510,7 +541,7 @@ def boxes_in(value: Any) -> Sequence[Any]:
     return objects.get(box_key(objects) or "") or ()
 
 
-def holds_boxes(value: Any) -> bool:
+def _holds_boxes(value: Any) -> bool:
     """Tell whether a value is the objects of an image: a list of them, or a list for each field."""
     if isinstance(value, list):
         return bool(value) and all((key := box_key(one)) and isinstance(one[key], list) for one in value)
@@ -518,23 +549,23 @@ def holds_boxes(value: Any) -> bool:
     return isinstance(rows, list) and all(isinstance(row, list) for row in rows)
 
 
-def format_box(box: NDArray[np.float64]) -> str:
+def _format_box(box: NDArray[np.float64]) -> str:
     return "[" + ", ".join(f"{number:g}" for number in box.tolist()) + "]"
 
 
 def box_fields(where: str, record: Mapping[str, Any]) -> list[str]:
     """Return the field of a record that holds its objects, whatever it is called, or the fields that hold a list for
     each part of them; nothing if there are none."""
-    if holds_boxes(record) and any(isinstance(record.get(key), list) for key in BOX_LABELS):
+    if _holds_boxes(record) and any(isinstance(record.get(key), list) for key in BOX_LABELS):
         return [name for name in record if name in (*BOX_KEYS, *BOX_LABELS, *FURTHER)]
-    found = [name for name, value in record.items() if holds_boxes(value)]
+    found = [name for name, value in record.items() if _holds_boxes(value)]
     found = [name for name in OBJECTS if name in found] or found
     if len(found) > 1 and found[0] not in OBJECTS:
         raise broken(where, f"its fields {listed(found)} all hold boxes", f"one that counts, called '{OBJECTS[0]}'")
     return found[:1]
 
 
-def further_fields(keys: Container[str]) -> dict[str, tuple[str, type[np.generic]]]:
+def _further_fields(keys: Container[str]) -> dict[str, tuple[str, type[np.generic]]]:
     """Return the fields of some that hold further facts of each box, one for each fact: its column, and its type."""
     found = {own: key for key, own in FURTHER.items() if key in keys}
     return {key: own for own, key in found.items()}
@@ -571,26 +602,27 @@ class ObjectRows(NamedTuple):
 
     @property
     def owners(self) -> list[str]:
+        """Return the sample of each box."""
         return [one for one, count in zip(self.samples, np.diff(self.offsets), strict=True) for _ in range(count)]
 
-    def form(self, size_of: Callable[[int], tuple[int, int] | None], stated: Form | None) -> FoundForm:
+    def form(self, size_of: Callable[[int], tuple[int, int] | None], stated: BoxForm | None) -> FoundForm:
         """Return what the four numbers mean. `size_of`: returns the height and width of a sample's image. `stated`: the
         form, if something says it."""
         filled = np.flatnonzero(np.diff(self.offsets)).tolist()
         each = [self.places[self.offsets[number] : self.offsets[number + 1]] for number in filled]
         areas = self.columns.get("area")
-        found = find_form(each, lambda number: size_of(filled[number]), stated=stated, areas=areas)
+        found = _find_form(each, lambda number: size_of(filled[number]), stated=stated, areas=areas)
         if found.trouble:
-            what = f"its boxes and others {found.trouble} (first {format_box(self.places[0])})"
+            what = f"its boxes and others {found.trouble} (first {_format_box(self.places[0])})"
             raise broken(self.samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{OWN_BOXES}")
         return found
 
-    def corners(self, form: Form) -> NDArray[np.float64]:
+    def corners(self, form: BoxForm) -> NDArray[np.float64]:
         """Return the boxes as xyxy, `(M, 4)`."""
-        found = as_corners(self.places, form)
+        found = _as_corners(self.places, form)
         for odd in np.flatnonzero((found[:, 2:] < found[:, :2]).any(axis=1))[:1].tolist():
             expected = "x0 <= x1 and y0 <= y1" if form in ("xyxy", "yxyx") else "sizes of 0 and more"
-            what = f"it has the box {format_box(self.places[odd])}, which is no {form}"
+            what = f"it has the box {_format_box(self.places[odd])}, which is no {form}"
             raise broken(self.owners[odd], what, expected)
         return found
 
@@ -603,7 +635,7 @@ class ObjectFields(NamedTuple):
     word: str
     """The field of words beside the numbers of the classes; "" for none."""
     further: Mapping[str, tuple[str, type[np.generic]]]
-    stated: Form | None
+    stated: BoxForm | None
     """What the four numbers mean by the fields' names."""
     others: tuple[str, ...]
 
@@ -626,8 +658,8 @@ class ObjectFields(NamedTuple):
             key: {type(value) for own in held[key] for value in own} for key in whole if key in (*BOX_LABELS, *FURTHER)
         }
         word = next((key for key in whole if key in BOX_LABELS and key != label and kinds[key] == {str}), "")
-        further = further_fields([key for key in whole if key in FURTHER and kinds[key] <= {int, float, bool}])
-        found = cls(box, label, word, further, stated_form(box, named), ())
+        further = _further_fields([key for key in whole if key in FURTHER and kinds[key] <= {int, float, bool}])
+        found = cls(box, label, word, further, _stated_form(box, named), ())
         return found._replace(others=tuple(key for key in named if key not in found.used))
 
     def note(self, form: FoundForm) -> str:
@@ -706,38 +738,7 @@ def _is_class(value: Any) -> bool:
     return value.is_integer() if isinstance(value, float) else isinstance(value, int | str)
 
 
-def decode_label(content: bytes, name: str) -> str:
-    try:
-        # Editors on Windows begin a text with a byte order mark, which would become part of the label.
-        text = content.decode("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        text = "\0"
-    # Bytes of a number are not text either.
-    if "\0" in text:
-        msg = f"The label of '{name}' is not text: {content[:20]!r}. Write numbers as digits."
-        raise BrokenDatasetError(msg)
-    return text
-
-
-def parse_label(text: str) -> Label:
-    """Parse a label as people write it: an integer, another number, a word; `None` for an empty text.
-
-    >>> parse_label(" 7\\n"), parse_label("0.5"), parse_label("25_0"), parse_label("")
-    (7, 0.5, '25_0', None)
-    """
-    text = text.strip()
-    if text.lower() in MISSING:
-        return None
-    # Python's own parser reads 25_0 as 250, and accepts infinity.
-    if WHOLE.fullmatch(text) and len(text) <= MOST_DIGITS:
-        return int(text)
-    if NUMBER.fullmatch(text) and math.isfinite(float(text)):
-        return float(text)
-    return text
-
-
-# Shards: files that hold many samples each, scanned once for the places of their parts, and read part by part.
-
+# --- shards: files of many samples, scanned once for the places of their parts, and read part by part -----------------
 
 F = TypeVar("F")
 T = TypeVar("T")
@@ -789,6 +790,7 @@ class ShardFile:
 
     @cached_property
     def content(self) -> ByteSource:
+        """Return its bytes, unpacked."""
         return self._opens()
 
     def hold(self, data: bytes, offset: int) -> None:

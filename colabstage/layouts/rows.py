@@ -1,8 +1,9 @@
 """Rows of tables that name files: CSV, TSV, parquet, lines of JSON; and of lists of paths and labels.
 
 Columns are recognised by their content: paths are those that lead to files, a split column contains only names of
-splits, and labels are recognised by their name, or are the only column left. A table that leads to files claims them:
-any fault in it from there on is an error, and never a reason to use weaker evidence.
+splits, and labels are recognised by their name, or are the only column left; four columns, or cells of JSON, may be
+boxes. A table that leads to files claims them: any fault in it from there on is an error, and never a reason to use
+weaker evidence.
 """
 
 from __future__ import annotations
@@ -416,8 +417,8 @@ class TableSearch:
         # corners are boxes, unless the user named them as labels or the files are audio clips.
         is_bare = self.labels is None and self.kind.layout == TABLE.layout and not found[0].folders
         columns = found[0].columns
-        objects = [*object_columns(found[0].name, columns.values())] if is_bare else []
-        boxes = find_box_columns(columns) if is_bare and not objects else None
+        objects = [*_object_columns(found[0].name, columns.values())] if is_bare else []
+        boxes = _find_box_columns(columns) if is_bare and not objects else None
         of_boxes = objects or ([] if boxes is None else [boxes.label])
         roles = find_roles(columns, labels=of_boxes) if of_boxes else self._roles(found, notes)
         # A number of each image numbers no objects.
@@ -435,7 +436,7 @@ class TableSearch:
             if len(firsts) == len(rows.files) and len(classes) > 1:
                 how = f"layout=table_rows(labels=['{boxes.label}']), from colabstage.options"
                 notes.append(f"Each image has one box; for its class alone {how}.")
-            sides = find_image_sides(rows.places[0][0].columns) if targets.sizes is not None else []
+            sides = _find_image_sides(rows.places[0][0].columns) if targets.sizes is not None else []
             corners = (*boxes.corners, *sides)
         notes += self._notes(rows, roles, corners)
         if not objects and boxes is None:
@@ -465,12 +466,12 @@ class TableSearch:
         if (twice := first_repeated([self.files.names[number] for number, _ in in_splits])) is not None:
             msg = f"Rows of '{twice}' are in several splits. Take it out of all but one."
             raise LayoutError(msg)
-        sides = find_image_sides(rows.places[0][0].columns)
+        sides = _find_image_sides(rows.places[0][0].columns)
         sides = sides if all(one.columns.keys() >= {*sides} for one, _ in rows.places) else []
         corners, label, height_and_width = (
             [rows.column(name) for name in names] for names in (columns.corners, [columns.label], sides)
         )
-        return boxes_of_rows(rows.files, corners, label[0], self.files.names, height_and_width)
+        return _boxes_of_rows(rows.files, corners, label[0], self.files.names, height_and_width)
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; of several labels, the one in a competition's sample submission."""
@@ -612,7 +613,7 @@ class TableSearch:
         if (twice := first_repeated(files.names)) is not None:
             msg = f"Two rows name '{twice}'. Write the objects of each image in one row."
             raise LayoutError(msg)
-        values = objects_of(object_columns("", map(rows.column, columns)), columns)
+        values = objects_of(_object_columns("", map(rows.column, columns)), columns)
         sizes = partial(size_in_file, TreeFiles(self.source.tree, files))
         labels = boxes_of_records(values, files.names, sizes, lambda _: ())
         assert labels.targets is not None
@@ -692,7 +693,7 @@ def columns_of_classes(classes: Sequence[Any], columns: Sequence[Column], *, has
 # --- columns that are boxes -------------------------------------------------------------------------------------------
 
 
-def object_columns(where: str, columns: Iterable[Column]) -> dict[str, list[Any]]:
+def _object_columns(where: str, columns: Iterable[Column]) -> dict[str, list[Any]]:
     """Return the values of the columns that hold objects, or a part of them each, as JSON."""
     nested = [one for one in columns if one.filled and all(cell[0] in "[{" for cell in one.filled)]
     try:
@@ -736,7 +737,7 @@ class BoxColumns(NamedTuple):
     label: str
 
 
-def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
+def _find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     """Return the columns of a table that are boxes; `None` if there are none. Boxes in another form are an error."""
     corners = _corners_of(columns)
     runs = [name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)][:1]
@@ -775,7 +776,8 @@ def find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     raise LayoutError(msg)
 
 
-def find_image_sides(columns: Mapping[str, Column]) -> list[str]:
+def _find_image_sides(columns: Mapping[str, Column]) -> list[str]:
+    """Return the columns of height and width of the image that a box is in; empty if there are none."""
     known = {column.plain: name for name, column in columns.items() if column.is_numeric}
     return next(([known[one] for one in sides] for sides in _IMAGE_SIDES if known.keys() >= {*sides}), [])
 
@@ -823,7 +825,7 @@ def _are_runs(column: Column) -> bool:
     return max(map(len, rows)) > 4 and all(start + length <= after for start, length, after in runs)
 
 
-def boxes_of_rows(
+def _boxes_of_rows(
     files: NDArray[np.int64],
     corners: Sequence[Column],
     label: Column,

@@ -1,6 +1,5 @@
-"""Arrays in .npy, .npz and HDF5 files from other programs; only their headers are read until they are packed.
-
-MATLAB's .mat 7.3 are HDF5 files.
+"""Arrays in .npy, .npz and HDF5 files from other programs, and audio clips as rows of one length: only headers are read
+until they are packed. MATLAB's .mat 7.3 are HDF5 files.
 """
 
 from __future__ import annotations

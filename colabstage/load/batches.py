@@ -49,6 +49,7 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def moves_itself(thing: object) -> bool:
+    """Return whether an object that is not a tensor has a method to move it to a device."""
     to = None if isinstance(thing, torch.Tensor) else getattr(thing, "to", None)
     # Quantities have one as well, which takes a unit.
     names = [*inspect.signature(to).parameters.values()][:1] if inspect.ismethod(to) else []

@@ -114,6 +114,7 @@ def _parts_of(transform: Any) -> list[Any]:
 
 
 def _moves(part: object) -> bool:
+    """Return whether a transform without parts moves pixels."""
     if _library_of(part) == "kornia":
         # Its own classes tell those that only change values.
         return not any(base.__name__.startswith("IntensityAugmentation") for base in type(part).__mro__)
@@ -282,10 +283,12 @@ def _by_kornia(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def moves_pixels(transform: object) -> bool:
+    """Return whether a transform, or a part of it, is another library's and moves pixels."""
     return any(map(_moves, _leaves(transform)))
 
 
 def _mixes(transform: object) -> bool:
+    """Return whether a transform, or a part of it, mixes the samples of a batch."""
     return any(type(part).__name__ in _OF_BATCHES for part in _leaves(transform))
 
 

@@ -253,6 +253,7 @@ def _is_stageable(leaf: Any) -> bool:
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:
+    """Return a stream for copies to a device; `None` if we have none for its kind."""
     return CopyStream(device) if device.type == "cuda" else None
 
 
@@ -483,6 +484,7 @@ class StreamGuard:
             self._stream = torch.cuda.current_stream(self._device)
 
     def take(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return a batch, ready on the current stream."""
         if self._device is not None and (now := torch.cuda.current_stream(self._device)) != self._stream:
             now.wait_stream(self._stream)
             map_leaves(batch, lambda leaf: used_here(leaf) if isinstance(leaf, torch.Tensor) else None)

@@ -128,6 +128,7 @@ def spread_order(count: int, *entropy: int) -> NDArray[np.intp]:
 
 
 def digest_of(*values: NDArray[Any]) -> int:
+    """Return a 63-bit hash of arrays and their order."""
     digest = hashlib.sha256()
     for part in values:
         # Bytes alone would not distinguish two arrays from their concatenation.
@@ -412,6 +413,7 @@ class Schedule:
         )
 
     def rows_left(self, epoch: int, batches_done: int) -> list[NDArray[np.intp]]:
+        """Return the rows of each of an epoch's remaining batches."""
         rows = self.shard.every(self.order.rows(self.seed, epoch))
         edges = self._edges(len(rows))
         # Full ones as rows of a table: for millions of small batches, slicing each would take several times as long.

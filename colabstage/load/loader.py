@@ -827,6 +827,7 @@ class Pipeline:
 
 
 def _in_parts(groups: Generator[list[Any]], change: Callable[[Any], Any]) -> Generator[list[Any]]:
+    """Yield a few batches at a time, changed; each is dropped here as soon as it is."""
     with closing(groups):
         for group in groups:
             group.reverse()

@@ -314,6 +314,7 @@ class PartialPack:
         return Readiness(sum(here), sum(len(self._of(split).units) for split in splits))
 
     def check(self) -> None:
+        """Raise the error that ended fetching, if there is one."""
         self.file.check()
 
     def first_blocks(self) -> NDArray[np.int64]:
@@ -327,6 +328,7 @@ class PartialPack:
 
     @property
     def complete(self) -> bool:
+        """Return whether all of it is local for good, in its final place."""
         # Readers of a whole file keep its path, which is temporary until the copy has moved to its place.
         return self.file.complete and (self._place in (None, self.path) or not self.path.exists())
 

@@ -258,6 +258,7 @@ def _drives() -> list[mounts.Mount]:
 
 
 def _mount_at(place: Path) -> mounts.Mount | None:
+    """Return what is mounted at exactly this place."""
     real = mounts.follow_links(place)
     return next((mount for mount in mounts.visible_mounts(mounts.list_mounts()) if mount.mountpoint == real), None)
 

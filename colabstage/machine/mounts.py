@@ -303,6 +303,7 @@ def _drive_folder_in(place: Path) -> int | None:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
+    """Yield everything below a folder that is not itself a folder, links to folders included."""
     for parent, folders, files in os.walk(folder):
         yield from (Path(parent, name) for name in files)
         yield from (path for name in folders if (path := Path(parent, name)).is_symlink())

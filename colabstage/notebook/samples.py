@@ -109,6 +109,7 @@ class ShownSplits:
 
 
 def open_splits(data: Samples) -> ShownSplits:
+    """Open what can be shown; no sample is read."""
     if isinstance(data, StagedDataset):
         if data.info is None:
             msg = f"Only plain files were kept ({data.path}); stage with keep='pack' or keep='both' to look at samples."
@@ -359,6 +360,7 @@ def _held(reader: SplitReader, rows: NDArray[np.intp]) -> AbstractContextManager
 
 
 def _sorted(rows: NDArray[np.int64], labels: NDArray[np.int64], classes: Sequence[str]) -> SplitClasses:
+    """Return the classes of `rows`, of which `labels` are the numbers, sorted by class."""
     # A class without samples is shown with 0, because that matters for the balance.
     values = np.union1d(labels, np.arange(len(classes)))
     numbers = np.searchsorted(values, labels)

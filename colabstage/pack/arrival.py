@@ -184,6 +184,7 @@ class RowMap:
 
     @property
     def here(self) -> int:
+        """Return how many rows are in place."""
         return int(np.count_nonzero(self.rows))
 
     def set_placed(self) -> None:
@@ -613,6 +614,7 @@ class PackStream:
             self._rows.set_placed()
 
     def failed(self, error: BaseException) -> None:
+        """Tell readers why no more rows will come."""
         if self._rows is not None:
             self._rows.set_failed(error)
 

@@ -100,7 +100,7 @@ if TYPE_CHECKING:
 # price of a digest per file.
 
 
-def repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
+def _repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
     """Return a note on images that have several labels, and one on images that are in several splits.
 
     Copies with one label, in one split, are not worth a note.
@@ -372,7 +372,7 @@ class PackRun:
             packing_s = time.monotonic() - began
             skipped = tuple(why for _, why in sorted(journal.skipped.items()))
             left_out = work.order[sorted(journal.skipped)]
-            final, plan, outside, nan = finish_pack(
+            final, plan, outside, nan = _finish_pack(
                 work, left_out=left_out, skipped=skipped, attributes=self._attributes()
             )
             learnt = self._learn(work, plan)
@@ -510,7 +510,7 @@ class PackRun:
                 # All shards must mean the same, and this one knows only its own masks.
                 raise ReplanError(msg, with_foreground if self.shard is None else None)
         if work.contents is not None:
-            found = (*found, *repeated_notes(work.contents.read(), self.job.table, plan.splits))
+            found = (*found, *_repeated_notes(work.contents.read(), self.job.table, plan.splits))
         return found
 
     def _publish(self, file: Path, report: PackReport) -> None:
@@ -596,7 +596,7 @@ OVERHEAD_BYTES = 4 * 1024 * 1024
 _UNUSED = -1
 
 
-def finish_pack(
+def _finish_pack(
     work: WriteJob, *, left_out: NDArray[np.int64], skipped: tuple[str, ...], attributes: Mapping[str, Any]
 ) -> tuple[Path, PackPlan, tuple[int, str], tuple[str, ...]]:
     """Make the final file from decoded samples. May be called again after an interruption.
@@ -754,7 +754,7 @@ def place_joined(
     check_space(out.parent, nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
     joined = folder / "joined.h5"
     with typed_write_errors(joined):
-        join_shards(shards, joined, splits=tuple(samples), attributes={"source": address})
+        _join_shards(shards, joined, splits=tuple(samples), attributes={"source": address})
     # Hashed again, because the joined file's blocks begin elsewhere than the shards'.
     stored = {name: rows for name, rows in samples.items() if rows}
     manifest = manifest_of_pack(joined, key=key, identity=identity, samples=stored, skipped=skipped)
@@ -789,7 +789,7 @@ class _Column(NamedTuple):
     """Its whole content, if it is not copied."""
 
 
-def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:
+def _join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:
     """Write the file that the shards are parts of.
 
     `splits`: in the order of the file. `attributes`: of the root, instead of the shards' own.

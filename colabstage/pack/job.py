@@ -362,6 +362,7 @@ def settled(job: PackJob) -> PackJob:
 
 
 def listed_job(job: PackJob) -> PackJob:
+    """Return the job, planned again if its table knew only the first samples."""
     # Pixels have fixed places, whatever the length of their files.
     if job.table.complete is None or job.plan.encoding not in ("arrays", "encoded"):
         return job

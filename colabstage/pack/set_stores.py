@@ -51,6 +51,7 @@ class ShardName(NamedTuple):
     made_of: str
     """Hexadecimal digits that all files of the set share, and no other set has."""
     number: int
+    """From 0."""
     total: int
     state: str = ""
     """Hexadecimal digits that change with the state of its samples in the source; "" if that is compared elsewhere."""

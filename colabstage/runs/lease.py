@@ -59,6 +59,7 @@ class Lease:
 
 
 def read_lease(folder: Path) -> Lease | None:
+    """Return the lease in a run's folder; `None` if there is none, or an incomplete one."""
     file = folder / NAME
     try:
         text = file.read_bytes()

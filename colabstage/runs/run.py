@@ -457,6 +457,7 @@ class Run:
             )
 
     def _begin(self, version: Version | None, local: Path) -> None:
+        """Restore a version, if there is one, and hold the run."""
         if version is not None:
             file = local / version.name
             # The first rank has had it since it was chosen.

@@ -246,6 +246,7 @@ def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _settings(name: str, value: Any) -> dict[str, Any]:
+    """Return a plain value by its name, or those in a mapping or list by theirs."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:  # a learning rate
         value = value.item()
     value = tuple(sorted(value.elements())) if isinstance(value, Counter) else value  # milestones

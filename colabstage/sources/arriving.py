@@ -514,6 +514,7 @@ class ArchiveWalk(Closing):
         return self._content.pread(length, offset) if found is None else found
 
     def end(self) -> None:
+        """Read from `content` alone from now on."""
         if self._walks:
             self._walks = False
             self._step.advance(self.size - self._reached)

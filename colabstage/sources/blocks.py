@@ -74,6 +74,7 @@ class Layout:
         self.lengths = np.minimum(block_bytes, np.array(sizes, np.int64)[self.file_of] - self.offsets)
 
     def span(self, block: int) -> tuple[int, int]:
+        """Return the addresses at which a block begins and ends."""
         begin = block * self.block_bytes
         return begin, begin + int(self.lengths[block])
 
@@ -84,6 +85,7 @@ class Layout:
         return self.begin(number) + self.sizes[number]
 
     def find(self, address: int) -> tuple[int, int]:
+        """Return the number of the file that contains an address, and the offset in it."""
         number = int(self.file_of[address // self.block_bytes])
         return number, address - self.begin(number)
 

@@ -528,6 +528,8 @@ _AT_ONCE = 8
 
 
 class Piece(NamedTuple):
+    """Consecutive bytes of the new object."""
+
     length: int
     source: int | None
     """Where the old object has them; `None` if it does not."""

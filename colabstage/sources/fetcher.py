@@ -68,6 +68,7 @@ class Remotes:
 
     @contextlib.contextmanager
     def lend(self, number: int) -> Iterator[RemoteFile]:
+        """Lend the file with this number, and keep it open meanwhile."""
         with self._lock:
             # An abandoned thread would open a file that nobody closes any more.
             if self._closed:
@@ -152,6 +153,7 @@ class Arriving:
         return begin if begin < end else None
 
     def digest(self, blocks: Blocks) -> str:
+        """Return the hash of the block, which has arrived completely."""
         if self._hashed < self._end:
             self._hasher.update(blocks.read(self._hashed, self._end - self._hashed))
         digest: str = self._hasher.hexdigest()
@@ -426,6 +428,7 @@ class Fetcher:
             raise
 
     def _take_in(self, run: Run, data: memoryview, remote: RemoteFile) -> bool:
+        """Store a piece; return whether the run continues."""
         with self.lock:
             if self.has_ended():
                 return False

@@ -194,6 +194,8 @@ def fetch_files(
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
+    """What the receipt of fetched files says."""
+
     address: str
     identity: SourceIdentity
     files: int
@@ -413,6 +415,8 @@ class ArchiveIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
+    """What the receipt of a folder made by `extract_archive` says."""
+
     archive: ArchiveIdentity
     members: int
     """The number of files in it."""

@@ -633,6 +633,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def names_a_page(url: str, name: str) -> bool:
+    """Return whether a web page is what an address asks for."""
     return urlsplit(url).path.lower().endswith(_PAGE_SUFFIXES) or name.lower().endswith(_PAGE_SUFFIXES)
 
 

@@ -178,6 +178,7 @@ class Expected:
         rename_own(writing, self._path)
 
     def reached(self, rows: int) -> None:
+        """Note that the first so many rows are done."""
         self._values[0] = rows
 
     def close(self) -> None:
@@ -321,6 +322,7 @@ class Lookahead(Order):
         return run
 
     def _claim(self, block: int, next_use: NDArray[np.int64]) -> bool:
+        """Reserve a block for this process, and the space for it; return whether that was possible."""
         if not self._locks.claim(block):
             return False
         with self._blocks.making_room():
@@ -354,6 +356,7 @@ class Lookahead(Order):
         return True
 
     def _give_up(self, block: int) -> None:
+        """Keep nothing of a block that has not arrived completely."""
         if block in self._claimed:
             self._fetcher.forget(block)
             if self._blocks.state[block] in (WRITING, FILLING, MISSING):
@@ -423,6 +426,7 @@ class BlockwiseFile:
 
     @property
     def state(self) -> NDArray[np.bool_]:
+        """Return for each block whether it is local."""
         here: NDArray[np.bool_] = self._blocks.state == WHOLE
         return here
 
@@ -544,6 +548,7 @@ class BlockwiseFile:
             raise kind(words)
 
     def wish(self, blocks: NDArray[np.int64]) -> None:
+        """Ask for blocks without waiting for them."""
         self._blocks.wanted[blocks] = 1
         if not self.state[blocks].all():
             self._running().touch()

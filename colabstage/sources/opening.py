@@ -159,6 +159,7 @@ class Cost:
     unpacks_first: bool = False
     """Whether it is compressed as a whole, so that its files are only known after unpacking."""
     reads_slowly: bool = False
+    """Whether each read of one of its files takes time."""
     archive_bytes: int = 0
     """The size of archives that are still to be copied here before they are read, if known."""
     mount_bytes: int = 0
@@ -678,6 +679,7 @@ class OpenedSource(Closing):
                 raise SourceListingError(msg)
 
     def start(self) -> None:
+        """Begin to copy remote archives."""
         for part in self.parts:
             if part.copy is not None:
                 part.copy.start()

@@ -152,6 +152,7 @@ def label_of(files: Files, sources: Sequence[SingleSource]) -> str:
 
 
 def name_files(sources: Sequence[SingleSource], manifests: Sequence[Manifest]) -> list[FileOfSet]:
+    """Give each file a unique name for its local part."""
     names = [f"{one.name.removesuffix('.h5')}.h5" for one in sources]
     if len(sources) == 1:
         names = [f"{sources[0].name}.h5"]
@@ -238,6 +239,7 @@ class Places:
         return _unique(whole), _unique(edges)
 
     def count_here(self, state: NDArray[np.bool_]) -> int:
+        """Count the rows whose blocks are all local; `state`: for each block, whether it is."""
         # With prefix sums, one subtraction per row tells whether all blocks from one to another are local.
         before = np.r_[0, np.cumsum(state)]
         here = np.ones(len(self.units), np.bool_)
@@ -340,6 +342,7 @@ def find_places(file: BlockwiseFile | WholeFile, fields: Sequence[PackField]) ->
 
 
 def _row_places(file: BlockwiseFile | WholeFile, field: PackField) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the addresses at which each row of a field begins and ends."""
     if field.offsets is None:
         length = field.nbytes // max(1, field.rows)
         starts = field.start + np.arange(field.rows, dtype=np.int64) * length

@@ -172,6 +172,8 @@ class KaggleSource:
 
 @dataclass(frozen=True, slots=True)
 class TreeSource(_SourceBase):
+    """Files that the caller has opened as a tree."""
+
     tree: Tree = field(repr=False)
     """The tree; the caller closes it."""
     digest: str = ""
@@ -261,6 +263,7 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
 
 
 def local_source(path: str | os.PathLike[str]) -> LocalSource:
+    """Return the source at a path, or of all paths that match a pattern."""
     path = absolute_path(path, "source", instead="an address is text that begins with its scheme, as 'https://…'")
     return LocalSource(local_address(path), readable_name(path.name), str(path), path)
 

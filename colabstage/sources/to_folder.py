@@ -338,6 +338,7 @@ class _Writing:
             yield data
 
     def _move(self, unpacked: Path, parts: Sequence[Part]) -> None:
+        """Move what a tool has already unpacked, on the same disk."""
         for entry in (self.entries[part.first] for part in parts):
             # Tools apply whatever mode the archive has; a dataset's files should be readable by everybody.
             (unpacked / entry.name).chmod(0o755 if entry.executable else 0o644)
@@ -522,6 +523,7 @@ class _Ledger(Closing):
         return [name, offset, length, digest, files] if files > 1 else [name, offset, length, digest]
 
     def _hash(self, part: Part) -> str:
+        """Return the hash of a part's content; "" if it is not all there."""
         import xxhash
 
         hasher = xxhash.xxh3_64()

@@ -169,6 +169,8 @@ OUTDATED = "made from an earlier state of the source"
 
 @dataclass(frozen=True, slots=True)
 class CachedPack:
+    """A pack in the cache with a complete manifest and the right length."""
+
     files: tuple[CachedFile, ...]
     """The packed file in the cache, or all shards of a set, in order."""
     manifest: Manifest
@@ -214,6 +216,7 @@ class Cache:
 
     @property
     def place(self) -> Place | None:
+        """Return its place; `None` without a cache."""
         return self._chosen[0]
 
     @property
@@ -237,6 +240,7 @@ class Cache:
         return "no pack of this dataset yet" if self.place is not None else self.why
 
     def find(self) -> CachedPack | None:
+        """Return the requested pack; `None` if there is none, or none is wanted."""
         place = self.place if self.request.wants_pack else None
         if place is None:
             return None
@@ -284,6 +288,7 @@ def _find_lasting(local: Path) -> tuple[Place | None, str]:
 
 
 def _find_cached(request: StageRequest, place: Place) -> CachedPack | None:
+    """Find the requested pack in the cache, or its previous version if publishing was interrupted."""
     name = f"{request.name}.h5"
     for one in place.look([name, name + PREVIOUS_SUFFIX]):
         # The name has eight digits of the key; the manifest has all of them.
@@ -528,6 +533,7 @@ def publish_pack(
 
 
 def find_published(request: StageRequest) -> PublishReport[Any] | None:
+    """Return the report of what an earlier call published of the local pack."""
     # Only on request, not in every call, because a Drive takes time to answer.
     if request.cache_dir is None:
         return None

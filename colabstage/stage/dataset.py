@@ -51,6 +51,7 @@ def found_in(info: PackInfo | None) -> Found:
 
 
 def which_file(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file is replaced or written."""
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -421,6 +422,7 @@ class StagedDataset:
         return described
 
     def _reader(self, split: str) -> SplitReader:
+        """Return what reads a split without torch."""
         from colabstage.load.reading.reader import SplitReader
 
         return self._open(SplitReader, split)

@@ -126,6 +126,7 @@ class Present(NamedTuple):
 
     @property
     def our_notes(self) -> dict[str, StoredFile]:
+        """Return the notes that colabstage wrote, by name."""
         return {self.name + end: note.entry for end, note in self.notes.items() if note.is_ours}
 
 
@@ -272,6 +273,7 @@ class Place(ABC):
         return CachedFile(self.at(one.name), manifest, one.entry.size, one.entry.mtime_ns / 1e9)
 
     def shards(self, name: str) -> list[CachedFile]:
+        """Return the shards of a pack that have a manifest, in order."""
         stem = Path(name).stem
         parts = {one: PartName.of(Path(one)) for one in self.entries() if one.endswith(".h5")}
         mine = sorted((one for one, part in parts.items() if part.count and part.stem == stem), key=parts.__getitem__)

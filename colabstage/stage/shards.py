@@ -95,7 +95,7 @@ def divide(job: PackJob, limit: int, whole: int) -> ShardSizes:
         while count <= max(len(one) - 1 for one in sums):
             of_shard, rows_of_shard = np.zeros(count, np.int64), np.zeros(count, np.int64)
             for one in sums:
-                # Where `shard_splits` cuts.
+                # Where `ShardRows.of` cuts.
                 ends = (len(one) - 1) * np.arange(count + 1) // count
                 of_shard += np.diff(one[ends])
                 rows_of_shard += np.diff(ends)
@@ -252,6 +252,7 @@ class _SetOfShards:
         return f"{self.call.request.name}.h5"
 
     def find_finished(self, source: OpenedSource) -> dict[int, CachedFile]:
+        """Return the shards that are in the cache and current, by number."""
         wanted = {str(name): name.number for name in self.names}
         there = find_shards(self.call.request, self.place)
         return {wanted[one.manifest.shard]: one for one in there if self._is_current(one, source)}
@@ -267,6 +268,7 @@ class _SetOfShards:
         return verdict == "same" or (verdict == "unproved" and self.call.request.verify == "fast")
 
     def write(self, source: OpenedSource) -> CachedPack:
+        """Pack the shards that are not in the cache, publish them, and return the set."""
         call, request = self.call, self.call.request
         finished = self.find_finished(source)
         # First: beside shards of an earlier state, this set's shards could look complete too early.

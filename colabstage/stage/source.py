@@ -30,6 +30,8 @@ _LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class StageCall:
+    """What all steps of one call of `stage_dataset` need."""
+
     request: StageRequest
     progress: Progress
     executor: Executor | None = None

@@ -228,6 +228,7 @@ class BackgroundPack:
         self._thread.join(_CLEAR_UP_S)
 
     def figures(self) -> dict[str, float]:
+        """Return the figures of `StageReport.arrival`."""
         found: dict[str, float] = {**self.arrival.figures}
         got = self.arrival.handed_out
         if got.first_s is not None:

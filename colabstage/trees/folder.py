@@ -150,6 +150,7 @@ class FolderTree(Tree):
         return Path(self._about_to_read(entry))
 
     def open(self, entry: FileEntry) -> FolderFile:
+        """Return the bytes of one file, which is opened when first read."""
         return FolderFile(self.path_of(entry), entry.size, times=self._times)
 
     def read(self, entry: FileEntry) -> bytes:
@@ -172,6 +173,7 @@ class FolderTree(Tree):
         return data
 
     def _about_to_read(self, entry: FileEntry) -> str:
+        """Return where a file is, after calling `before_read`."""
         path = f"{self._root}/{entry.name}"
         if self._before_read is not None:
             self._before_read(path)
@@ -243,6 +245,7 @@ def _threads(workers: int) -> DaemonPool | contextlib.nullcontext[None]:
 
 
 def _at_once(function: Callable[[T], R], items: Sequence[T], pool: DaemonPool | None) -> list[R]:
+    """Call `function` with each item, and return the results in their order."""
     if pool is None:
         return [function(item) for item in items]
     return _results([pool.submit(partial(function, item)) for item in items])
@@ -263,6 +266,8 @@ def _path_below(root: str, name: str) -> str:
 
 
 class _Folder(NamedTuple):
+    """A folder that was found and must still be listed."""
+
     name: str
     """Its name in the tree, "" for the root."""
     ancestors: frozenset[_Identity]

@@ -101,6 +101,7 @@ def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
 
 
 def resolve_link(archive: str, name: str, target: str) -> str:
+    """Return the name inside the archive that the symbolic link `name` points to."""
     # Decided by the text alone, because nothing has been unpacked yet.
     resolved = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     if not target or "\0" in target or target.startswith("/") or resolved == ".." or resolved.startswith("../"):
@@ -137,6 +138,7 @@ def notes_on_members(skipped_links: Sequence[str], repeated: Sequence[str]) -> t
 
 
 def check_collisions(archive: str, files: Collection[str], folders: Iterable[str] = ()) -> None:
+    """Refuse names that cannot coexist in one folder."""
     twice = first_repeated(files)
     if twice is not None:
         raise refuse_member(archive, twice, "its name occurs twice, so which of the two is meant is unclear")
@@ -228,6 +230,7 @@ def _in_junk(folder: str) -> bool:
 
 
 def is_junk_folder(base: str) -> bool:
+    """Return whether a folder of this name (its last component) holds only junk."""
     return base in JUNK_FOLDERS or is_our_name(base)
 
 

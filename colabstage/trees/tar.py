@@ -159,6 +159,7 @@ class _Blocks:
 
 
 def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str]) -> tuple[bytes, TarMember]:
+    """Return the type flag of a header block, and the member that it and its extensions describe."""
     if len(block) < BLOCK:
         raise truncated(source, "its last header is cut")
     raw_name, raw_mode, _, _, raw_size, raw_time, checksum, flag, link, magic, *_, prefix = _HEADER.unpack(block)

@@ -118,6 +118,7 @@ class _End(NamedTuple):
 
 
 def _find_end(source: ByteSource) -> _End:
+    """Return the record at the end of a zip, with its zip64 extension if there is one."""
     tail_at = max(0, source.size - _TAIL_BYTES)
     tail = source.pread(_TAIL_BYTES, tail_at)
     at = tail.rfind(_END_MARK)

@@ -74,6 +74,7 @@ class _Decompressor(Protocol):
 
 
 def read_member(source: ByteSource, member: ZipMember) -> bytes:
+    """Return the content of one member, unpacked and verified."""
     pieces = list(_verified(source, member, _pieces((_packed_bytes(source, member),), member)))
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

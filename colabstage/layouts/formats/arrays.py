@@ -931,7 +931,8 @@ def pixels_state(source: Source) -> Found:
 
 
 def _read_head(source: Source, entry: FileEntry) -> tuple[ByteSource | None, _PixelColumns | None, int]:
-    """Return the content of a .csv.gz; a table's columns of pixels, if any; and how many have no header."""
+    """Return the content of a .csv.gz; a table's columns of pixels, if any; and how many there are without a
+    header, otherwise 0."""
     # It shows its header only unpacked.
     packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
     head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.rows import TableSearch
 
-NAME = "croissant"
+CROISSANT = "croissant"
 EXTENSIONS = (".json", ".jsonld")
 # croissant.json, or photos-metadata.json on Kaggle; if there are more such files, each is about one sample.
 _CALLED, _MOST_FILES = re.compile(r"croissant|metadata", re.IGNORECASE), 16
@@ -129,7 +129,7 @@ class Description:
         alike = [one for one in records.fields if (one.resource, bool(one.column)) == place and not one.fault]
         beside = list(filter(self._is_split, alike))
         tables = {table.name: table for table in self._tables(records, [label, *beside])}
-        kind = search.kind._replace(layout=NAME)
+        kind = search.kind._replace(layout=CROISSANT)
         found = replace(search, kind=kind, labels=[label.title], described=tables).state()
         if not isinstance(found, Evidence):
             return found
@@ -244,6 +244,7 @@ class Description:
         return {value: meant for pair in pairs for value, meant in pair}
 
     def _types_behind(self, field: _Field) -> frozenset[str]:
+        """Return the types of the record set that a field refers to; empty if it refers to none."""
         return self._owners[field.refers_to][0].types if field.refers_to in self._owners else frozenset()
 
     def _is_split(self, field: _Field) -> bool:
@@ -259,7 +260,7 @@ def _numbered(table: SampleTable, meanings: dict[str, str]) -> SampleTable:
     return replace(table, targets=renumbered(table.targets, table.classes, names), classes=tuple(names))
 
 
-# --- its JSON ---------------------------------------------------------------------------------------------------------
+# --- Croissant's JSON -------------------------------------------------------------------------------------------------
 
 
 def _parse_records(one: dict[str, Any]) -> _Records:

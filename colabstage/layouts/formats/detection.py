@@ -50,7 +50,10 @@ if TYPE_CHECKING:
     from colabstage.trees.listing import FileEntries, FileEntry
 
 NAME = "detection"
-Points = list[tuple[float, float]]
+# What reading a broken file raises.
+_OF_PYTHON = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error, zlib.error,
+)  # fmt: skip
 
 
 class BoxColumn(NamedTuple):
@@ -82,7 +85,7 @@ class Placed(NamedTuple):
     split: str
 
 
-def side_of(value: Any) -> int:
+def _side_of(value: Any) -> int:
     """Return a side of an image as a file states it; 0 where it states none. Raises `ValueError`: it is no number."""
     try:
         return max(int(float(value or 0)), 0)
@@ -91,10 +94,14 @@ def side_of(value: Any) -> int:
         raise ValueError(msg) from error
 
 
+def _size(given: Any, height: str = "height", width: str = "width") -> tuple[int, int]:
+    return _side_of(given.get(height)), _side_of(given.get(width))
+
+
 # --- from records to a table ------------------------------------------------------------------------------------------
 
 
-def boxes_state(
+def _boxes_state(
     source: Source,
     who: str,
     placed: Sequence[Placed],
@@ -151,7 +158,7 @@ def _as_boxes(
 # --- which image a record is about ------------------------------------------------------------------------------------
 
 
-def records_beside(
+def _records_beside(
     source: Source,
     images: FileEntries,
     files: Sequence[FileEntry | None],
@@ -186,7 +193,7 @@ def records_beside(
     ]
 
 
-def join_records(
+def _join_records(
     source: Source, found: Mapping[str, Sequence[Record]], *, per_image: bool = False
 ) -> tuple[list[Placed], list[str]]:
     """Return the images that the records of each file name, in their order, and notes.
@@ -245,12 +252,20 @@ def _absent(where: str, count: int, missing: Sequence[tuple[str, str]]) -> Broke
     return broken(where, what, "at least half")
 
 
-def edges(x0: float, y0: float, x1: float, y1: float) -> Points:
+# --- the box around what is drawn -------------------------------------------------------------------------------------
+
+Shape = tuple[str, tuple[float, float, float, float]]
+Points = list[tuple[float, float]]
+# A class, and the points of what is drawn.
+Drawing = tuple[Any, Iterable[Sequence[Any]]]
+
+
+def _corners(x0: float, y0: float, x1: float, y1: float) -> Points:
     """Return the four corners of a box, in order."""
     return [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
 
 
-def turned(points: Points, around: tuple[float, float], degrees: Any) -> Points:
+def _turned(points: Points, around: tuple[float, float], degrees: Any) -> Points:
     """Return points rotated around another, clockwise in an image."""
     angle = math.radians(float(degrees or 0))
     (x0, y0), sine, cosine = around, math.sin(angle), math.cos(angle)
@@ -258,10 +273,46 @@ def turned(points: Points, around: tuple[float, float], degrees: Any) -> Points:
     return [(x0 + x * cosine - y * sine, y0 + x * sine + y * cosine) for x, y in moved]
 
 
+def _record(
+    image: str, drawn: Iterable[Drawing], size: tuple[int, int] = (0, 0), split: str = "", left_out: int = 0
+) -> Record:
+    """Return what is drawn on an image: the class of each drawing, and the box around its points; a single point has no
+    box, and is left out."""
+    shapes = list[Shape]()
+    for label, points in drawn:
+        places = [(float(x), float(y)) for x, y in points]
+        xs, ys = zip(*places, strict=True) if places else ((), ())
+        if not str(label) or not places or not all(map(math.isfinite, (*xs, *ys))):
+            msg = f"a shape '{show(label)}' has the points {show(places)}; expected a label and numbers"
+            raise ValueError(msg)
+        if len(places) > 1:
+            shapes.append((str(label), (min(xs), min(ys), max(xs), max(ys))))
+        left_out += len(places) == 1
+    return Record(image, shapes, size, split, left_out)
+
+
+def _box(x: Any, y: Any, width: Any, height: Any) -> Points:
+    left, top = float(x), float(y)
+    return _corners(left, top, left + float(width), top + float(height))
+
+
+def _ellipse(x: Any, y: Any, across: Any, down: Any, degrees: Any = 0) -> Points:
+    """Return the corners of the box around an ellipse, given its centre and half axes."""
+    x, y, across, down, angle = *map(float, (x, y, across, down)), math.radians(float(degrees or 0))
+    width = math.hypot(across * math.cos(angle), down * math.sin(angle))
+    height = math.hypot(across * math.sin(angle), down * math.cos(angle))
+    return _corners(x - width, y - height, x + width, y + height)
+
+
 # --- in a file beside each image --------------------------------------------------------------------------------------
 
 # How many files are examined before all are parsed, because other tools write such files too.
 _SNIFFED = 8
+# Folders that only describe their content, in any spelling: images/train/a.jpg belongs to annotations/train/a.xml.
+_ROLES = frozenset(
+    ("annotations", "annotation", "annots", "annot", "xmls", "xml", "labels", "label", "images", "image", "imgs", "img",
+     "jpegimages", "photos", "pictures")
+)  # fmt: skip
 
 
 def _stem(name: str) -> str:
@@ -273,117 +324,6 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             yield number, line.strip()
-
-
-# --- KITTI: image_2/000000.png with label_2/000000.txt, one object in a line of fifteen columns -----------------------
-
-# The order of KITTI's readme; other types follow by name. Unlabelled regions come last.
-_TYPES = ("Car", "Van", "Truck", "Pedestrian", "Person_sitting", "Cyclist", "Tram", "Misc")
-_DONT_CARE = "DontCare"
-_OF_KITTI = (
-    BoxColumn("truncated", np.float32), BoxColumn("occluded", np.int64), BoxColumn("alpha", np.float32),
-    BoxColumn("dimensions", np.float32, 3), BoxColumn("location", np.float32, 3), BoxColumn("rotation_y", np.float32),
-)  # fmt: skip
-
-
-def kitti_state(source: Source) -> Evidence:
-    """Read images in the form of KITTI's object benchmark, including a folder `testing` without labels.
-
-    Boxes are left, top, right, bottom as written, in pixels. Columns: truncated, occluded, alpha, dimensions (height,
-    width, length in metres), location (x, y, z in metres), rotation_y. `DontCare` regions are the last class.
-    """
-    texts = source.ending_in((".txt",)).where(lambda name: name.endswith(".txt") and words.folder_of(name) == "label_2")
-    labels = {_stem(entry.name): entry for entry in texts}
-    # image_3 is from the right camera, for which the boxes are not valid.
-    images = source.ending_in(words.IMAGES if labels else ()).where(lambda name: words.folder_of(name) == "image_2")
-    files = [labels.get(re.sub(r"image_2(/[^/]*)$", r"label_2\1", _stem(name))) for name in images.names]
-    if not any(files):
-        msg = f"'{source.label}' has no folder label_2 with a text for each image in a folder image_2 beside it."
-        raise LayoutError(msg)
-    placed, notes = records_beside(source, images, files, parse_kitti, "file in label_2", labels=texts.names)
-    # In the order of KITTI's list, as other programs number them.
-    order = {kind: number for number, kind in enumerate(_TYPES)} | {_DONT_CARE: len(_TYPES) + 1}
-    found = {kind for one in placed for kind, _ in one.record.shapes}
-    classes = sorted(found, key=lambda kind: (order.get(kind, len(_TYPES)), kind))
-    if classes[-1:] == [_DONT_CARE]:
-        notes.append(f"The last class, {len(classes) - 1}, is '{_DONT_CARE}': regions to leave out of a loss.")
-    used = [file.name for file in files if file is not None]
-    return boxes_state(source, "KITTI's files", placed, classes, columns=_OF_KITTI, notes=notes, used=used)
-
-
-def parse_kitti(name: str, content: bytes) -> Record:
-    shapes = []
-    for number, line in _lines(decode_text(content)):
-        kind, *cells = line.split()
-        try:
-            values = list(map(float, cells))
-        except ValueError:
-            values = []
-        # A sixteenth value is the score, which only results have. The occlusion is a small integer.
-        if len(values) not in (14, 15) or not all(map(math.isfinite, values)) or abs(values[1]) > 1e9:
-            what = f"{line[:120]!r} is not a KITTI object"
-            raise broken(name, what, "its type and fourteen numbers", line=number)
-        shapes.append((kind, [*values[3:7], *values[:3], *values[7:14]]))
-    return Record("", shapes)
-
-
-# --- Pascal VOC: JPEGImages/a.jpg with Annotations/a.xml, and lists of splits in ImageSets/Main -----------------------
-
-_VOC_LISTS = "ImageSets/Main"
-# The poses in the order of their numbers; the first is for a missing or unknown one.
-POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
-_OF_VOC = (BoxColumn("difficult", np.uint8), BoxColumn("truncated", np.uint8), BoxColumn("pose", np.int64))
-# Not CVAT's <annotations>, which may be beside an image of the same name.
-_IS_VOC = re.compile(r"<annotation[\s>]")
-_FLAGS = {"": 0, "unspecified": 0, "unknown": 0, "false": 0, "no": 0, "true": 1, "yes": 1}
-# Folders that only describe their content, in any spelling: images/train/a.jpg belongs to annotations/train/a.xml.
-_ROLES = frozenset(
-    ("annotations", "annotation", "annots", "annot", "xmls", "xml", "labels", "label", "images", "image", "imgs", "img",
-     "jpegimages", "photos", "pictures")
-)  # fmt: skip
-
-
-def voc_state(source: Source) -> Evidence:
-    """Read images with one XML file of Pascal VOC's form each, in `Annotations` or beside it.
-
-    VOC counts pixels from 1 and its last one is part of the box; here boxes are x0 = xmin - 1, y0 = ymin - 1,
-    x1 = xmax, y1 = ymax, so that x1 - x0 is the width. Columns: difficult, truncated (0 or 1), pose (number of
-    `POSES`). Splits come from folders, otherwise from the lists in ImageSets/Main; unlisted images are then left out.
-    """
-    annotations = source.ending_in((".xml",))
-    images = source.ending_in(words.IMAGES if annotations else ())
-    # Masks are in SegmentationClass and SegmentationObject by the same stems.
-    images = images.where(lambda name: not words.folder_of(name).startswith("Segmentation"))
-    labels = _nearest_of(images, annotations)
-    some = list(labels.values())[:_SNIFFED]
-    if not any(map(_IS_VOC.search, source.texts(some).values())):
-        msg = (
-            f"'{source.label}' has no XML file of Pascal VOC's form with the name of an image, beside it or elsewhere."
-        )
-        raise LayoutError(msg)
-    # Images without a file count only in folders where others have one.
-    folders = set(map(posixpath.dirname, labels))
-    chosen = images.where(lambda name: posixpath.dirname(name) in folders)
-    files = [labels.get(name) for name in chosen.names]
-    placed, notes = records_beside(source, chosen, files, parse_voc, "XML file", labels=annotations.names)
-    # Renumbered files keep the old name inside, so their own names count.
-    bases = set(map(_base, chosen.names))
-    others = [file.name for file, record, _ in placed if record.image in bases and record.image != _base(file.name)]
-    if others:
-        notes.append(
-            f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
-            f"'{others[0]}'): the file of an image is the one of its name."
-        )
-    notes += left_out_notes((len(images) - len(chosen), "images", "in folders without annotations"))
-    # The files have only class names; sorted, so that all machines number them alike.
-    classes = sorted({kind for one in placed for kind, _ in one.record.shapes})
-    used = [file.name for file in labels.values()]
-    who = "Pascal VOC's files"
-    return boxes_state(source, who, placed, classes, columns=_OF_VOC, notes=notes, used=used, within=_VOC_LISTS)
-
-
-def _base(name: str) -> str:
-    return words.normal(posixpath.basename(name))
 
 
 def _place(name: str) -> tuple[str, ...]:
@@ -416,7 +356,113 @@ def _nearest_of(images: FileEntries, annotations: FileEntries) -> dict[str, File
     return found | alone
 
 
-def parse_voc(name: str, content: bytes) -> Record:
+# --- KITTI: image_2/000000.png with label_2/000000.txt, one object in a line of fifteen columns -----------------------
+
+# The order of KITTI's readme; other types follow by name. Unlabelled regions come last.
+_KITTI_TYPES = ("Car", "Van", "Truck", "Pedestrian", "Person_sitting", "Cyclist", "Tram", "Misc")
+_DONT_CARE = "DontCare"
+_OF_KITTI = (
+    BoxColumn("truncated", np.float32), BoxColumn("occluded", np.int64), BoxColumn("alpha", np.float32),
+    BoxColumn("dimensions", np.float32, 3), BoxColumn("location", np.float32, 3), BoxColumn("rotation_y", np.float32),
+)  # fmt: skip
+
+
+def kitti_state(source: Source) -> Evidence:
+    """Read images in the form of KITTI's object benchmark, including a folder `testing` without labels.
+
+    Boxes are left, top, right, bottom as written, in pixels. Columns: truncated, occluded, alpha, dimensions (height,
+    width, length in metres), location (x, y, z in metres), rotation_y. `DontCare` regions are the last class.
+    """
+    texts = source.ending_in((".txt",)).where(lambda name: name.endswith(".txt") and words.folder_of(name) == "label_2")
+    labels = {_stem(entry.name): entry for entry in texts}
+    # image_3 is from the right camera, for which the boxes are not valid.
+    images = source.ending_in(words.IMAGES if labels else ()).where(lambda name: words.folder_of(name) == "image_2")
+    files = [labels.get(re.sub(r"image_2(/[^/]*)$", r"label_2\1", _stem(name))) for name in images.names]
+    if not any(files):
+        msg = f"'{source.label}' has no folder label_2 with a text for each image in a folder image_2 beside it."
+        raise LayoutError(msg)
+    placed, notes = _records_beside(source, images, files, _parse_kitti, "file in label_2", labels=texts.names)
+    # In the order of KITTI's list, as other programs number them.
+    order = {kind: number for number, kind in enumerate(_KITTI_TYPES)} | {_DONT_CARE: len(_KITTI_TYPES) + 1}
+    found = {kind for one in placed for kind, _ in one.record.shapes}
+    classes = sorted(found, key=lambda kind: (order.get(kind, len(_KITTI_TYPES)), kind))
+    if classes[-1:] == [_DONT_CARE]:
+        notes.append(f"The last class, {len(classes) - 1}, is '{_DONT_CARE}': regions to leave out of a loss.")
+    used = [file.name for file in files if file is not None]
+    return _boxes_state(source, "KITTI's files", placed, classes, columns=_OF_KITTI, notes=notes, used=used)
+
+
+def _parse_kitti(name: str, content: bytes) -> Record:
+    shapes = []
+    for number, line in _lines(decode_text(content)):
+        kind, *cells = line.split()
+        try:
+            values = list(map(float, cells))
+        except ValueError:
+            values = []
+        # A sixteenth value is the score, which only results have. The occlusion is a small integer.
+        if len(values) not in (14, 15) or not all(map(math.isfinite, values)) or abs(values[1]) > 1e9:
+            what = f"{line[:120]!r} is not a KITTI object"
+            raise broken(name, what, "its type and fourteen numbers", line=number)
+        shapes.append((kind, [*values[3:7], *values[:3], *values[7:14]]))
+    return Record("", shapes)
+
+
+# --- Pascal VOC: JPEGImages/a.jpg with Annotations/a.xml, and lists of splits in ImageSets/Main -----------------------
+
+_VOC_LISTS = "ImageSets/Main"
+# The poses in the order of their numbers; the first is for a missing or unknown one.
+_POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
+_OF_VOC = (BoxColumn("difficult", np.uint8), BoxColumn("truncated", np.uint8), BoxColumn("pose", np.int64))
+# Not CVAT's <annotations>, which may be beside an image of the same name.
+_IS_VOC = re.compile(r"<annotation[\s>]")
+_VOC_FLAGS = {"": 0, "unspecified": 0, "unknown": 0, "false": 0, "no": 0, "true": 1, "yes": 1}
+
+
+def voc_state(source: Source) -> Evidence:
+    """Read images with one XML file of Pascal VOC's form each, in `Annotations` or beside it.
+
+    VOC counts pixels from 1 and its last one is part of the box; here boxes are x0 = xmin - 1, y0 = ymin - 1,
+    x1 = xmax, y1 = ymax, so that x1 - x0 is the width. Columns: difficult, truncated (0 or 1), pose (number of
+    `_POSES`). Splits come from folders, otherwise from the lists in ImageSets/Main; unlisted images are then left out.
+    """
+    annotations = source.ending_in((".xml",))
+    images = source.ending_in(words.IMAGES if annotations else ())
+    # Masks are in SegmentationClass and SegmentationObject by the same stems.
+    images = images.where(lambda name: not words.folder_of(name).startswith("Segmentation"))
+    labels = _nearest_of(images, annotations)
+    some = list(labels.values())[:_SNIFFED]
+    if not any(map(_IS_VOC.search, source.texts(some).values())):
+        msg = (
+            f"'{source.label}' has no XML file of Pascal VOC's form with the name of an image, beside it or elsewhere."
+        )
+        raise LayoutError(msg)
+    # Images without a file count only in folders where others have one.
+    folders = set(map(posixpath.dirname, labels))
+    chosen = images.where(lambda name: posixpath.dirname(name) in folders)
+    files = [labels.get(name) for name in chosen.names]
+    placed, notes = _records_beside(source, chosen, files, _parse_voc, "XML file", labels=annotations.names)
+    # Renumbered files keep the old name inside, so their own names count.
+    bases = set(map(_base, chosen.names))
+    others = [file.name for file, record, _ in placed if record.image in bases and record.image != _base(file.name)]
+    if others:
+        notes.append(
+            f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
+            f"'{others[0]}'): the file of an image is the one of its name."
+        )
+    notes += left_out_notes((len(images) - len(chosen), "images", "in folders without annotations"))
+    # The files have only class names; sorted, so that all machines number them alike.
+    classes = sorted({kind for one in placed for kind, _ in one.record.shapes})
+    used = [file.name for file in labels.values()]
+    who = "Pascal VOC's files"
+    return _boxes_state(source, who, placed, classes, columns=_OF_VOC, notes=notes, used=used, within=_VOC_LISTS)
+
+
+def _base(name: str) -> str:
+    return words.normal(posixpath.basename(name))
+
+
+def _parse_voc(name: str, content: bytes) -> Record:
     """Return the objects of one file, the size of its image, and the image's name in it."""
     shapes: list[tuple[str, Sequence[float]]] = []
     size, image = (0, 0), ""
@@ -425,10 +471,10 @@ def parse_voc(name: str, content: bytes) -> Record:
         nonlocal size, image
         # Parts of an object (a person's head) are nested objects, not boxes of the image.
         if element.tag == "object":
-            shapes.append(_object(element))
+            shapes.append(_voc_object(element))
         elif element.tag == "size":
             # Some tools write zeros for a size that they do not know.
-            height, width = (side_of(_text(element, side)) for side in ("height", "width"))
+            height, width = (_side_of(_text(element, side)) for side in ("height", "width"))
             size = (height, width) if height and width else (0, 0)
         elif element.tag == "filename":
             image = _base((element.text or "").strip().replace("\\", "/"))
@@ -441,12 +487,12 @@ def _text(element: Element, path: str) -> str:
     return (element.findtext(path) or "").strip()
 
 
-def _object(element: Element) -> tuple[str, Sequence[float]]:
+def _voc_object(element: Element) -> tuple[str, Sequence[float]]:
     name, pose = _text(element, "name"), _text(element, "pose").capitalize()
     try:
         x0, y0, x1, y1 = (float(_text(element, f"bndbox/{side}")) for side in ("xmin", "ymin", "xmax", "ymax"))
         written = [_text(element, flag).lower() for flag in ("difficult", "truncated")]
-        flags = [_FLAGS[word] if word in _FLAGS else int(word[:20]) for word in written]
+        flags = [_VOC_FLAGS[word] if word in _VOC_FLAGS else int(word[:20]) for word in written]
     except ValueError as error:
         msg = f"an object '{show(name)}' has no readable bndbox or flags ({error})"
         raise ValueError(msg) from error
@@ -454,7 +500,7 @@ def _object(element: Element) -> tuple[str, Sequence[float]]:
         msg = "an object has no name" if not name else "an edge of an object's bndbox is not a number"
         raise ValueError(msg)
     # Tools that count from 0 write 0 here, and also mean the first pixel.
-    return name, (max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, POSES.index(pose) if pose in POSES else 0)
+    return name, (max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, _POSES.index(pose) if pose in _POSES else 0)
 
 
 # --- YOLO: images/a.jpg with labels/a.txt, or a.txt beside it, a class and a box in each line -------------------------
@@ -494,8 +540,8 @@ def yolo_state(source: Source) -> Evidence:
     rows: dict[str, list[list[float]]] = {}
 
     def parse(name: str, content: bytes) -> Record:
-        rows[name] = parse_yolo(name, content, pose=pose)
-        return Record("", [(int(row[0]), _corners(row[1:])) for row in rows[name]])
+        rows[name] = _parse_yolo(name, content, pose=pose)
+        return Record("", [(int(row[0]), _yolo_corners(row[1:])) for row in rows[name]])
 
     stated, notes = _stated_splits(images, classes)
     splits = stated or [*map(words.split_of_path, images.names)]
@@ -505,7 +551,7 @@ def yolo_state(source: Source) -> Evidence:
     notes += left_out_notes((len(images) - len(kept), "images", "of splits without a label file"))
     images, files = images.take(np.array(kept)), [files[number] for number in kept]
     labels = {*entries.names}.difference(lists)
-    placed, more = records_beside(source, images, files, parse, "label file", labels=labels)
+    placed, more = _records_beside(source, images, files, parse, "label file", labels=labels)
     notes += more
     if stated:
         placed = [one._replace(split=splits[number]) for one, number in zip(placed, kept, strict=True)]
@@ -517,7 +563,7 @@ def yolo_state(source: Source) -> Evidence:
     if polygons := sum(len(row) > 5 for row in every):
         notes.append(f"Boxes around polygons, and around oriented boxes, are kept without these: {polygons:,}.")
     names = names_of_numbers(classes.names, {name: [int(row[0]) for row in found] for name, found in rows.items()})
-    return boxes_state(
+    return _boxes_state(
         source,
         "YOLO's files",
         placed,
@@ -548,7 +594,7 @@ def _label_files(source: Source, images: FileEntries, entries: FileEntries) -> l
     nearest = _nearest_of(images, entries)
     read = source.texts(list(nearest.values())[:_SNIFFED])
     # VisDrone's files are in the same places, but have another form.
-    are_boxes = all(_is_box(_numbers(line)) for text in read.values() for _, line in _lines(text))
+    are_boxes = all(_is_yolo(_numbers(line)) for text in read.values() for _, line in _lines(text))
     return [nearest.get(name) for name in images.names] if are_boxes else []
 
 
@@ -612,7 +658,7 @@ def _may_be_poses(rows: Sequence[Sequence[float]]) -> str:
 
 def _holds_points(row: Sequence[float]) -> bool:
     """Tell whether the first four numbers are a box that contains the following points; points at 0, 0 are hidden."""
-    x0, y0, x1, y1 = _corners(row[1:5])
+    x0, y0, x1, y1 = _yolo_corners(row[1:5])
     points = [(x, y) for x, y in zip(row[5::2], row[6::2], strict=True) if (x, y) != (0, 0)]
     return all(x0 - _SLACK <= x <= x1 + _SLACK and y0 - _SLACK <= y <= y1 + _SLACK for x, y in points)
 
@@ -633,7 +679,7 @@ def _numbers(line: str) -> list[float]:
         return []
 
 
-def parse_yolo(name: str, content: bytes, *, pose: int = 0) -> list[list[float]]:
+def _parse_yolo(name: str, content: bytes, *, pose: int = 0) -> list[list[float]]:
     """Return the class and the numbers of each line: a box by its centre and size, or the points of a polygon."""
     rows = []
     for number, line in _lines(decode_text(content)):
@@ -641,7 +687,7 @@ def parse_yolo(name: str, content: bytes, *, pose: int = 0) -> list[list[float]]
         if pose:
             # Keypoints are left out; the box precedes them.
             values = values[:5] if len(values) in (5, 5 + pose) else []
-        if not _is_box(values):
+        if not _is_yolo(values):
             shape = f"{pose} further ones as kpt_shape says" if pose else "or a polygon of at least three points"
             expected = (
                 "a class, from 0, and four numbers from 0 to 1, cxcywh in parts of the image's width and height, "
@@ -652,7 +698,7 @@ def parse_yolo(name: str, content: bytes, *, pose: int = 0) -> list[list[float]]
     return rows
 
 
-def _is_box(values: Sequence[float]) -> bool:
+def _is_yolo(values: Sequence[float]) -> bool:
     if len(values) != 5 and not (len(values) >= 7 and len(values) % 2):
         return False
     # Pixels instead of fractions are another format, and would give boxes far outside the image.
@@ -660,7 +706,7 @@ def _is_box(values: Sequence[float]) -> bool:
     return inside and 0 <= values[0] < MOST_CLASSES and values[0] == int(values[0])
 
 
-def _corners(values: Sequence[float]) -> tuple[float, float, float, float]:
+def _yolo_corners(values: Sequence[float]) -> tuple[float, float, float, float]:
     if len(values) > 4:
         xs, ys = values[::2], values[1::2]
         return min(xs), min(ys), max(xs), max(ys)
@@ -670,14 +716,7 @@ def _corners(values: Sequence[float]) -> tuple[float, float, float, float]:
 
 # --- annotation tools and benchmarks: LabelMe, CVAT, Supervisely, VIA, and others -------------------------------------
 
-Shape = tuple[str, tuple[float, float, float, float]]
-# A class, and the points of what is drawn.
-Drawing = tuple[Any, Iterable[Sequence[Any]]]
 _KERAS_LINE = re.compile(r"(\S.*?\.\w+)((?: \d+,\d+,\d+,\d+,\d+)*)")
-# What reading a broken file raises.
-_OF_PYTHON = (
-    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error, zlib.error,
-)  # fmt: skip
 # Where a PNG's header ends that states its sides.
 _PNG_HEAD_BYTES = 24
 
@@ -711,14 +750,14 @@ class Format(NamedTuple):
 
 
 def tools_state(source: Source) -> Evidence:
-    """Read images whose boxes are in files of one of `FORMATS`.
+    """Read images whose boxes are in files of one of `_FORMATS`.
 
     Boxes are x0, y0, x1, y1 in pixels; classes are the labels, sorted. Splits are those in the names of the files, or
     of the folders of images. Images that no file mentions are left out.
     """
     form, found = _read_annotations(source)
     if form is None:
-        names = ", ".join(form.name for form in FORMATS)
+        names = ", ".join(form.name for form in _FORMATS)
         msg = f"'{source.label}' has no annotation files in the formats of these tools: {names}."
         raise LayoutError(msg)
     records = [one for each in found.values() for one in each]
@@ -730,20 +769,20 @@ def tools_state(source: Source) -> Evidence:
         numbers = {name: [int(label) for one in each for label, _ in one.shapes] for name, each in found.items()}
         called = names_of_numbers(named.names, numbers)
         labels = list(map(str, range(len(called))))
-    placed, notes = join_records(source, found, per_image=form.per_image)
+    placed, notes = _join_records(source, found, per_image=form.per_image)
     lost = sum(one.left_out for one in records)
     notes += left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,"))
     placed.sort(key=lambda one: one.file.name)
     who = f"{form.name}'s annotations"
-    return boxes_state(source, who, placed, labels, names=called, notes=notes, used=[*found, *lists])
+    return _boxes_state(source, who, placed, labels, names=called, notes=notes, used=[*found, *lists])
 
 
 def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Record]]]:
     """Return the format of the files, one for the whole tree, because two would number classes separately; and the
     records of each file."""
     # By extension, so that each file is read once, even if several formats share its extension.
-    for extension in dict.fromkeys(form.extension for form in FORMATS):
-        forms = [form for form in FORMATS if form.extension == extension]
+    for extension in dict.fromkeys(form.extension for form in _FORMATS):
+        forms = [form for form in _FORMATS if form.extension == extension]
         # A format without a pattern of its own adds an empty alternative, which every path matches.
         named = re.compile("|".join(f"(?:{form.named})" for form in forms))
         files = source.ending_in((extension,)).where(lambda name: named.search(name) is not None)  # noqa: B023
@@ -762,44 +801,6 @@ def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Rec
     return None, {}
 
 
-# --- shapes -----------------------------------------------------------------------------------------------------------
-
-
-def _record(
-    image: str, drawn: Iterable[Drawing], size: tuple[int, int] = (0, 0), split: str = "", left_out: int = 0
-) -> Record:
-    """Return what is drawn on an image: the class of each drawing, and the box around its points; a single point has no
-    box, and is left out."""
-    shapes = list[Shape]()
-    for label, points in drawn:
-        places = [(float(x), float(y)) for x, y in points]
-        xs, ys = zip(*places, strict=True) if places else ((), ())
-        if not str(label) or not places or not all(map(math.isfinite, (*xs, *ys))):
-            msg = f"a shape '{show(label)}' has the points {show(places)}; expected a label and numbers"
-            raise ValueError(msg)
-        if len(places) > 1:
-            shapes.append((str(label), (min(xs), min(ys), max(xs), max(ys))))
-        left_out += len(places) == 1
-    return Record(image, shapes, size, split, left_out)
-
-
-def _box(x: Any, y: Any, width: Any, height: Any) -> Points:
-    left, top = float(x), float(y)
-    return edges(left, top, left + float(width), top + float(height))
-
-
-def _ellipse(x: Any, y: Any, across: Any, down: Any, degrees: Any = 0) -> Points:
-    """Return the edges of the box around an ellipse, given its centre and half axes."""
-    x, y, across, down, angle = *map(float, (x, y, across, down)), math.radians(float(degrees or 0))
-    width = math.hypot(across * math.cos(angle), down * math.sin(angle))
-    height = math.hypot(across * math.sin(angle), down * math.cos(angle))
-    return edges(x - width, y - height, x + width, y + height)
-
-
-def _size(given: Any, height: str = "height", width: str = "width") -> tuple[int, int]:
-    return side_of(given.get(height)), side_of(given.get(width))
-
-
 def _mapping(content: bytes, key: str, kind: type) -> dict[str, Any]:
     """Return the mapping in a JSON file; an empty one if it is not one, or has no such value under a key."""
     found = json.loads(content)
@@ -813,7 +814,7 @@ def _list_of(content: bytes, key: str) -> list[dict[str, Any]]:
     return found if fits else []
 
 
-# --- formats ----------------------------------------------------------------------------------------------------------
+# --- each of these formats --------------------------------------------------------------------------------------------
 
 
 def _labelme(name: str, content: bytes) -> list[Record]:
@@ -952,7 +953,7 @@ def _label_studio_drawing(region: dict[str, Any], size: tuple[int, int]) -> Draw
     x, y = value["x"] * across, value["y"] * down
     points: Points = [(x, y)]
     if kind == "rectanglelabels":
-        points = turned(_box(x, y, value["width"] * across, value["height"] * down), (x, y), value.get("rotation"))
+        points = _turned(_box(x, y, value["width"] * across, value["height"] * down), (x, y), value.get("rotation"))
     elif kind == "ellipselabels":
         points = _ellipse(x, y, value["radiusX"] * across, value["radiusY"] * down, value.get("rotation"))
     return value[kind][0], points
@@ -986,7 +987,7 @@ def _cvat(name: str, content: bytes) -> list[Record]:
 
 def _cvat_box(given: dict[str, str]) -> Points:
     x0, y0, x1, y1 = (float(given[edge]) for edge in ("xtl", "ytl", "xbr", "ybr"))
-    return turned(edges(x0, y0, x1, y1), ((x0 + x1) / 2, (y0 + y1) / 2), given.get("rotation"))
+    return _turned(_corners(x0, y0, x1, y1), ((x0 + x1) / 2, (y0 + y1) / 2), given.get("rotation"))
 
 
 def _cvat_outline(given: dict[str, str]) -> Points:
@@ -1030,7 +1031,7 @@ def _wider(_: str, content: bytes) -> list[Record]:
 
 
 # The stricter formats come first.
-FORMATS = (
+_FORMATS = (
     Format("LabelMe", ".json", (b'"shapes"', b'"imagePath"'), _labelme, per_image=True),
     Format("CreateML", ".json", (b'"annotations"', b'"coordinates"'), _createml),
     Format("VGG Image Annotator", ".json", (b'"regions"', b'"shape_attributes"'), _via),
@@ -1047,14 +1048,14 @@ FORMATS = (
 # --- COCO: images, annotations and categories in one file, or in one for each split -----------------------------------
 
 # With boxes or, as in iNaturalist and camera traps, with one category for each image and no box.
-CLASSES = "coco_classes"
+COCO_CLASSES = "coco_classes"
 # COCO's archives have fewer JSON files; tools that write one for each image have far more.
-_MAX_FILES = 24
+_MOST_COCO_FILES = 24
 # Fields of COCO's other tasks, for which a category alone is not the answer.
 _OTHER_KINDS = frozenset({"caption", "segments_info", "segmentation", "keypoints"})
-_TASKS = ("captions_", "person_keypoints_", "panoptic_", "stuff_", "image_info_")
-_COLUMNS = (BoxColumn("iscrowd", np.uint8), BoxColumn("area", np.float32))
-_LISTS = ("images", "annotations", "categories")
+_OTHER_TASKS = ("captions_", "person_keypoints_", "panoptic_", "stuff_", "image_info_")
+_OF_COCO = (BoxColumn("iscrowd", np.uint8), BoxColumn("area", np.float32))
+_COCO_LISTS = ("images", "annotations", "categories")
 _NO_BOX = ()
 _IDS, _IS_NUMBER = ("id", "image_id", "category_id"), re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
 
@@ -1094,22 +1095,22 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
     images = require_files(source.ending_in(words.IMAGES), source, "images")
     entries = source.ending_in((".json",))
     instances = entries.where(lambda name: posixpath.basename(name).startswith("instances_"))
-    beside = entries.where(lambda name: posixpath.basename(name).startswith(_TASKS))
+    beside = entries.where(lambda name: posixpath.basename(name).startswith(_OTHER_TASKS))
     # With very many JSON files, each probably belongs to one image, and reading all would take long.
-    chosen = instances or (entries if len(entries) <= _MAX_FILES else ())
-    files = [file for entry in chosen if (file := parse_coco(entry.name, source.read(entry))) is not None]
+    chosen = instances or (entries if len(entries) <= _MOST_COCO_FILES else ())
+    files = [file for entry in chosen if (file := _parse_coco(entry.name, source.read(entry))) is not None]
     # One folder may hold files of both kinds; those of classes are another layout.
     found = [file for file in files if file.kind == ("classes" if classes else "boxes")]
     if not found:
         what = " that gives each image a category and no box" if classes else ""
         msg = f"'{source.label}' has no JSON file with COCO's images, annotations and categories{what}, and images."
         raise LayoutError(msg)
-    called, numbers = _categories(found)
-    placed, notes = join_records(source, {file.name: _records(file, numbers[file.name]) for file in found})
+    called, numbers = _coco_categories(found)
+    placed, notes = _join_records(source, {file.name: _coco_records(file, numbers[file.name]) for file in found})
     here, lookup = {one.file.name for one in placed}, source.made_of(images, Lookup.of)
     for file in (one for one in files if one not in found):
         folder, split = posixpath.dirname(file.name), words.split_name(words.stem_of(file.name)).split
-        found_by = (lookup.find(name, folder, split=split) for name in map(_name_of, file.images) if name)
+        found_by = (lookup.find(name, folder, split=split) for name in map(_coco_name, file.images) if name)
         named = {images.names[number] for number in found_by if number >= 0}
         is_other = bool(named) and here.isdisjoint(named)
         if is_other and file.annotations is not None:
@@ -1126,15 +1127,17 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
             *((sum(bool(getattr(one, field)) for one in boxes), what, f"of {field}") for what, field in parts)
         )
         kinds = range(len(called))
-        return boxes_state(source, who, placed, kinds, names=called, columns=_COLUMNS, notes=notes, used=used)
+        return _boxes_state(source, who, placed, kinds, names=called, columns=_OF_COCO, notes=notes, used=used)
     kept = [one for one in placed if one.record.shapes]
     targets = Values(np.array([one.record.shapes[0][0] for one in kept], np.int64))
     notes = [*left_out_notes((len(placed) - len(kept), "images", "without an annotation")), *notes]
     own, splits = [one.file for one in kept], [one.split for one in kept]
-    return Evidence.of_images(source, CLASSES, own, targets, who, splits=splits, classes=called, notes=notes, used=used)
+    return Evidence.of_images(
+        source, COCO_CLASSES, own, targets, who, splits=splits, classes=called, notes=notes, used=used
+    )
 
 
-def parse_coco(name: str, content: bytes) -> CocoFile | None:
+def _parse_coco(name: str, content: bytes) -> CocoFile | None:
     """Return what a file holds; `None` if it is not COCO's."""
     # First searched as bytes: parsing a gigabyte of JSON takes a minute, and most files are not annotations.
     if b'"images"' not in content or not (b'"file_name"' in content or b'"coco_url"' in content):
@@ -1143,7 +1146,7 @@ def parse_coco(name: str, content: bytes) -> CocoFile | None:
         found = json.loads(content, object_pairs_hook=_slim)
     except (ValueError, RecursionError) as error:
         raise broken(name, f"it looks like COCO's annotations but is not JSON ({show(error)})") from error
-    images, annotations, categories = map(found.get, _LISTS) if isinstance(found, dict) else (None, None, None)
+    images, annotations, categories = map(found.get, _COCO_LISTS) if isinstance(found, dict) else (None, None, None)
     if not isinstance(images, list) or not all(isinstance(part or [], list) for part in (annotations, categories)):
         return None
     return CocoFile(name, images, annotations, categories or [])
@@ -1165,7 +1168,7 @@ def _slim(pairs: list[tuple[str, Any]]) -> Any:
     return _Annotation(*map(found.get, _Annotation._fields))
 
 
-def _categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[Any, int]]]:
+def _coco_categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[Any, int]]]:
     """Return the names of the categories by ascending id, and for each file the numbers of its own ids: splits that
     were exported separately may number them differently, or list them only once."""
     first: dict[str, Any] = {}
@@ -1189,12 +1192,12 @@ def _categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[Any, i
     return names, {file: {key: number_of[name] for key, name in (own or alike).items()} for file, own in called.items()}
 
 
-def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
+def _coco_records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
     """Return what a file states about each image: its boxes, or its one category."""
     shapes: dict[Any, list[Any]] = {}
     found = []
     for image in file.images:
-        name, key = _name_of(image), image.get("id") if isinstance(image, dict) else None
+        name, key = _coco_name(image), image.get("id") if isinstance(image, dict) else None
         # Annotations refer to their image by this id.
         if not name or not isinstance(key, int | str) or key in shapes:
             raise broken(file.name, f"it has an image {show(image)}", "a file_name, and an id that no other one has")
@@ -1212,7 +1215,7 @@ def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
                 what = f"image {one.image_id}" if is_listed else f"category {one.category_id}"
                 msg = f"it is of the {what}, which is not listed"
                 raise ValueError(msg)
-            shape = numbers[one.category_id], () if is_class else _corners_of(one)
+            shape = numbers[one.category_id], () if is_class else _coco_corners(one)
             own = shapes[one.image_id]
             # Two annotations that agree are the same label twice, as in exports with several annotators.
             if not is_class or not own:
@@ -1228,7 +1231,7 @@ def _records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
     return found
 
 
-def _corners_of(one: _Annotation) -> tuple[float, ...]:
+def _coco_corners(one: _Annotation) -> tuple[float, ...]:
     bbox = one.bbox
     # Some tools write none, or an empty one, beside an outline.
     if not bbox and isinstance(one.segmentation, list):
@@ -1250,7 +1253,7 @@ def _corners_of(one: _Annotation) -> tuple[float, ...]:
     return (x, y, x + width, y + height, crowd, area)
 
 
-def _name_of(image: Any) -> str:
+def _coco_name(image: Any) -> str:
     """Return the path of an image; in LVIS, the end of an address instead. "" if there is none."""
     if not isinstance(image, dict):
         return ""

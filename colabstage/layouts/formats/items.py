@@ -26,7 +26,7 @@ from colabstage.layouts.records import (
     FURTHER,
     OBJECTS,
     OWN_BOXES,
-    Form,
+    BoxForm,
     FoundForm,
     ObjectFields,
     box_fields,
@@ -267,6 +267,7 @@ def _may_be_target(key: Any) -> bool:
 
 
 def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
+    """Find the keys of x and y in an item."""
     xs = [key for key in _X_KEYS if key in item]
     rest = {str(key): value for key, value in item.items() if key not in xs}
     # Boxes with their labels, or in a column of objects, are one target. They and masks come before labels, which are
@@ -399,7 +400,7 @@ def array_of(value: Any) -> NDArray[Any]:
 # read. The first items decide everything else before.
 
 # What torchvision's BoundingBoxes call their forms.
-_FORMATS: dict[str, Form] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
+_FORMS: dict[str, BoxForm] = {"XYXY": "xyxy", "XYWH": "xywh", "CXCYWH": "cxcywh"}
 # What a target may consist of if an image has no boxes.
 _NAMES_OF_IMAGES = frozenset({"image_id", "id"})
 # Class numbers above this are not indices; a list of names for them would be mostly gaps.
@@ -480,7 +481,7 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     return planned
 
 
-def _objects(target: Any, name: str) -> tuple[dict[str, Any], Form | None]:
+def _objects(target: Any, name: str) -> tuple[dict[str, Any], BoxForm | None]:
     """Return a target as the objects of a record, a list for each field of them; and what its numbers mean, if it says
     so."""
     # Some have `None` instead of an empty list.
@@ -507,14 +508,14 @@ def _as_lists(value: Any, name: str) -> Any:
         raise DecodeError(msg) from error
 
 
-def _stated_form(places: Any, name: str) -> Form | None:
+def _stated_form(places: Any, name: str) -> BoxForm | None:
     written = getattr(places, "format", None)
     if written is None or callable(written):
         return None
     written = str(getattr(written, "value", written))
-    if written not in _FORMATS:
-        raise _odd(name, f"boxes of the form {written}", f"one of {', '.join(_FORMATS)}")
-    return _FORMATS[written]
+    if written not in _FORMS:
+        raise _odd(name, f"boxes of the form {written}", f"one of {', '.join(_FORMS)}")
+    return _FORMS[written]
 
 
 def _unknown(target: Any, name: str, what: str = "") -> LayoutError:

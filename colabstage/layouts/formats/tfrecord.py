@@ -30,7 +30,7 @@ from colabstage.layouts.records import (
     BOX_KEYS,
     BOX_LABELS,
     FURTHER,
-    Form,
+    BoxForm,
     FoundForm,
     Labels,
     Part,
@@ -84,7 +84,7 @@ _OF_BOXES = {"label": "image/object/class/label", "class_name": "image/object/cl
 _OF_FILES = tuple(f"image/{name}" for name in ("format", "colorspace", "filename", "source_id", "key/sha256"))
 _NO_LABELS = {*_CORNERS, *_MASKS, *itertools.chain(*_SIZES), *_OF_BOXES.values(), *_OF_FILES}
 # How TFDS calls the forms of boxes, and keys of its features.json that are no names of features.
-_FORMS: dict[str, Form] = {"YXYX": "yxyx", "XYXY": "xyxy", "XYWH": "xywh"}
+_FORMS: dict[str, BoxForm] = {"YXYX": "yxyx", "XYXY": "xyxy", "XYWH": "xywh"}
 _STRUCTURE = frozenset({"featuresDict", "features", "sequence", "feature", "content"})
 # Longer records are read in parts while they are scanned, this much of each feature at once.
 _SHORT_BYTES, _HEAD_BYTES = 16 * 1024, 512

@@ -282,6 +282,7 @@ def _decoded(data: bytes, entry: FileEntry) -> str:
 
 
 def _documents(pieces: Iterator[bytes], entry: FileEntry, field: str) -> Iterator[str]:
+    """Yield the field's text in each line of a .jsonl."""
     lines = (line for piece in pieces for line in piece.removesuffix(b"\n").split(b"\n"))
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -118,6 +118,7 @@ class ArrayBatches:
 
     @property
     def batch_bytes(self) -> int:
+        """Return the bytes of the inputs of a full batch, as they are read."""
         return min(self.plan.batch_size, self._visits.count) * self.reader.row_bytes
 
     def rows(self, epoch: int, number: int, count: int = 1) -> NDArray[np.intp]:

@@ -474,6 +474,7 @@ _FEW_KEYS = 256
 
 
 def read_keys(dataset: Any, rows: NDArray[np.intp] | None) -> list[str]:
+    """Return texts of an open dataset; all of them if `rows` is `None`."""
     texts = dataset.asstr()
     if rows is not None and len(rows) <= _FEW_KEYS:
         return [str(texts[row]) for row in rows.tolist()]
@@ -484,7 +485,7 @@ def read_keys(dataset: Any, rows: NDArray[np.intp] | None) -> list[str]:
 # Encoded fields: image and mask files, decoded when they are read, whole or no further than a crop needs.
 
 
-# Key of images kept in the form that `EncodedRows.read` returns; for images that crops are cut from, the scale factor.
+# Key of images kept in the form that `Encoded.read` returns; for images that crops are cut from, the scale factor.
 _FINAL = -1
 
 
@@ -567,6 +568,7 @@ class Encoded:
         return images
 
     def _decode(self, row: int, images: Any, place: int, *, in_array: bool) -> None:
+        """Decode a row into its place in an array, or in a list of arrays."""
         data, options = self.read_bytes(row), self._options
         # Large images wait for each other, so that the threads together do not fill memory.
         with self._room.room_for(data):

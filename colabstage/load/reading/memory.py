@@ -335,6 +335,7 @@ class KeptImages:
         return nbytes <= self.most_bytes - self._bytes and time.monotonic() >= self._grows_at
 
     def keep(self, key: Key, pixels: NDArray[Any], facts: Any = None) -> None:
+        """Store a copy, if there is room for it; only in the process that made this."""
         if pixels.nbytes == 0 or key in self._held or os.getpid() != self.pid:
             return
         with self._lock:

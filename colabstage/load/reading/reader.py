@@ -341,6 +341,7 @@ class SplitPart:
 
     @property
     def y(self) -> Field | None:
+        """Return the field of targets, opened in this process; `None` if there are none."""
         return self._fields()[2]
 
     @property
