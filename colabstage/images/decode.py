@@ -132,10 +132,10 @@ def is_jpeg(data: bytes) -> bool:
 def _lacks_end(data: bytes) -> bool:
     """Return whether a JPEG has zeros where its end should be, as after a download that reserved space and stopped."""
     zeros = len(data) - len(data.rstrip(b"\0"))
-    return zeros >= _PADDING_BYTES and data.rfind(_END_BYTES, _read_jpeg_header(data).frame_at) < 0
+    return zeros >= _PADDING_BYTES and data.rfind(_END_BYTES, read_jpeg_header(data).frame_at) < 0
 
 
-def _read_jpeg_header(data: bytes) -> JpegHeader:
+def read_jpeg_header(data: bytes) -> JpegHeader:
     """Walk the markers up to the frame header."""
     exif = xmp = b""
     position = 2
@@ -189,7 +189,7 @@ def _comes_by_rows(data: bytes, header: JpegHeader) -> bool:
 
 def _segments_before_codes(data: bytes) -> bytes:
     """Return the segments of a JPEG that `_comes_by_rows` before the codes of its pixels."""
-    scan = _first_scan(data, _read_jpeg_header(data).frame_at)
+    scan = _first_scan(data, read_jpeg_header(data).frame_at)
     assert scan is not None
     return data[: scan + 2 + _READ_LENGTH(data, scan + 2)[0]]
 
@@ -402,7 +402,7 @@ def _count_pixels(data: bytes) -> int:
     """Return width times height of an image file from its header; 0 if it is broken, or a small JPEG."""
     try:
         if is_jpeg(data):
-            header = _read_jpeg_header(data) if len(data) >= _SMALL_JPEG_BYTES else None
+            header = read_jpeg_header(data) if len(data) >= _SMALL_JPEG_BYTES else None
             return 0 if header is None else header.width * header.height
         # Pillow would take a tenth of the time of decoding a small one.
         if data.startswith(_PNG_HEAD):
@@ -562,7 +562,7 @@ def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
 def probe_image(data: bytes) -> ImageFacts:
     """Read an image's facts from its header; for most formats the beginning of the file is enough."""
     if is_jpeg(data):
-        header = _read_jpeg_header(data)
+        header = read_jpeg_header(data)
         height, width = upright_size((header.height, header.width), header.orientation)
         check_pixels(width, height)
         return ImageFacts(height, width, 1 if header.components == 1 else 3, np.dtype(np.uint8), "JPEG")
@@ -622,7 +622,7 @@ def _decode_turbo(
 ) -> tuple[NDArray[np.uint8], tuple[int, int], int] | None:
     """Decode by simplejpeg, at a half, a quarter or an eighth if the options allow; `None` if that is left to Pillow.
     Return the upright pixels, height and width of the whole image, and the factor."""
-    header = _read_jpeg_header(data)
+    header = read_jpeg_header(data)
     check_pixels(header.width, header.height)
     if not is_plain(header):
         return None
@@ -730,7 +730,7 @@ def _is_animated(image: Image.Image) -> bool:
 def orientation_of(data: bytes) -> int:
     """Return the orientation, 1 to 8, of an image file by EXIF or XMP."""
     if is_jpeg(data):
-        return _read_jpeg_header(data).orientation
+        return read_jpeg_header(data).orientation
     if _is_upright_png(data):
         return 1
     with _open_pillow(data) as image:
@@ -746,7 +746,7 @@ def _is_upright_png(data: bytes) -> bool:
 def _orientation_left(image: Image.Image, data: bytes) -> int:
     """Return the orientation, 1 to 8, that the size of an opened image does not include yet."""
     if is_jpeg(data):
-        return _read_jpeg_header(data).orientation
+        return read_jpeg_header(data).orientation
     if _is_upright_png(data):
         return 1
     with suppress(Exception):
@@ -895,7 +895,7 @@ def decode_region(
     of its size if the part is that much larger than `target`, its size after resizing: the edges are then rounded to
     whole pixels of the smaller image, by up to half a pixel.
     """
-    header = _read_jpeg_header(data) if is_jpeg(data) else None
+    header = read_jpeg_header(data) if is_jpeg(data) else None
     if header is not None and is_plain(header):
         factor = region_factor(crop, target)
         (_, last_row), _ = _reduced_crop(crop, factor, header)
@@ -952,7 +952,7 @@ def decode_whole(
     `None` if `decode_region` takes considerably less time, or the content of a crop depends on how far the file is
     decoded (in some such cases the decoder warns).
     """
-    header = _read_jpeg_header(data) if is_jpeg(data) else None
+    header = read_jpeg_header(data) if is_jpeg(data) else None
     if header is None or not is_plain(header):
         return WholeImage(decode_image(data, ImageOptions(color_mode=color_mode)), 0, None)
     (_, last_row), _ = _reduced_crop(crop, factor, header)
@@ -1002,7 +1002,7 @@ _LOOK_BYTES = 128 * 1024
 def check_complete(data: bytes) -> ImageFacts:
     """Check that an image file has a readable header, and pixels that can be decoded; return what its header says. Data
     after the end (padding, a second picture) does not matter."""
-    if is_jpeg(data) and _comes_by_rows(data, _read_jpeg_header(data)):
+    if is_jpeg(data) and _comes_by_rows(data, read_jpeg_header(data)):
         segments = _segments_before_codes(data)
         facts = _facts_of_segments(segments) if _is_one_scan(data, len(segments)) else None
         if facts is not None:
@@ -1033,7 +1033,7 @@ def _has_checksums(data: bytes) -> bool:
 @lru_cache(maxsize=64)
 def _facts_of_segments(segments: bytes) -> ImageFacts | None:
     """Return the header facts of a JPEG without its codes; `None` if no decoder accepts its segments."""
-    header = _read_jpeg_header(segments)
+    header = read_jpeg_header(segments)
     if max(header.height, header.width) > _MOST_SIDE:
         return None
     # A decoder that accepts the segments accepts this, with a warning, as if the codes were damaged. As small as
