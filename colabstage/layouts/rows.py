@@ -432,7 +432,7 @@ class TableSearch:
         elif boxes is not None:
             firsts, targets, classes = self._boxes(rows, boxes)
             # Road signs, for example, are mostly classified.
-            if len(firsts) == len(rows.files) and len(classes) > 1:
+            if (np.diff(targets.offsets) == 1).all() and len(classes) > 1:
                 how = f"layout=table_rows(labels=['{boxes.label}']), from colabstage.options"
                 notes.append(f"Each image has one box; for its class alone {how}.")
             sides = find_image_sides(rows.places[0][0].columns) if targets.sizes is not None else []
