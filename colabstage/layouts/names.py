@@ -420,57 +420,47 @@ def second_copies(source: Source) -> frozenset[str]:
     """Return the images and clips in folders that repeat another one of their name, in any case, as archives on Kaggle
     have them (cell_images/cell_images, Train and train): otherwise the same samples would be in two splits, or a table
     could mean either. Names and sizes are compared, and the content of a few."""
-    files = source.ending_in((*words.IMAGES, *words.SOUNDS))
-    others = source.files.not_ending_in((*words.IMAGES, *words.SOUNDS, *words.HARMLESS)).names
+    media = (*words.IMAGES, *words.SOUNDS)
+    files, others = source.ending_in(media), source.files.not_ending_in((*media, *words.HARMLESS)).names
     paths = (path.split("/") for path in files.folders[0] if path)
     folders = {one for path in paths for one in itertools.accumulate(path, posixpath.join)}
-    nbytes = np.cumsum([0, *files.sizes.tolist()])
     called: dict[str, list[str]] = defaultdict(list)
     for path in folders:
         called[posixpath.basename(path).lower()].append(path)
     few = (sorted(one, key=lambda path: (path.count("/"), path)) for one in called.values() if len(one) <= _MOST_COPIES)
-    pairs = [pair for paths in few for pair in itertools.combinations(paths, 2)]
-    below = {path: _span_below(files.names, path) for pair in pairs for path in pair}
-    held = {path: (end - begin, nbytes[end] - nbytes[begin]) for path, (begin, end) in below.items()}
-    pairs = [(one, other) for one, other in pairs if held[one] == held[other]]
-    pairs += [(posixpath.dirname(path), path) for path in folders if re.search(r"(?:^|/)([^/]+)/\1$", path.lower())]
-    pairs = [pair for pair in pairs if len({split_of_path(f"{path}/") for path in pair}) == 1]
-    # Folders in two others, such as those of classes, are compared as one.
-    beside: dict[tuple[str, str], list[list[tuple[int, int]]]] = defaultdict(list)
+    pairs = {_outermost(*pair) for paths in few for pair in itertools.combinations(paths, 2)}
     numbers = {name: number for number, name in enumerate(files.names)} if pairs else {}
-    for first, second in pairs:
-        begin, end = _span_below(files.names, second)
-        own = [numbers.get(f"{first}{name.removeprefix(second)}", -1) for name in files.names[begin:end]]
-        # Empty files are alike.
-        if -1 not in own and (files.sizes[own] == files.sizes[begin:end]).all() and files.sizes[own].any():
-            outer = posixpath.dirname(first), posixpath.dirname(second)
-            alone = outer[1] in (outer[0], first)
-            beside[(first, second) if alone else outer].append(list(zip(own, range(begin, end), strict=True)))
     copies: set[int] = set()
-    for (first, copy), parts in beside.items():
-        same = sorted({*itertools.chain(*parts)})
-        (begin, end), (start, stop) = _span_below(files.names, copy), _span_below(others, copy)
-        # Masks may be the same for the images of two folders, and labels differ for the same images.
-        if len(same) < end - begin or start < stop:
+    for first, copy in pairs:
+        rows = _rows_below(files.names, copy)
+        below = [files.names[row].removeprefix(f"{copy}/") for row in rows]
+        found = (numbers.get(posixpath.join(first, name), -1) for name in below)
+        own = [*itertools.takewhile(lambda number: number >= 0, found)]
+        sizes, are_all = files.sizes[own], len(own) == len(rows) and not _rows_below(others, copy)
+        # Masks may be the same for the images of two folders, labels differ for the same, and empty files are alike.
+        if not are_all or not sizes.any() or (sizes != files.sizes[rows.start : rows.stop]).any():
             continue
-        some = same[:: 1 + len(same) // _COMPARED]
-        # Equal sizes of files that are all as large, as pixels without compression are, prove nothing.
-        is_proof = len(some) == len(same) or len(np.unique(files.sizes[[one for one, _ in same]])) > 1
-        contents = source.parse(files.take(np.unique(some)), lambda _, content: content) if is_proof else {}
-        # Two classes may hold a folder each of the same images, and blank ones in several.
-        is_proof = is_proof and (_is_nested(first, copy) or (len(parts) > 1 and len({*contents.values()}) > 1))
-        if is_proof and all(contents[files.names[one]] == contents[files.names[other]] for one, other in some):
-            copies.update(other for _, other in same)
+        some = [*zip(own, rows, strict=True)][:: 1 + len(own) // _COMPARED]
+        contents = source.parse(files.take(np.unique(some)), lambda _, content: content)
+        is_same = all(contents[files.names[one]] == contents[files.names[other]] for one, other in some)
+        if first and first.lower() != copy.lower() and not copy.startswith(f"{first}/"):
+            # Equal sizes of files that are all as large, as pixels without compression are, prove nothing; nor do blank
+            # files. Two classes may hold a folder each of the same images, or one some of another's.
+            is_same &= len(some) == len(own) or len(np.unique(sizes)) > 1
+            is_same &= len({*contents.values()}) > 1 and len({name.partition("/")[0] for name in below}) > 1
+            is_same &= len(_rows_below(files.names, first)) == len(own)
+        if is_same and split_of_path(f"{first}/") == split_of_path(f"{copy}/"):
+            copies.update(rows)
     return frozenset(files.names[number] for number in copies)
 
 
-def _is_nested(first: str, copy: str) -> bool:
-    """Tell whether a path is another one but for folders around it, and capitals."""
-    while first and posixpath.basename(first).lower() == posixpath.basename(copy).lower():
+def _outermost(first: str, copy: str) -> tuple[str, str]:
+    """Return the outermost folders that may hold the same, as these two of one name do."""
+    while not copy.startswith(f"{first}/") and posixpath.basename(first) == posixpath.basename(copy):
         first, copy = posixpath.dirname(first), posixpath.dirname(copy)
-    return not first or copy.startswith(f"{first}/")
+    return first, copy
 
 
-def _span_below(names: Sequence[str], folder: str) -> tuple[int, int]:
+def _rows_below(names: Sequence[str], folder: str) -> range:
     # The files below a folder follow one another; "0" is the character behind "/".
-    return bisect.bisect_left(names, f"{folder}/"), bisect.bisect_left(names, f"{folder}0")
+    return range(bisect.bisect_left(names, f"{folder}/"), bisect.bisect_left(names, f"{folder}0"))
