@@ -422,8 +422,7 @@ def second_copies(source: Source) -> frozenset[str]:
     could mean either. Names and sizes are compared, and the content of a few."""
     media = (*words.IMAGES, *words.SOUNDS)
     files, others = source.ending_in(media), source.files.not_ending_in((*media, *words.HARMLESS)).names
-    paths = (path.split("/") for path in files.folders[0] if path)
-    folders = {one for path in paths for one in itertools.accumulate(path, posixpath.join)}
+    folders = {path for one in files.folders[0] if one for path in itertools.accumulate(one.split("/"), posixpath.join)}
     called: dict[str, list[str]] = defaultdict(list)
     for path in folders:
         called[posixpath.basename(path).lower()].append(path)
