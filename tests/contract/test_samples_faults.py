@@ -685,7 +685,7 @@ BESIDE_FOLDERS = [
         (("png", image(i)), ("json", f'{{"label": {label}, "class_name": "{text}"}}'.encode()))})}), right=[right])
       for name, pairs, right in [
           ("crossing", [(0, "a"), (1, "b"), (1, "a"), (0, "b")] * 2, refused("divide")), ("the same", [(0, "a"), (1, "b")] * 4, found("train: a 4, b 4")),
-          ("finer texts", [(0, "a"), (1, "b"), (0, "c")] * 4, found("train: 0 8, 1 4")), ("captions", [(i % 2, f"caption {i % 7}") for i in range(8)], found("train: boxes 0 4, 1 4"))]),
+          ("finer texts", [(0, "a"), (1, "b"), (0, "c")] * 4, found("train: 0 8, 1 4")), ("captions", [(i % 2, f"caption {i % 7}") for i in range(8)], found("train: 0 4, 1 4"))]),
 ]
 
 SECOND = [found("train: 6 masks with 368 pixels"), refused("_1|mask2|_2")]
@@ -934,9 +934,9 @@ ARRAYS = [
       for name, file, content, right in [
           ("other labels", "labels.csv", "id,label\n" + "".join(f"{i},{'ab'[i // 4]}\n" for i in range(8)), refused("'labels.csv'.*Take one of them: layout=\"arrays\" or layout=array_rows")),
           ("other labels, without a header", "labels.txt", "".join(f"{'ab'[i // 4]}\n" for i in range(8)), refused("'labels.txt'")),
-          ("the same labels in another order", "labels.csv", "id,label\n" + "".join(f"{i},{'ab'[Y[i]]}\n" for i in reversed(range(8))), found("train: boxes 0 4, 1 4")),
-          ("labels of images, by their names", "labels.csv", "image,label\n" + "".join(f"{7 - i}.jpg,{'ab'[i // 4]}\n" for i in range(8)), found("train: boxes 0 4, 1 4")),
-          ("coarser labels", "labels.csv", "id,label\n" + "".join(f"{i},a\n" for i in range(8)), found("train: boxes 0 4, 1 4")),
+          ("the same labels in another order", "labels.csv", "id,label\n" + "".join(f"{i},{'ab'[Y[i]]}\n" for i in reversed(range(8))), found("train: 0 4, 1 4")),
+          ("labels of images, by their names", "labels.csv", "image,label\n" + "".join(f"{7 - i}.jpg,{'ab'[i // 4]}\n" for i in range(8)), found("train: 0 4, 1 4")),
+          ("coarser labels", "labels.csv", "id,label\n" + "".join(f"{i},a\n" for i in range(8)), found("train: 0 4, 1 4")),
           ("other samples", "labels.csv", "id,label\n0,a\n1,a\n2,b\n", noted("labels.csv")),
       ]),
     row("arrays of two splits beside a table of all labels", files("", {"X_train.npy": X, "y_train.npy": npy(np.array(Y)), "X_test.npy": X, "y_test.npy": npy(np.array(Y)), "labels.csv": "label\n" + "".join(f"{'ab'[i // 4 % 2]}\n" for i in range(16))}), right=[noted("labels.csv")]),
@@ -1006,9 +1006,9 @@ SHARDS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed], boo
     *((f"of two {what}", {f"{one}/x-train-00000-of-00001.tar": shard("jpg", "cls", first=first) for first, one in enumerate(folders)}, {}, refused(f"only='{folders[0]}'"))
       for what, folders in (("versions", ("1.0.0", "2.0.0")), ("resolutions", ("tfrecords-jpeg-192x192", "tfrecords-jpeg-224x224")))),
     ("of two versions, in splits", {f"{one}/x-00000-of-00001.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("train", "test"))}, {}, found("train: 0 2, 1 2; test: 0 2, 1 2")),
-    ("with hashes", {f"train-0000{n}-of-00002-{one}.tar": shard("jpg", "cls", first=4 * n) for n, one in enumerate(("b42a775f", "1e1ed845"))}, {}, found("train: boxes 0 4, 1 4")),
+    ("with hashes", {f"train-0000{n}-of-00002-{one}.tar": shard("jpg", "cls", first=4 * n) for n, one in enumerate(("b42a775f", "1e1ed845"))}, {}, found("train: 0 4, 1 4")),
     ("beside eval", {f"{one}_00.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("shard", "eval"))}, {}, refused("'eval_00.tar' is called after a split")),
-    ("of a word that is almost a split", {f"{one}_00.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("lung", "brain"))}, {}, found("train: boxes 0 4, 1 4")),
+    ("of a word that is almost a split", {f"{one}_00.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate(("lung", "brain"))}, {}, found("train: 0 4, 1 4")),
     ("beside splits", {f"{one}.tar": shard("jpg", "cls", first=4 * first) for first, one in enumerate("ab")}, {"splits.json": {"train": ["a.tar"], "val": ["b.tar"]}}, refused("'splits.json'.*README")),
     ("packed, in a README", {f"{one}.tar.gz": gzip.compress(shard("jpg", "cls", first=4 * first)) for first, one in enumerate("ab")}, {"README.md": card("train a.tar.gz", "test b.tar.gz")}, found("train: 0 2, 1 2; test: 0 2, 1 2")),
     ("of a test without labels", {"train.tar": shard("jpg", "cls"), "test.tar": tar({f"{i}.{end}": content for i in range(4) for end, content in (("jpg", image(i)), ("json", b'{"id": 1}'))})}, {}, noted("4 records of 'test'")),
