@@ -480,10 +480,11 @@ def _listed_splits(files: FileEntries, found: Evidence) -> dict[str, str]:
     """Return the unused lists that are called after splits, with these."""
     names = [name for name, size in zip(files.names, files.sizes, strict=True) if size]
     own = {name: split for name in names if (split := _listed_split(name))}
-    # trainval.txt repeats the two others, if they exist and are not empty.
+    # trainval.txt repeats the two others, if they exist, beside it or in a folder above or below, and are not empty.
     halves = {posixpath.dirname(name) for name, split in own.items() if split != "test"}
-    whole = (name for name in names if words.stem_of(name).lower() == "trainval")
-    own |= {name: "train" for name in whole if posixpath.dirname(name) not in halves}
+    for name, folder in [(one, posixpath.dirname(one)) for one in names if words.stem_of(one).lower() == "trainval"]:
+        if all(posixpath.commonpath((folder, half)) not in (folder, half) for half in halves):
+            own[name] = "train"
     return {name: split for name, split in own.items() if name not in found.used}
 
 

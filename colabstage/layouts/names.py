@@ -130,7 +130,7 @@ def parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
 
 # How many duplicated images are read to make sure that they are equal.
 _COMPARED = 8
-# How many folders of one name, number of files and size are compared: more are parts of each sample, as of patients.
+# How many folders of one name are compared: more are parts of each sample, as of patients.
 _MOST_COPIES = 8
 # Pictures in unreadable formats: a folder of them is a class whose samples are missing.
 _OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
@@ -420,41 +420,46 @@ def second_copies(source: Source) -> frozenset[str]:
     """Return the images and clips in folders that repeat another one of their name, in any case, as archives on Kaggle
     have them (cell_images/cell_images, Train and train): otherwise the same samples would be in two splits, or a table
     could mean either. Names and sizes are compared, and the content of a few."""
-    files = source.ending_in((*words.IMAGES, *words.SOUNDS))
-    paths = (path.split("/") for path in files.folders[0] if path)
-    folders = {one for path in paths for one in itertools.accumulate(path, posixpath.join)}
-    # The files below a folder follow one another; "0" is the character behind "/".
-    below = {path: [bisect.bisect_left(files.names, f"{path}{after}") for after in "/0"] for path in folders}
-    nbytes = np.cumsum([0, *files.sizes.tolist()]).tolist()
-    alike: dict[tuple[str, int, int], list[str]] = defaultdict(list)
-    for path in sorted(folders, key=lambda path: (path.count("/"), path)):
-        begin, end = below[path]
-        alike[posixpath.basename(path).lower(), end - begin, nbytes[end] - nbytes[begin]].append(path)
-    few = (paths for paths in alike.values() if len(paths) <= _MOST_COPIES)
-    pairs = [pair for paths in few for pair in itertools.combinations(paths, 2)]
-    pairs += [(posixpath.dirname(path), path) for path in folders if re.search(r"(?:^|/)([^/]+)/\1$", path.lower())]
-    pairs = [pair for pair in pairs if len({split_of_path(f"{path}/") for path in pair}) == 1]
-    # Folders in two others, such as those of classes, are compared as one.
-    beside: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+    media = (*words.IMAGES, *words.SOUNDS)
+    files, others = source.ending_in(media), source.files.not_ending_in((*media, *words.HARMLESS)).names
+    folders = {path for one in files.folders[0] if one for path in itertools.accumulate(one.split("/"), posixpath.join)}
+    called: dict[str, list[str]] = defaultdict(list)
+    for path in folders:
+        called[posixpath.basename(path).lower()].append(path)
+    few = (sorted(one, key=lambda path: (path.count("/"), path)) for one in called.values() if len(one) <= _MOST_COPIES)
+    pairs = {_outermost(*pair) for paths in few for pair in itertools.combinations(paths, 2)}
     numbers = {name: number for number, name in enumerate(files.names)} if pairs else {}
-    for first, second in pairs:
-        begin, end = below[second]
-        own = [numbers.get(f"{first}{name.removeprefix(second)}", -1) for name in files.names[begin:end]]
-        # Empty files are alike.
-        if -1 not in own and (files.sizes[own] == files.sizes[begin:end]).all() and files.sizes[own].any():
-            outer = posixpath.dirname(first), posixpath.dirname(second)
-            alone = outer[1] in (outer[0], first)
-            beside[(first, second) if alone else outer].update(zip(own, range(begin, end), strict=True))
     copies: set[int] = set()
-    for (_, copy), same in ((pair, sorted(found)) for pair, found in beside.items()):
-        begin, end = below[copy]
-        # Masks may be the same for the images of two folders.
-        if len(same) < end - begin:
+    for first, copy in pairs:
+        rows = _rows_below(files.names, copy)
+        below = [files.names[row].removeprefix(f"{copy}/") for row in rows]
+        found = (numbers.get(posixpath.join(first, name), -1) for name in below)
+        own = [*itertools.takewhile(lambda number: number >= 0, found)]
+        sizes, are_all = files.sizes[own], len(own) == len(rows) and not _rows_below(others, copy)
+        # Masks may be the same for the images of two folders, labels differ for the same, and empty files are alike.
+        if not are_all or not sizes.any() or (sizes != files.sizes[rows.start : rows.stop]).any():
             continue
-        some = same[:: 1 + len(same) // _COMPARED]
-        # Equal sizes of files that are all as large, as pixels without compression are, prove nothing.
-        is_proof = len(some) == len(same) or len(np.unique(files.sizes[[one for one, _ in same]])) > 1
-        contents = source.parse(files.take(np.unique(some)), lambda _, content: content) if is_proof else {}
-        if is_proof and all(contents[files.names[one]] == contents[files.names[other]] for one, other in some):
-            copies.update(other for _, other in same)
+        some = [*zip(own, rows, strict=True)][:: 1 + len(own) // _COMPARED]
+        contents = source.parse(files.take(np.unique(some)), lambda _, content: content)
+        is_same = all(contents[files.names[one]] == contents[files.names[other]] for one, other in some)
+        if first and first.lower() != copy.lower() and not copy.startswith(f"{first}/"):
+            # Equal sizes of files that are all as large, as pixels without compression are, prove nothing; nor do blank
+            # files. Two classes may hold a folder each of the same images, or one some of another's.
+            is_same &= len(some) == len(own) or len(np.unique(sizes)) > 1
+            is_same &= len({*contents.values()}) > 1 and len({name.partition("/")[0] for name in below}) > 1
+            is_same &= len(_rows_below(files.names, first)) == len(own)
+        if is_same and split_of_path(f"{first}/") == split_of_path(f"{copy}/"):
+            copies.update(rows)
     return frozenset(files.names[number] for number in copies)
+
+
+def _outermost(first: str, copy: str) -> tuple[str, str]:
+    """Return the outermost folders that may hold the same, as these two of one name do."""
+    while not copy.startswith(f"{first}/") and posixpath.basename(first) == posixpath.basename(copy):
+        first, copy = posixpath.dirname(first), posixpath.dirname(copy)
+    return first, copy
+
+
+def _rows_below(names: Sequence[str], folder: str) -> range:
+    # The files below a folder follow one another; "0" is the character behind "/".
+    return range(bisect.bisect_left(names, f"{folder}/"), bisect.bisect_left(names, f"{folder}0"))

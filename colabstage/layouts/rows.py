@@ -433,7 +433,7 @@ class TableSearch:
         elif boxes is not None:
             firsts, targets, classes = self._boxes(rows, boxes)
             # Road signs, for example, are mostly classified.
-            if len(firsts) == len(rows.files) and len(classes) > 1:
+            if (np.diff(targets.offsets) == 1).all() and len(classes) > 1:
                 how = f"layout=table_rows(labels=['{boxes.label}']), from colabstage.options"
                 notes.append(f"Each image has one box; for its class alone {how}.")
             sides = _find_image_sides(rows.places[0][0].columns) if targets.sizes is not None else []
@@ -468,10 +468,8 @@ class TableSearch:
             raise LayoutError(msg)
         sides = _find_image_sides(rows.places[0][0].columns)
         sides = sides if all(one.columns.keys() >= {*sides} for one, _ in rows.places) else []
-        corners, label, height_and_width = (
-            [rows.column(name) for name in names] for names in (columns.corners, [columns.label], sides)
-        )
-        return _boxes_of_rows(rows.files, corners, label[0], self.files.names, height_and_width)
+        corners, lengths = ([rows.column(name) for name in names] for names in (columns.corners, sides))
+        return _boxes_of_rows(rows.files, corners, rows.column(columns.label), self.files.names, lengths)
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; of several labels, the one in a competition's sample submission."""
@@ -826,11 +824,7 @@ def _are_runs(column: Column) -> bool:
 
 
 def _boxes_of_rows(
-    files: NDArray[np.int64],
-    corners: Sequence[Column],
-    label: Column,
-    name: Sequence[str],
-    sides: Sequence[Column] = (),
+    files: NDArray[np.int64], corners: Sequence[Column], label: Column, name: Sequence[str], sides: Sequence[Column]
 ) -> tuple[list[int], Boxes, tuple[str, ...]]:
     """Return the first row of every file, in order, the boxes of each, in the order of its rows, and their classes; a
     row with empty cells means that its file has none.

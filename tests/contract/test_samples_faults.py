@@ -38,7 +38,7 @@ from colabstage.options import (
 )
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.images.files import encode
-from tests.layouts.known import batch, coco, wav
+from tests.layouts.known import batch, coco, voc, wav
 from tests.layouts.shards.test_shards import hub
 from tests.layouts.shards.writing import records_of
 from tests.support.archives import tar_bytes as tar
@@ -203,6 +203,7 @@ BOXES = [
         right=[refused("outside")]),
     row("a table of boxes states another size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,640,480,{c},1,2,30,40"), right=[refused("480 x 640")]),
     row("a table of boxes states the size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,64,48,{c},1,2,30,40"), right=[found("train: boxes cat 2, dog 2", note=r"one box; for its class alone layout=table_rows\(labels=\['class'\]\)")]),
+    row("a table of boxes with an image without", files("{0..3}.jpg", {"labels.csv": "filename,class,xmin,ymin,xmax,ymax\n0.jpg,cat,1,2,30,40\n1.jpg,dog,1,2,30,40\n2.jpg,,,,,\n3.jpg,cat,1,2,30,40\n"}), right=[lambda packed: "cat 2, dog 1" in packed.found and not noted("has one box")(packed)]),
     row("width and height of the boxes", table("filename,class,xmin,ymin,xmax,ymax,width,height", "{i}.jpg,{c},0,0,30,40,30,40"), right=[found("train: boxes cat 2, dog 2")]),
     row("VIA's CSV", files("{0..3}.jpg", {
         "via_export_csv.csv": "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,region_attributes\n" + "".join(
@@ -517,6 +518,7 @@ SPLITS_BESIDE = [
           ("split.csv", "row,split\n0,train\n1,val\n", refused("'split.csv'.*Save an array 'split'")), ("val_idx.txt", "1\n3\n", refused("'val_idx.txt'.*Save an array 'split'")), ("splits.json", {"train": [0, 1], "val": [2]}, refused("'splits.json'")), ("train_config.json", {"lr": 1}, noted("'train_config.json'"))]),
     row("a folder train, and COCO", files("train/{0..5}.jpg", {f"{split}.json": coco(pattern) for split, pattern in (("train", "{0..3}.jpg"), ("val", "{4,5}.jpg"))}), right=[found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")]),
     row("trainval.txt beside test.txt", pairs("img/{}.jpg", "masks/{}.png") | files("", {"trainval.txt": "0\n1\n2\n", "test.txt": "4\n5\n"}), right=[found("train: 3 masks .*; test: 2 masks .*", note="1 image that no list names was left out")]),
+    row("trainval.txt above what it repeats", files("{cat,dog}/{0..3}.jpg", {"trainval.txt": "".join(f"{one}/{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), **{f"lists/{split}.txt": f"cat/{i}.jpg\ndog/{i}.jpg\n" for i, split in ((0, "train"), (2, "val"), (3, "test"))}}), right=[found("train: cat 1, dog 1; val: cat 1, dog 1; test: cat 1, dog 1.*")]),
     row("lists beside images alone", files("img/{0..5}.jpg", {"train.txt": "0.jpg\n1.jpg\n2.jpg\n3.jpg\n", "val.txt": "4.jpg\n5.jpg\n"}), layout="images", right=[found("train: 4 without targets; val: 2 without targets")]),
     *(row(f"configs of a README that {name}", files(pattern, {"README.md": card(*configs)}), right=[right])
       for name, pattern, configs, right in [
@@ -633,6 +635,10 @@ BESIDE_FOLDERS = [
       for name, made, texts, first, second, differ, options, right in [
           ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", (), {}, found("train: cat 2, dog 2", note="4 files were left out: copies of others")),
           ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", ("a/2.jpg",), {}, refused("may be 'HAM/a/0.jpg', 'ham/a/0.jpg'")),
+          ("labels of each", files("images/{0..3}.jpg"), files("", {f"{top}/labels/{i}.txt": first_of(number) for i in range(4) for number, top in enumerate("ab")}), "a/", "b/", (), {}, found("train: boxes 0 4, 1 4")),
+          ("labels of one", files("images/{0..3}.jpg"), files("", {"b/labels/{0..3}.txt": first_of(0), "a/labels/{0..3}.xml": voc("cat")}), "a/", "b/", (), {}, refused("Pascal VOC's files.*YOLO's files")),
+          ("two classes", files("scans/{0..3}.jpg"), {}, "cat/", "dog/", (), {}, found("train: cat 4, dog 4", note="byte for byte the same")),
+          ("blank pictures", {f"{place}/{i}.png": grey(np.zeros((8, 8), np.uint8)) for place in "xy" for i in range(3)}, {}, "cat/", "dog/", (), {"layout": "image_folder"}, found("train: cat 6, dog 6")),
           ("masks", pairs("{}.jpg", "{}_mask.png"), {}, "k/", "d/k/", (), {"layout": "pairs"}, found("train: 6 masks .*", note="copies of others"))]),
     row("pictures of one size, nearly all empty", {f"{name}/p/{i}.bmp": encode(Image.fromarray(np.full((16, 16), 255 * (name == "b" and i == 13), np.uint8)), "BMP") for name in "ab" for i in range(40)}, right=[found("train: a 40, b 40", note="byte for byte the same")], layout="image_folder"),
     row("the same masks for the images of two folders", {f"{place}/images/{i}.png": grey((np.arange(64) ** (i + 2 + 3 * (place == "b")) % 251).astype(np.uint8).reshape(8, 8)) for place in "ab" for i in range(3)} | {f"{place}/masks/{i}.png": grey(np.full((8, 8), 9 * i, np.uint8))
