@@ -320,7 +320,7 @@ FORMS = [
     row("COCO's boxes, one of them empty", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 6, 4] * (i > 0)} for i in range(3)]}}),
         right=[refused(r"bbox is \[\]; give it one, or leave it out")]),
     row("Pascal VOC's boxes that are turned", turned(1, {f"{i}.xml": "<annotation><object><name>cat</name><robndbox><cx>30</cx><cy>20</cy><w>8</w><h>4</h><angle>0.5</angle></robndbox></object></annotation>" for i in range(3)}),
-        right=[refused("'cat' has no readable bndbox")]),
+        right=[refused("'cat' has no readable bndbox.*items are .image, {'boxes'")]),
     row("YOLO's boxes by their corners", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(CORNERS)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("two corners")]),
     row("YOLO's boxes by their first corner", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(FIRST_CORNER)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("first corner")]),
     row("COCO's boxes by their corners", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60, 40]} for i in range(3)]}}),

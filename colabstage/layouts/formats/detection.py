@@ -37,7 +37,7 @@ from colabstage.layouts.lists import (
     read_class_list,
 )
 from colabstage.layouts.reading import Source, broken, decode_text, parse_xml
-from colabstage.layouts.records import as_column
+from colabstage.layouts.records import OWN_BOXES, as_column
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Values, offsets_of
 from colabstage.trees.names import first_repeated
 
@@ -494,7 +494,8 @@ def _voc_object(element: Element) -> tuple[str, Sequence[float]]:
         written = [_text(element, flag).lower() for flag in ("difficult", "truncated")]
         flags = [_VOC_FLAGS[word] if word in _VOC_FLAGS else int(word[:20]) for word in written]
     except ValueError as error:
-        msg = f"an object '{show(name)}' has no readable bndbox or flags ({error})"
+        what = f"an object '{show(name)}' has no readable bndbox or flags ({error})"
+        msg = f"{what}. Write xmin, ymin, xmax and ymax{OWN_BOXES}"
         raise ValueError(msg) from error
     if not name or not all(map(math.isfinite, (x0, y0, x1, y1))):
         msg = "an object has no name" if not name else "an edge of an object's bndbox is not a number"
