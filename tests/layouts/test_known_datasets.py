@@ -156,9 +156,9 @@ def labels_of(found: SampleTable, number: int) -> list[str]:
 
 
 def test_most_are_right_by_themselves() -> None:
-    """At least 120, and of them seven in ten without a line to write."""
-    assert len({known.name for known in DATASETS}) == len(DATASETS) >= 120
-    assert 10 * sum(not known.error for known in DATASETS) >= 7 * len(DATASETS)
+    """No fewer than now, and no fewer without a line to write: whoever makes one need a line lowers this in sight."""
+    assert len({known.name for known in DATASETS}) == len(DATASETS) >= 408
+    assert sum(not known.error and not known.write for known in DATASETS) >= 302
 
 
 @pytest.mark.parametrize(("line", "is_read"), [("img/{:06}.png {}", True), ("the number {:05}, and {}", False)])
