@@ -142,9 +142,9 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
     # Set by any of the files: it shows that this client does report pending uploads.
     began, has_waited = SYSTEM_CLOCK.now(), False
 
-    def look(path: Path) -> tuple[_Upload, str]:
+    def look(path: Path) -> tuple[_Upload, str, int]:
         found = _look_at_upload(path)
-        return found, _ask(path, _ID)[0] if found.md5 else ""
+        return found, *(_ask(path, _ID) if found.md5 else ("", found.errno))
 
     for path, md5 in files.items():
         pause_s, committed_at = _FIRST_LOOK_S, float("inf")
@@ -154,20 +154,20 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
             asked = None if _hangs(path) else in_thread(partial(look, path), "colabstage-ask")
             if asked is None or not _are_answered(path, [asked], cancellation):
                 return f"'{path}': {_no_answer()}"
-            found, file_id = asked.result()
+            found, file_id, number = asked.result()
             has_waited = has_waited or found.waits is True
             why, now = found.why, SYSTEM_CLOCK.now()
             if found.md5 == md5:
                 if has_waited or (file_id and not file_id.startswith(_LOCAL_ID)):
                     break
-                if not file_id:
+                if not file_id and number in (0, *_MISSING):
                     return f"'{path}': only its MD5 is reported, which may be that of the copy on this machine"
-                why = f"'{path}' has no id in the cloud yet, only one of this machine"
+                why = f"'{path}' has no id in the cloud yet"
             elif found.md5:
                 why = f"what is in the cloud has another MD5 ({found.md5})"
             # Only the time since the last pending change counts, because a file may be rewritten while it is uploaded.
             committed_at = min(committed_at, now) if found.waits is False else float("inf")
-            if found.errno:
+            if number:
                 # A dying client reports for a moment that files do not exist, and then stops answering.
                 require_answer(path)
             if found.errno in _MISSING and (found.waits is None or now - committed_at > _MD5_LAGS_S):

@@ -44,6 +44,8 @@ _LOOK_S = 0.1
 _RATE_S = 1.0
 # Cancelled work cleans up first.
 _CLEAR_UP_S = 30.0
+# A page that has stopped responding must not hold the caller.
+_LAST_DRAWING_S = 2.0
 
 
 class _UntilHandedOut(Progress):
@@ -89,6 +91,7 @@ class BackgroundPack:
         self._arrival: Arriving | None = None
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="colabstage-stage", daemon=True)
+        self._shown: threading.Thread | None = None
 
     @property
     def arrival(self) -> Arriving:
@@ -120,7 +123,8 @@ class BackgroundPack:
             name, total, unit = self.arrival.bar
             # Opened here: a panel belongs to the cell that the caller's thread runs.
             step = self._background.step(name, total=total, unit=unit)
-            threading.Thread(target=self._show, args=(step,), name="colabstage-shown", daemon=True).start()
+            self._shown = threading.Thread(target=self._show, args=(step,), name="colabstage-shown", daemon=True)
+            self._shown.start()
         return self._handed_out
 
     @property
@@ -185,6 +189,9 @@ class BackgroundPack:
             name, total, unit = self.arrival.bar
             with shown.step(name, total=total, unit=unit) as step:
                 self._follow(step, check)
+        if self._shown is not None:
+            # The panel's final state belongs to the cell that waits: a notebook run as a whole keeps no later one.
+            self._shown.join(_LAST_DRAWING_S)
         self._done.result()
         # The object that was handed out, so that there is only one.
         assert self._handed_out is not None
