@@ -53,7 +53,7 @@ class MaskOptions:
     colors: tuple[tuple[int, int, int], ...] | None = None
     """`(r, g, b)` of class 0, 1, …; `None` if its pixels are class indices."""
     foreground: bool = False
-    """Whether its pixels are 0 for class 0 and 255 for class 1."""
+    """Whether its pixels are 0 for class 0 and 255 for class 1; those of a blurred edge are the nearer one."""
 
     def __post_init__(self) -> None:
         if self.colors is not None and not 1 <= len(self.colors) <= VOID:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import DecodeError
-from colabstage.images.decode import open_upright
+from colabstage.images.decode import is_lossy, open_upright
 from colabstage.images.geometry import VOID, MaskOptions, place_image
 from colabstage.io.units import counted, format_count
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 # Distinct colours beyond this are smoothed edges, not classes.
 _MOST_COLORS = 64
+# From here on a pixel of a foreground mask with blurred edges is foreground.
+_HALF = 128
+# A lossy format changes black and white by less than this, and the shade of a plain area by at most that.
+_STRAY, _RIPPLE = 32, 12
 _INDEX_MODES = ("L", "P", "1", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -44,16 +48,37 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
     if not options.foreground:
         return indices
     # A mask of classes among foreground masks: it contradicts the few that were examined.
-    other = indices[(indices != 0) & (indices != VOID)]
-    if other.size:
+    if not is_black_and_white(indices, lossy=isinstance(content, bytes) and is_lossy(content)):
+        other = indices[(indices != 0) & (indices != VOID)]
         msg = (
             f"The mask has the value {int(other[0])} among 0 and {VOID}, which the others have for a foreground. Write "
             f"0 and {VOID} alone; or, if {VOID} is no class, give layout= a function that returns a SampleTable with "
             "Masks as targets."
         )
         raise DecodeError(msg)
-    foreground: NDArray[np.uint8] = (indices == VOID).astype(np.uint8)
+    foreground: NDArray[np.uint8] = (indices >= _HALF).astype(np.uint8)
     return foreground
+
+
+def is_black_and_white(indices: NDArray[np.uint8], *, lossy: bool) -> bool:
+    """Tell whether a mask `(H, W)` has two levels, 0 and 255, but for pixels along their edges: smoothed, or `lossy`.
+
+    In an edge the shade changes from pixel to pixel; a third class has an area of one shade.
+    """
+    low, high, ripple = (_STRAY, VOID + 1 - _STRAY, _RIPPLE) if lossy else (1, VOID, 0)
+    between = indices[(indices >= low) & (indices < high)]
+    if not between.size:
+        return True
+    least, most = (_around(indices, pick) for pick in (np.minimum, np.maximum))
+    # Class indices beside 255 may be as thin as an edge, but they are low.
+    return int(between.max()) >= _STRAY and not ((least >= low) & (most < high) & (most - least <= ripple)).any()
+
+
+def _around(values: NDArray[np.uint8], pick: np.ufunc) -> NDArray[np.uint8]:
+    """Return the least or the greatest value of each square of three by three."""
+    rows = pick(pick(values[:-2], values[1:-1]), values[2:])
+    square: NDArray[np.uint8] = pick(pick(rows[:, :-2], rows[:, 1:-1]), rows[:, 2:])
+    return square
 
 
 def palette_of(content: bytes | NDArray[Any]) -> dict[int, tuple[int, int, int]]:
@@ -107,6 +132,14 @@ def level_counts(indices: NDArray[np.uint8]) -> NDArray[np.int64]:
 
     # numpy would first convert them to 64-bit integers.
     return np.array(Image.fromarray(np.ascontiguousarray(indices)).histogram(), np.int64)
+
+
+def two_levels(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return `level_counts`, `(..., 256)`, of what masks with blurred edges mean: pixels of 0 and of 255 alone."""
+    result = np.zeros_like(counts)
+    result[..., VOID] = counts[..., _HALF:].sum(axis=-1)
+    result[..., 0] = counts[..., :_HALF].sum(axis=-1)
+    return result
 
 
 def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uint8]:

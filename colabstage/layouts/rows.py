@@ -282,8 +282,8 @@ class TableSearch:
             if differs or instead or self._is_part(other, best, leads, folder):
                 msg = (
                     f"'{table.name}' names different files in '{best.name}' and '{other.name}'. Take one column out. "
-                    "If they are masks, call each as its image is, in a folder 'masks'; if a sample has several files, "
-                    "give pack_dataset an object whose items are (x, y)."
+                    "If they are masks, call that column 'mask'; if a sample has several files, give pack_dataset an "
+                    "object whose items are (x, y)."
                 )
                 raise BrokenDatasetError(msg)
         # If a first row is not a path to a file, or is the name of a path column, it is a header.

@@ -37,9 +37,9 @@ _NEWER_RULES = {
     **dict.fromkeys(("tokens", "arrays", "audio", "arrow", "webdataset"), 11),
     "tfrecord": 13,
     "detection": 15,
-    "pairs": 19,
+    "pairs": 20,
     "table": 21,
-    "auto": 25,
+    "auto": 26,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -402,7 +402,7 @@ class SampleEncoder:
             return _row(targets.to_array(content), field, targets.source.name(index)), None, None
         assert isinstance(targets, Masks)
         data = None if field.lengths is None else _checked_file(content, field.lengths, index, targets.source)[0]
-        if targets.guessed:
+        if targets.guessed and not targets.foreground:
             check_lossless(content)
         # Decoded even if the file itself is stored: a broken one is found now, not in the third epoch.
         options = mask_options(targets, self._options)

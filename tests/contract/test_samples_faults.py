@@ -841,9 +841,14 @@ CLIPS = [
     ]),
 ]
 PATHS_BESIDE = [
-    row(f"a table of images and masks: {header}", files("img/x{0..5}.png msk/q{0..5}.png", {"pairs.csv": "\n".join([header, *(f"img/x{i}.png,msk/q{i}.png" for i in range(6))])}),
-        right=[refused("names different files.*masks", but_not="labels=")])
+    row(f"a table of images and masks: {header}", files("img/x{0..5}.png", {f"msk/q{i}.png": grey(np.full((48, 64), i, np.uint8)) for i in range(6)} | {"pairs.csv": "\n".join([header, *(f"img/x{i}.png,msk/q{i}.png" for i in range(6))])}),
+        right=[found("train: 6 masks .*")])
     for header in ("image,mask", "image_path,mask_path", "image,label", "file_name,mask_file_name")
+]
+
+PATHS_BESIDE += [
+    row("a table that pairs others than the names", files("images/{0..3}.png", {f"masks/{i}.png": grey(EYE) for i in range(4)} | {"pairs.csv": "image,mask\n" + "".join(f"images/{i}.png,masks/{3 - i}.png\n" for i in range(4))}), right=[refused(r"pairs\.csv.*masks/3\.png.*images/0\.png")]),
+    row("two pictures of each sample in a table", files("img/x{0..5}.png msk/q{0..5}.png", {"pairs.csv": "before,after\n" + "".join(f"img/x{i}.png,msk/q{i}.png\n" for i in range(6))}), right=[refused("names different files.*masks", but_not="labels=")]),
 ]
 
 # As well-known datasets have them.

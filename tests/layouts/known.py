@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from colabstage.trees.listing import FileEntries, FileEntry, Tree
 from tests.support.archives import tar_bytes
@@ -201,8 +202,15 @@ def clip(number: int) -> bytes:
     return wav(8 - number % 2)
 
 
-# The smallest JPEG header that says so, for masks that must not be JPEGs.
-JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000")
+def jpeg() -> bytes:
+    """A white rectangle on black, with edges as JPEG leaves them."""
+    made, pixels = io.BytesIO(), np.zeros((48, 64), np.uint8)
+    pixels[10:31, 9:41] = 255
+    Image.fromarray(pixels).save(made, "JPEG", quality=50)
+    return made.getvalue()
+
+
+JPEG = jpeg()
 
 
 def pets(prefix: str = "") -> str:

@@ -6,6 +6,7 @@ import functools
 import posixpath
 import re
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,13 +14,21 @@ import numpy as np
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.images.decode import is_lossy
 from colabstage.images.geometry import VOID, MaskOptions
-from colabstage.images.masks import color_table_advice, colors_of, level_counts, palette_of, read_mask
+from colabstage.images.masks import (
+    color_table_advice,
+    colors_of,
+    is_black_and_white,
+    level_counts,
+    palette_of,
+    read_mask,
+    two_levels,
+)
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import show
 from colabstage.layouts.evidence import Evidence, Found, Miss, left_out_notes, near, require_files
 from colabstage.layouts.formats.tables import Table, parse_table
-from colabstage.layouts.lists import check_one_list, lists_state
+from colabstage.layouts.lists import NONE, Lookup, check_one_list, lists_state
 from colabstage.layouts.names import bare_stem
 from colabstage.layouts.reading import Source, broken, items_of, read_each
 from colabstage.layouts.records import Labels
@@ -52,12 +61,12 @@ _NEARLY_WHITE = 200
 _SHOWN = 8
 # One bit for each value of a pixel but 0, 1 and 255.
 _BETWEEN = np.packbits(np.isin(np.arange(VOID + 1), (0, 1, VOID), invert=True))
-# Colours in a JPEG are only near those of the classes, so a class_dict.csv does not help.
+# A JPEG's values are only near those of the classes, so a class_dict.csv does not help.
 _LOSSY = (
-    "it is a JPEG, or a WebP like one, which has lost the exact values of its pixels; no class_dict.csv brings them "
-    "back. Write the masks again as PNG; those of one class by a threshold: "
-    "Image.fromarray((np.asarray(Image.open(path).convert('L')) > 127).astype('uint8') * 255).save(path_of_png)"
+    "it is a JPEG, or a WebP like one, which has lost the exact values of its pixels; only black and white are told "
+    "apart in one, and no class_dict.csv brings others back. Write the masks again as PNG"
 )
+_BLURRED = "The edges of the masks are blurred, by smoothing or as JPEGs: pixels from 128 on count as foreground."
 
 
 class _Mask(NamedTuple):
@@ -66,6 +75,9 @@ class _Mask(NamedTuple):
     """How many pixels have each value; none for a mask in true colours."""
     palette: Mapping[int, Color] = {}
     colors: frozenset[Color] = frozenset()
+    is_lossy: bool = False
+    is_two_level: bool = False
+    """Whether it is black and white but for its edges."""
 
 
 def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = True) -> Masks:
@@ -79,22 +91,32 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
     chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
 
     def look(index: int, content: Content) -> _Mask:
-        name = source.name(index)
-        if isinstance(content, bytes) and is_lossy(content):
-            raise broken(name, _LOSSY)
+        name, lossy = source.name(index), isinstance(content, bytes) and is_lossy(content)
         colors = colors_of(content)
         if colors:
-            return _Mask(name, colors=colors)
-        return _Mask(name, level_counts(read_mask(content, MaskOptions())), palette_of(content))
+            return _Mask(name, colors=colors, is_lossy=lossy)
+        indices = read_mask(content, MaskOptions())
+        two_level = is_black_and_white(indices, lossy=lossy)
+        return _Mask(name, level_counts(indices), palette_of(content), is_lossy=lossy, is_two_level=two_level)
 
     # Broken files are reported when they are packed.
     found = read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True)
+    lossy = [mask for mask in found if mask.is_lossy]
+    for mask in lossy:
+        if not mask.is_two_level:
+            raise broken(mask.name, _LOSSY)
     _refuse_painted(found)
     notes = _compare_palettes(found)
     plain = [mask for mask in found if not mask.colors]
     counts = np.array([mask.counts for mask in plain], np.int64).reshape(-1, VOID + 1)
+    total = counts.sum(axis=0)
+    blurred = (bool(lossy) or meaning_of(total) == "greys") and total[_NEARLY_WHITE:].any()
+    if blurred and all(mask.is_two_level for mask in plain):
+        counts, notes = two_levels(counts), (*notes, _BLURRED)
     kinds = _kinds_of(np.packbits(counts > 0, axis=1))
     is_foreground = _is_foreground(counts.sum(axis=0), kinds, lambda number: plain[number].name)
+    if lossy and not is_foreground:
+        raise broken(lossy[0].name, _LOSSY)
     return Masks(source, decoded=decoded, foreground=is_foreground, guessed=True, notes=notes)
 
 
@@ -265,6 +287,7 @@ _MASK_WORDS = (
 _MASK_SUFFIX = re.compile(rf"(?:^|(?<=.)(?:[ ._-]|(?<=\d)(?=(?i:mask))))(?i:{'|'.join(_MASK_WORDS)})$|(?<=.)_[LP]$")
 _IMAGE_SUFFIX = re.compile(r"(?:^|(?<=.)[ ._-])(?i:leftImg8bit|image|img|sat)$")
 _MASK_ENDS = (*map(str.lower, _MASK_WORDS), "_l", "_p")
+_OF_PATHS = frozenset({"path", "file", "filename", "name", "image", "img", "id"})
 _AGAIN = re.compile(r"[ _.-]?\(?\d+\)?$")
 _OBJECTS = frozenset({"instances", "instance", "panoptic", "segmentationobject", "segmentation_object"})
 # A line of CVAT's labelmap.txt: label:color_rgb:parts:actions. Its first line, a comment, has no numbers.
@@ -303,10 +326,10 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
 
     `x`, `y`: the folder of the images, and of the masks, or the end of their names, if they are not recognised.
     """
-    found = pair_names(source, x, y)
+    found = _pairs_of(source, x, y)
     if isinstance(found, Miss):
         return found
-    sides, pairs = found
+    sides, pairs, tables = found
     if y is None:
         _refuse_further(sides, pairs)
     objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
@@ -335,7 +358,64 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
     made = Evidence.of_images(
         source, NAME, images, targets, "the masks", splits=splits, classes=classes, notes=notes, used=used
     )
-    return lists_state(source, made, within="ImageSets/Segmentation") if made.table.splits is None else made
+    if made.table.splits is None:
+        made = lists_state(source, made, within="ImageSets/Segmentation")
+    # Only now, because they may state splits as well.
+    return replace(made, used=frozenset({*made.used, *tables}))
+
+
+def _pairs_of(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _Pairs, list[str]] | Miss:
+    """Return the images and masks of `masks_state`; which belong together, by their names or, if these tell nothing, by
+    a table; and the tables that say so."""
+    stated = _stated_pairs(source) if y is None else {}
+    tables = list(dict.fromkeys(table for _, table in stated.values()))
+    try:
+        found = pair_names(source, x, y)
+    except LayoutError:
+        if not stated:
+            raise
+        found = None
+    if found is None or (isinstance(found, Miss) and stated):
+        pairs = sorted(((image, mask) for image, (mask, _) in stated.items()), key=lambda pair: pair[0].name)
+        sides = _Sides({one: ((), one.name) for one, _ in pairs}, {mask: ((), one.name) for one, mask in pairs})
+        return sides, pairs, tables
+    if isinstance(found, Miss):
+        return found
+    for image, mask in found[1]:
+        other, table = stated.get(image, (mask, ""))
+        if other != mask:
+            what = f"it has '{other.name}' as the mask of '{image.name}', whose name is that of '{mask.name}'"
+            raise broken(table, what, "one mask of each image: correct the table, or take it away")
+    return *found, tables
+
+
+def _stated_pairs(source: Source) -> dict[FileEntry, tuple[FileEntry, str]]:
+    """Return the mask that rows of a table name beside an image, and the table's name, where most of its rows do."""
+    files = source.ending_in(words.IMAGES)
+    stated: dict[FileEntry, tuple[FileEntry, str]] = {}
+    tables = source.ending_in(words.TABLES).where(lambda name: not words.is_submission(name))
+    for name, table in source.parse_once(tables, parse_table).items():
+        paths = [column for column in table.columns if column.are_files or column.plain in words.PATHS]
+        masks = [column for column in paths if is_mask_name(_without_path(column.name))]
+        if len(masks) != 1 or len(paths) < 2:
+            continue
+        lookup, folder = source.made_of(files, Lookup.of), posixpath.dirname(name)
+        leads = {column: lookup.search_each(column.distinct, folder)[0] for column in paths}
+        mask_of = leads.pop(masks[0])
+        images, image_of = max(leads.items(), key=lambda item: len(item[1]))
+        rows = [
+            (image_of.get(image, NONE), mask_of.get(mask, NONE))
+            for image, mask in zip(images.cells, masks[0].cells, strict=True)
+        ]
+        found = [(image, mask) for image, mask in rows if min(image, mask) >= 0 and image != mask]
+        if 2 * len(found) > len(rows):
+            stated |= {files[image]: (files[mask], name) for image, mask in found}
+    return stated
+
+
+def _without_path(column: str) -> str:
+    """Return the name of a column without the words for a file: mask for mask_image_path."""
+    return "_".join(word for word in words.words_of(column) if word not in _OF_PATHS)
 
 
 def pair_names(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _Pairs] | Miss:
