@@ -131,7 +131,7 @@ class Case:
         if table is not None and labels is None:
             others = {name for name in self.source.files.names if not f"/{name}".endswith(f"/{table}")}
             pixels = gather(lambda: arrays.pixels_state(self.source.without(others)))
-            if isinstance(pixels, Evidence) or pixels.near:
+            if pixels.claims or (isinstance(pixels, Miss) and pixels.near):
                 return pixels
         lists = not self.source.ending_in(words.TABLES) if table is None else table.lower().endswith(LISTS)
 

@@ -916,6 +916,8 @@ PIXELS = [
     *(row(f"16 bits of colour: {name}, {mode}", made, color_mode=mode, right=[noted("16 bits") if mode == "auto" else found(r".*\(uint16\)"), refused("16 bits")])
       for name, made in [("PNG", deep(png16, "png", 3)), ("TIFF", deep(tiff16, "tif", 3)), ("four channels", deep(png16, "png", 4))] for mode in ("auto", "keep")),
     *(row(f"16 bits of {what}", made, right=[right], **options) for what, made, options, right in OF_16_BITS),
+    # The first rows, of one class, look like rows whose first pixel is the class.
+    row("pixels without a header, sorted by the class in the last column", files("", {"t.csv": "\n".join(",".join(map(str, [*pixels, n // 100])) for n, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (300, 784)).tolist())) + "\n"}), right=[refused("no header.*which column is the class")]),
     row("bands of a satellite", deep(tiff16, "tif", 13), right=[found(r"train: a 1, b 1 \(uint16\)"), refused(r"\b13\b|band|channel|tifffile")]),
 ]
 

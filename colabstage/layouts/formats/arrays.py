@@ -14,7 +14,7 @@ import posixpath
 import re
 import struct
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -850,6 +850,8 @@ _READ_BYTES = 8 * 1024 * 1024
 _PIXEL_COLUMN = re.compile(r"pixel_?\d+|\d+x\d+")
 # Fewer columns with such names are some other measurement.
 _FEWEST = 16
+# Shares of the rows that have the most common value of a column.
+_RARELY, _MOSTLY = 0.5, 0.9
 # In order of credibility: "y" may also be a coordinate.
 _LABELS = ("label", "class", "emotion", "target", "y")
 # Rows for each picture beside the tables, from which on the pictures are no samples.
@@ -869,6 +871,7 @@ class _PixelColumns(NamedTuple):
     field: str
     """The name of the column of splits; "" for none."""
     others: tuple[str, ...]
+    has_header: bool = True
 
 
 class _Table(NamedTuple):
@@ -887,12 +890,7 @@ def pixels_state(source: Source) -> Found:
     files = source.ending_in((".csv", ".gz")).where(lambda name: name.lower().removesuffix(".gz").endswith(".csv"))
     tables = {entry: _read_head(source, entry) for entry in files}
     for entry, count in ((entry, count) for entry, (*_, count) in tables.items() if count):
-        names = f"['label', *map('pixel{{}}'.format, range({count}))]"
-        return near(
-            f"'{entry.name}' has numbers in its first line, as many as a square image has and its class, and no header "
-            "that says so. Write one; for classes in the first column: "
-            f"pandas.read_csv('{entry.name}', header=None, names={names}).to_csv('{entry.name}', index=False)."
-        )
+        return near(_no_header(entry, count))
     of_pixels = {entry: (packed, columns) for entry, (packed, columns, _) in tables.items() if columns is not None}
     copies = _copies(source, list(of_pixels))
     rest = {entry: one for entry, one in of_pixels.items() if entry not in copies}
@@ -917,6 +915,11 @@ def pixels_state(source: Source) -> Found:
         called = next(one.columns.field for one in labelled if one.splits)
         fields[called] = [*itertools.chain.from_iterable(own)]
     left = [one.name for one in found if one not in labelled]
+    notes = [f"Tables without classes were left out: {', '.join(left)}."] if left else []
+    bare = [one for one in labelled if not one.columns.has_header]
+    if bare:
+        where = "last" if bare[0].columns.label else "first"
+        notes.append(f"'{bare[0].name}' has no header; the {where} number of each row is taken for its class.")
     made = records_state(
         "pixel_table",
         "a table of pixels",
@@ -925,20 +928,46 @@ def pixels_state(source: Source) -> Found:
         shards=[one.name for one in labelled],
         shard_of=np.repeat(np.arange(len(labelled)), counts),
         fields=fields,
-        notes=[f"Tables without classes were left out: {', '.join(left)}."] if left else [],
+        notes=notes,
     )
     return replace(made, used=frozenset(one.name for one in of_pixels))
 
 
 def _read_head(source: Source, entry: FileEntry) -> tuple[ByteSource | None, _PixelColumns | None, int]:
-    """Return the content of a .csv.gz; a table's columns of pixels, if any; and how many there are without a
-    header, otherwise 0."""
+    """Return the content of a .csv.gz; a table's columns of pixels, if any; and how many there are if nothing says
+    which these are, otherwise 0."""
     # It shows its header only unpacked.
     packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
     head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
     columns, cells = _read_columns(entry.name, head), _cells(head.partition(b"\n")[0])
     are_numbers = all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None
-    return packed, columns, len(cells) - 1 if columns is None and are_numbers else 0
+    if columns is None and are_numbers:
+        columns = _bare_columns([_cells(line) for line in head.split(b"\n")[:-1]])
+        return packed, columns, 0 if columns else len(cells) - 1
+    return packed, columns, 0
+
+
+def _no_header(entry: FileEntry, count: int) -> str:
+    names = f"['label', *map('pixel{{}}'.format, range({count}))]"
+    return (
+        f"'{entry.name}' has numbers in its first line, as many as a square image has and its class, no header, and "
+        "nothing else that shows which column is the class. Write a header; for classes in the first column: "
+        f"pandas.read_csv('{entry.name}', header=None, names={names}).to_csv('{entry.name}', index=False)."
+    )
+
+
+def _bare_columns(rows: list[list[bytes]]) -> _PixelColumns | None:
+    """Return the roles of the columns of a table without a header, by its first rows; `None` if they do not show.
+
+    At one end of each row is a corner of its image, mostly of one shade; at the other its class, rarely the same.
+    """
+    last, count = len(rows[0]) - 1, len(rows)
+    shape = _shape(last)
+    common = [max(Counter(row[place] for row in rows if len(row) > last).values()) / count for place in (0, last)]
+    for label, other, pixels in ((0, 1, slice(1, last + 1)), (1, 0, slice(last))):
+        if shape is not None and count >= _FEWEST and common[label] < _RARELY and common[other] > _MOSTLY:
+            return _PixelColumns(pixels, shape, label * last, None, "", (), has_header=False)
+    return None
 
 
 def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:
@@ -999,11 +1028,11 @@ def _cell(line: bytes, number: int) -> bytes:
 
 def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
     parts, labels, splits, end = array("q"), [], [], 0
+    corners = Counter[bytes]()
     # One by one, because a table of images may have gigabytes. Only the positions of lines are kept.
     for number, line in enumerate(io.BufferedReader(SourceFile(source), _READ_BYTES), 1):
         start, end = end, end + len(line)
-        # The first line is the header.
-        if number == 1 or not line.strip():
+        if (number == 1 and columns.has_header) or not line.strip():
             continue
         line = line.removesuffix(b"\n")  # noqa: PLW2901
         parts.extend((0, start, len(line)))
@@ -1015,9 +1044,14 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
                 what = f"it has the class {show(cell.decode(errors='replace'))!r}"
                 raise broken(entry.name, what, "a number", line=number)
             labels.append(int(cell))
+        if not columns.has_header:
+            corners[line.partition(b",")[0] if columns.label else line.rpartition(b",")[2]] += 1
         if columns.usage is not None:
             usage = _cell(line, columns.usage).decode("utf-8", "replace")
             splits.append(_USAGE.get(usage.lower(), usage))
+    if corners and max(corners.values()) <= _MOSTLY * len(labels):
+        # These are the classes, sorted, and those of the first rows a corner.
+        raise BrokenDatasetError(_no_header(entry, math.prod(columns.shape)))
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), lambda: source)
     lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
