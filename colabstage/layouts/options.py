@@ -55,7 +55,7 @@ def audio_clips(
     Args:
         seconds, length: how long each row is, in seconds (then `rate` says how many samples those are) or in samples;
             longer clips are cut, shorter ones filled with zeros, both at the end. With neither, all must have one.
-        rate: samples in a second that each clip must have; `None` takes that of the first. Nothing is resampled.
+        rate: samples in a second, to which clips of another rate are resampled; where `None`, all must have one.
         dtype: "float32" from -1 to 1, or "int16".
         mono: the mean of the channels, rows `(length,)`; else clips of several channels are `(length, channels)`.
         labels: the columns of a table that hold the labels; found by name and content where `None`.

@@ -369,7 +369,7 @@ def _hdf5_rows(tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_l
     return numbered_samples(name, f"{stamp} {dataset.name}", count, row_bytes, read)
 
 
-# --- audio clips as rows of one length, decoded by soundfile; nothing is resampled ------------------------------------
+# --- audio clips as rows of one length and rate, decoded by soundfile -------------------------------------------------
 
 SoundDtype = Literal["float32", "int16"]
 
@@ -414,6 +414,20 @@ def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
     if dtype == "int16" and values.dtype != np.int16:
         values = np.rint(np.clip(values, -1, 1) * 32767).astype(np.int16)
     return Clip(values, rate)
+
+
+def _resample(values: NDArray[Any], rate: int, wanted: int) -> NDArray[Any]:
+    """Return the samples `(N, channels)` at another rate, in their dtype, as librosa resamples."""
+    try:
+        import soxr  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError as error:
+        refuse_import("soxr", "Clips of sound are resampled by", error)
+    # As floats, because soxr adds random noise to integers before it rounds them.
+    resampled: NDArray[np.float32] = soxr.resample(values.astype(np.float32), rate, wanted)
+    if values.dtype.kind == "f":
+        return resampled
+    limits = np.iinfo(values.dtype)
+    return np.rint(np.clip(resampled, limits.min, limits.max)).astype(values.dtype)
 
 
 def _check_length(content: bytes) -> None:
@@ -481,14 +495,16 @@ class _Seen(NamedTuple):
 def _plan_rows(seen: Sequence[_Seen], options: ClipOptions) -> _ClipDecoder:
     """Return the form of all rows, from the examined clips."""
     rates = Counter(one.rate for one in seen)
-    rate = options.rate or seen[0].rate
+    rate = options.rate or rates.most_common(1)[0][0]
+    seen = [one._replace(length=round(one.length * rate / one.rate)) for one in seen]
     # With mixed rates one word would sound high and another low, which neither length nor channels show.
-    if set(rates) != {rate}:
+    if options.rate is None and len(rates) > 1:
         odd = next(one.name for one in seen if one.rate != rate)
         found = ", ".join(f"{count} {'has' if count == 1 else 'have'} {one:,} Hz" for one, count in rates.most_common())
-        item = f"x = librosa.util.fix_length(librosa.load(path, sr={rate})[0], size=LENGTH)"
-        how = f"resample them first, or give pack_dataset an object whose items are (x, y), {item}"
-        raise broken(odd, f"of {len(seen)} clips that were checked, {found}", f"{rate:,} Hz; {how}")
+        lengths = {one.length for one in seen}
+        length = f", length={max(lengths)}" if options.length is None and len(lengths) > 1 else ""
+        expected = f"one rate, to which all are resampled: {_example(f'rate={rate}{length}')}"
+        raise broken(odd, f"of {len(seen)} clips that were checked, {found}", expected)
     (short, first, *_), (long, last, *_) = min(seen), max(seen)
     channels = {one.channels for one in seen}
     # Rows have one shape, and a channel must not be dropped by a guess.
@@ -525,10 +541,16 @@ class _ClipDecoder:
             # In 64 bits, because the sum of two 16-bit samples does not fit into 16 bits.
             mean: NDArray[np.float64] = values.mean(axis=1, keepdims=True, dtype=np.float64)
             values = (np.rint(mean) if values.dtype.kind == "i" else mean).astype(values.dtype)
-        if rate != self.rate or values.shape[1] != self.channels:
-            form = f"{self.rate:,} Hz and {self.channels} channels"
-            msg = f"The clip has {rate:,} Hz and {values.shape[1]} channels; expected {form}, like the others."
+        if values.shape[1] != self.channels:
+            form = format_count(self.channels, "channels")
+            msg = f"The clip has {format_count(values.shape[1], 'channels')}; expected {form}, like the others."
             raise DecodeError(msg)
+        if rate != self.rate:
+            if self.options.rate is None:
+                how = _example(f"rate={self.rate}")
+                msg = f"The clip has {rate:,} Hz and the others {self.rate:,} Hz. Choose one, to resample: {how}."
+                raise DecodeError(msg)
+            values = _resample(values, rate, self.rate)
         if self.options.length is None and len(values) != self.length:
             how = _example(f"length={self.length}")
             msg = f"The clip has {len(values):,} samples and the others {self.length:,}. Choose one length: {how}."

@@ -173,8 +173,11 @@ REFUSED: dict[str, tuple[dict[str, bytes], Any, str]] = {
     "a shorter clip": (WORDS | {"go/short.wav": pcm(tone(50, 100))}, "auto", r"short\.wav'.*\b100\b.*length=400"),
     "one and two channels": (WORDS | {"go/both.wav": pcm(tone(1, channels=2))}, "auto", r"mono=True"),
     "other lengths in one folder": ({"all/1.wav": pcm(tone(1)), "all/2.wav": pcm(tone(2, 100))}, "auto", "one class"),
-    "another rate": (WORDS | {"go/fast.wav": pcm(tone(1), 16_000)}, "auto", "16,000 Hz"),
-    "another rate than asked for": (WORDS, audio_clips(rate=16_000), "16,000 Hz"),
+    "another rate": (WORDS | {"go/fast.wav": pcm(tone(1, 800), 16_000)}, "auto", r"16,000 Hz.*clips\(rate=8000\)"),
+    "another rate and length": (WORDS | {"go/fast.wav": pcm(tone(1), 16_000)}, "auto", "rate=8000, length=400"),
+    "another length at the rate asked for": (
+        WORDS | {"go/fast.wav": pcm(tone(1), 16_000)}, audio_clips(rate=8000), "length=400"
+    ),
     "clips without classes": ({"1.wav": pcm(tone(1))}, "audio", "audio"),
     **{
         f"a list names a class without a folder, {layout}": (
@@ -191,6 +194,21 @@ def test_what_cannot_be_rows_is_refused(case: str) -> None:
     files, layout, named = REFUSED[case]
     with pytest.raises(LayoutError, match=named):
         read(files, layout)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_clips_of_other_rates_are_resampled(soundfile: Any, dtype: Any) -> None:
+    """As soxr does, which librosa resamples by, without its noise; those that have the rate stay as they are."""
+    soxr = pytest.importorskip("soxr", reason="needs soxr: pip install soxr")
+    slow, fast = tone(1, 400, channels=2), tone(2, 800, channels=2)
+    files = {"a/1.wav": pcm(slow, 8000), "b/2.wav": pcm(fast, 16_000)}
+    scale = np.float32(1 if dtype == "int16" else 32768)
+    meant = soxr.resample(fast.astype(np.float32) / scale, 16_000, 8000)
+    meant = np.rint(np.clip(meant, -32768, 32767)) if dtype == "int16" else meant
+    rows = contents(read(files, audio_clips(rate=8000, dtype=dtype)))
+    np.testing.assert_array_equal(rows, [(slow / scale).astype(dtype), meant.astype(dtype)])
+    mono = contents(read(files, audio_clips(rate=8000, dtype=dtype, mono=True, length=300)))
+    assert mono[1].shape == (300,)
 
 
 def test_a_list_may_name_the_classes_of_a_split() -> None:
