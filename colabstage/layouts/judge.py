@@ -379,7 +379,7 @@ def _called_parts(table: SampleTable) -> str:
         return f"{listed(bare)} says that its {table.unit} have no label. Move it away."
     if odd := _parts_among(classes):
         what = f"{'is a name' if len(odd) == 1 else 'are names'} of parts of a dataset"
-        outer = min({*classes} - odd or classes)
+        outer = min({*classes} - odd or classes, key=lambda name: (words.split_name(name).split != "train", name))
         return f"{listed(sorted(odd))} {what}. {_choice(table, outer=outer, parts=sorted(classes))}"
     folders = {name for folder in files_of(table).folders[0] for name in folder.split("/")} - {*classes}
     # train_images and val_images above the classes are splits, despite the word images.
