@@ -419,7 +419,7 @@ class TableSearch:
         columns = found[0].columns
         objects = [*_object_columns(found[0].name, columns.values())] if is_bare else []
         boxes = _find_box_columns(columns) if is_bare and not objects else None
-        of_boxes = objects or ([] if boxes is None else [boxes.label])
+        of_boxes = objects or ([] if boxes is None else boxes.labels)
         roles = find_roles(columns, labels=of_boxes) if of_boxes else self._roles(found, notes)
         # A number of each image numbers no objects.
         roles = roles._replace(number=None) if objects else roles
@@ -433,7 +433,9 @@ class TableSearch:
         elif boxes is not None:
             firsts, targets, classes = self._boxes(rows, boxes)
             # Road signs, for example, are mostly classified.
-            if (np.diff(targets.offsets) == 1).all() and len(classes) > 1:
+            if not boxes.label:
+                notes.append(f"No column has the class of the boxes: all are of one, '{_ONLY_CLASS}'.")
+            elif (np.diff(targets.offsets) == 1).all() and len(classes) > 1:
                 how = f"layout=table_rows(labels=['{boxes.label}']), from colabstage.options"
                 notes.append(f"Each image has one box; for its class alone {how}.")
             sides = _find_image_sides(rows.places[0][0].columns) if targets.sizes is not None else []
@@ -469,7 +471,12 @@ class TableSearch:
         sides = _find_image_sides(rows.places[0][0].columns)
         sides = sides if all(one.columns.keys() >= {*sides} for one, _ in rows.places) else []
         corners, lengths = ([rows.column(name) for name in names] for names in (columns.corners, sides))
-        return _boxes_of_rows(rows.files, corners, rows.column(columns.label), self.files.names, lengths)
+        if columns.label:
+            label = rows.column(columns.label)
+        else:
+            cells = zip(*(column.cells for column in corners), strict=True)
+            label = Column("class", [_ONLY_CLASS if any(row) else "" for row in cells])
+        return _boxes_of_rows(rows.files, corners, label, self.files.names, lengths)
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; of several labels, the one in a competition's sample submission."""
@@ -723,16 +730,22 @@ _CORNERS = (("x", "y"), ("xcenter", "ycenter"), ("cx", "cy"), ("x1", "y1"), ("xm
 _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
 _RUN_LENGTHS = re.compile(r"\d+ \d+( \d+ \d+)*", re.ASCII)
 _BOX_LABELS = ("labelname", "name", "cell_type")
+_ONLY_CLASS = "object"
 _IMAGE_SIDES = (("height", "width"), ("image_height", "image_width"), ("img_height", "img_width"))
 _MOSTLY_INSIDE = 0.9
 _FOUR_NUMBERS = re.compile(r"[\[({]?\s*-?[\d.]+([\s,]+-?[\d.]+){3}\s*[\])}]?")
 
 
 class BoxColumns(NamedTuple):
-    """The columns that hold boxes: the names of x0, y0, x1 and y1, in this order, and of the class."""
+    """The columns that hold boxes: the names of x0, y0, x1 and y1, in this order, and of the class; "" if nothing else
+    is in the table, so that there is one class."""
 
     corners: tuple[str, ...]
     label: str
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.label] if self.label else [*self.corners]
 
 
 def _find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
@@ -746,6 +759,10 @@ def _find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
     # x1 to x5 without y are measurements.
     points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)] if corners else []
     points = points if len(points) > 4 else []
+    if label is None and corners and not (runs or points):
+        known = {*corners, *_find_image_sides(columns)}
+        others = (one for name, one in columns.items() if name not in known and not words.is_index_name(name))
+        label = "" if all(one.plain in words.SPLIT_COLUMNS for one in others) else None
     if points and label is None and not runs:
         return None
     unread: dict[str, Sequence[str]] = {

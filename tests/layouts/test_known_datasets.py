@@ -107,11 +107,12 @@ def check_each_file(known: Known, found: SampleTable) -> None:
 
 
 _LABELLED = ("image_folder", "table", "file_names", "coco_classes", "audio", "detection")
-# Of these the classes are numbers, or stand in one file for all (tests/layouts/boxes/ has readers), or beside folders.
+# Of these the classes are numbers, or one without a name, or stand in one file for all (tests/layouts/boxes/ has
+# readers), or beside folders.
 _ELSEWHERE = (
-    "African", "BDD", "Bone Fracture (YOLO", "COCO128", "COCO8", "CVAT", "DOTA8", "Darknet", "Label Studio",
-    "MURA", "Roboflow, CreateML", "Roboflow, Darknet", "Roboflow, Keras", "Roboflow, YOLO", "Tiger-Pose", "VGG",
-    "WIDER",
+    "African", "BDD", "Bone Fracture (YOLO", "Car Object", "COCO128", "COCO8", "CVAT", "DOTA8", "Darknet",
+    "Human Faces", "Label Studio", "MURA", "Roboflow, CreateML", "Roboflow, Darknet", "Roboflow, Keras",
+    "Roboflow, YOLO", "Tiger-Pose", "VGG", "WIDER",
 )  # fmt: skip
 
 
@@ -158,7 +159,7 @@ def labels_of(found: SampleTable, number: int) -> list[str]:
 def test_most_are_right_by_themselves() -> None:
     """No fewer than now, and no fewer without a line to write: whoever makes one need a line lowers this in sight."""
     assert len({known.name for known in DATASETS}) == len(DATASETS) >= 412
-    assert sum(not known.error and not known.write for known in DATASETS) >= 307
+    assert sum(not known.error and not known.write for known in DATASETS) >= 309
 
 
 @pytest.mark.parametrize(("line", "is_read"), [("img/{:06}.png {}", True), ("the number {:05}, and {}", False)])

@@ -210,7 +210,9 @@ ASKED = {
     "yes and no beside a number": ("image,age,male", ["{i}.png,{i},True", "{i}.png,{i},False"], r"labels=\['age'\]"),
     "landmarks beside a class": ("image,label,x1,y1,x2,y2,x3,y3", ["{i}.png,a,1,2,3,4,5,6"], r"labels=\['label'\]"),
     "boxes with a width": ("image,label,x,y,w,h", ["{i}.png,a,1,2,3,4"], r"xmin, ymin, xmax.*labels=\['label'\]"),
-    "corners without a class": ("image,x1,y1,x2,y2", ["{i}.png,1,2,3,4"], r"labels=\['x1', 'y1', 'x2', 'y2'\]"),
+    "corners, and what may be a class": (
+        "image,x1,y1,x2,y2,camera", ["{i}.png,1,2,3,4,a"], r"none their class.*labels=\['x1', 'y1', 'x2', 'y2'\]"
+    ),
     "a class without its box": ("image,class,x1,y1,x2,y2", ["{i}.png,a,,,,"], r"leave 'class' empty too"),
     "masks under any name": ("image,label,seg", ["{i}.png,a,1 3 10 5 20 2", "{i}.png,a,"], r"'seg' holds masks"),
     "an index as the path": (",label", ["{i},a", "{i},b"], r"first row of 't.csv' is '0', 'a'"),
