@@ -393,16 +393,16 @@ def _stated_pairs(source: Source) -> dict[FileEntry, tuple[FileEntry, str]]:
     """Return the mask that rows of a table name beside an image, and the table's name, where most of its rows do."""
     files = source.ending_in(words.IMAGES)
     stated: dict[FileEntry, tuple[FileEntry, str]] = {}
-    tables = source.ending_in(words.TABLES).where(lambda name: not words.is_submission(name))
+    tables = source.ending_in((".csv", ".tsv", ".jsonl")).where(lambda name: not words.is_submission(name))
     for name, table in source.parse_once(tables, parse_table).items():
-        paths = [column for column in table.columns if column.are_files or column.plain in words.PATHS]
-        masks = [column for column in paths if is_mask_name(_without_path(column.name))]
-        if len(masks) != 1 or len(paths) < 2:
+        masks = [column for column in table.columns if is_mask_name(_without_path(column.name)) and column.are_files]
+        if len(masks) != 1:
             continue
+        paths = [column for column in table.columns if column.plain in words.PATHS or column.are_files]
         lookup, folder = source.made_of(files, Lookup.of), posixpath.dirname(name)
         leads = {column: lookup.search_each(column.distinct, folder)[0] for column in paths}
         mask_of = leads.pop(masks[0])
-        images, image_of = max(leads.items(), key=lambda item: len(item[1]))
+        images, image_of = max(leads.items(), key=lambda item: len(item[1]), default=(masks[0], {}))
         rows = [
             (image_of.get(image, NONE), mask_of.get(mask, NONE))
             for image, mask in zip(images.cells, masks[0].cells, strict=True)
