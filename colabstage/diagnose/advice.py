@@ -191,12 +191,14 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
             yield Advice(".prefetch(tf.data.AUTOTUNE)", _MEANWHILE, beside_s)
         line = ".map(f, num_parallel_calls=tf.data.AUTOTUNE)"
         yield Advice(line, "several samples would be processed at once", step_s)
-    if kind != "colabstage" and made_s > 0 and facts.image_size is not None:
+    stored_s = facts.stages.get("read", 0.0) + facts.stages.get("decode", 0.0)
+    if kind != "colabstage" and made_s > 0 and (facts.image_size is not None or stored_s >= _WORTH * made_s):
         call = {"keras": "to_keras", "tf.data": "to_tf_data"}.get(kind, "make_loader")
-        line = f'{call}(stage_dataset(SOURCE, image_size={facts.image_size})["train"], {facts.batch_samples})'
+        size = "" if facts.image_size is None else f", image_size={facts.image_size}"
+        line = f'{call}(stage_dataset(SOURCE{size})["train"], {facts.batch_samples})'
         why = (
-            "files are read and decoded once, and batches are gathered from one file; SOURCE is your folder, and "
-            "prepare= takes what is the same each time"
+            "files are read and decoded once, and batches are gathered from one file; SOURCE is your folder or file, "
+            "and prepare= takes what is the same each time"
         )
         yield Advice(line, why, step_s)
     if kind in {"torch", "colabstage"} and not facts.of_batches and transform_s >= _WORTH * made_s > 0:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -313,22 +314,19 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
 
 
 def _advised_fields(file: Any, path: Path) -> str:
-    """Suggest names for inputs and targets: the largest dataset, and the only other one with as many rows. Otherwise
-    suggest packing, which looks at the whole file."""
+    """Suggest names for inputs and targets where shapes leave no doubt: rows of several numbers, beside one number for
+    each. Otherwise suggest packing, which looks at the whole file."""
     found: list[FieldInfo] = []
     for name in _names_in(file):
         with suppress(ColabstageError):
             found.append(_read_field(file, name, path))
+    wide = [one for one in found if one.kind != "texts" and (one.shape is None or math.prod(one.shape) > 1)]
     # Tables with several columns are not plain numbers.
-    found = [one for one in found if one.dtype.names is None]
-    x = max(found, key=lambda one: one.nbytes, default=None)
-    others = [one.name for one in found if x is not None and one is not x and one.rows == x.rows]
-    if x is not None and not x.reversed_axes:
-        y = others[0] if len(others) == 1 else None if len(found) == 1 else "NAME"
-        groups = {one.name.rpartition("/")[0] for one in found} - {""}
-        # If there are several groups, each has inputs of its own.
-        if len(groups) < 2 and (y != "NAME" or (others and not groups)):
-            return f"Say which are what: dataset_h5(path, x={x.name!r}, y={y!r})."
+    if len(wide) == 1 and not wide[0].reversed_axes and wide[0].dtype.names is None:
+        x = wide[0]
+        beside = [one for one in found if one is not x and one.rows == x.rows]
+        y = None if not beside else beside[0].name if len(beside) == 1 and beside[0].dtype.kind in "biuf" else "NAME"
+        return f"Say which are what: dataset_h5(path, x={x.name!r}, y={y!r})."
     return f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
 
 

@@ -22,12 +22,16 @@ Strategy = Literal["auto", "device", "memory", "direct"]
 Shuffle = bool | Literal["auto"]
 
 
-# Code that is moved here has these. Mostly there is nothing to choose, and torch's own loader takes our datasets too.
+# Code that is moved here has these.
+_STOCK = "torch.utils.data.DataLoader(data['train'], …) takes it."
 LOADER_REMEDIES = dict.fromkeys(
-    ("batch_sampler", "collate_fn", "multiprocessing_context", "persistent_workers", "pin_memory", "timeout",
-     "worker_init_fn"),
-    "Leave it out: loader.plan says what is chosen instead. torch.utils.data.DataLoader(data['train'], …) takes it.",
-) | {"generator": "Write seed=0: the order, and what transforms draw, then depend on it alone."}  # fmt: skip
+    ("multiprocessing_context", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"),
+    f"Leave it out: loader.plan says what is chosen instead. {_STOCK}",
+) | {
+    "batch_sampler": f"Batches of one size are a sampler= of their rows, one after the other. {_STOCK}",
+    "collate_fn": f"batch_transform= gets each batch whole, as (x, y). {_STOCK}",
+    "generator": "Write seed=0: the order, and what transforms draw, then depend on it alone.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,7 @@ def test_the_verdict_follows_from_loader_alone_step_alone_and_both(
     [
         ({}, "DataLoader(..., num_workers=2, persistent_workers=True)"),
         ({"image_size": (224, 192)}, 'make_loader(stage_dataset(SOURCE, image_size=(224, 192))["train"], 8)'),
+        ({}, 'make_loader(stage_dataset(SOURCE)["train"], 8)'),
         ({"stages": {"transform": 0.08}}, "batch_transform=f"),
         ({"kind": "colabstage"}, "autotune_loader(loader, 8, step=step)"),
         ({"kind": "keras"}, "PyDataset.__init__(workers=2, use_multiprocessing=False, max_queue_size=8)"),
@@ -131,7 +132,9 @@ def test_other_causes_have_their_own_remedies(facts: dict[str, Any], options: di
 
 @pytest.mark.parametrize("kind", ["iterable", "colabstage"])
 def test_nothing_is_advised_that_was_not_measured(kind: Any) -> None:
-    """No copying to a GPU without one; no strategy of our loader that only a trial can compare."""
+    """No copying to a GPU without one; no strategy of our loader that only a trial can compare; no pack of what hardly
+    reads."""
+    assert not any("stage" in one.argument for one in advised(other(DECODING, stages={"transform": 0.08})))
     facts = other(DECODING, kind=kind, stages={"read": 0.08})
     for one in advised(facts) + advised(other(facts, step_s=None, both_s=0.08)):
         assert "CudaDataLoader" not in one.argument

@@ -93,13 +93,16 @@ ADVISED: dict[str, tuple[dict[str, Any], str]] = {
     "a group a sample": (
         {f"{n}/{name}": np.zeros((6 + n, 3)) for n in range(3) for name in ("normals", "points")}, "pack_dataset(path"
     ),
+    "two of rows": ({"clean": np.zeros((6, 4, 4)), "noisy": np.zeros((6, 4, 4))}, "pack_dataset(path"),
+    "larger masks": ({"images": np.zeros((6, 4, 3)), "masks": np.zeros((6, 4, 20))}, "pack_dataset(path"),
+    "texts": ({"x": np.zeros((6, 4)), "names": np.array([b"a"] * 6)}, "x='x', y='NAME'"),
     "a table": ({"df/table": np.zeros(4, [("a", "i4"), ("b", "f4")])}, "pack_dataset(path"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ADVISED)
 def test_the_advice_names_what_may_be_inputs_and_targets(tmp_path: Path, case: str) -> None:
-    """Chosen by size and by path, so that the line works as it stands; if names cannot say it, packing does."""
+    """Chosen by shape, so that the line works as it stands; if shapes cannot say it, packing does."""
     arrays, said = ADVISED[case]
     with pytest.raises(PackFormatError, match=re.escape(said)) as caught:
         read_info(write(tmp_path / "theirs.h5", h5(**arrays)))

@@ -203,8 +203,9 @@ def _candidates(stored: Mapping[str, StoredArray]) -> list[str]:
     names = [name for name in every if name not in facts] or every
     inputs = [name for name in names if _split_and_role(name)[1] == "x"]
     texts = {name for name in inputs if held[name].is_text and not held[name].trouble}
-    if names and all(held[name].trouble for name in names):
-        _usable(held[names[0]])
+    unread = [name for name in every if held[name].trouble]
+    if unread and all(name in unread or _split_and_role(name)[1] == "y" for name in every):
+        _usable(held[unread[0]])
     return [name for name in names if name not in texts] if len(texts) < len(inputs) else names
 
 
@@ -333,7 +334,7 @@ def _matched(
         spread = {_numbers_in(files.names[one * (len(files) - 1) // _LOOKED_AT]) for one in range(_LOOKED_AT + 1)}
         some = files.where(lambda name: _numbers_in(name) in spread)[:_MOST_LOOKED_AT]
         if not _join_series(_find_arrays(source, some, takes_packs=x is not None), x, y)[1]:
-            return near(_each_a_sample(source, files))
+            return near(_each_a_sample(source, files.names))
         # For each the file itself, and one handle each for its inputs and targets, if these are read in place.
         allow_open_files(3 * len(files))
     found, joined = _join_series(_find_arrays(source, files, takes_packs=x is not None), x, y)
@@ -342,9 +343,10 @@ def _matched(
         every = (_find_numbered(stored) if x is None else []) or find_splits(_candidates(stored), x=x, y=y)
         return stored, every, joined
     except LayoutError as error:
-        patterns = {_DIGITS.sub("#", name) for name in files.names}
-        are_numbered = x is None and len(files) >= max(_FEW_FILES, 2 * len(patterns))
-        return near(_each_a_sample(source, files) if are_numbered else str(error))
+        named = {_NUMBERED.sub("", name) for name in stored}
+        patterns = {_DIGITS.sub("#", name) for name in named}
+        are_numbered = x is None and len(named) >= max(_FEW_FILES, 2 * len(patterns))
+        return near(_each_a_sample(source, [*stored]) if are_numbered else str(error))
 
 
 def _splits_beside(source: Source, beside: Mapping[str, StoredArray]) -> dict[str, Sequence[str]]:
@@ -533,12 +535,12 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     return found
 
 
-def _each_a_sample(source: Source, files: FileEntries) -> str:
+def _each_a_sample(source: Source, names: Sequence[str]) -> str:
     return (
-        f"'{source.label}' holds {len(files):,} files of arrays such as '{files[0].name}': each is probably one "
-        "sample, and rows of it none. Give pack_dataset an object whose items are (x, y), read from the files by their "
-        "number; or one .npz of all, numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…)). Files that hold rows "
-        "of many samples each have x, and y with one number for each row."
+        f"'{source.label}' holds {len(names):,} arrays, or files of them, such as '{names[0]}': each is probably one "
+        "sample, and rows of it none. Give pack_dataset an object whose items are (x, y), read by their number; or one "
+        ".npz of all, numpy.savez('data.npz', x=numpy.stack(…), y=numpy.stack(…)). Files that hold rows of many "
+        "samples each have x, and y with one number for each row."
     )
 
 

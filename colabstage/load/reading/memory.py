@@ -146,7 +146,8 @@ def check_stamp(path: Path, status: os.stat_result, expected: FileStamp) -> None
     if FileStamp.of(status, arriving=expected.mtime_ns is None) != expected:
         msg = (
             f"'{path}' was replaced or written to after this dataset had opened it "
-            f"({expected.size:,} bytes then, {status.st_size:,} now). Open a new dataset_h5 on it."
+            f"({expected.size:,} bytes then, {status.st_size:,} now). Close it where it is written, then open a new "
+            "dataset_h5 on it."
         )
         raise DamagedPackError(msg)
 
