@@ -482,7 +482,9 @@ def _weigh_rows(case: Case) -> Found:
     found = case.rows
     if not found.claims:
         return found
-    of_folders = case.tables.is_clear and any(one.folders for one in case.tables.claiming)
+    above = [one.folders for one in case.tables.claiming if one.folders] if case.tables.is_clear else []
+    # Patients are no classes, whatever their rows state.
+    of_folders = any(words.PERSONS.fullmatch(words.plain_name(name)) is None for name in above)
     if isinstance(found, Evidence) and of_folders:
         # Folders that may be classes are weighed after it.
         if isinstance(case.judge(_weigh_folders(case)), Evidence):

@@ -6,7 +6,7 @@ import bisect
 import itertools
 import posixpath
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +33,13 @@ BY_NAME = IMAGE_FOLDER._replace(layout="file_names")
 # The part before the last number of a name, 25_0_2 in 25_0_2_20170116; and that behind the first, cat in 12_cat.
 BEFORE_NUMBER = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
 _BEHIND_NUMBER = r"(?:^|/)\d+[ _.()-]*([A-Za-z][^/]*)\.\w+$"
+# How often a pattern finds each class at least, if it does: words before and behind a hash may be names of people.
+_MAY_SAY = (
+    (BEFORE_NUMBER, "before the last number", 1),
+    (_BEHIND_NUMBER, "behind the number", 1),
+    (r"(?:^|/)([^\W\d_]+(?: [^\W\d_]+)*)[ _.()-][^/]*\.\w+$", "first", 2),
+    (r"[ _.()-]([^\W\d_]+)\.\w+$", "last", 2),
+)
 
 
 def names_state(source: Source, *, pattern: str | None = None, kind: FileKind = BY_NAME) -> Evidence:
@@ -96,8 +103,8 @@ def names_may_say(source: Source) -> str:
             f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}': "
             f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options."
         )
-    for pattern, place in ((BEFORE_NUMBER, "before the last number"), (_BEHIND_NUMBER, "behind the number")):
-        if found := parts_of_names(names, pattern):
+    for pattern, place, least in _MAY_SAY:
+        if found := parts_of_names(names, pattern, least):
             how = f"layout=file_names(r'{pattern}'), from colabstage.options, for what comes {place}."
             what = f"their class: {listed(found)}. If so: {how}"
             if any(map(words.is_role, found)):
@@ -107,23 +114,27 @@ def names_may_say(source: Source) -> str:
 
 
 def _pairs_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return images with those that are called after them by the most common word behind a stem."""
+    """Return images with those that are called after them by the most common words behind a stem."""
     by_stem = {posixpath.splitext(name)[0]: name for name in names}
     pairs: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for stem, name in by_stem.items():
-        if (before := before_last_word(stem)) in by_stem:
+        before = before_last_word(stem)
+        while before and before not in by_stem:
+            before = before_last_word(before)
+        if before:
             pairs[stem.removeprefix(before)].append((by_stem[before], name))
     return max(pairs.values(), key=len, default=[])
 
 
-def parts_of_names(names: Sequence[str], pattern: str) -> list[str]:
-    """Return what a pattern finds in the names, if that makes classes; otherwise nothing."""
+def parts_of_names(names: Sequence[str], pattern: str, least: int = 1) -> list[str]:
+    """Return what a pattern finds in the names, each `least` times, if that makes classes; otherwise nothing."""
     # Images to be classified are often only numbered.
     names = [name for name in names if split_of_path(name) != "test"] or names
     matches = [re.search(pattern, name) for name in names]
-    found = {match[1] for match in matches if match is not None}
+    found = Counter(match[1] for match in matches if match is not None)
     # As many words as images are not classes, nor is a single one, such as IMG.
-    return sorted(found) if all(matches) and 1 < len(found) <= len(names) / 2 else []
+    are_classes = all(matches) and 1 < len(found) <= len(names) / 2 and min(found.values()) >= least
+    return sorted(found) if are_classes else []
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -322,12 +333,21 @@ def _called_alike(tops: Sequence[str], deep: Collection[str]) -> dict[str, str]:
 
 def _classes_in(folders: list[_Folder], splits: dict[str, str], level: int | None) -> Iterator[_Class]:
     """Yield the folders that are in those of classes, which are below those of splits."""
-    for top, split in (splits or {"": ""}).items():
-        below = _unwrap_split(_below(folders, top), top) if splits else folders
-        for parts, number in below:
+    below = {top: _unwrap_split(_below(folders, top), top) for top in splits} or {"": folders}
+    for top, own in _without_shared(below).items():
+        split = splits.get(top, "")
+        for parts, number in own:
             if parts:
                 at = _place_of(parts, level) if level is not None and number >= 0 else 0
                 yield _Class(words.SPLIT_ORDER.get(split, 0), parts[at], "/".join(parts), split, number)
+
+
+def _without_shared(below: dict[str, list[_Folder]]) -> dict[str, list[_Folder]]:
+    """Remove a folder that wraps the classes of every split, such as `data`."""
+    filled = [parts for own in below.values() for parts, number in own if parts and number >= 0]
+    if len(below) < 2 or len({parts[0] for parts in filled}) != 1 or any(len(parts) == 1 for parts in filled):
+        return below
+    return _without_shared({top: _below(own, filled[0][0]) for top, own in below.items()})
 
 
 def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:

@@ -79,6 +79,8 @@ class LeadingTable:
     has_header: bool
     folders: str = ""
     """The column that names folders, each of whose files has a row here; "" if the rows name files."""
+    beside: str = ""
+    """The column of the folders that paths were joined from; "" if they are as written."""
 
     @property
     def name(self) -> str:
@@ -289,17 +291,41 @@ class TableSearch:
         # If a first row is not a path to a file, or is the name of a path column, it is a header.
         first = () if best.plain in words.PATHS else self.lookup.search(best.name, folder)
         if not first:
-            return LeadingTable(table, best, leads, has_header=True)
+            return self._joined(LeadingTable(table, best, leads, has_header=True))
         bare = table.without_header()
         if len(bare.columns) > _PLAIN_COLUMNS and not bare.fault and self.labels is None:
             row = listed([show(cell) for cell in table.header])
-            label = next((one.name for one in bare.columns[1:] if not one.is_numeric), bare.columns[1].name)
+            beside = [one for one in bare.columns if one.name != f"column{table.columns.index(best) + 1}"]
+            label = next((one.name for one in beside if not one.is_numeric), beside[0].name)
             bare.fault = (
                 f"'{table.name}' has {len(bare.columns)} columns and no header (first row {row}). Write one, such as "
                 f"path,xmin,ymin,xmax,ymax,class, or say which is the label: layout=table_rows(labels=[{label!r}])."
             )
         path, leads = bare.columns[table.columns.index(best)], leads | {best.name: self.lookup.find(best.name, folder)}
-        return LeadingTable(bare, path, leads, has_header=False)
+        return self._joined(LeadingTable(bare, path, leads, has_header=False))
+
+    def _joined(self, led: LeadingTable) -> LeadingTable:
+        """Return a table whose names recur with another column's folders before them, where these are elsewhere: the
+        frames of each clip, the slices of each patient."""
+        folders, of_files = self.files.folders
+        inside, found = {*map(posixpath.basename, folders)}, list[LeadingTable]()
+        for column in led.columns.values() if len(led.path.distinct) < len(led.path) else ():
+            known = {cell for cell in column.distinct if posixpath.basename(words.normal(cell)) in inside}
+            rows = [*zip(column.cells, led.path.cells, strict=True)] if known else []
+            cells = [posixpath.join(*row) for row in rows]
+            written = {cell for cell, (folder, _) in zip(cells, rows, strict=True) if folder in known}
+            every, whole = self.lookup.search_each(written, posixpath.dirname(led.name))
+            leads = {cell: number for cell, number in every.items() if number != SEVERAL}
+            differs = any(leads.get(one) != led.leads.get(name) for one, (_, name) in zip(cells, rows, strict=True))
+            files = [*{*leads.values()}]
+            # A grade of 1 is the stem of a file in each folder; names without an ending name most of what is there.
+            is_named = 2 * whole > len(leads) or 2 * len(files) > np.isin(of_files, of_files[files]).sum()
+            if differs and len(files) >= len(led.files) and is_named:
+                path = Column(led.path.name, cells)
+                columns = [path if one is led.path else one for one in led.table.columns]
+                made = replace(led.table, columns=columns)
+                found.append(replace(led, table=made, path=path, leads=leads, beside=column.name))
+        return found[0] if found and all(one.leads == found[0].leads for one in found) else led
 
     def _leading_columns(self, table: Table) -> dict[Column, tuple[_Rank, dict[str, int]]]:
         """Return the columns that lead to files, with the file of each cell: half of the rows, because tables name
@@ -350,7 +376,9 @@ class TableSearch:
             path = Column(f"files in '{named.name}'", cells)
             columns = [Column(one.name, take_strings(list(one.cells), rows)) for one in bare.columns]
             found = {cell: number for cell, number in zip(cells, numbers, strict=True) if number != NONE}
-            made = Table(table.name, [path, *columns], bare.fault)
+            twice = first_repeated([cell for cell in named.cells if cell in leads])
+            several = twice and f"'{table.name}' has several rows for the folder '{twice}'. Write a path in each."
+            made = Table(table.name, [path, *columns], bare.fault or several or "")
             return LeadingTable(made, path, found, has_header=bare is table, folders=named.name)
         return None
 
@@ -483,13 +511,15 @@ class TableSearch:
         columns = found[0].columns
         # Columns in a competition's test.csv are known for images that must be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
-        folders = found[0].folders
+        folders = found[0].folders or found[0].beside
         # What numbers the rows differs from folder to folder as well.
         inputs |= {name for name in columns if folders and columns[name].plain.endswith("_id")} | {folders}
         try:
             roles = find_roles(columns, labels=self.labels, inputs=inputs)
             # What is in one folder belongs together, unless each is a class.
-            is_group = folders and not same_partition(columns[folders].cells, columns[roles.labels[0]].cells)
+            is_group = folders not in ("", roles.split) and not same_partition(
+                columns[folders].cells, columns[roles.labels[0]].cells
+            )
             return roles._replace(group=roles.group or folders) if is_group else roles
         except LayoutError:
             # Folders of images are weighed beside the table.
@@ -627,7 +657,7 @@ class TableSearch:
 
     def _notes(self, rows: _Rows, roles: ColumnRoles, corners: tuple[str, ...]) -> list[str]:
         first = rows.places[0][0]
-        used = {first.path.name, first.folders, *roles.labels, roles.split, roles.group, roles.number, *corners}
+        used = {first.path.name, first.folders or first.beside, *roles.labels, *roles[1:], *corners}
         unread = [name for name in first.table.header if name not in used and not words.is_index_name(name)]
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
         # Published tables often name a few files that were never published; without a note a broken download would be
@@ -635,7 +665,8 @@ class TableSearch:
         places = [(table.path.cells, np.delete(np.arange(len(table.path)), own)) for table, own in rows.places]
         lost = [cells[row] for cells, others in places for row in others.tolist()]
         which = f"whose {self.kind.noun} are not there (first '{show(lost[0])}')" if lost else ""
-        which_rows = f"the rows of {names}; paths are in '{first.path.name}'"
+        paths = f"'{first.beside}' and '{first.path.name}'" if first.beside else f"'{first.path.name}'"
+        which_rows = f"the rows of {names}; paths are in {paths}"
         if first.folders:
             which_rows = f"the {self.kind.noun} in the folders that {names} names in '{first.folders}'"
         notes = (

@@ -64,7 +64,7 @@ from colabstage.pack.plan import (
     why_kept,
 )
 from colabstage.sources.opening import OpenedSource, Opening
-from colabstage.sources.parse import LocalSource
+from colabstage.sources.parse import LocalSource, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -157,15 +157,15 @@ def open_source(source: PackSource | CallersDataset, options: PackOptions, *, be
     # For the unpacked form of a compressed tar; created only if there is one.
     with (
         open_spool(beside.with_name(f"{beside.name}-spool")) as spool,
-        OpenedSource(named, opening, unpack=True) as opened,
+        OpenedSource(whole_of(named), opening, unpack=True) as opened,
     ):
 
         def identity() -> dict[str, int]:
-            part = opened.parts[0]
-            if part.file is None:
+            facts = [part.file.facts for part in opened.parts if part.file is not None]
+            if not facts:
                 return {}
             opened.check_unchanged()
-            return {"nbytes": part.file.facts.size or 0, "mtime_ns": part.file.facts.mtime_ns}
+            return {"nbytes": sum(one.size or 0 for one in facts), "mtime_ns": max(one.mtime_ns for one in facts)}
 
         yield OpenSource(opened.open_tree(spool), None, layout, opened.cost.reads_slowly, identity)
 

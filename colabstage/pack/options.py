@@ -30,15 +30,16 @@ RULES_VERSION = 5
 # Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
-    "image_folder": 6,
+    **dict.fromkeys(("image_folder", "array_folder"), 7),
     **dict.fromkeys(("lmdb", "pixel_table"), 8),
     **dict.fromkeys(("images", "coco_classes", "croissant"), 9),
     "file_names": 10,
-    **dict.fromkeys(("tokens", "arrays", "audio", "arrow", "webdataset"), 11),
+    **dict.fromkeys(("tokens", "arrays", "arrow", "webdataset"), 11),
+    "audio": 12,
     "tfrecord": 13,
-    "detection": 15,
+    "detection": 16,
     "pairs": 20,
-    "table": 21,
+    "table": 22,
     "auto": 26,
 }
 

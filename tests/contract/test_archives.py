@@ -2,11 +2,12 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import h5py
 import pytest
 
-from colabstage import stage_dataset
+from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import ArchiveError
 from tests.contract.served import labels_in, numbers_in
 from tests.support.archives import MAKERS, write_archive
@@ -78,6 +79,17 @@ def test_an_archive_and_the_table_of_its_images(archive: Path, tmp_path: Path, i
                 progress=False,
             )
             assert labels_in(data.path) == {name.replace("/", "_"): label for name, label in labels.items()}
+
+
+@pytest.mark.parametrize("call", [stage_dataset, pack_dataset])
+def test_a_folder_that_drive_downloads_as_two_zips(tmp_path: Path, call: Any) -> None:
+    """Whichever of the two is given."""
+    names = [tmp_path / f"photos-20240105T101112Z-00{number}.zip" for number in (1, 2)]
+    for half, name in enumerate(names):
+        write_archive(name, dict([*FILES.items()][half::2]))
+    target = {"target": tmp_path / "a.h5"} if call is pack_dataset else {"local_dir": tmp_path, "cache_dir": None}
+    made = call(names[1], **target, progress=False)
+    assert labels_in(Path(made.path)) == LABELS
 
 
 @pytest.mark.parametrize("turn", [1, -1], ids=["first", "last"])

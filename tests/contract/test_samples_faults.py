@@ -211,7 +211,7 @@ BOXES = [
         right=[found("train: boxes cat 4"), refused("via_export_csv", but_not=r"labels=\['file_attributes'\]")]),
     row("nc is not the number of names", yolo("0 1 2", {"data.yaml": "nc: 3\nnames: [cat, dog]\n"}), right=[refused("nc: 3")]),
     row("LabelMe's flags", files("{0..5}.jpg", {f"{i}.json": {**LABELME, "flags": {"good": i % 2 == 0, "bad": i % 2 == 1}, "imagePath": f"{i}.jpg"} for i in range(6)}),
-        right=[found("train: bad 3, good 3"), refused("have no box.*of whole images, write a table")]),
+        right=[found("train: bad 3, good 3")]),
 ]
 
 
@@ -279,6 +279,10 @@ TOOLS = [
     row("one upload under two names", files("images/0.jpg", {"project.json": [{**one, "data": {"image": f"ab12cd3{i}-0.jpg"}} for i, one in enumerate(label_studio(RECTANGLE))]}), right=[refused("images/0.jpg")]),
     row("Label Studio's choices beside boxes", files("images/{0..3}.jpg", {"project.json": label_studio(RECTANGLE, {"choices": {"choices": ["day"]}})}), right=[noted("4 annotations without a box")]),
     row("two labels of one region", files("images/{0..3}.jpg", {"project.json": label_studio({"rectanglelabels": {**RECTANGLE["rectanglelabels"], "rectanglelabels": ["cat", "dog"]}})}), right=[refused("2 labels")]),
+    row("Label Studio's choices of several", files("images/{0..3}.jpg", {"project.json": label_studio({"choices": {"choices": ["day", "rain"]}})}), right=[found(r"train: 4 rows with targets of \(2,\)")]),
+    row("answers to two questions of Label Studio", files("images/{0..3}.jpg", {"project.json": [
+        {**one, "annotations": [{"result": [{"type": "choices", "from_name": name, "value": {"choices": ["day"]}} for name in "ab"]}]} for one in label_studio()]}), right=[refused("several questions; export a CSV")]),
+    row("CVAT's tags alone", files("images/{0..4}.jpg", {"annotations.xml": re.sub("<box.*?/>", "", CVAT).replace("day", "dusk", 1)}), right=[found("train: day 3, dusk 1", note="1 image without annotations was left out")]),
     row("CVAT's tags beside boxes", files("images/{0..3}.jpg", {"annotations.xml": CVAT}), right=[noted("4 annotations without a box")]),
     *(row(f"what Label Studio's users draw: {name}", files("images/{0..3}.jpg", {"project.json": label_studio(*drawn)}), right=[right])
       for name, drawn, right in list[Any]([
@@ -656,6 +660,11 @@ BESIDE_FOLDERS = [
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
     row("a table of folders as paths", files("images/p{1..3}/{0..1}.jpg", {"labels.csv": "path,label\nimages/p1/,ill\nimages/p2/,well\nimages/p3/,ill\n"}), right=[found("train: ill 4, well 2")]),
+    row("a table of folders with two facts of each patient", files(PATIENTS, {"labels.csv": "patient,age,finding\np1,31,ill\np2,44,well\np3,8,ill\n"}), right=[found("train: ill 4, well 2")]),
+    row("a table of folders with several rows for each", files(PATIENTS, {"labels.csv": "patient,visit,sign\n" + "".join(f"p{i},{visit},ill\n" for i in (1, 2, 3) for visit in (4, 5))}), right=[refused("several rows for the folder 'p1'")]),
+    *(row(f"a table of folders and {name} in them", files("scans/p{1,2}/{0..2}.jpg", {"labels.csv": "patient,slice,finding\n" + "".join(f"p{i},{j}{ending},{('ill', 'well')[(i + j) % 2]}\n" for i in range(1, last) for j in range(3))}), right=[right])
+      for name, ending, last, right in [("images", ".jpg", 3, found("train: ill 3, well 3", note="same 'patient'")), ("numbers", "", 3, found("train: ill 3, well 3")), ("images, some of them elsewhere", ".jpg", 4, found("train: ill 3, well 3", note="first 'p3/0.jpg'"))]),
+    row("a table of clips and the boxes in their frames", files("v{1,2}/{0..2}.jpg", {"boxes.csv": "clip,frame,xmin,ymin,xmax,ymax,class\n" + "".join(f"v{i},{j}.jpg,1,2,9,9,c{i}\n" for i in (1, 2) for j in (0, 0, 1, 2))}), right=[found("train: boxes c1 4, c2 4")]),
     row("a table of folders and several labels of each", files(PATIENTS, {"labels.csv": "patient,a,b\np1,0,1\np2,1,1\np3,0,0\n"}), right=[noted("labels.csv")]),
     row("a table of folders that may be classes", files("{cat,dog,bus}/a{0..3}.jpg", {"classes.csv": "name,kind\ncat,pet\ndog,pet\nbus,vehicle\n"}), right=[noted('image_folder')]),
     row("a table of more folders than there are", files(PATIENTS, {"labels.csv": "case,grade\n" + "".join(f"p{i},{i % 2}\n" for i in range(1, 6))}), right=[noted("first 'p4'")]),
@@ -1092,7 +1101,7 @@ IN_JSON = [
       for name, labels, right in list[Any]([
           ("a label for each name", dict.fromkeys(LEAVES, "rust"), found("train: rust 6")), ("fields for each name", {name: {"label": "rust", "split": "train"} for name in LEAVES}, found("train: rust 6")),
           ("pairs, as StyleGAN has them", {"labels": [[name, i % 2] for i, name in enumerate(LEAVES)]}, found("train: 0 3, 1 3")),
-          ("Label Studio's choices", [{**one, "data": {"image": f"/data/upload/1/leaf{i}.jpg"}} for i, one in enumerate(label_studio({"choices": {"choices": ["rust"]}}))], refused("labels.json")),
+          ("Label Studio's choices", [{**one, "data": {"image": f"/data/upload/1/leaf{i}.jpg"}} for i, one in enumerate(label_studio({"choices": {"choices": ["rust"]}}))], found("train: rust 4")),
           ("COCO with outlines alone", {"images": [{"id": i, "file_name": name, "width": 64, "height": 48} for i, name in enumerate(LEAVES)],
             "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "segmentation": [[1, 1, 9, 1, 9, 9]]}], "categories": [{"id": 1, "name": "rust"}]}, found("train: boxes rust 1"))])),
     # In the sheet, names such as 0001 are text; without a dtype, pandas makes numbers of them.

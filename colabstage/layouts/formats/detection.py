@@ -24,7 +24,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import show
+from colabstage.layouts.columns import Column, make_targets, show
 from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
 from colabstage.layouts.lists import (
     LIST_ENDS,
@@ -75,6 +75,8 @@ class Record(NamedTuple):
     split: str = ""
     left_out: int = 0
     """How many annotated things have no box: single points, lanes."""
+    labels: Sequence[str] = ()
+    """The classes of the whole image; counted in `left_out` too."""
 
 
 class Placed(NamedTuple):
@@ -274,7 +276,13 @@ def _turned(points: Points, around: tuple[float, float], degrees: Any) -> Points
 
 
 def _record(
-    image: str, drawn: Iterable[Drawing], size: tuple[int, int] = (0, 0), split: str = "", left_out: int = 0
+    image: str,
+    drawn: Iterable[Drawing],
+    size: tuple[int, int] = (0, 0),
+    split: str = "",
+    left_out: int = 0,
+    *,
+    labels: Sequence[str] = (),
 ) -> Record:
     """Return what is drawn on an image: the class of each drawing, and the box around its points; a single point has no
     box, and is left out."""
@@ -288,7 +296,7 @@ def _record(
         if len(places) > 1:
             shapes.append((str(label), (min(xs), min(ys), max(xs), max(ys))))
         left_out += len(places) == 1
-    return Record(image, shapes, size, split, left_out)
+    return Record(image, shapes, size, split, left_out, labels)
 
 
 def _box(x: Any, y: Any, width: Any, height: Any) -> Points:
@@ -751,7 +759,8 @@ class Format(NamedTuple):
 
 
 def tools_state(source: Source) -> Evidence:
-    """Read images whose boxes are in files of one of `_FORMATS`.
+    """Read images whose boxes are in files of one of `_FORMATS`; where nothing is drawn, with the classes of whole
+    images, one each, or uint8 (N, K) if some have several.
 
     Boxes are x0, y0, x1, y1 in pixels; classes are the labels, sorted. Splits are those in the names of the files, or
     of the folders of images. Images that no file mentions are left out.
@@ -771,10 +780,21 @@ def tools_state(source: Source) -> Evidence:
         called = names_of_numbers(named.names, numbers)
         labels = list(map(str, range(len(called))))
     placed, notes = _join_records(source, found, per_image=form.per_image)
-    lost = sum(one.left_out for one in records)
-    notes += left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,"))
     placed.sort(key=lambda one: one.file.name)
     who = f"{form.name}'s annotations"
+    whole = [] if called else [one for one in placed if one.record.labels]
+    if whole:
+        several = "\n" if any(len(one.record.labels) > 1 for one in whole) else ""
+        stated = Column("label", [several.join(one.record.labels) for one in whole])
+        targets, labels = make_targets([stated], separator=several)
+        notes += left_out_notes((len(placed) - len(whole), "images", "without a class"))
+        own, splits = [one.file for one in whole], [one.split for one in whole]
+        made = Evidence.of_images(
+            source, NAME, own, targets, who, splits=splits, classes=labels, notes=notes, used=found
+        )
+        return made if made.table.splits is not None else lists_state(source, made)
+    lost = sum(one.left_out for one in records)
+    notes += left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,"))
     return _boxes_state(source, who, placed, labels, names=called, notes=notes, used=[*found, *lists])
 
 
@@ -821,8 +841,10 @@ def _list_of(content: bytes, key: str) -> list[dict[str, Any]]:
 def _labelme(name: str, content: bytes) -> list[Record]:
     found = _mapping(content, "shapes", list)
     drawn = [(shape["label"], _labelme_points(shape)) for shape in found.get("shapes", ())]
+    ticked = [word for word, is_on in (found.get("flags") or {}).items() if is_on]
+    size = _size(found, "imageHeight", "imageWidth")
     # The image of the same name beside the file, because the path in the file is from the annotator's machine.
-    return [_record(words.stem_of(name), drawn, _size(found, "imageHeight", "imageWidth"))] if found else []
+    return [_record(words.stem_of(name), drawn, size, left_out=len(ticked), labels=ticked)] if found else []
 
 
 def _labelme_points(shape: dict[str, Any]) -> Points:
@@ -935,8 +957,13 @@ def _label_studio(_: str, content: bytes) -> list[Record]:
         # Local files are given by a query: /data/local-files/?d=photos/a.jpg.
         image = unquote(path.rpartition("?d=")[2])
         size, lost = sizes[-1] if sizes else (0, 0), len(results) - len(regions)
-        every.append(_record(image, map(_label_studio_drawing, regions, sizes), size, left_out=lost))
-    return every if any(one.shapes for one in every) else []
+        choices = [each for each in results if each.get("type") == "choices" and "x" not in each["value"]]
+        if len({each.get("from_name") for each in choices}) > 1 and not regions:
+            msg = f"task {show(one.get('id'))} answers several questions; export a CSV, which has a column for each"
+            raise ValueError(msg)
+        labels = [word for each in choices for word in each["value"]["choices"]]
+        every.append(_record(image, map(_label_studio_drawing, regions, sizes), size, left_out=lost, labels=labels))
+    return every if any(one.image for one in every) else []
 
 
 def _label_studio_drawing(region: dict[str, Any], size: tuple[int, int]) -> Drawing:
@@ -980,7 +1007,8 @@ def _cvat(name: str, content: bytes) -> list[Record]:
             found = [one for one in image if one.tag in _CVAT_SHAPES]
             drawn = [(one.attrib["label"], _CVAT_SHAPES[one.tag](one.attrib)) for one in found]
             split = words.SPLITS.get(given.get("subset", "").lower(), "")
-            every.append(_record(given["name"], drawn, _size(given), split, len(image) - len(found)))
+            tags = [one.attrib["label"] for one in image if one.tag == "tag"]
+            every.append(_record(given["name"], drawn, _size(given), split, len(image) - len(found), labels=tags))
 
     parse_xml(name, content, "annotations", take)
     return every
@@ -1038,7 +1066,7 @@ _FORMATS = (
     Format("VGG Image Annotator", ".json", (b'"regions"', b'"shape_attributes"'), _via),
     Format("Supervisely", ".json", (b'"objects"',), _supervisely, r"/ann/[^/]+\.json$", per_image=True),
     Format("BDD100K", ".json", (b'"box2d"', b'"category"'), _bdd),
-    Format("Label Studio", ".json", (b'"annotations"', b'"original_width"'), _label_studio),
+    Format("Label Studio", ".json", (b'"annotations"', b'"result"', b'"data"'), _label_studio),
     Format("CVAT", ".xml", (b"<annotations", b"<image"), _cvat),
     Format("DOTA", ".txt", (), _dota, r"labelTxt[^/]*/", per_image=True),
     Format("WIDER FACE", ".txt", (), _wider, r"_bbx_gt\.txt$"),
