@@ -38,7 +38,7 @@ _NEWER_RULES = {
     "audio": 12,
     "tfrecord": 13,
     "detection": 16,
-    "pairs": 19,
+    "pairs": 20,
     "table": 22,
     "auto": 26,
 }
