@@ -429,10 +429,11 @@ def _note_on_numbers(names: Sequence[str], what: str) -> Iterator[str]:
 
 def bare_stem(name: str, folder: str) -> str:
     """Return a file's stem without the words of its folder and without leading zeros, as the parts of a sample share
-    it: red_patch_1 in train_red, top_2_1_label in labels."""
+    it: red_patch_1 in train_red, top_2_1_label in labels, img001 in images."""
     found = [word.lower() for word in re.findall(r"[A-Za-z]+", folder)]
     ends = {*found, *(word.rstrip("s") for word in found), *_PART_ENDS}
-    parts = [part for part in re.split(r"[ ._-]+", words.stem_of(name).lower()) if part and part not in ends]
+    parts = re.split(r"[ ._-]+|(?<=[a-z])(?=\d)", words.stem_of(name).lower())
+    parts = [part for part in parts if part and part not in ends]
     return "_".join(part.lstrip("0") or "0" if part.isdecimal() else part for part in parts)
 
 

@@ -58,7 +58,7 @@ _PARTS = frozenset({
 })  # fmt: skip
 _ASIDE = frozenset({
     "thumbnail", "thumbnails", "thumb", "thumbs", "preview", "previews", "cropped", "augmented", "backup", "original",
-    "originals", "raw", "unsorted", "output", "outputs", "results", "tmp", "temp",
+    "originals", "raw", "unsorted", "output", "outputs", "results", "tmp", "temp", "preds", "predictions",
 })  # fmt: skip
 _UNLABELLED = frozenset({"unlabeled", "unlabelled", "unsup", "unsupervised"})
 # Other names for parts of one sample; they count only if the folders share stems.
@@ -67,7 +67,7 @@ _OF_SAMPLES = _ROLES | _PARTS | {
     "before", "after", "pre", "post", "change", "red", "green", "blue", "nir", "swir", "ir", "thermal", "vis",
     "visible", "infrared", "color", "colour", "colors", "gray", "grey", "frames", "raw", "ref", "reference", "source",
     "src", "left", "right", "ortho", "dsm", "all", "original", "normal", "normals", "out", "output", "vessel",
-    "vessels",
+    "vessels", "disp", "disparity", "flow", "edges", "overlay", "overlays", "pred", "preds", "predictions",
 }  # fmt: skip
 # In a file name: labels of many samples, or what the classes are.
 _OF_LABELS = frozenset({

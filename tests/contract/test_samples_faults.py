@@ -784,8 +784,9 @@ VALUES = [
 
 LABELLED = "".join(f"im{i}.jpg {('cat', 'dog')[i % 2]}\n" for i in range(6))
 OF_PARTS = [
-    row(f"{masks} beside {images}", files(f"{images}/p{{0..5}}.png {masks}/{{0..5}}.png"), right=[refused(rf"only='{images}'.*a function", but_not="parts\\(")])
-    for images, masks in [("img", "gt"), ("val2017", "panoptic_val2017"), ("photos", "masks"), ("images", "masks")]
+    *(row(f"{masks} beside {images}", files(f"{images}/p{{0..5}}.png {masks}/{{6..9}}.png"), right=[refused(rf"only='{images}'.*a function", but_not="parts\\(")])
+      for images, masks in [("img", "gt"), ("val2017", "panoptic_val2017"), ("photos", "masks"), ("images", "masks")]),
+    row("masks called by other letters than images", pairs("images/img00{}.jpg", "masks/msk00{}.png"), layout=parts(x="images", y="masks"), right=[found("train: 6 masks .*")]),
 ]
 
 # Texts with comments, and with names without extensions.

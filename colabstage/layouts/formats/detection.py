@@ -42,7 +42,7 @@ from colabstage.layouts.table import Boxes, BrokenDatasetError, Values, offsets_
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
     from xml.etree.ElementTree import Element
 
     from numpy.typing import NDArray
@@ -334,17 +334,21 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, line.strip()
 
 
-def _place(name: str) -> tuple[str, ...]:
-    """Return the folders that distinguish a file from others, and its stem."""
+def _place(name: str, shared: Container[str] = ()) -> tuple[str, ...]:
+    """Return the folders that distinguish a file from others, not those that all `shared`, and its stem."""
     *folders, stem = _stem(name).split("/")
-    return (*(folder for folder in folders if folder.lower() not in _ROLES), stem)
+    return (*(folder for folder in folders if folder.lower() not in _ROLES and folder not in shared), stem)
 
 
 def _nearest_of(images: FileEntries, annotations: FileEntries) -> dict[str, FileEntry]:
     """Return the file of each image: in the same folders, apart from those that only describe their content; otherwise
     the nearest above that belongs to one image alone (crazing/1.jpg, annotations/1.xml)."""
+    # A folder of annotations alone may have any name, but that of a split.
+    of_images = {part for folder in images.folders[0] for part in words.normal(folder).split("/")}
+    shared = words.shared_folders(map(words.normal, annotations.names))
+    shared = [one for one in shared if one not in of_images and not words.is_split(one)]
     # Of two that may belong to one image, the other is compared with the first, as any other boxes are.
-    by_place = {_place(file.name): file for file in reversed([*annotations])}
+    by_place = {_place(file.name, shared): file for file in reversed([*annotations])}
     found: dict[str, FileEntry] = {}
     above: dict[str, list[tuple[str, FileEntry]]] = defaultdict(list)
     for image in images.names:
