@@ -98,6 +98,8 @@ if TYPE_CHECKING:
 LayoutFunction = Callable[["Tree"], SampleTable]
 
 AUDIO = FileKind("audio", "clips", words.SOUNDS)
+# What a layout's samples are; images for all others.
+_KIND_OF = {one.layout: one for one in (AUDIO, arrays.EACH_A_SAMPLE)}
 
 
 class Case:
@@ -106,6 +108,7 @@ class Case:
     def __init__(self, source: Source, *, is_more: bool = False) -> None:
         self.source = source
         self.is_more = is_more
+        self._folders: dict[FileKind, Found] = {}
 
     @cached_property
     def images(self) -> FileEntries:
@@ -126,8 +129,8 @@ class Case:
     def state_rows(
         self, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
     ) -> Found:
-        """Return what tables, or lists, state about images, or otherwise about clips: the requested ones, or any. A
-        requested table may also hold pixels."""
+        """Return what tables, or lists, state about images, or otherwise about clips or arrays: the requested ones, or
+        any. A requested table may also hold pixels."""
         if table is not None and labels is None:
             others = {name for name in self.source.files.names if not f"/{name}".endswith(f"/{table}")}
             pixels = gather(lambda: arrays.pixels_state(self.source.without(others)))
@@ -140,10 +143,15 @@ class Case:
             return gather(search.state)
 
         found = state(TABLE)
-        if found.claims or not self.source.ending_in(words.SOUNDS):
-            return found
-        of_clips = state(AUDIO)
-        return _as_clips(of_clips, AS_THEY_ARE) if of_clips.claims or not self.images else found
+        by_kind: dict[tuple[str, ...], Callable[[], Found]] = {
+            words.SOUNDS: lambda: _as_clips(state(AUDIO), AS_THEY_ARE),
+            arrays.EACH_A_SAMPLE.extensions: lambda: arrays.array_folder_state(self.source, state),
+        }
+        for extensions, other in by_kind.items():
+            if not found.claims and self.source.ending_in(extensions):
+                of_kind = gather(other)
+                found = of_kind if of_kind.claims or not self.images else found
+        return found
 
     @cached_property
     def rows(self) -> Found:
@@ -154,9 +162,14 @@ class Case:
         """Return what texts and JSON state about images."""
         return gather(replace(self.tables, lists=True).state)
 
-    @cached_property
+    @property
     def folders(self) -> Found:
-        return gather(lambda: folders_state(self.source, IMAGE_FOLDER))
+        return self.folders_of(IMAGE_FOLDER)
+
+    def folders_of(self, kind: FileKind) -> Found:
+        if kind not in self._folders:
+            self._folders[kind] = gather(lambda: folders_state(self.source, kind))
+        return self._folders[kind]
 
     @cached_property
     def description(self) -> Description | None:
@@ -199,10 +212,15 @@ class Case:
         if pattern is not None:
             return gather(lambda: names_state(self.source, pattern=pattern, kind=AUDIO))
         require_files(self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})")
-        found = gather(replace(self.search(AUDIO), labels=labels).state)
+        found = self.state_files(AUDIO, labels)
+        return _unless_rivals(self, found, (_CALLED._replace(layout=""), _BY_OWN_FOLDERS)) if labels is None else found
+
+    def state_files(self, kind: FileKind, labels: Sequence[str] | None = None) -> Found:
+        """Return what tables, or otherwise folders, state about files of a kind."""
+        found = gather(replace(self.search(kind), labels=labels).state)
         # Where label columns were named, a table is meant.
         if not found.claims and labels is None:
-            found = gather(lambda: folders_state(self.source, AUDIO))
+            found = self.folders_of(kind)
         return found
 
     @cached_property
@@ -296,11 +314,15 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
     if not other.claims:
         return found
     who, shown, layout = rival.who, "", found.table.layout
-    way = "audio_clips(pattern=PATTERN)" if layout == AUDIO.layout else "file_names(PATTERN)"
+    way = "layout=audio_clips(pattern=PATTERN)" if layout == AUDIO.layout else "layout=file_names(PATTERN)"
+    rows = "layout=audio_clips(labels=[COLUMN])" if layout == AUDIO.layout else f'layout="{layout}"'
     if layout == arrays.NAME:
         x = found.table.keys[0].partition("[")[0]
-        way = f"array_rows(x='{x}', y='NEW.npy'), after numpy.save('NEW.npy', LABELS.to_numpy(str))"
-    ways = [*(f'layout="{one}"' for one in (layout, rival.layout) if one), f"layout={way}, from colabstage.options"]
+        way = f"layout=array_rows(x='{x}', y='NEW.npy'), after numpy.save('NEW.npy', LABELS.to_numpy(str))"
+    elif rival is _BY_OWN_FOLDERS:
+        way = case.source.only(found.table.keys, found.used)
+    ways = sorted([rows, *([f'layout="{rival.layout}"'] if rival.layout else []), way], key=lambda one: "(" in one)
+    ways[-1] += ", from colabstage.options" if "(" in ways[-1] else ""
     if isinstance(other, Evidence):
         name = first_contradicted(found.table, other.table)
         if name is None:
@@ -371,7 +393,7 @@ def _called_otherwise(case: Case, found: Evidence) -> Found | None:
     classes = {_bare(name) for name in found.table.classes if not NUMBER.fullmatch(name)}
     names = gather(lambda: names_state(case.source)) if classes else _NOTHING
     by_name = _classes_by_name(names) if isinstance(names, Evidence) else _named_as(found.table, classes)
-    folders = (case.images or case.source.ending_in(words.SOUNDS)).folders[0]
+    folders = case.source.ending_in(_KIND_OF.get(found.table.layout, IMAGE_FOLDER).extensions).folders[0]
     if not by_name and classes.isdisjoint(_bare(words.folder_of(f"{folder}/")) for folder in folders):
         return None
     for row, (name, labels) in enumerate(zip(found.table.keys, labels_of_samples(found.table), strict=False)):
@@ -418,14 +440,17 @@ def _classes_of_others(case: Case, found: Evidence) -> Evidence | None:
 
 
 def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
-    """Return folders that look like classes and divide the images of a table otherwise, unless they are patients,
+    """Return folders that look like classes and divide the samples of a table otherwise, unless they are patients,
     visits, parts or shards."""
-    if len(case.images.folders[0]) < 2 or not isinstance(case.folders, Evidence):
+    kind = _KIND_OF.get(found.table.layout, IMAGE_FOLDER)
+    files = case.source.ending_in(kind.extensions)
+    folders = case.folders_of(kind) if len(files.folders[0]) > 1 else None
+    if not isinstance(folders, Evidence):
         return None
-    names = case.folders.table.classes
-    kinds = (words.is_role, words.is_part, re.compile(r"\d|^.$").search)
-    is_odd = any(words.splits_of_folders(names)) or any(kind(name) for name in names for kind in kinds)
-    return None if is_odd or not 2 <= len(names) <= len(case.images) / 2 else _divided_otherwise(found, case.folders)
+    names = folders.table.classes
+    odd = (words.is_role, words.is_part, re.compile(r"\d|^.$").search)
+    is_odd = any(words.splits_of_folders(names)) or any(one(name) for name in names for one in odd)
+    return None if is_odd or not 2 <= len(names) <= len(files) / 2 else _divided_otherwise(found, folders)
 
 
 def _classes_by_names(case: Case, found: Evidence) -> Found | None:
@@ -609,6 +634,7 @@ _CALLED = Rival("what they are called", IMAGE_FOLDER.layout, _called_otherwise)
 _BY_MASKS = Rival("masks", "pairs", _masks_beside)
 _BY_NAMES = Rival("the images' names", "file_names", _names_beside)
 _BY_ROWS = Rival("a table", TABLE.layout, _rows_beside)
+_BY_OWN_FOLDERS = Rival("folders", "", _classes_by_folders)
 
 _BY_OTHERS = Rival(
     "folders like classes (both are read if only splits differ)", IMAGE_FOLDER.layout, _classes_of_others
@@ -665,10 +691,14 @@ LAYOUTS: tuple[Layout, ...] = (
         lambda case: arrays.arrays_state(case.source),
         rivals=(Rival("a table, in the order of the rows", "", _rows_of_arrays),),
     ),
-    Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
+    Layout(
+        arrays.EACH_A_SAMPLE.layout,
+        lambda case: arrays.array_folder_state(case.source, case.state_files),
+        rivals=(_BY_OWN_FOLDERS,),
+    ),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: lists_state(case.source, names_state(case.source))),
-    Layout("audio", Case.state_audio, _weigh_clips, extensions=words.SOUNDS, rivals=(_CALLED._replace(layout=""),)),
+    Layout("audio", Case.state_audio, _weigh_clips, extensions=words.SOUNDS),
     Layout("tokens", lambda case: tokens.tokens_state(case.source), _weigh_text),
 )
 

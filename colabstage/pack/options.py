@@ -34,12 +34,13 @@ _NEWER_RULES = {
     **dict.fromkeys(("lmdb", "pixel_table"), 8),
     **dict.fromkeys(("images", "coco_classes", "croissant"), 9),
     "file_names": 10,
-    **dict.fromkeys(("tokens", "arrays", "audio", "arrow", "webdataset"), 11),
+    **dict.fromkeys(("tokens", "arrays", "arrow", "webdataset"), 11),
+    **dict.fromkeys(("audio", "array_folder"), 12),
     "tfrecord": 13,
     "detection": 15,
     "pairs": 19,
     "table": 21,
-    "auto": 25,
+    "auto": 26,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
