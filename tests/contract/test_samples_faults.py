@@ -830,12 +830,12 @@ EACH_IN_A_FOLDER = [
     for name, images, mask in [("an image and its mask in each folder", ["image.png"], "mask.png"), ("LabelMe's folders", ["img.png", "label_viz.png"], "label.png")]
 ]
 CLIPS = [
-    *(row(f"{what} in folders of classes beside a table of {name}", files("", {**{f"{one}/{one}{i}.{end}": content for one in ("no", "yes") for i in range(4)}, "l.csv": "file,label\n" + "".join(f"{one}{i}.{end},{cells[one == 'yes'][i]}\n" for one in ("no", "yes") for i in range(4))}), right=[right], **dict[str, Any](options))
+    *(row(f"{what} in folders of classes beside a table of {name}", files("", {**{f"{one}/{one}{i}.{end}": content for one in ("no", "yes") for i in range(4)}, "l.csv": "file,label\n" + "".join(f"{one}{i}.{end},{cells[one == 'yes'][i]}\n" for one in ("no", "yes") for i in range(4))}), right=[right], layout=chosen, only=only)
       for what, end, content, layout, ways in [("clips", "wav", wav(), audio_clips(labels=["label"]), r"only='\*\*/\*\.wav' or layout=audio_clips\(labels="), ("arrays", "npy", npy(np.ones((4, 5))), "array_folder", r"layout=\"array_folder\" or only='\*\*/\*\.npy'")]
-      for name, cells, options, right in [
-          ("the same", ("aaaa", "bbbb"), {}, found("train: a 4, b 4.*")), ("finer classes", ("aabb", "ccdd"), {}, found("train: a 2, b 2, c 2, d 2.*")),
-          ("others", ("xxyy", "xyxy"), {}, refused(rf"'l\.csv' and by folders.*{ways}")), ("lengths", ("1234", "5678"), {}, refused("'l.csv' and by folders")),
-          ("others, chosen", ("xxyy", "xyxy"), {"layout": layout}, found("train: x 4, y 4.*")), ("others, left out", ("xxyy", "xyxy"), {"only": f"**/*.{end}"}, found("train: no 4, yes 4.*"))]),
+      for name, cells, chosen, only, right in [
+          ("the same", ("aaaa", "bbbb"), "auto", None, found("train: a 4, b 4.*")), ("finer classes", ("aabb", "ccdd"), "auto", None, found("train: a 2, b 2, c 2, d 2.*")),
+          ("others", ("xxyy", "xyxy"), "auto", None, refused(rf"'l\.csv' and by folders.*{ways}")), ("lengths", ("1234", "5678"), "auto", None, refused("'l.csv' and by folders")),
+          ("others, chosen", ("xxyy", "xyxy"), layout, None, found("train: x 4, y 4.*")), ("others, left out", ("xxyy", "xyxy"), "auto", f"**/*.{end}", found("train: no 4, yes 4.*"))]),
     row("arrays, one in each file, and a table of their labels", files("", {**{f"train/{i}/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "labels.csv": "id,target\n" + "".join(f"a{i},{i % 2}\n" for i in range(6))}), right=[found("train: 0 3, 1 3.*")]),
     row("arrays and two columns of their targets", files("", {**{f"x/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "t.csv": "file,age,weight,name\n" + "".join(f"a{i}.npy,{i},{i / 2},n{i}\n" for i in range(6))}), layout=table_rows(labels=["age", "weight"]), right=[found(r"train: 6 rows with targets of \(2,\).*")]),
     row("clips of each actor", {f"Actor_0{a}/03-0{i}.wav": wav() for a in (1, 2) for i in (1, 2)}, right=[refused(r"audio_clips\(pattern=PATTERN\)", but_not="only=")]),
