@@ -98,7 +98,7 @@ if TYPE_CHECKING:
 LayoutFunction = Callable[["Tree"], SampleTable]
 
 AUDIO = FileKind("audio", "clips", words.SOUNDS)
-# What a layout's samples are; images for all others.
+# The samples of layouts; images for all others.
 _KIND_OF = {one.layout: one for one in (AUDIO, arrays.EACH_A_SAMPLE)}
 
 
@@ -108,7 +108,6 @@ class Case:
     def __init__(self, source: Source, *, is_more: bool = False) -> None:
         self.source = source
         self.is_more = is_more
-        self._folders: dict[FileKind, Found] = {}
 
     @cached_property
     def images(self) -> FileEntries:
@@ -162,14 +161,9 @@ class Case:
         """Return what texts and JSON state about images."""
         return gather(replace(self.tables, lists=True).state)
 
-    @property
+    @cached_property
     def folders(self) -> Found:
-        return self.folders_of(IMAGE_FOLDER)
-
-    def folders_of(self, kind: FileKind) -> Found:
-        if kind not in self._folders:
-            self._folders[kind] = gather(lambda: folders_state(self.source, kind))
-        return self._folders[kind]
+        return gather(lambda: folders_state(self.source, IMAGE_FOLDER))
 
     @cached_property
     def description(self) -> Description | None:
@@ -220,7 +214,7 @@ class Case:
         found = gather(replace(self.search(kind), labels=labels).state)
         # Where label columns were named, a table is meant.
         if not found.claims and labels is None:
-            found = self.folders_of(kind)
+            found = gather(lambda: folders_state(self.source, kind))
         return found
 
     @cached_property
@@ -321,7 +315,8 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
         way = f"layout=array_rows(x='{x}', y='NEW.npy'), after numpy.save('NEW.npy', LABELS.to_numpy(str))"
     elif rival is _BY_OWN_FOLDERS:
         way = case.source.only(found.table.keys, found.used)
-    ways = sorted([rows, *([f'layout="{rival.layout}"'] if rival.layout else []), way], key=lambda one: "(" in one)
+    ways = [rows, rival.layout and f'layout="{rival.layout}"', way]
+    ways = sorted(filter(None, ways), key=lambda one: "(" in one)
     ways[-1] += ", from colabstage.options" if "(" in ways[-1] else ""
     if isinstance(other, Evidence):
         name = first_contradicted(found.table, other.table)
@@ -393,7 +388,7 @@ def _called_otherwise(case: Case, found: Evidence) -> Found | None:
     classes = {_bare(name) for name in found.table.classes if not NUMBER.fullmatch(name)}
     names = gather(lambda: names_state(case.source)) if classes else _NOTHING
     by_name = _classes_by_name(names) if isinstance(names, Evidence) else _named_as(found.table, classes)
-    folders = case.source.ending_in(_KIND_OF.get(found.table.layout, IMAGE_FOLDER).extensions).folders[0]
+    folders = (case.images or case.source.ending_in(words.SOUNDS)).folders[0]
     if not by_name and classes.isdisjoint(_bare(words.folder_of(f"{folder}/")) for folder in folders):
         return None
     for row, (name, labels) in enumerate(zip(found.table.keys, labels_of_samples(found.table), strict=False)):
@@ -444,7 +439,9 @@ def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
     visits, parts or shards."""
     kind = _KIND_OF.get(found.table.layout, IMAGE_FOLDER)
     files = case.source.ending_in(kind.extensions)
-    folders = case.folders_of(kind) if len(files.folders[0]) > 1 else None
+    if len(files.folders[0]) < 2 or found.is_guess:
+        return None
+    folders = case.folders if kind is IMAGE_FOLDER else gather(lambda: folders_state(case.source, kind))
     if not isinstance(folders, Evidence):
         return None
     names = folders.table.classes
