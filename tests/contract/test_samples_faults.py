@@ -932,6 +932,7 @@ ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
     row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),
     row("arrays beside inputs in files that are called so", {f"ply_data_{one}.h5": h5(data=np.ones((4, 8, 3)), label=np.arange(4)[:, None] % 2, normal=np.ones((4, 8, 3))) for one in ("train0", "train1", "test0")}, right=[found("train: 0 4, 1 4.*; test: 0 2, 1 2.*", note="normal")]),
+    *(row(f"pictures as targets, {end}", files(f"noisy/{{0..3}}.{end} clean/{{0..3}}.{end}"), layout=parts(x="noisy", y="clean"), right=[refused("no masks, give pack_dataset an object")]) for end in ("jpg", "png")),
     row("masks of nnU-Net, as advised", pairs("imagesTr/a_{0:03}_0000.png", "labelsTr/a_{0:03}.png"), layout=parts(x="imagesTr", y="labelsTr"), right=[found("train: 6 masks.*")]),
     row("splits in FER2013's column", files("", {"fer2013.csv": "emotion,pixels,Usage\n" + "".join(f"{i % 2},{' '.join(['7'] * 64)},{one}\n" for i, one in enumerate(["Training"] * 4 + ["PublicTest"] * 2))}), right=[noted("as 'Usage' says")]),
     row("words as inputs", {"x.npz": npz(x=np.array(["a", "b"]), y=np.arange(2))}, right=[refused("words and dates", but_not="astype")]),

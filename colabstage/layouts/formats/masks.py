@@ -13,7 +13,7 @@ import numpy as np
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.images.decode import is_lossy
 from colabstage.images.geometry import VOID, MaskOptions
-from colabstage.images.masks import color_table_advice, colors_of, level_counts, palette_of, read_mask
+from colabstage.images.masks import AS_PICTURES, color_table_advice, colors_of, level_counts, palette_of, read_mask
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import show
@@ -56,7 +56,8 @@ _BETWEEN = np.packbits(np.isin(np.arange(VOID + 1), (0, 1, VOID), invert=True))
 _LOSSY = (
     "it is a JPEG, or a WebP like one, which has lost the exact values of its pixels; no class_dict.csv brings them "
     "back. Write the masks again as PNG; those of one class by a threshold: "
-    "Image.fromarray((np.asarray(Image.open(path).convert('L')) > 127).astype('uint8') * 255).save(path_of_png)"
+    "Image.fromarray((np.asarray(Image.open(path).convert('L')) > 127).astype('uint8') * 255).save(path_of_png). "
+    f"{AS_PICTURES}"
 )
 
 
