@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+# Where targets are pictures, such as the sharp image of a blurred one.
+AS_PICTURES = "If they are pictures and no masks, give pack_dataset an object whose items are (x, y)"
 # Distinct colours beyond this are smoothed edges, not classes.
 _MOST_COLORS = 64
 # From here on a pixel of a foreground mask with blurred edges is foreground.
@@ -107,7 +109,7 @@ def color_table_advice(colors: Iterable[tuple[int, int, int]]) -> str:
     if len(found) > _MOST_COLORS:
         return (
             f"There are {len(found):,} colours, too many for one colour a class, as after smoothing. Write the masks "
-            "again with one exact colour for each class, as PNG."
+            f"again with one exact colour for each class, as PNG. {AS_PICTURES}."
         )
     rows = "".join(f"class_{number},{red},{green},{blue}\\n" for number, (red, green, blue) in enumerate(found))
     return (

@@ -98,6 +98,8 @@ if TYPE_CHECKING:
 LayoutFunction = Callable[["Tree"], SampleTable]
 
 AUDIO = FileKind("audio", "clips", words.SOUNDS)
+# The samples of layouts; images for all others.
+_KIND_OF = {one.layout: one for one in (AUDIO, arrays.EACH_A_SAMPLE)}
 
 
 class Case:
@@ -126,8 +128,8 @@ class Case:
     def state_rows(
         self, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
     ) -> Found:
-        """Return what tables, or lists, state about images, or otherwise about clips: the requested ones, or any. A
-        requested table may also hold pixels."""
+        """Return what tables, or lists, state about images, or otherwise about clips or arrays: the requested ones, or
+        any. A requested table may also hold pixels."""
         if table is not None and labels is None:
             others = {name for name in self.source.files.names if not f"/{name}".endswith(f"/{table}")}
             pixels = gather(lambda: arrays.pixels_state(self.source.without(others)))
@@ -140,10 +142,15 @@ class Case:
             return gather(search.state)
 
         found = state(TABLE)
-        if found.claims or not self.source.ending_in(words.SOUNDS):
-            return found
-        of_clips = state(AUDIO)
-        return _as_clips(of_clips, AS_THEY_ARE) if of_clips.claims or not self.images else found
+        by_kind: dict[tuple[str, ...], Callable[[], Found]] = {
+            words.SOUNDS: lambda: _as_clips(state(AUDIO), AS_THEY_ARE),
+            arrays.EACH_A_SAMPLE.extensions: lambda: arrays.array_folder_state(self.source, state),
+        }
+        for extensions, other in by_kind.items():
+            if not found.claims and self.source.ending_in(extensions):
+                of_kind = gather(other)
+                found = of_kind if of_kind.claims or not self.images else found
+        return found
 
     @cached_property
     def rows(self) -> Found:
@@ -199,10 +206,15 @@ class Case:
         if pattern is not None:
             return gather(lambda: names_state(self.source, pattern=pattern, kind=AUDIO))
         require_files(self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})")
-        found = gather(replace(self.search(AUDIO), labels=labels).state)
+        found = self.state_files(AUDIO, labels)
+        return _unless_rivals(self, found, (_CALLED._replace(layout=""), _BY_OWN_FOLDERS)) if labels is None else found
+
+    def state_files(self, kind: FileKind, labels: Sequence[str] | None = None) -> Found:
+        """Return what tables, or otherwise folders, state about files of a kind."""
+        found = gather(replace(self.search(kind), labels=labels).state)
         # Where label columns were named, a table is meant.
         if not found.claims and labels is None:
-            found = gather(lambda: folders_state(self.source, AUDIO))
+            found = gather(lambda: folders_state(self.source, kind))
         return found
 
     @cached_property
@@ -296,11 +308,16 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
     if not other.claims:
         return found
     who, shown, layout = rival.who, "", found.table.layout
-    way = "audio_clips(pattern=PATTERN)" if layout == AUDIO.layout else "file_names(PATTERN)"
+    way = "layout=audio_clips(pattern=PATTERN)" if layout == AUDIO.layout else "layout=file_names(PATTERN)"
+    rows = "layout=audio_clips(labels=[COLUMN])" if layout == AUDIO.layout else f'layout="{layout}"'
     if layout == arrays.NAME:
         x = found.table.keys[0].partition("[")[0]
-        way = f"array_rows(x='{x}', y='NEW.npy'), after numpy.save('NEW.npy', LABELS.to_numpy(str))"
-    ways = [*(f'layout="{one}"' for one in (layout, rival.layout) if one), f"layout={way}, from colabstage.options"]
+        way = f"layout=array_rows(x='{x}', y='NEW.npy'), after numpy.save('NEW.npy', LABELS.to_numpy(str))"
+    elif rival is _BY_OWN_FOLDERS:
+        way = case.source.only(found.table.keys, found.used)
+    ways = [rows, rival.layout and f'layout="{rival.layout}"', way]
+    ways = sorted(filter(None, ways), key=lambda one: "(" in one)
+    ways[-1] += ", from colabstage.options" if "(" in ways[-1] else ""
     if isinstance(other, Evidence):
         name = first_contradicted(found.table, other.table)
         if name is None:
@@ -418,14 +435,19 @@ def _classes_of_others(case: Case, found: Evidence) -> Evidence | None:
 
 
 def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
-    """Return folders that look like classes and divide the images of a table otherwise, unless they are patients,
+    """Return folders that look like classes and divide the samples of a table otherwise, unless they are patients,
     visits, parts or shards."""
-    if len(case.images.folders[0]) < 2 or not isinstance(case.folders, Evidence):
+    kind = _KIND_OF.get(found.table.layout, IMAGE_FOLDER)
+    files = case.source.ending_in(kind.extensions)
+    if len(files.folders[0]) < 2 or found.is_guess:
         return None
-    names = case.folders.table.classes
-    kinds = (words.is_role, words.is_part, re.compile(r"\d|^.$").search)
-    is_odd = any(words.splits_of_folders(names)) or any(kind(name) for name in names for kind in kinds)
-    return None if is_odd or not 2 <= len(names) <= len(case.images) / 2 else _divided_otherwise(found, case.folders)
+    folders = case.folders if kind is IMAGE_FOLDER else gather(lambda: folders_state(case.source, kind))
+    if not isinstance(folders, Evidence):
+        return None
+    names = folders.table.classes
+    odd = (words.is_role, words.is_part, re.compile(r"\d|^.$").search)
+    is_odd = any(words.splits_of_folders(names)) or any(one(name) for name in names for one in odd)
+    return None if is_odd or not 2 <= len(names) <= len(files) / 2 else _divided_otherwise(found, folders)
 
 
 def _classes_by_names(case: Case, found: Evidence) -> Found | None:
@@ -611,6 +633,7 @@ _CALLED = Rival("what they are called", IMAGE_FOLDER.layout, _called_otherwise)
 _BY_MASKS = Rival("masks", "pairs", _masks_beside)
 _BY_NAMES = Rival("the images' names", "file_names", _names_beside)
 _BY_ROWS = Rival("a table", TABLE.layout, _rows_beside)
+_BY_OWN_FOLDERS = Rival("folders", "", _classes_by_folders)
 
 _BY_OTHERS = Rival(
     "folders like classes (both are read if only splits differ)", IMAGE_FOLDER.layout, _classes_of_others
@@ -667,10 +690,14 @@ LAYOUTS: tuple[Layout, ...] = (
         lambda case: arrays.arrays_state(case.source),
         rivals=(Rival("a table, in the order of the rows", "", _rows_of_arrays),),
     ),
-    Layout("array_folder", lambda case: arrays.array_folder_state(case.source)),
+    Layout(
+        arrays.EACH_A_SAMPLE.layout,
+        lambda case: arrays.array_folder_state(case.source, case.state_files),
+        rivals=(_BY_OWN_FOLDERS,),
+    ),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: lists_state(case.source, names_state(case.source))),
-    Layout("audio", Case.state_audio, _weigh_clips, extensions=words.SOUNDS, rivals=(_CALLED._replace(layout=""),)),
+    Layout("audio", Case.state_audio, _weigh_clips, extensions=words.SOUNDS),
     Layout("tokens", lambda case: tokens.tokens_state(case.source), _weigh_text),
 )
 

@@ -125,8 +125,8 @@ def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
 def table_rows(
     labels: Sequence[str] | None = None, *, table: str | None = None, separator: str | None = None
 ) -> LayoutFunction:
-    """Read images, or clips of sound, that a table (.csv, .tsv, .parquet) or a list of paths and labels (.txt, .json)
-    names.
+    """Read images, clips of sound or .npy files that a table (.csv, .tsv, .parquet) or a list of paths and labels
+    (.txt, .json) names.
 
     >>> layout = table_rows(labels=["age", "height"], table="people.csv")
 

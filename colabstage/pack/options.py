@@ -30,12 +30,12 @@ RULES_VERSION = 5
 # Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
-    **dict.fromkeys(("image_folder", "array_folder"), 7),
+    "image_folder": 7,
     **dict.fromkeys(("lmdb", "pixel_table"), 8),
     **dict.fromkeys(("images", "coco_classes", "croissant"), 9),
     "file_names": 10,
     **dict.fromkeys(("tokens", "arrays", "arrow", "webdataset"), 11),
-    "audio": 12,
+    **dict.fromkeys(("audio", "array_folder"), 12),
     "tfrecord": 13,
     "detection": 16,
     "pairs": 20,

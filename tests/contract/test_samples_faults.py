@@ -840,6 +840,14 @@ EACH_IN_A_FOLDER = [
     for name, images, mask in [("an image and its mask in each folder", ["image.png"], "mask.png"), ("LabelMe's folders", ["img.png", "label_viz.png"], "label.png")]
 ]
 CLIPS = [
+    *(row(f"{what} in folders of classes beside a table of {name}", files("", {**{f"{one}/{one}{i}.{end}": content for one in ("no", "yes") for i in range(4)}, "l.csv": "file,label\n" + "".join(f"{one}{i}.{end},{cells[one == 'yes'][i]}\n" for one in ("no", "yes") for i in range(4))}), right=[right], layout=chosen, only=only)
+      for what, end, content, layout, ways in [("clips", "wav", wav(), audio_clips(labels=["label"]), r"only='\*\*/\*\.wav' or layout=audio_clips\(labels="), ("arrays", "npy", npy(np.ones((4, 5))), "array_folder", r"layout=\"array_folder\" or only='\*\*/\*\.npy'")]
+      for name, cells, chosen, only, right in [
+          ("the same", ("aaaa", "bbbb"), "auto", None, found("train: a 4, b 4.*")), ("finer classes", ("aabb", "ccdd"), "auto", None, found("train: a 2, b 2, c 2, d 2.*")),
+          ("others", ("xxyy", "xyxy"), "auto", None, refused(rf"'l\.csv' and by folders.*{ways}")), ("lengths", ("1234", "5678"), "auto", None, refused("'l.csv' and by folders")),
+          ("others, chosen", ("xxyy", "xyxy"), layout, None, found("train: x 4, y 4.*")), ("others, left out", ("xxyy", "xyxy"), "auto", f"**/*.{end}", found("train: no 4, yes 4.*"))]),
+    row("arrays, one in each file, and a table of their labels", files("", {**{f"train/{i}/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "labels.csv": "id,target\n" + "".join(f"a{i},{i % 2}\n" for i in range(6))}), right=[found("train: 0 3, 1 3.*")]),
+    row("arrays and two columns of their targets", files("", {**{f"x/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "t.csv": "file,age,weight,name\n" + "".join(f"a{i}.npy,{i},{i / 2},n{i}\n" for i in range(6))}), layout=table_rows(labels=["age", "weight"]), right=[found(r"train: 6 rows with targets of \(2,\).*")]),
     row("clips of each actor", {f"Actor_0{a}/03-0{i}.wav": wav() for a in (1, 2) for i in (1, 2)}, right=[refused(r"audio_clips\(pattern=PATTERN\)", but_not="only=")]),
     row("clips of one name in each class", {f"{one}/{name}.wav": wav() for one in "ab" for name in ("x", "y", "z")}, right=[refused(r"audio_clips\(pattern=", but_not="mask")]),
     *(row(f"classes in the names of clips: {name}", files("", dict.fromkeys(names.split(), wav())), right=[right], layout=layout)
@@ -941,6 +949,7 @@ ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
     row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),
     row("arrays beside inputs in files that are called so", {f"ply_data_{one}.h5": h5(data=np.ones((4, 8, 3)), label=np.arange(4)[:, None] % 2, normal=np.ones((4, 8, 3))) for one in ("train0", "train1", "test0")}, right=[found("train: 0 4, 1 4.*; test: 0 2, 1 2.*", note="normal")]),
+    *(row(f"pictures as targets, {end}", files(f"noisy/{{0..3}}.{end} clean/{{0..3}}.{end}"), layout=parts(x="noisy", y="clean"), right=[refused("no masks, give pack_dataset an object")]) for end in ("jpg", "png")),
     row("masks of nnU-Net, as advised", pairs("imagesTr/a_{0:03}_0000.png", "labelsTr/a_{0:03}.png"), layout=parts(x="imagesTr", y="labelsTr"), right=[found("train: 6 masks.*")]),
     row("splits in FER2013's column", files("", {"fer2013.csv": "emotion,pixels,Usage\n" + "".join(f"{i % 2},{' '.join(['7'] * 64)},{one}\n" for i, one in enumerate(["Training"] * 4 + ["PublicTest"] * 2))}), right=[noted("as 'Usage' says")]),
     row("words as inputs", {"x.npz": npz(x=np.array(["a", "b"]), y=np.arange(2))}, right=[refused("words and dates", but_not="astype")]),

@@ -29,7 +29,6 @@ from colabstage.layouts.columns import Column, class_numbers, make_targets, note
 from colabstage.layouts.evidence import Evidence, FileKind, Found, Miss, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list
-from colabstage.layouts.names import folders_state
 from colabstage.layouts.reading import Source, broken, decode_text, open_member, open_unpacked, refuse_stand_in
 from colabstage.layouts.records import (
     ShardFile,
@@ -62,7 +61,7 @@ from colabstage.trees.bytes import ByteSource, SourceFile
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -629,23 +628,22 @@ def _as_words(values: Any) -> tuple[str, ...]:
 # --- one file for each sample -----------------------------------------------------------------------------------------
 
 
-def array_folder_state(source: Source) -> Evidence:
-    """Read .npy files in class folders, with or without split folders above; each file is one sample.
+EACH_A_SAMPLE = FileKind("array_folder", "arrays", (NPY,))
+
+
+def array_folder_state(source: Source, state: Callable[[FileKind], Found]) -> Found:
+    """Read .npy files of one sample each, which a table or class folders label, as `state` finds.
 
     All have the shape and dtype of the first, and are stored unchanged.
     """
-    files = require_files(source.ending_in((NPY,)), source, ".npy files")
-    role = _first_with_role(files)
+    role = _first_with_role(require_files(source.ending_in((NPY,)), source, ".npy files"))
     if role is not None:
         msg = f"'{role}' is named like the inputs or targets of many samples, not like a single one."
         raise EmptySourceError(msg)
-    try:
-        found = folders_state(source, FileKind("array_folder", "arrays", (NPY,)))
-    except BrokenDatasetError:
-        raise
-    except LayoutError as error:
+    found = state(EACH_A_SAMPLE)
+    if isinstance(found, Miss):
         # Files outside class folders are arrays of many samples, for which `arrays_state` has a better message.
-        raise EmptySourceError(str(error)) from error
+        return found if found.claims else Miss(EmptySourceError(str(found.error)))
     first = _usable(read_npy(source.tree, files_of(found.table)[0], found.table.keys[0]))
     inputs = Arrays(found.table.inputs.source, first.shape, first.dtype, decode=decode_npy)
     return replace(found, table=replace(found.table, inputs=inputs))

@@ -15,6 +15,7 @@ from colabstage.errors import DecodeError, LayoutError
 from colabstage.images.decode import is_lossy
 from colabstage.images.geometry import VOID, MaskOptions
 from colabstage.images.masks import (
+    AS_PICTURES,
     color_table_advice,
     colors_of,
     is_black_and_white,
@@ -64,7 +65,7 @@ _BETWEEN = np.packbits(np.isin(np.arange(VOID + 1), (0, 1, VOID), invert=True))
 # A JPEG's values are only near those of the classes, so a class_dict.csv does not help.
 _LOSSY = (
     "it is a JPEG, or a WebP like one, which has lost the exact values of its pixels; only black and white are told "
-    "apart in one, and no class_dict.csv brings others back. Write the masks again as PNG"
+    f"apart in one, and no class_dict.csv brings others back. Write the masks again as PNG. {AS_PICTURES}"
 )
 _BLURRED = "The edges of the masks are blurred, by smoothing or as JPEGs: pixels from 128 on count as foreground."
 
