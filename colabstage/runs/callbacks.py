@@ -174,6 +174,9 @@ class KerasLoop(Loop):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, variables in self._variables().items():
             for variable, value in zip(variables, state[name], strict=True):
+                if tuple(variable.shape) != value.shape:  # Keras's own error has all its numbers
+                    msg = f"{variable.path} is {tuple(variable.shape)}, and was saved as {tuple(value.shape)}"
+                    raise ValueError(msg)
                 variable.assign(value.numpy())
 
     def join(self, run: Run) -> Callable[[], object]:

@@ -350,6 +350,7 @@ class Run:
         Raises:
             ColabstageError: it could not be saved; see `publish_file`.
         """
+        self._check_open()
         saver = self._saver
         if saver is None:
             return
@@ -525,15 +526,14 @@ class Run:
             )
             raise OptionError(msg)
         parts = self._all_parts()
-        now, then = dataset_digest(self._loader), content["dataset"]
-        if now and then and now.startswith(ROWS) == then.startswith(ROWS) and now != then:
-            msg = (
-                "The dataset of the loader is not the one that this run was trained with, so the rows that are left "
-                "are others. Use the one from before, or begin a new run in another folder."
-            )
-            raise OptionError(msg)
-        # Files that earlier versions wrote have no names.
-        self.notes += load_parts(parts, content["kinds"], content["parts"], content.get("names", {}))
+        try:
+            self._check_dataset(content["dataset"])
+            # Files that earlier versions wrote have no names.
+            self.notes += load_parts(parts, content["kinds"], content["parts"], content.get("names", {}))
+        except OptionError as error:
+            kept = str(self.folder / version.name)
+            msg = f"{error} What was saved, such as weights for that one, is in torch.load({kept!r})['parts']."
+            raise OptionError(msg) from error
         self._carried = {name: content["parts"][name] for name, part in parts.items() if not part.state_dict()}
         # Files that earlier versions wrote have none.
         given, self._numbers = self._numbers, content.get("numbers", {})
@@ -552,6 +552,16 @@ class Run:
         self.resumed_from = version
         self._random = content["random"]
         self._frozen, self._plain_began = content.get("frozen"), content.get("plain", {})
+
+    def _check_dataset(self, then: str) -> None:
+        now = dataset_digest(self._loader)
+        if now and then and now.startswith(ROWS) == then.startswith(ROWS) and now != then:
+            msg = (
+                "The dataset of the loader is not the one that this run was trained with, so the rows that are left "
+                "are others: its source has changed, or an option, such as image_size, splits or seed. Use the one "
+                "from before, or begin a new run in another folder."
+            )
+            raise OptionError(msg)
 
     def _all_parts(self) -> dict[str, Any]:
         # Last, because the loader continues from there once it is loaded.

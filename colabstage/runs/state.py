@@ -369,8 +369,7 @@ def load_parts(
     except Exception as error:
         for changed in reversed(begun):
             parts[changed].load_state_dict(before[changed])
-        what = f"this {type(parts[name]).__name__}: {said_by(error)}"
-        msg = f"The saved state of {name} cannot be loaded into {what}. {_AS_BEFORE}"
+        msg = f"The saved state of {name} cannot be loaded: {said_by(error)}. {_AS_BEFORE}"
         raise OptionError(msg) from error
     return notes
 

@@ -121,6 +121,8 @@ class StageReport:
     skipped: tuple[str, ...] = ()
     """One sentence for each sample that was left out."""
     notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list, repr=False, compare=False)
+    """Notes that are warnings too: what models that were trained with an earlier pack would get wrong."""
     arrival: Callable[[], Mapping[str, float]] | None = field(default=None, repr=False, compare=False)
     """Returns the progress of data that is used while it arrives: bytes `fetched`, `kept` from an earlier run and
     `evicted`; `first_batch_s` from the call, `overlap_s` of training while rows arrived, and `waited_s` of loops for

@@ -6,6 +6,7 @@ to arrive, and are packed meanwhile.
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -186,8 +187,12 @@ def stage_dataset(
         def work(progress: Progress, stream: PackStream, let_in: Callable[[PartialPack], object]) -> StagedDataset:
             return _stage_watched(StageCall(request, progress, report=report, stream=stream, let_in=let_in), wait=False)
 
-        return BackgroundPack(work, report, shown).start()
-    return _stage_watched(StageCall(request, shown, executor), wait=wait)
+        data = BackgroundPack(work, report, shown).start()
+    else:
+        data = _stage_watched(StageCall(request, shown, executor), wait=wait)
+    for doubt in data.report.doubts:
+        warnings.warn(doubt, UserWarning, stacklevel=3)
+    return data
 
 
 def _stage_watched(first: StageCall, *, wait: bool) -> StagedDataset:
@@ -372,7 +377,8 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             if reading.note and (reading.base is None or taken_from is not None):
                 report.note(reading.note)
             if reading.job is not None:
-                report.note(*renumbered(request, reading.job.table.classes))
+                report.doubts = [*renumbered(request, reading.job.table.classes)]
+                report.note(*report.doubts)
             # With an executor only its workers read, so a copy in this process would be useless. If an interrupted run
             # has packed some rows, the stream soon knows which are left, and starts the source then.
             continues = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))

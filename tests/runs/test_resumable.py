@@ -170,10 +170,15 @@ def test_what_does_not_fit_is_refused_before_anything_changes(data: Path, tmp_pa
         (make_parts(relabelled), "dataset"),
     ]:
         before = {key: value.clone() for key, value in parts["model"].state_dict().items()}
-        with pytest.raises(OptionError, match=name), resumable(tmp_path / "run", progress=False, **parts):
+        with (
+            pytest.raises(OptionError, match=name) as refused,
+            resumable(tmp_path / "run", progress=False, **parts),
+        ):
             pass
         assert all(torch.equal(value, before[key]) for key, value in parts["model"].state_dict().items())
         assert parts["loader"].state_dict()["batches_done"] == 0
+    saved = eval(re.findall(r"torch\.load\(.*'parts'\]", str(refused.value))[0], {"torch": torch})
+    assert saved.keys() == fits.keys()
     # Afterwards, the run continues as if nobody had tried.
     assert session(tmp_path / "run", data)[1].steps == STEPS
 
@@ -526,8 +531,13 @@ def test_a_run_that_is_done_does_nothing(data: Path, tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     "use",
-    [lambda run: list(run.epochs(2)), lambda run: run.step(loss=1.0), lambda run: run.log(loss=1.0)],
-    ids=["epochs", "step", "log"],
+    [
+        lambda run: list(run.epochs(2)),
+        lambda run: run.step(loss=1.0),
+        lambda run: run.log(loss=1.0),
+        lambda run: run.save(),
+    ],
+    ids=["epochs", "step", "log", "save"],
 )
 def test_a_loop_outside_the_block_is_refused(data: Path, tmp_path: Path, use: Any, when: str) -> None:
     """Nothing would be restored or saved, and nobody would notice before the machine is gone."""
