@@ -52,14 +52,15 @@ _FTP_LOGIN, _FTP_REFUSED = frozenset({"530", "532", "331", "332"}), frozenset({"
 _OUTSIDE_CODE = "Provide the login through the environment, not in the notebook:"
 _LOGINS = {
     ("s3", "s3a"): f"{_OUTSIDE_CODE} AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (on Colab from its Secrets panel), or "
-    "a profile in ~/.aws/credentials. Where the bucket is in another region, set AWS_DEFAULT_REGION; where it is "
-    "requester-pays, FSSPEC_S3_REQUESTER_PAYS=true (you are billed then).",
+    "a profile in ~/.aws/credentials. Where the bucket is not Amazon's (R2, MinIO …), set "
+    "AWS_ENDPOINT_URL; where it is in another region, AWS_DEFAULT_REGION; where it is requester-pays, "
+    "FSSPEC_S3_REQUESTER_PAYS=true (you are billed then).",
     ("gs", "gcs"): "On Colab call google.colab.auth.authenticate_user(); elsewhere set GOOGLE_APPLICATION_CREDENTIALS "
     "to the path of a key file, or run 'gcloud auth application-default login'.",
     ("az", "abfs", "abfss"): f"{_OUTSIDE_CODE} AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or "
     "AZURE_STORAGE_SAS_TOKEN, or AZURE_STORAGE_CONNECTION_STRING.",
     ("hf",): "Accept the dataset's terms on its page if it has any, and provide the login through the environment: "
-    "HF_TOKEN.",
+    "HF_TOKEN. The address of a dataset begins with hf://datasets/.",
     ("sftp", "ssh"): f"{_OUTSIDE_CODE} a key in ~/.ssh or an agent, or FSSPEC_SFTP_USERNAME and FSSPEC_SFTP_PASSWORD.",
     ("ftp",): f"{_OUTSIDE_CODE} FSSPEC_FTP_USERNAME and FSSPEC_FTP_PASSWORD.",
 }
@@ -125,8 +126,9 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     By its protocol, the message names a way of giving credentials; `secrets` must not appear in it.
     """
     reason = hide_secrets(said_by(error), secrets)
-    # Backends wrap the errors of their services, sometimes several times.
-    judgement = next((found for one in causes(error) if (found := _judge_one(one)) != "other"), "other")
+    # Backends wrap the errors of their services, sometimes several times; a refusal as if there were nothing.
+    found = [one for one in map(_judge_one, causes(error)) if one != "other"]
+    judgement = "access" if found[:1] == ["missing"] and "access" in found else next(iter(found), "other")
     if judgement == "missing":
         return SourceNotFoundError(f"There is nothing at '{label}' ({reason}).")
     if judgement == "access" and "storage class" in reason:

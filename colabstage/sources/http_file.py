@@ -10,6 +10,7 @@ import html
 import http.client
 import itertools
 import re
+import socket
 import ssl
 import threading
 import zlib
@@ -57,7 +58,7 @@ from colabstage.trees.bytes import (
 from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     import requests
@@ -262,7 +263,7 @@ class HttpFile(RemoteFile):
         label, first = self.facts.label, self._first
         if answer.is_page and not self._is_page:
             # An expired login or a limit: a page with status 200, instead of data.
-            raise page_error(self._session.url, label, answer.beginning())
+            raise page_error((self._session.url, answer.url), label, answer.beginning())
         if answer.status not in (200, 206, 416):
             raise answer.error()
         if answer.is_of_another_file(first):
@@ -335,7 +336,7 @@ def _describe(
     label, name = session.label, answer.name
     # The owner of a shared folder decides what is in it.
     suffixes = ARCHIVE_SUFFIXES if session.is_of_service else DATA_SUFFIXES
-    check_is_data(session.url, label, name, head, is_page_type=answer.is_page_type, suffixes=suffixes)
+    check_is_data((session.url, answer.url), label, name, head, is_page_type=answer.is_page_type, suffixes=suffixes)
     # Addresses such as https://host/image/1234 say nothing of what they give.
     if not session.is_of_service and not extension_of(name):
         name += image_ending(head)
@@ -593,14 +594,15 @@ def _status_error(status: int, headers: Mapping[str, str], url: str, label: str,
     phrase = next((one.phrase for one in HTTPStatus if one == status), "")
     shown = f"{status} {phrase}".rstrip()
     where = data_address(url)
-    if status in {401, 403, 407, 451}:
+    # A signed address needs no login, but must be fresh; Amazon answers some that are not with 400.
+    is_expired = is_signed_address(url) or re.search(r"(?i)\bexpired\b", text)
+    if status in {401, 403, 407, 451} or (status == 400 and is_expired):
         remedy = (
             "Open it in a browser to see what it needs: a login (put it into ~/.netrc, as machine HOST login USER "
             "password PASSWORD), an accepted licence, or fewer downloads from this address (wait, or get a fresh link)."
         )
         remedy = f"Give {where!r}, with the login of its service if it wants one." if where else remedy
-        # A signed address needs no login, but must be fresh.
-        if is_signed_address(url) or re.search(r"(?i)\bexpired\b", text):
+        if is_expired:
             remedy = "The link carries a signature or token, which has probably expired: get a fresh link."
         return SourceAccessError(f"'{label}' is refused: {shown}. {remedy}")
     if status in {404, 410}:
@@ -638,20 +640,27 @@ def names_a_page(url: str, name: str) -> bool:
 
 
 def check_is_data(
-    url: str, label: str, name: str, head: bytes, *, is_page_type: bool, suffixes: tuple[str, ...] = DATA_SUFFIXES
+    urls: Sequence[str],
+    label: str,
+    name: str,
+    head: bytes,
+    *,
+    is_page_type: bool,
+    suffixes: tuple[str, ...] = DATA_SUFFIXES,
 ) -> None:
     """Raise the error for a page, or for anything else that is not what an address and its file's name promise.
 
     Services answer a login, a quota or a missing file with a page and status 200. But bytes that no text contains are
-    data, whatever the server declares. `suffixes`: of names whose files are never text.
+    data, whatever the server declares. `urls`: the address, and where its redirects ended. `suffixes`: of names whose
+    files are never text.
     """
-    if (is_html(head) or (is_page_type and is_text(head))) and not names_a_page(url, name):
-        raise page_error(url, label, head)
+    if (is_html(head) or (is_page_type and is_text(head))) and not names_a_page(urls[0], name):
+        raise page_error(urls, label, head)
     if _BUCKET_LIST.match(head):
-        msg = f"'{label}' returns the list of a bucket instead of data. {page_remedy(url)}"
+        msg = f"'{label}' returns the list of a bucket instead of data. {page_remedy(*urls)}"
         raise WebPageError(msg)
     if (instead := stand_in(head[:HEAD_BYTES])) and not is_html(head):
-        where = data_address(url)
+        where = data_address(*urls)
         msg = f"'{label}' is {instead}.{where and f' Its content is at {where!r}.'}"
         raise WebPageError(msg)
     if lacks_data(name, head, suffixes):
@@ -663,12 +672,12 @@ def check_is_data(
         raise WebPageError(msg)
 
 
-def page_error(url: str, label: str, head: bytes) -> WebPageError:
+def page_error(urls: Sequence[str], label: str, head: bytes) -> WebPageError:
     title = page_title(head)
     named = f" with the title “{title}”" if title else ""
     return WebPageError(
         f"'{label}' returns a web page{named} instead of data: perhaps a login, a confirmation, a preview or an error. "
-        f"{page_remedy(url)}"
+        f"{page_remedy(*urls)}"
     )
 
 
@@ -884,6 +893,11 @@ def connection_error(error: BaseException, label: str) -> SourceError:
         reason = "the server sent nothing, or hardly anything, for too long"
     elif isinstance(inner, cut):
         reason = "it was closed before everything had arrived"
+    elif isinstance(inner, socket.gaierror):
+        reason = (
+            f"the server's name is not known here ({inner.strerror}). Check the address, and whether this machine has "
+            "internet (in a Kaggle notebook: Settings, Turn on internet)"
+        )
     elif isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
         reason = f"what the server compressed on the way arrived damaged ({error})"
     else:

@@ -176,8 +176,9 @@ def _ask(source: KaggleSource, action: str, login: Any, **more: object) -> WebAn
     answer = ask_service(f"{_SERVICE}/{action}", source.label, json=asked, auth=login, redirects=False)
     status, label, page = answer.status, source.label, source.page
     if status in (401, 403):
+        sent = "without a login" if login is None else "with the login that kagglehub found"
         msg = (
-            f"Kaggle refuses '{label}'. Open {page} while logged in, see whether the name is right and "
+            f"Kaggle refuses '{label}' {sent}. Open {page} while logged in, see whether the name is right and "
             "accept the licence or rules it asks for. If it is private, create a token (your picture, Settings, API), "
             "set KAGGLE_API_TOKEN in the environment or in Colab's secrets, and have kagglehub installed, which reads "
             "it: %pip install -q kagglehub"

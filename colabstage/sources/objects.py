@@ -4,20 +4,23 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from colabstage.errors import SourceChangedError, SourceError, SourceNotFoundError, SourceReadError
-from colabstage.io.files import RetryPolicy, hash_block
+from colabstage.io.files import PATIENT, RetryPolicy, hash_block
 from colabstage.io.packages import added_by_packages
-from colabstage.io.units import left_out, show_address
+from colabstage.io.units import left_out, listed, show_address
 from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
+from colabstage.sources.parse import split_pattern
 from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, TransientError, given_up, with_retries
 from colabstage.sources.remote_files import RemoteFileTree
-from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
+from colabstage.trees.bytes import ARCHIVE_SUFFIXES
+from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders, with_wildcards
 
 if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
@@ -111,17 +114,33 @@ class ObjectFile(RemoteFile):
             raise SourceChangedError(msg)
 
 
-def _open_folder(store: ObjectStore, *, workers: int, retry: RetryPolicy) -> RemoteFileTree:
+def _open_folder(store: ObjectStore, *, pattern: str = "", workers: int, retry: RetryPolicy) -> RemoteFileTree:
     """Return the files below a folder of any service that fsspec knows, as they are listed now; closed with its store.
 
-    Empty objects that stand for folders, operating systems' junk files, and links (with a note) are left out.
+    Empty objects that stand for folders, operating systems' junk files, and links (with a note) are left out. With a
+    `pattern`, only what matches it is read, a folder with all that is in it.
     """
+    wanted = re.compile(f"(?:{with_wildcards(pattern)})(?:/.*)?" if pattern else ".*", re.DOTALL)
+
+    def list_rows() -> list[dict[str, Any]]:
+        # There may be far more below the folder than in it.
+        rows = store.list_folder(store.path) if pattern and "/" not in pattern and "**" not in pattern else []
+        folders = [row for row in rows if row.get("type") == "directory"]
+        if rows and not any(wanted.fullmatch(str(row["name"]).rstrip("/").rpartition("/")[2]) for row in folders):
+            return [row for row in rows if row not in folders]
+        return store.list_files(workers=workers)
+
     with given_up():
-        rows = with_retries(lambda: store.list_files(workers=workers), retry)
-    members, notes = _sort_listing(store, rows)
+        rows = with_retries(list_rows, retry)
+    listing, notes = _sort_listing(store, rows)
+    members = {name: member for name, member in listing.items() if wanted.fullmatch(name)}
+    if pattern and not members:
+        held = f"holds {listed(sorted(listing))}" if listing else "holds no files"
+        msg = f"Nothing at '{store.label}' fits the pattern '{pattern}': it {held}."
+        raise SourceNotFoundError(msg)
     lines = (f"{name}\t{facts.size}\t{facts.version}" for name, (_, facts) in sorted(members.items()))
     return RemoteFileTree(
-        store.label,
+        "/".join(filter(None, (store.label, pattern))),
         [(name, partial(ObjectFile, store, *member, owns_store=False)) for name, member in members.items()],
         policy=retry,
         stamp=hash_block("\n".join(lines).encode(errors="surrogateescape")),
@@ -185,12 +204,13 @@ def open_address(
 ) -> RemoteFile | RemoteFileTree:
     """Open what is at an address of a service that fsspec knows, or that an installed package adds: a file or a folder.
 
-    If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker. Without
-    a `checksum` of the caller, the service's own counts, if it is certain. `workers`: how many folders are listed at
-    once. `cancellation`: ends calls to what fsspec knows, then and while it is read.
+    If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker. A star in
+    an address makes it a pattern of what is below the folder before it. Without a `checksum` of the caller, the
+    service's own counts, if it is certain. `workers`: how many folders are listed at once. `cancellation`: ends calls
+    to what fsspec knows, then and while it is read.
     """
     service = _service_of(url)
-    found = _open_in_store(ObjectStore(url, cancellation), url, workers, retry) if service is None else service(url)
+    found = _open_in_store(url, cancellation, workers, retry) if service is None else service(url)
     if isinstance(found, Mapping):
         return RemoteFileTree(show_address(url), list(found.items()), policy=retry, askers=workers)
     if checksum is not None and not isinstance(found, RemoteFileTree):
@@ -198,16 +218,20 @@ def open_address(
     return found
 
 
-def _open_in_store(store: ObjectStore, url: str, workers: int, retry: RetryPolicy) -> ObjectFile | RemoteFileTree:
+def _open_in_store(
+    url: str, cancellation: Cancellation | None, workers: int, retry: RetryPolicy
+) -> ObjectFile | RemoteFileTree:
+    folder, pattern = split_pattern(url)
+    store = ObjectStore(folder, cancellation)
     with contextlib.ExitStack() as on_error:
         on_error.callback(store.close)
         info = store.info()
         size = size_of(info)
         may_be_marker = store.folders_are_prefixes and (url.endswith("/") or size == 0)
-        is_folder = info.get("type") == "directory" or (may_be_marker and store.list_folder(store.path))
+        is_folder = pattern or info.get("type") == "directory" or (may_be_marker and store.list_folder(store.path))
         found: ObjectFile | RemoteFileTree
         if is_folder:
-            found = _open_folder(store, workers=workers, retry=retry)
+            found = _open_folder(store, pattern=pattern, workers=workers, retry=retry)
         else:
             facts = RemoteFacts(
                 label=store.label,
@@ -222,6 +246,17 @@ def _open_in_store(store: ObjectStore, url: str, workers: int, retry: RetryPolic
             found = ObjectFile(store, store.path, facts)
         on_error.pop_all()
     return found
+
+
+def archives_matching(url: str) -> list[str]:
+    """Return the address of each archive that an address with a star stands for; none if it stands for other files."""
+    if not split_pattern(url)[1] or _service_of(url) is not None:
+        return []
+    with contextlib.closing(open_address(url, retry=PATIENT)) as found:
+        names = found.entries.names if isinstance(found, RemoteFileTree) else []
+    folder = split_pattern(url)[0]
+    is_of_archives = all(name.lower().endswith(ARCHIVE_SUFFIXES) for name in names)
+    return [f"{folder}/{name}" for name in names] if is_of_archives else []
 
 
 def read_at_once(url: str) -> bytes | None:

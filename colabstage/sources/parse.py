@@ -493,7 +493,8 @@ def whole_of(source: Source) -> Source:
 
 def expand_pattern(source: Source) -> Source:
     """Return a source itself, or everything that it stands for: the parts of a list, the files of a row such as
-    `train-{000..146}.tar` in its order, or what matches a local pattern, sorted by name.
+    `train-{000..146}.tar` in its order, or what matches a pattern, sorted by name. At a service, a pattern of other
+    files than archives stays one source, which is listed as a folder is.
 
     Existing files, and folders on the way to them, whose names merely look like a pattern are taken literally (`[2024]
     photos/part-*.zip`). `**` stands for any number of folders.
@@ -513,8 +514,15 @@ def expand_pattern(source: Source) -> Source:
         if len(paths := _expand_rows(str(source.path))) == 1:
             return _matches(source)
         parts = [expand_pattern(local_source(path)) for path in paths]
-    elif isinstance(source, WebSource | ObjectSource) and not _is_plain(source):
-        parts = [_parse_one(url) for url in _expand_rows(source.url)]
+    elif isinstance(source, WebSource | ObjectSource) and re.search(_ROW, source.url):
+        parts = [expand_pattern(_parse_one(url)) for url in _expand_rows(source.url)]
+    elif isinstance(source, ObjectSource) and not _is_plain(source):
+        # Imported late: it imports this module, and other sources do not need what it loads.
+        from colabstage.sources.objects import archives_matching
+
+        if not (archives := archives_matching(source.url)):
+            return source
+        parts = [_parse_one(url) for url in archives]
     else:
         return source
     return _list_of(source, (one for part in parts for one in parts_of(part)))
@@ -529,7 +537,15 @@ def _is_plain(source: SingleSource) -> bool:
     """Return whether a source stands for itself, without a row or pattern in it."""
     if isinstance(source, LocalSource):
         return not glob.has_magic(str(source.path)) and re.search(_ROW, str(source.path)) is None
+    if isinstance(source, ObjectSource) and split_pattern(source.url)[1]:
+        return False
     return not isinstance(source, WebSource | ObjectSource) or re.search(_ROW, source.url) is None
+
+
+def split_pattern(url: str) -> tuple[str, str]:
+    """Return the folder of a service's address with a star, and the pattern below it; "" in an address without one."""
+    folder = url.partition("*")[0].rpartition("/")[0]
+    return (folder, url[len(folder) + 1 :]) if "*" in url else (url, "")
 
 
 def _expand_rows(text: str) -> list[str]:
@@ -609,6 +625,8 @@ _PAGES = (
     (r"([^/]+)\.storage\.googleapis\.com/([^?]*).*", r"gs://\1/\2"),
     (r"([^/]+)\.s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]*).*", r"s3://\1/\2"),
     (r"s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]+).*", r"s3://\1"),
+    (r"([^/]+/.+)/-/blob/([^?]+).*", r"https://\1/-/raw/\2"),  # GitLab, on any host
+    (r"(zenodo\.org/records?/\d+)/preview/([^?]+).*", r"https://\1/files/\2"),
     (r"zenodo\.org/records?/(\d+)/?(?:\?.*)?", r"https://zenodo.org/api/records/\1/files-archive"),
     # Figshare's own host, and those of universities, answer browsers only.
     (r"[^/]+/ndownloader/(files/\d+|articles/\d+/versions/\d+)", r"https://ndownloader.figshare.com/\1"),
@@ -691,8 +709,8 @@ def _kaggle_dataset(parts: SplitResult, text: str) -> KaggleSource:
     if found is None or not re.fullmatch(r"(?:[1-9]\d*)?", version):
         msg = (
             f"'{show_address(text)}' is not a dataset on Kaggle. Expected kaggle://owner/dataset, "
-            "kaggle://owner/dataset/versions/N or https://www.kaggle.com/datasets/owner/dataset. Download a model's "
-            "files with kagglehub itself and stage their folder."
+            "kaggle://owner/dataset/versions/N or https://www.kaggle.com/datasets/owner/dataset; only= names a part of "
+            "it. Download a model's files with kagglehub itself and stage their folder."
         )
         raise OptionError(msg)
     return KaggleSource(found[1], found[2], int(version) if version else None)
@@ -706,23 +724,26 @@ _SERVICES: dict[str, Callable[[SplitResult, str], ShareSource | KaggleSource | N
 }
 
 
-def page_remedy(url: str) -> str:
-    """Return what to do about a page: the address of what it shows, for the services whose addresses tell it."""
-    if where := data_address(url):
+def page_remedy(*urls: str) -> str:
+    """Return what to do about a page: the address of what it shows, for the services whose addresses tell it. `urls`:
+    its address, and where the redirects from there ended."""
+    if where := data_address(*urls):
         return f"Give {where!r}."
-    parts = urlsplit(url)
+    parts = urlsplit(urls[0])
     for host, parameter in _PARAMETERS:
         if re.fullmatch(host, parts.hostname or "") and parameter not in parts.query:
             if (other := parameter.replace("1", "0")) in parts.query:
                 return f"Write '{parameter}' in the address in place of '{other}'."
             return f"Write '{'&' if parts.query else '?'}{parameter}' at the end of the address."
-    return "Open it in a browser, and copy the link of the download itself."
+    return "Open it in a browser, and copy the link of the download itself; of several files, a list of their links."
 
 
-def data_address(url: str) -> str:
-    """Return the address of what a service's page shows; "" for a page of unknown kind."""
-    page = url.partition("://")[2].partition("#")[0].removeprefix("www.")
-    found = next(((data, match) for pattern, data in _PAGES if (match := re.fullmatch(pattern, page))), None)
+def data_address(*urls: str) -> str:
+    """Return the address of what a service's page shows, by the first address that tells it; "" for a page of unknown
+    kind."""
+    pages = [url.partition("://")[2].partition("#")[0].removeprefix("www.") for url in urls]
+    known = ((data, re.fullmatch(pattern, page)) for page in pages for pattern, data in _PAGES)
+    found = next(((data, match) for data, match in known if match), None)
     if found is None:
         return ""
     where = found[1].expand(found[0]).rstrip("/")

@@ -497,6 +497,11 @@ def test_a_dataset_is_staged_from_a_server_that_tells_little(
         ("https://huggingface.co/datasets/ann/pets/tree/main/data", "'hf://datasets/ann/pets@main/data'"),
         ("https://huggingface.co/datasets/ann/pets/blob/main/a.zip", "/datasets/ann/pets/resolve/main/a.zip"),
         ("https://console.cloud.google.com/storage/browser/pets/my%20set;tab=objects", "'gs://pets/my set'"),
+        (
+            "https://gitlab.uni.org/ann/pets/-/blob/main/a.zip?ref_type=heads",
+            "//gitlab.uni.org/ann/pets/-/raw/main/a.zip",
+        ),
+        ("https://zenodo.org/records/12/preview/a.zip?include_deleted=0", "https://zenodo.org/records/12/files/a.zip"),
         ("https://zenodo.org/records/123", "https://zenodo.org/api/records/123/files-archive"),
         ("https://figshare.com/ndownloader/files/42", "'https://ndownloader.figshare.com/files/42'"),
         ("https://huggingface.co/datasets/ann/pets/resolve/main/a.zip", "'hf://datasets/ann/pets@main/a.zip'"),
@@ -511,8 +516,13 @@ def test_the_page_of_a_service_leads_to_its_data(
     if status != 200 and given.endswith("=1"):
         pytest.skip("the address of the data is the page's own")
     answer = answer_page("<html><title>Pets</title></html>", status, headers={"x-amzn-waf-action": "challenge"})
-    with HttpsHosts({urlsplit(page).netloc: lambda _: answer}, tmp_path) as hosts:
+    leads = HostAnswer(302, {"Location": page})
+    with HttpsHosts({urlsplit(page).netloc: lambda _: answer, "doi.org": lambda _: leads}, tmp_path) as hosts:
         hosts.lead(monkeypatch)
+        if status == 200 and not given.endswith("=1"):
+            # Only where the redirect ends says what the page is.
+            with pytest.raises(WebPageError, match=re.escape(given)):
+                fetch_files("https://doi.org/10.5281/pets", tmp_path / "got", progress=False)
         with pytest.raises(WebPageError if status == 200 else SourceAccessError, match=re.escape(given)):
             fetch_files(page, tmp_path / "got", progress=False)
 

@@ -169,6 +169,8 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (FileNotFoundError("x"), SourceNotFoundError, False),
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), SourceNotFoundError, False),
         (NoCredentialsError("Unable to locate credentials"), SourceAccessError, False),
+        # A hub says of what is private that there is nothing.
+        (caused(FileNotFoundError("x (not found)"), HttpError(401)), SourceAccessError, False),
         (HttpError(401), SourceAccessError, False),
         (caused(OSError(errno.EINVAL, "Bad Request"), ClientError(400)), SourceAccessError, False),
         (caused(OSError(errno.EINVAL, "Moved Permanently"), ClientError(301)), SourceAccessError, False),

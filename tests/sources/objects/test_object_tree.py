@@ -8,14 +8,21 @@ from typing import Any
 
 import pytest
 
-from colabstage import fetch_files
-from colabstage.errors import SourceAccessError, SourceChangedError, SourceReadError, UnsafeArchiveError
+from colabstage import fetch_files, stage_dataset
+from colabstage.errors import (
+    EmptySourceError,
+    SourceAccessError,
+    SourceChangedError,
+    SourceNotFoundError,
+    SourceReadError,
+    UnsafeArchiveError,
+)
 from colabstage.io.files import RetryPolicy
 from colabstage.sources.objects import open_address
 from colabstage.trees.listing import FileEntry, Tree
 from tests.sources.objects.conftest import Place
 from tests.sources.servers import BucketService, FolderService
-from tests.support.archives import read_all
+from tests.support.archives import read_all, tar_bytes
 from tests.support.far import MemoryFile, far_service
 from tests.support.images import make_tree, read_tree
 
@@ -72,6 +79,36 @@ def test_a_folder_is_the_same_from_everywhere(address: str, tmp_path: Path) -> N
     assert read_tree(tmp_path / "target") == CONTENT
     for name, time_ns in times.items():
         assert abs((tmp_path / "target" / name).stat().st_mtime_ns - time_ns) < 1000
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*.txt", ["top.txt"]),
+        # A folder that fits comes with all that is in it.
+        ("a*", ["a.b/x#1?.txt", "a/b/c/deep.bin", "a/b/empty.bin", "a/one.bin"]),
+        ("**/*.bin", ["a/b/c/deep.bin", "a/b/empty.bin", "a/one.bin"]),
+        ("a/b*/*.bin", ["b/empty.bin"]),
+    ],
+)
+def test_a_star_in_an_address_lists_what_fits(address: str, pattern: str, names: list[str]) -> None:
+    """With names below the folder before it; if nothing fits, the error says what is there instead."""
+    with open_tree(f"{address}/{pattern}") as tree:
+        assert tree.entries.names == names
+        top = pattern.partition("*")[0].rpartition("/")[0]
+        assert {entry.name: tree.read(entry) for entry in tree.entries} == {
+            name: CONTENT["/".join(filter(None, (top, name)))] for name in names
+        }
+    with pytest.raises(SourceNotFoundError, match="top"):
+        open_tree(f"{address}/*.{pattern.strip('*.')}.zip")
+
+
+def test_a_star_stands_for_archives_as_a_list_does(s3: BucketService, tmp_path: Path) -> None:
+    """Each is opened; one more is a change."""
+    for number in range(3):
+        s3.put(f"set/part-{number}.tar", tar_bytes({f"{number}.txt": b"1"}))
+        with pytest.raises(EmptySourceError, match=f"{number + 1} .txt"):
+            stage_dataset("s3://data/set/part-*.tar", layout="images", local_dir=tmp_path, cache_dir=None)
 
 
 def test_markers_and_junk_are_left_out(s3: BucketService) -> None:
