@@ -333,32 +333,26 @@ def _called_alike(tops: Sequence[str], deep: Collection[str]) -> dict[str, str]:
 
 def _classes_in(folders: list[_Folder], splits: dict[str, str], level: int | None) -> Iterator[_Class]:
     """Yield the folders that are in those of classes, which are below those of splits."""
-    below = {top: _unwrap_split(_below(folders, top), top) for top in splits} or {"": folders}
-    for top, own in _without_shared(below).items():
-        split = splits.get(top, "")
-        for parts, number in own:
+    # A folder of one name in each split, such as data, is no class.
+    inner = {parts[1] for parts, number in folders if number >= 0 and len(parts) > 1 and parts[0] in splits}
+    for top, split in (splits or {"": ""}).items():
+        wrappers = {top, *(inner if len(inner) == 1 else ())}
+        below = _unwrap_split(_below(folders, top), wrappers) if splits else folders
+        for parts, number in below:
             if parts:
                 at = _place_of(parts, level) if level is not None and number >= 0 else 0
                 yield _Class(words.SPLIT_ORDER.get(split, 0), parts[at], "/".join(parts), split, number)
 
 
-def _without_shared(below: dict[str, list[_Folder]]) -> dict[str, list[_Folder]]:
-    """Remove a folder that wraps the classes of every split, such as `data`."""
-    filled = [parts for own in below.values() for parts, number in own if parts and number >= 0]
-    if len(below) < 2 or len({parts[0] for parts in filled}) != 1 or any(len(parts) == 1 for parts in filled):
-        return below
-    return _without_shared({top: _below(own, filled[0][0]) for top, own in below.items()})
-
-
-def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
+def _unwrap_split(folders: list[_Folder], wrappers: Collection[str]) -> list[_Folder]:
     """Remove a folder that repeats the split, or is merely called images: seg_train/seg_train/forest."""
     inner = {parts[0] for parts, number in folders if parts and number >= 0}
     if len(inner) != 1 or any(len(parts) == 1 for parts, _ in folders):
         return folders
     (name,) = inner
-    if split_name(name) != split_name(split) and not words.holds_images(name):
+    if split_name(name) not in map(split_name, wrappers) and not words.holds_images(name):
         return folders
-    return _unwrap_split(_below(folders, name), split)
+    return _unwrap_split(_below(folders, name), wrappers)
 
 
 def _place_of(parts: tuple[str, ...], level: int) -> int:

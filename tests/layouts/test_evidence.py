@@ -215,7 +215,7 @@ NOTED: dict[str, tuple[Any, ...]] = {
     "numbers from 1": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{1,2,3}")}, r"stay the numbers 1 to 3;"),
     "test images without labels": (SIX, {"train.csv": rows("id,label", "{0..3},{a,b}"), "test.csv": rows("id", "{4,5}")}, r"2 images of 'test.csv', which has no 'label', were left out"),
     "folds that are not read": (FOOD, listed(train1=TRAIN, train2=TEST, test1=TEST), r"may say what is held out"),
-    "labels of no image": ("images/{0..3}.png", {"labels/{0..4}.txt": YOLO_BOX}, r"1 label file of no image \(first 'labels/4\.txt'\)"),
+    "labels of no image": ("images/{0..3}.png", {"labels/{0..4}.txt": YOLO_BOX}, r"1 other file was left out \('labels/4\.txt'\)"),
     "images that only a list has": ("JPEGImages/{0..3}.png", {"Annotations/{0..3}.xml": voc("cat"), "ImageSets/Main/train.txt": rows("{0..5}")}, r"2 names in 'ImageSets/Main/train.txt' match no file"),
     "a second set of labels": ("images/{00..05}.png", {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), "new.json": {f"0{n}.png": "b" for n in range(6)}}, r"'new\.json'"),
     "parts that count": ("t1/{0..5}.png t2/{0..5}.png", {}, r"parts\(x='t1', y='t2'\)"),
