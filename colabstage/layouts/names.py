@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 import posixpath
 import re
 from collections import Counter, defaultdict
@@ -103,14 +104,18 @@ def names_may_say(source: Source) -> str:
             f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}': "
             f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options."
         )
-    for pattern, place, least in _MAY_SAY:
-        if found := parts_of_names(names, pattern, least):
-            how = f"layout=file_names(r'{pattern}'), from colabstage.options, for what comes {place}."
-            what = f"their class: {listed(found)}. If so: {how}"
-            if any(map(words.is_role, found)):
-                what = f"what each is of a sample: {listed(found)}. If so, move them into folders images and masks."
-            return f"The names of the images of '{source.label}' may say {what}"
-    return ""
+    what = _class_in(names, "file_names(r'{}')")
+    return what and f"The names of the images of '{source.label}' may say {what}"
+
+
+def _class_in(names: Sequence[str], layout: str) -> str:
+    """Return which classes, or parts of samples, names may say, and the layout with the pattern; "" for none."""
+    every = ((parts_of_names(names, pattern, least), pattern, place) for pattern, place, least in _MAY_SAY)
+    found, pattern, place = next(filter(operator.itemgetter(0), every), ([], "", ""))
+    if any(map(words.is_role, found)):
+        return f"what each is of a sample: {listed(found)}. If so, move them into folders images and masks."
+    how = f"layout={layout.format(pattern)}, from colabstage.options, for what comes {place}."
+    return f"their class: {listed(found)}. If so: {how}" if found else ""
 
 
 def _pairs_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -188,6 +193,8 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
             f"'{source.label}' holds {len(files):,} {kind.noun} directly in {where} (first '{files.names[0]}'), but "
             f"the layout {kind.layout} needs one folder for each class, with the {kind.noun} of the class in it."
         )
+        if what := _class_in(files.names, "audio_clips(pattern=r'{}')") if kind.layout == "audio" else "":
+            msg += f" Their names may say {what}"
         raise LayoutError(msg)
     folder_of_file = files.folders[1]
     bare = {one: np.flatnonzero(folder_of_file == one.number) for one in every if one.number >= 0 and one.split in flat}
