@@ -39,7 +39,7 @@ _QUOTED = r"""(?:'[^']*'|"[^"]*")"""
 _LIST_OF_WORDS = re.compile(rf"\[\s*(?:{_QUOTED}\s*(?:,\s*{_QUOTED}\s*)*)?\]")
 # What programs write into an empty cell. "None" and "NA" may be words: a wall without damage, Namibia.
 MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
-_PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", "."})
+_PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", ".", "-99", "-999", "-9999"})
 # 64-bit integers have fewer digits, and Python refuses to parse thousands of them.
 MOST_DIGITS = 40
 # A cell may be a page of text.
@@ -539,9 +539,9 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
 def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequence[str]) -> list[str]:
     """Return notes on targets that a loss, or the author of the table, may not expect."""
     values, first = targets.values, columns[0]
-    odd = [one for one in classes if one.lower() in _PERHAPS_MISSING or words.is_unlabelled(one)]
+    odd = [one for one in classes or first.filled if one.lower() in _PERHAPS_MISSING or words.is_unlabelled(one)]
     if len(columns) == 1 and odd:
-        which = f"{listed(odd)} in '{first.name}' {'is a class' if len(odd) == 1 else 'are classes'} like other words."
+        which = f"{listed(sorted(odd))} in '{first.name}' {'counts' if len(odd) == 1 else 'count'} like the others."
         return [f"{which} If that says that a label is missing, take these rows out."]
     if values.ndim == 1:
         if 2 * len(classes) > len(targets) > 2:

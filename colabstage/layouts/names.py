@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import operator
 import posixpath
 import re
 from collections import Counter, defaultdict
@@ -103,14 +104,18 @@ def names_may_say(source: Source) -> str:
             f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}': "
             f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options."
         )
-    for pattern, place, least in _MAY_SAY:
-        if found := parts_of_names(names, pattern, least):
-            how = f"layout=file_names(r'{pattern}'), from colabstage.options, for what comes {place}."
-            what = f"their class: {listed(found)}. If so: {how}"
-            if any(map(words.is_role, found)):
-                what = f"what each is of a sample: {listed(found)}. If so, move them into folders images and masks."
-            return f"The names of the images of '{source.label}' may say {what}"
-    return ""
+    what = _class_in(names, "file_names(r'{}')")
+    return what and f"The names of the images of '{source.label}' may say {what}"
+
+
+def _class_in(names: Sequence[str], layout: str) -> str:
+    """Return which classes, or parts of samples, names may say, and the layout with the pattern; "" for none."""
+    every = ((parts_of_names(names, pattern, least), pattern, place) for pattern, place, least in _MAY_SAY)
+    found, pattern, place = next(filter(operator.itemgetter(0), every), ([], "", ""))
+    if any(map(words.is_role, found)):
+        return f"what each is of a sample: {listed(found)}. If so, move them into folders images and masks."
+    how = f"layout={layout.format(pattern)}, from colabstage.options, for what comes {place}."
+    return f"their class: {listed(found)}. If so: {how}" if found else ""
 
 
 def _pairs_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -188,6 +193,8 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
             f"'{source.label}' holds {len(files):,} {kind.noun} directly in {where} (first '{files.names[0]}'), but "
             f"the layout {kind.layout} needs one folder for each class, with the {kind.noun} of the class in it."
         )
+        if what := _class_in(files.names, "audio_clips(pattern=r'{}')") if kind.layout == "audio" else "":
+            msg += f" Their names may say {what}"
         raise LayoutError(msg)
     folder_of_file = files.folders[1]
     bare = {one: np.flatnonzero(folder_of_file == one.number) for one in every if one.number >= 0 and one.split in flat}
@@ -333,32 +340,26 @@ def _called_alike(tops: Sequence[str], deep: Collection[str]) -> dict[str, str]:
 
 def _classes_in(folders: list[_Folder], splits: dict[str, str], level: int | None) -> Iterator[_Class]:
     """Yield the folders that are in those of classes, which are below those of splits."""
-    below = {top: _unwrap_split(_below(folders, top), top) for top in splits} or {"": folders}
-    for top, own in _without_shared(below).items():
-        split = splits.get(top, "")
-        for parts, number in own:
+    # A folder of one name in each split, such as data, is no class.
+    inner = {parts[1] for parts, number in folders if number >= 0 and len(parts) > 1 and parts[0] in splits}
+    for top, split in (splits or {"": ""}).items():
+        wrappers = {top, *(inner if len(inner) == 1 else ())}
+        below = _unwrap_split(_below(folders, top), wrappers) if splits else folders
+        for parts, number in below:
             if parts:
                 at = _place_of(parts, level) if level is not None and number >= 0 else 0
                 yield _Class(words.SPLIT_ORDER.get(split, 0), parts[at], "/".join(parts), split, number)
 
 
-def _without_shared(below: dict[str, list[_Folder]]) -> dict[str, list[_Folder]]:
-    """Remove a folder that wraps the classes of every split, such as `data`."""
-    filled = [parts for own in below.values() for parts, number in own if parts and number >= 0]
-    if len(below) < 2 or len({parts[0] for parts in filled}) != 1 or any(len(parts) == 1 for parts in filled):
-        return below
-    return _without_shared({top: _below(own, filled[0][0]) for top, own in below.items()})
-
-
-def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
+def _unwrap_split(folders: list[_Folder], wrappers: Collection[str]) -> list[_Folder]:
     """Remove a folder that repeats the split, or is merely called images: seg_train/seg_train/forest."""
     inner = {parts[0] for parts, number in folders if parts and number >= 0}
     if len(inner) != 1 or any(len(parts) == 1 for parts, _ in folders):
         return folders
     (name,) = inner
-    if split_name(name) != split_name(split) and not words.holds_images(name):
+    if split_name(name) not in map(split_name, wrappers) and not words.holds_images(name):
         return folders
-    return _unwrap_split(_below(folders, name), split)
+    return _unwrap_split(_below(folders, name), wrappers)
 
 
 def _place_of(parts: tuple[str, ...], level: int) -> int:

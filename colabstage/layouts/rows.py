@@ -308,20 +308,19 @@ class TableSearch:
         """Return a table whose names recur with another column's folders before them, where these are elsewhere: the
         frames of each clip, the slices of each patient."""
         folders, of_files = self.files.folders
-        inside, found = {*map(posixpath.basename, folders)}, list[LeadingTable]()
+        inside, found = {part for folder in folders for part in folder.split("/")}, list[LeadingTable]()
         for column in led.columns.values() if len(led.path.distinct) < len(led.path) else ():
-            known = {cell for cell in column.distinct if posixpath.basename(words.normal(cell)) in inside}
-            rows = [*zip(column.cells, led.path.cells, strict=True)] if known else []
-            cells = [posixpath.join(*row) for row in rows]
-            written = {cell for cell, (folder, _) in zip(cells, rows, strict=True) if folder in known}
-            every, whole = self.lookup.search_each(written, posixpath.dirname(led.name))
-            leads = {cell: number for cell, number in every.items() if number != SEVERAL}
-            differs = any(leads.get(one) != led.leads.get(name) for one, (_, name) in zip(cells, rows, strict=True))
+            if inside.isdisjoint(map(posixpath.basename, column.distinct)):
+                continue
+            path = Column(led.path.name, list(map(posixpath.join, column.cells, led.path.cells)))
+            every, whole = self.lookup.search_each(path.distinct, posixpath.dirname(led.name))
+            there = {one: {*self.lookup.names[number].split("/")} for one, number in every.items() if number >= 0}
+            leads = {one: every[one] for one, parts in there.items() if words.folder_of(words.normal(one)) in parts}
+            differs = [*map(leads.get, path.cells)] != [*map(led.leads.get, led.path.cells)]
             files = [*{*leads.values()}]
             # A grade of 1 is the stem of a file in each folder; names without an ending name most of what is there.
             is_named = 2 * whole > len(leads) or 2 * len(files) > np.isin(of_files, of_files[files]).sum()
             if differs and len(files) >= len(led.files) and is_named:
-                path = Column(led.path.name, cells)
                 columns = [path if one is led.path else one for one in led.table.columns]
                 made = replace(led.table, columns=columns)
                 found.append(replace(led, table=made, path=path, leads=leads, beside=column.name))

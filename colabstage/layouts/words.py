@@ -56,6 +56,7 @@ _PARTS = frozenset({
     "fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target", "actor", "speaker",
     "subject", "participant", "patient", "x", "y",
 })  # fmt: skip
+_DATED = re.compile(r"(19|20)\d\d[-_. ]?(0[1-9]|1[0-2])([-_. ]?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 _ASIDE = frozenset({
     "thumbnail", "thumbnails", "thumb", "thumbs", "preview", "previews", "cropped", "augmented", "backup", "original",
     "originals", "raw", "unsorted", "output", "outputs", "results", "tmp", "temp", "preds", "predictions",
@@ -301,9 +302,9 @@ def is_unlabelled(name: str) -> bool:
 
 
 def is_part(name: str) -> bool:
-    """Tell whether a folder's name is a part of a dataset or of each sample: fold1, query, LR, depth."""
+    """Tell whether a folder's name is a part of a dataset or of each sample: fold1, query, LR, depth, 2024-01-31."""
     words = set(letters_of(name))
-    return bool(words) and words <= _PARTS
+    return set() < words <= _PARTS or _DATED.match(name) is not None
 
 
 def may_hold_parts(names: Iterable[str], stem: str) -> bool:

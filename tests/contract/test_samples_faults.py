@@ -395,12 +395,12 @@ TABLES = [
           ("all", "", "012345", refused("count from 0 .* from 1")), ("words before them", "img_", "234567", refused("count from 2 .* from 1")), ("in two tables", "", "0123/45", refused("count from 0 .* from 1")),
           ("some are missing", "", "12345678", found("train: a 3, b 3")), ("one is missing on both sides", "", "123459", noted("first '9'"))]),
     *(row(f"words for a missing label: {name}", files("images/{0..8}.jpg", {"labels.csv": f"image,{name}\n" + "".join(f"{i}.jpg,{cells.split()[i % 3]}\n" for i in range(9))}), right=[right])
-      for name, cells, right in [("label", "NA None cat", noted("'NA', 'None' in 'label' are classes")), ("tags", "a|b none a", noted("'none' in 'tags' is a class")), ("class", "nan dog cat", refused("'nan'"))]),
+      for name, cells, right in [("label", "NA None cat", noted("'NA', 'None' in 'label' count like")), ("tags", "a|b none a", noted("'none' in 'tags' counts like")), ("class", "nan dog cat", refused("'nan'"))]),
     row("a number for all but one", files("images/{0..5}.jpg", {"labels.csv": "image,age\n" + "".join(f"{i}.jpg,{i * 3.5 if i else 'NA'}\n" for i in range(6))}), layout=table_rows(labels=["age"]),
         right=[refused("'NA'", but_not="separator=','")]),
     *(row(f"words beside numbers like {numbers}", files("images/{0..5}.jpg", {"labels.csv": "image,sex,score\n" + "".join(f"{i}.jpg,{'mf'[i % 2]},{numbers.split()[i % 3]}\n" for i in range(6))}), right=[right])
       for numbers, right in [("0.0 1.0 1.0", refused("Which of the columns 'score', 'sex'")), ("0 -1 1", refused("Which of the columns 'score', 'sex'")), ("nan 0.0 1.0", refused("Which of the columns 'score', 'sex'")), ("2.5 1 0", found("train: f 3, m 3")), ("7 8 9", found("train: f 3, m 3"))]),
-    row("a word for no label", files("images/{0..5}.jpg", {"labels.csv": "image,label\n" + "".join(f"{i}.jpg,{('cat', 'unlabeled', 'dog')[i % 3]}\n" for i in range(6))}), right=[noted("'unlabeled' in 'label' is a class")]),
+    row("a word for no label", files("images/{0..5}.jpg", {"labels.csv": "image,label\n" + "".join(f"{i}.jpg,{('cat', 'unlabeled', 'dog')[i % 3]}\n" for i in range(6))}), right=[noted("'unlabeled' in 'label' counts like")]),
     *(row(f"parts of a table: {name}", files("images/{0..5}.jpg", {f"{table}.csv": "image,label\n" + "".join(f"{i}.jpg,{'ab'[i % 2]}\n" for i in own) for table, own in tables.items()}), right=[right])
       for name, tables, right in [("all", {"part1": range(3), "part2": range(3, 6)}, found("train: a 3, b 3")), ("one image in two", {"part1": range(4), "part2": range(3, 6)}, refused("Several tables")), ("other words", {"one": range(3), "two": range(3, 6)}, refused("Several tables"))]),
     row("no column that looks like the label", files("images/{0..5}.jpg", {"labels.csv": "image,pid\n" + "".join(f"{i}.jpg,p{i}\n" for i in range(6))}), right=[refused("None of the columns 'pid'")]),
@@ -665,6 +665,7 @@ BESIDE_FOLDERS = [
     *(row(f"a table of folders and {name} in them", files("scans/p{1,2}/{0..2}.jpg", {"labels.csv": "patient,slice,finding\n" + "".join(f"p{i},{j}{ending},{('ill', 'well')[(i + j) % 2]}\n" for i in range(1, last) for j in range(3))}), right=[right])
       for name, ending, last, right in [("images", ".jpg", 3, found("train: ill 3, well 3", note="same 'patient'")), ("numbers", "", 3, found("train: ill 3, well 3")), ("images, some of them elsewhere", ".jpg", 4, found("train: ill 3, well 3", note="first 'p3/0.jpg'"))]),
     row("a table of clips and the boxes in their frames", files("v{1,2}/{0..2}.jpg", {"boxes.csv": "clip,frame,xmin,ymin,xmax,ymax,class\n" + "".join(f"v{i},{j}.jpg,1,2,9,9,c{i}\n" for i in (1, 2) for j in (0, 0, 1, 2))}), right=[found("train: boxes c1 4, c2 4")]),
+    row("a number for a missing label", files("images/{0..3}.jpg", {"labels.csv": "file,age\n0.jpg,1.5\n1.jpg,-999\n2.jpg,7\n3.jpg,8\n"}), right=[noted("'-999' in 'age' counts like the others. If that says")]),
     row("a table of folders and several labels of each", files(PATIENTS, {"labels.csv": "patient,a,b\np1,0,1\np2,1,1\np3,0,0\n"}), right=[noted("labels.csv")]),
     row("a table of folders that may be classes", files("{cat,dog,bus}/a{0..3}.jpg", {"classes.csv": "name,kind\ncat,pet\ndog,pet\nbus,vehicle\n"}), right=[noted('image_folder')]),
     row("a table of more folders than there are", files(PATIENTS, {"labels.csv": "case,grade\n" + "".join(f"p{i},{i % 2}\n" for i in range(1, 6))}), right=[noted("first 'p4'")]),

@@ -166,11 +166,9 @@ def _records_beside(
     files: Sequence[FileEntry | None],
     parse: Callable[[str, bytes], Record],
     what: str,
-    *,
-    labels: Iterable[str],
 ) -> tuple[list[Placed], list[str]]:
     """Return each image with what its file states; and notes on images without a file (called `what`) and so without
-    boxes, on images that share a file, and on files among `labels` that belong to no image."""
+    boxes, and on images that share a file."""
     there = [file for file in files if file is not None]
     found = source.parse(there, lambda file, content: parse(file.name, content))
     nothing = Record("", ())
@@ -183,15 +181,9 @@ def _records_beside(
     first_of: dict[str, str] = {}
     pairs = zip(images.names, files, strict=True)
     shared = [image for image, file in pairs if file is not None and first_of.setdefault(file.name, image) != image]
-    # Images without a label file count only in folders where others have one.
-    folders = {posixpath.dirname(name) for name in found}
-    stems = {words.normal(words.stem_of(name)) for name in source.ending_in(words.IMAGES).names}
-    others = (name for name in labels if name not in found and posixpath.dirname(name) in folders)
-    alone = sorted(name for name in others if words.normal(words.stem_of(name)) not in stems)
     return placed, [
         *([kept] if bare else []),
         *([f"{counted(len(shared), 'images', 'have')} the {what} of another (first '{shared[0]}')."] if shared else []),
-        *left_out_notes((len(alone), "label files", f"of no image (first '{alone[0] if alone else ''}')")),
     ]
 
 
@@ -276,13 +268,7 @@ def _turned(points: Points, around: tuple[float, float], degrees: Any) -> Points
 
 
 def _record(
-    image: str,
-    drawn: Iterable[Drawing],
-    size: tuple[int, int] = (0, 0),
-    split: str = "",
-    left_out: int = 0,
-    *,
-    labels: Sequence[str] = (),
+    image: str, drawn: Iterable[Drawing], size: tuple[int, int] = (0, 0), split: str = "", left_out: int = 0
 ) -> Record:
     """Return what is drawn on an image: the class of each drawing, and the box around its points; a single point has no
     box, and is left out."""
@@ -296,7 +282,7 @@ def _record(
         if len(places) > 1:
             shapes.append((str(label), (min(xs), min(ys), max(xs), max(ys))))
         left_out += len(places) == 1
-    return Record(image, shapes, size, split, left_out, labels)
+    return Record(image, shapes, size, split, left_out)
 
 
 def _box(x: Any, y: Any, width: Any, height: Any) -> Points:
@@ -393,7 +379,7 @@ def kitti_state(source: Source) -> Evidence:
     if not any(files):
         msg = f"'{source.label}' has no folder label_2 with a text for each image in a folder image_2 beside it."
         raise LayoutError(msg)
-    placed, notes = _records_beside(source, images, files, _parse_kitti, "file in label_2", labels=texts.names)
+    placed, notes = _records_beside(source, images, files, _parse_kitti, "file in label_2")
     # In the order of KITTI's list, as other programs number them.
     order = {kind: number for number, kind in enumerate(_KITTI_TYPES)} | {_DONT_CARE: len(_KITTI_TYPES) + 1}
     found = {kind for one in placed for kind, _ in one.record.shapes}
@@ -453,7 +439,7 @@ def voc_state(source: Source) -> Evidence:
     folders = set(map(posixpath.dirname, labels))
     chosen = images.where(lambda name: posixpath.dirname(name) in folders)
     files = [labels.get(name) for name in chosen.names]
-    placed, notes = _records_beside(source, chosen, files, _parse_voc, "XML file", labels=annotations.names)
+    placed, notes = _records_beside(source, chosen, files, _parse_voc, "XML file")
     # Renumbered files keep the old name inside, so their own names count.
     bases = set(map(_base, chosen.names))
     others = [file.name for file, record, _ in placed if record.image in bases and record.image != _base(file.name)]
@@ -563,8 +549,7 @@ def yolo_state(source: Source) -> Evidence:
     kept = [number for number, split in enumerate(splits) if split in labelled]
     notes += left_out_notes((len(images) - len(kept), "images", "of splits without a label file"))
     images, files = images.take(np.array(kept)), [files[number] for number in kept]
-    labels = {*entries.names}.difference(lists)
-    placed, more = _records_beside(source, images, files, parse, "label file", labels=labels)
+    placed, more = _records_beside(source, images, files, parse, "label file")
     notes += more
     if stated:
         placed = [one._replace(split=splits[number]) for one, number in zip(placed, kept, strict=True)]
@@ -848,7 +833,8 @@ def _labelme(name: str, content: bytes) -> list[Record]:
     ticked = [word for word, is_on in (found.get("flags") or {}).items() if is_on]
     size = _size(found, "imageHeight", "imageWidth")
     # The image of the same name beside the file, because the path in the file is from the annotator's machine.
-    return [_record(words.stem_of(name), drawn, size, left_out=len(ticked), labels=ticked)] if found else []
+    made = _record(words.stem_of(name), drawn, size, left_out=len(ticked))
+    return [made._replace(labels=ticked)] if found else []
 
 
 def _labelme_points(shape: dict[str, Any]) -> Points:
@@ -966,7 +952,8 @@ def _label_studio(_: str, content: bytes) -> list[Record]:
             msg = f"task {show(one.get('id'))} answers several questions; export a CSV, which has a column for each"
             raise ValueError(msg)
         labels = [word for each in choices for word in each["value"]["choices"]]
-        every.append(_record(image, map(_label_studio_drawing, regions, sizes), size, left_out=lost, labels=labels))
+        made = _record(image, map(_label_studio_drawing, regions, sizes), size, left_out=lost)
+        every.append(made._replace(labels=labels))
     return every if any(one.image for one in every) else []
 
 
@@ -1012,7 +999,8 @@ def _cvat(name: str, content: bytes) -> list[Record]:
             drawn = [(one.attrib["label"], _CVAT_SHAPES[one.tag](one.attrib)) for one in found]
             split = words.SPLITS.get(given.get("subset", "").lower(), "")
             tags = [one.attrib["label"] for one in image if one.tag == "tag"]
-            every.append(_record(given["name"], drawn, _size(given), split, len(image) - len(found), labels=tags))
+            made = _record(given["name"], drawn, _size(given), split, len(image) - len(found))
+            every.append(made._replace(labels=tags))
 
     parse_xml(name, content, "annotations", take)
     return every
