@@ -453,7 +453,8 @@ def _row(values: NDArray[Any], place: StoredField, name: str) -> memoryview:
     if values.shape != place.shape or values.dtype != place.dtype:
         msg = (
             f"'{name}' has shape {values.shape} and dtype {values.dtype}; expected {place.shape} and {place.dtype}, as "
-            "all the others."
+            "all the others. Pad, cut or convert them; rows of any length can stay in an HDF5 file of your own, which "
+            "dataset_h5 reads."
         )
         raise LayoutError(msg)
     return array_bytes(values)

@@ -171,7 +171,7 @@ def test_what_a_dataset_calls_its_classes_may_be_their_number(tmp_path: Path, na
             lambda i: {"image": np.zeros(3), "objects": {"bbox": []}},
             r"Items\[0\] has no boxes, like the items after it",
         ),
-        (lambda i: ([np.zeros(3), np.zeros(2)], i), r"do not make an array"),
+        (lambda i: ([np.zeros(3), np.zeros(2)], i), r"do not make an array.*several inputs are a pack each"),
         (lambda i: (picture(i).resize((i + 1, 4)), i), r"many sizes.*or encoding='jpeg:90'"),
         (lambda i: (np.zeros(3), i or None), r"Items\[1\] has a target, and Items\[0\] has none"),
         (lambda i: (np.zeros(3), None if i == 5 else i % 2), r"Items\[5\] has NoneType"),

@@ -58,6 +58,7 @@ _X_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "
 _Y_KEYS = ("label", "labels", "fine_label", "target", "targets", "y", "class", "mask")
 # As many items are kept as are examined before packing begins.
 _FIRST = 16
+_SEVERAL = "several inputs are a pack each, which loaders with one seed= visit in the same order"
 # Wider floats have a different layout on each machine.
 _WIDEST_BYTES = 8
 # Modes of Pillow whose pixels are kept as they are.
@@ -245,7 +246,8 @@ class _Pairs:
         # Only two: with three parts it is unclear which is the target.
         if len(item) == 2:
             return item[0], item[1]
-        raise _odd(name, f"{len(item)} parts", "(x, y). Leave out the others, for example in a wrapper's items")
+        wanted = f"(x, y). Leave out the others, for example in a wrapper's items; {_SEVERAL}"
+        raise _odd(name, f"{len(item)} parts", wanted)
 
     def _sides_by_key(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
         keys = self.keys
@@ -373,7 +375,7 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
         values = array_of(value)
     except (TypeError, ValueError, RuntimeError) as error:
         msg = ended(f"{name} has {type(value).__name__} values that do not make an array: {error}")
-        raise LayoutError(msg) from error
+        raise LayoutError(f"{msg} Of arrays {_SEVERAL}." if _is_list(value) else msg) from error
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > _WIDEST_BYTES:
         has = f"{type(value).__name__} values ({values.dtype})"
         raise _odd(name, has, "an image, an array or a number, of at most 64 bits")

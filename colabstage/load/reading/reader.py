@@ -63,7 +63,7 @@ from colabstage.machine.mounts import mount_of, require_answer, slow_reason
 from colabstage.machine.resources import allow_open_files, read_resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -232,13 +232,14 @@ class SplitPart:
         *,
         arrival: Arrival | None,
         fields: NamedFields | None,
+        packing: str,
         resizer: Resizer,
         allow_external: bool,
         slot: KeptSlot,
     ) -> None:
-        """Examine the file; no sample is read. `number`: which of several parts this is. `slot`: for decoded images of
-        all parts; shared with the copy in memory, which decodes the same ones."""
-        self.path = path
+        """Examine the file; no sample is read. `number`: which of several parts this is. `packing`: the line that packs
+        them. `slot`: for decoded images of all parts; shared with the copy in memory, which decodes the same ones."""
+        self.path, self._packing = path, packing
         self.split, self._number, self._resizer, self._slot = split, number, resizer, slot
         self._open_file = partial(
             open_fields, fields=fields, allow_external=allow_external, in_part=arrival is not None
@@ -290,7 +291,7 @@ class SplitPart:
         return FieldSource(info, columns[BOXES], columns)
 
     def _look_at(self, dataset: Any, name: str) -> Storage:
-        storage = read_storage(dataset, name, self.path, self.slow_mount)
+        storage = read_storage(dataset, name, self.path, self._packing, self.slow_mount)
         if storage.home is not None:
             # The linked file may be replaced too, so it is stamped like the file itself.
             self._stamps.setdefault(storage.home, FileStamp.of(storage.home.stat()))
@@ -484,11 +485,13 @@ class SplitReader(RowFacts):
             having = _check_one_set([read(path) for path in paths], split)
         else:
             having = list(paths)
+        self._packing = _packing_line(files, paths, fields)
         make = partial(
             SplitPart,
             split=split,
             arrival=arrival,
             fields=fields,
+            packing=self._packing,
             resizer=resizer,
             allow_external=allow_external,
             slot=self._slot,
@@ -521,8 +524,8 @@ class SplitReader(RowFacts):
         if self.reversed_axes:
             axes = " x ".join(map(str, self.row_shape or ()))
             doubts.append(
-                f"MATLAB wrote the inputs of '{path}', and their axes are reversed here: each is {axes}. "
-                f"pack_dataset('{path}', 'packed.h5') reads them as MATLAB shows them."
+                f"MATLAB wrote the inputs of '{path}', and their axes are reversed here: each is {axes}. As "
+                f"MATLAB shows them they are read by {self._packing}."
             )
         sides = [(side, part.path) for part in self._parts for side in (part._x, part._y) if side is not None]
         holes = [(side, place) for side, place in sides if side.storage.unwritten]
@@ -734,6 +737,14 @@ class SplitReader(RowFacts):
             part.close()
         if (kept := self._slot.kept) is not None:
             kept.release()
+
+
+def _packing_line(files: Files, paths: Sequence[Path], fields: NamedFields | None) -> str:
+    """Return the line that packs the same inputs and targets."""
+    several = str(files) if isinstance(files, str | os.PathLike) else [*map(str, files)]
+    call = f"pack_dataset('{paths[0]}', 'packed.h5'" if len(paths) == 1 else f"stage_dataset({several!r}"
+    named = "" if fields is None else f", layout=array_rows(x={fields.x!r}, y={fields.y!r})"
+    return f"{call}{named}){', from colabstage.options' if named else ''}"
 
 
 def _is_being_written(path: Path) -> bool:
