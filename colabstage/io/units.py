@@ -89,8 +89,8 @@ def parse_fractions(text: str) -> dict[str, float] | list[float] | float:
 def format_duration(seconds: float) -> str:
     """Write a time span the way people say it.
 
-    >>> [format_duration(t) for t in (0.00042, 0.0042, 0.5, 42.0, 192.0, 7260.0)]
-    ['420.0 µs', '4.2 ms', '0.50 s', '42.0 s', '3 min 12 s', '2 h 1 min']
+    >>> [format_duration(t) for t in (0.00042, 0.0042, 0.5, 42.0, 192.0, 7260.0, 3456000.0)]
+    ['420.0 µs', '4.2 ms', '0.50 s', '42.0 s', '3 min 12 s', '2 h 1 min', '40 days 0 h']
     """
     if 0 < seconds < 0.00099995:
         return f"{seconds * 1_000_000:.1f} µs"
@@ -104,7 +104,8 @@ def format_duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min"
+    days, left = divmod(hours, 24)
+    return f"{format_count(days, 'days')} {left} h" if days else f"{hours} h {minutes} min"
 
 
 def format_count(count: int, things: str) -> str:

@@ -61,7 +61,7 @@ from colabstage.sources.packs import LEAST_BLOCKS
 from colabstage.sources.parse import ObjectSource, drive_path_of
 from colabstage.sources.remote_files import read_small_file
 from colabstage.stage.dataset import Origin, StagedDataset
-from colabstage.stage.places import PREVIOUS_SUFFIX, BucketPlace, CachedFile, FolderPlace, Place
+from colabstage.stage.places import MANIFEST_SUFFIX, PREVIOUS_SUFFIX, BucketPlace, CachedFile, FolderPlace, Place
 from colabstage.stage.publish import PublishReport, publish, published_before
 from colabstage.stage.record import LocalRecord, cache_name, identity_of, read_record, write_record
 from colabstage.stage.source import SourceOnce, StageCall, StateDiffersError, compared_beside
@@ -237,7 +237,12 @@ class Cache:
 
     def why_nothing(self) -> str:
         """Say why `find` found nothing: it may have given the cache up."""
-        return "no pack of this dataset yet" if self.place is not None else self.why
+        place, manifest = self.place, f"{self.request.name}.h5{MANIFEST_SUFFIX}"
+        with contextlib.suppress(OSError):
+            # Small files reach the cloud first.
+            if place is not None and place.ask(lambda: place.entries([manifest])):
+                return "only the manifest of a pack whose upload was cut off; data.wait_published() waits for uploads"
+        return "no pack of this dataset yet" if place is not None else self.why
 
     def find(self) -> CachedPack | None:
         """Return the requested pack; `None` if there is none, or none is wanted."""

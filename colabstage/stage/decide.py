@@ -86,7 +86,7 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
         cached = cache.find()
         identity = None if cached is None else cached.identity
         if cached is None or identity is None:
-            step.note, why = "not there", cache.why_nothing()
+            step.note = why = cache.why_nothing()
         else:
             # Joining shards would take their space twice.
             limit = request.disk_limit

@@ -167,6 +167,7 @@ def test_all_other_times_prove_nothing(drive: SimulatedDrive, my_drive: Path) ->
 
 
 @pytest.mark.fuse
+@pytest.mark.filterwarnings("ignore:Classes have other numbers")
 @pytest.mark.parametrize("drive_knobs", [replace(DriveKnobs.quick(), attributes=False)])
 def test_a_folder_on_drive_tells_what_came_and_went(drive: SimulatedDrive, my_drive: Path) -> None:
     """The times of its folders show an added file, and a class folder that was removed."""
