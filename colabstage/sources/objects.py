@@ -240,6 +240,8 @@ def _open_in_store(
     store = ObjectStore(folder, cancellation)
     with contextlib.ExitStack() as on_error:
         on_error.callback(store.close)
+        if pattern and store.exists(whole := f"{store.path}/{pattern}"):
+            store.path, store.label, pattern = whole, f"{store.label}/{pattern}", ""
         info = _find(store)
         size = size_of(info)
         may_be_marker = store.folders_are_prefixes and (url.endswith("/") or size == 0)
