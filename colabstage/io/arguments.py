@@ -48,6 +48,8 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
 }
 
 # `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
+# The name of a server, as addresses pasted without their scheme begin.
+_HOST = r"(?:[\w-]+\.)+(?:com|org|net|edu|gov|[a-z]{2})"
 _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 # The limit of Linux's file systems and system calls.
 _MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095
@@ -339,6 +341,12 @@ def whereabouts(path: Path) -> str:
         hint = " Only Kaggle's notebooks have '/kaggle/input'; elsewhere, give the address of the dataset's page."
     elif first == "Users" or re.match(r"[A-Za-z]:(?:\\|$)", first):
         hint = " This machine cannot read another computer's disk: upload the file, to Google Drive for example."
+    elif ":" in first or (missing.parts[1:] and re.fullmatch(_HOST, first)):
+        hint = " An address begins with its scheme, as 'https://…', 's3://…' or 'kaggle://…'."
+    elif there == current_folder() and len(missing.parts) == 2 and not missing.suffix:
+        hint = (
+            f" If a hub has a dataset of that name, give its address: 'hf://datasets/{missing}', 'kaggle://{missing}'."
+        )
     return _names_in(there, first, hint)
 
 
@@ -354,8 +362,12 @@ def _names_in(folder: Path, wanted: str, hint: str) -> str:
         return f"'{link}' is a link to '{link.readlink()}', which does not exist."
     if wanted in names:
         return f"The folder '{folder}' lists '{wanted}', but it does not open now: try again."
+    return names_like(wanted, str(folder), names, hint)
+
+
+def names_like(wanted: str, folder: str, names: list[str], hint: str = "") -> str:
+    """Say which names in a folder are most like a missing one. `hint`: for what is not only misspelt."""
     close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)
     shown = [*close, *(name for name in names if name not in close)]
     held = listed(shown, len(close) or _NAMES_SHOWN)
-    # What is only misspelt needs no hint.
     return f"The folder '{folder}' holds {held}; no '{wanted}'.{'' if close else hint}"

@@ -61,7 +61,7 @@ from colabstage.layouts.formats import (
     tokens,
     webdataset,
 )
-from colabstage.layouts.formats.tables import LISTS
+from colabstage.layouts.formats.tables import LISTS, parse_table
 from colabstage.layouts.judge import (
     TO_EXTRACT,
     UNLABELLED,
@@ -847,7 +847,13 @@ def _how_to_give(source: Source) -> str:
         return f"Archives inside a folder are not opened{beside}. Give as the source{more}: {given}."
     if not named:
         return ""
+    given = folder if source.tree.kind == "folder" else shown[0]
+    for table in source.parse_once(named.ending_in({".csv"})[:1], parse_table).values():
+        far = [one.name for one in table.columns if one.filled and all("://" in cell for cell in one.filled)]
+        if far:
+            listing = f"[{shown[0]!r}, *pandas.read_csv({shown[0]!r})[{far[0]!r}]]"
+            return f"Addresses in a table are read if they are given beside it, as in the list {listing}."
     return (
-        f"A table is read with the files it names: give a folder of both, or ['{folder}', 'FOLDER_OF_THE_IMAGES']. "
+        f"A table is read with the files it names: give a folder of both, or ['{given}', 'FOLDER_OF_THE_IMAGES']. "
         f"One of numbers alone is given as arrays: np.savez('data.npz', x=x, y=y). {tokens.AS_CLASSES}."
     )

@@ -71,7 +71,10 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+|\d+x\d+")
 # Between numbers and hashes, which tell the files of one set apart.
 _WORD = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2,}(?![A-Za-z0-9])")
 _PACKING = re.compile(r"(.*?)((?:\.(?:gz|bz2|xz|zst))?)$", re.DOTALL)
-TO_EXTRACT = "extract_archive(source, 'FOLDER') (a remote source is first copied: fetch_files(source, 'PATH'))"
+TO_EXTRACT = (
+    "extract_archive(source, 'FOLDER') (a remote source is first copied: fetch_files(source, 'PATH'); Kaggle's is a "
+    "folder then)"
+)
 # Layouts whose samples are records of shards.
 _OF_SHARDS = ("webdataset", "tfrecord", "lmdb", "arrow")
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")

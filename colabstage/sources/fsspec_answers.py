@@ -130,7 +130,9 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     found = [one for one in map(_judge_one, causes(error)) if one != "other"]
     judgement = "access" if found[:1] == ["missing"] and "access" in found else next(iter(found), "other")
     if judgement == "missing":
-        return SourceNotFoundError(f"There is nothing at '{label}' ({reason}).")
+        # Most say nothing more than the address.
+        named = "" if label.endswith(reason) else f" ({reason})"
+        return SourceNotFoundError(f"There is nothing at '{label}'{named}.")
     if judgement == "access" and "storage class" in reason:
         how = "It is archived: have it restored first (on S3: aws s3api restore-object)."
         return SourceAccessError(f"'{label}' cannot be read: the service refuses ({reason}). {how}")

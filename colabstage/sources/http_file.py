@@ -606,7 +606,8 @@ def _status_error(status: int, headers: Mapping[str, str], url: str, label: str,
             remedy = "The link carries a signature or token, which has probably expired: get a fresh link."
         return SourceAccessError(f"'{label}' is refused: {shown}. {remedy}")
     if status in {404, 410}:
-        msg = f"There is nothing at '{label}': {shown}. Check the address, or open it in a browser."
+        listing = " A web server lists no files: for a star give a list of addresses." if "*" in url else ""
+        msg = f"There is nothing at '{label}': {shown}. Check the address, or open it in a browser.{listing}"
         return SourceNotFoundError(msg)
     if status == 202 and (headers.get("x-amzn-waf-action") or headers.get("Content-Length") == "0"):
         remedy = f"Give {where!r}" if where else "Download it with a browser, and give the path of that file"

@@ -11,9 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from colabstage.errors import SourceChangedError, SourceError, SourceNotFoundError, SourceReadError
+from colabstage.io.arguments import names_like
 from colabstage.io.files import PATIENT, RetryPolicy, hash_block
 from colabstage.io.packages import added_by_packages
-from colabstage.io.units import left_out, listed, show_address
+from colabstage.io.units import left_out, show_address
 from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
 from colabstage.sources.parse import split_pattern
@@ -135,8 +136,7 @@ def _open_folder(store: ObjectStore, *, pattern: str = "", workers: int, retry: 
     listing, notes = _sort_listing(store, rows)
     members = {name: member for name, member in listing.items() if wanted.fullmatch(name)}
     if pattern and not members:
-        held = f"holds {listed(sorted(listing))}" if listing else "holds no files"
-        msg = f"Nothing at '{store.label}' fits the pattern '{pattern}': it {held}."
+        msg = f"Nothing fits the pattern '{store.label}/{pattern}'. {names_like(pattern, store.label, sorted(listing))}"
         raise SourceNotFoundError(msg)
     lines = (f"{name}\t{facts.size}\t{facts.version}" for name, (_, facts) in sorted(members.items()))
     return RemoteFileTree(
@@ -218,6 +218,21 @@ def open_address(
     return found
 
 
+def _find(store: ObjectStore) -> dict[str, Any]:
+    """Return the facts on the store's own address; the error where there is nothing names what is like it."""
+    try:
+        return store.info()
+    except SourceNotFoundError as error:
+        above, _, name = store.path.rstrip("/").rpartition("/")
+        names: list[str] = []
+        with contextlib.suppress(SourceError):
+            names = sorted(str(row["name"]).rstrip("/").rpartition("/")[2] for row in store.list_folder(above) if above)
+        if not names:
+            raise
+        msg = f"{error} {names_like(name, store.label.removesuffix(f'/{name}'), names)}"
+        raise SourceNotFoundError(msg) from None
+
+
 def _open_in_store(
     url: str, cancellation: Cancellation | None, workers: int, retry: RetryPolicy
 ) -> ObjectFile | RemoteFileTree:
@@ -225,7 +240,9 @@ def _open_in_store(
     store = ObjectStore(folder, cancellation)
     with contextlib.ExitStack() as on_error:
         on_error.callback(store.close)
-        info = store.info()
+        if pattern and store.exists(whole := f"{store.path}/{pattern}"):
+            store.path, store.label, pattern = whole, f"{store.label}/{pattern}", ""
+        info = _find(store)
         size = size_of(info)
         may_be_marker = store.folders_are_prefixes and (url.endswith("/") or size == 0)
         is_folder = pattern or info.get("type") == "directory" or (may_be_marker and store.list_folder(store.path))

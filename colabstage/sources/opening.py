@@ -318,6 +318,9 @@ class Part(Closing):
         assert self.opening.folder is not None
         return self.opening.folder / copy_name(self.source.address, self.file.facts.name)
 
+    def _check_space(self, nbytes: int) -> None:
+        check_space(self._copy_path.parent, nbytes, f"The copy of '{self.source.label}'")
+
     def _downloaded(self) -> Path:
         """Return the folder with all of a file that comes as one stream, which cannot be continued: an earlier run's
         complete download of the same state, or a new one."""
@@ -331,7 +334,7 @@ class Part(Closing):
             elif take_orphan(orphan, folder):
                 self._download = folder
                 return folder
-        check_space(folder.parent, facts.size or 0, f"The copy of '{self.source.label}'")
+        self._check_space(facts.size or 0)
         folder.mkdir()
         try:
             with self.opening.progress.step(f"copy {facts.name}", total=facts.size, unit="B") as step:
@@ -382,6 +385,7 @@ class Part(Closing):
         if self.cost.is_walked:
             content = walk = self._walk("look through")
         elif not self.cost.opens_at_once and self.copy is not None:
+            self._check_space(self.copy.size - self.kept_bytes)
             self.copy.start()
         try:
             tree = open_archive(

@@ -528,7 +528,7 @@ def _make_pack(
         step.amount = sum(done.samples.values()) - done.resumed - (0 if done.takeover is None else done.takeover.taken)
         parts = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
         if source.cost.archive_bytes:
-            parts.append("while the archive was being copied here")
+            parts.append("while the source was being copied here")
         if done.resumed:
             parts.append(f"{done.resumed:,} were already in place")
         step.note = "; ".join(parts)

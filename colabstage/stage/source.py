@@ -77,6 +77,8 @@ class SourceOnce(Closing):
                     undo.callback(source.close)
                     # Before anything is read: a write to the source meanwhile must show as a change.
                     files, step.amount = source.take_state()
+                    # Some servers do not say how long a file is.
+                    step.unit = step.unit if step.amount else ""
                     undo.pop_all()
             except (SourceError, DriveError, ArchiveError) as error:
                 step.unit, step.note = "", str(error)

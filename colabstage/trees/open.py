@@ -15,7 +15,7 @@ import numpy as np
 from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
 from colabstage.io.arguments import whereabouts
 from colabstage.io.files import read_with_retry
-from colabstage.io.units import format_count, listed
+from colabstage.io.units import HIDDEN, format_count, listed
 from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
     HEAD_BYTES,
@@ -74,6 +74,10 @@ class SingleFileTree(Tree):
     def open(self, entry: FileEntry) -> ByteSource:
         self._own(entry)
         return RequestedBytes(self.source.pread, self.source.size, label=self.label)
+
+    def address_of(self, entry: FileEntry) -> str:
+        # Packed, or at an address with hidden parts, it is not what the address gives.
+        return "" if self.packed is not None or HIDDEN in self.label else self.label
 
 
 def recognise(path: Path) -> TreeFormat | None:

@@ -65,6 +65,18 @@ PETS = files("photos/{cat,dog}/{0..3}.png")
 # --- names and advice -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("example.org/pets.zip", "https://"), ("s3:bucket/pets", "s3://"), ("ann/pets", "'hf://datasets/ann/pets'")],
+)
+def test_an_address_without_its_scheme_leads_to_one_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Callable[[object], Packed], written: str, value: str
+) -> None:
+    """As browsers and other libraries write it."""
+    monkeypatch.chdir(tmp_path)
+    assert value in stage(written).refusal
+
+
 def test_a_zip_of_dropbox_is_read(tmp_path: Path, stage: Callable[[object], Packed]) -> None:
     """Its first member is the root. Names of other tools are in tests/trees and tests/sources/extract."""
     (tmp_path / "a.zip").write_bytes(stored_zip({"/": b"", "photos/": b"", **PETS}))
@@ -538,6 +550,8 @@ def test_addresses_without_an_ending_are_images_by_what_arrives(tmp_path: Path, 
         assert stage(addresses, layout="images").found.startswith("train 12")
         table = "".join(f"{address},{'cat' if n < 6 else 'dog'}\n" for n, address in enumerate(addresses))
         write_files(tmp_path, {"labels.csv": f"url,label\n{table}".encode()})
+        advised = "['HERE/labels.csv', *pandas.read_csv('HERE/labels.csv')['url']]"
+        assert advised in stage(tmp_path / "labels.csv").refusal
         assert stage([tmp_path / "labels.csv", *addresses]).found == "train 12: cat dog"
         fetch_files(addresses, tmp_path / "copies", progress=False)
         assert {path.name for path in (tmp_path / "copies").iterdir()} == {f"{1000 + n}.png" for n in range(12)}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from colabstage import fetch_files
+from colabstage import fetch_files, stage_dataset
 from colabstage.errors import (
     ChecksumMismatchError,
     NotEnoughSpaceError,
@@ -21,6 +21,7 @@ from colabstage.errors import (
 )
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
+from tests.support.archives import tar_bytes
 from tests.support.deadlines import ask_again_at_once
 from tests.support.far import random_bytes
 from tests.support.http_knobs import WebKnobs
@@ -200,7 +201,10 @@ def test_it_can_be_fetched_again(server: WebServer, photos: Path, tmp_path: Path
 
 
 def test_too_little_disk_is_refused_before_the_first_byte(server: WebServer, small_disk: Path) -> None:
-    """With figures; nothing is written."""
+    """With figures; nothing is written, also of an archive that is copied whole before its content is known."""
     with pytest.raises(NotEnoughSpaceError, match=r"9\.44 MB"):
         fetch(server.url("data.zip"), small_disk / "a.zip")
+    server.put("data.tar.gz", tar_bytes({"data.bin": DATA}, mode="w:gz"))
+    with pytest.raises(NotEnoughSpaceError, match=r"9\.44 MB"):
+        stage_dataset(server.url("data.tar.gz"), local_dir=small_disk, cache_dir=None, progress=False)
     assert list(small_disk.iterdir()) == []

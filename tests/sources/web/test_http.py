@@ -392,6 +392,12 @@ def test_a_part_that_is_not_what_was_asked_for(
     assert content(file, 0, PART) == DATA[:PART]
 
 
+def test_a_server_that_nothing_here_knows(look: Look) -> None:
+    """A typing error, or a machine without internet, as Kaggle's notebooks are at first."""
+    with pytest.raises(TransientError, match="internet"):
+        look(url="http://nowhere.invalid/a.bin")
+
+
 def test_nobody_listens(look: Look) -> None:
     """A refused connection may pass, and says so without the address's secrets."""
     with WebServer({}) as gone:
@@ -460,11 +466,17 @@ def test_the_look_is_tried_again(server: WebServer, look: Look) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "query"), [("<Error><Message>Request has expired</Message></Error>", ""), ("", "X-Amz-Signature=c0ffee")]
+    ("status", "body", "query"),
+    [
+        (403, "<Error><Message>Request has expired</Message></Error>", ""),
+        (403, "", "X-Amz-Signature=c0ffee"),
+        # Amazon, where the login that signed it has ended.
+        (400, "<Error><Code>ExpiredToken</Code></Error>", "X-Amz-Security-Token=c0ffee"),
+    ],
 )
-def test_an_expired_link_is_recognised(server: WebServer, look: Look, body: str, query: str) -> None:
+def test_an_expired_link_is_recognised(server: WebServer, look: Look, status: int, body: str, query: str) -> None:
     """By what the service says, or by the signature in the address, which is not shown."""
-    server.set_faults(WebFault(kind="status", status=403, body=body))
+    server.set_faults(WebFault(kind="status", status=status, body=body))
     with pytest.raises(SourceAccessError, match="expired") as raised:
         look(url=server.url("data.bin", query=query))
     assert "c0ffee" not in str(raised.value)
