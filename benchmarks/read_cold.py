@@ -142,7 +142,7 @@ def time_reading(parts: Iterator[int], most_s: float) -> float:
 def measure(path: Path, rounds: int) -> dict[str, list[float]]:
     """Megabytes per second of each contender in each round."""
     with open_h5(path) as file:
-        facts = read_storage(file["X_train"], "X_train", path)
+        facts = read_storage(file["X_train"], "X_train", path, "")
     whole = float("inf")
     contenders: dict[str, tuple[Callable[[], Iterator[int]], float]] = {
         DIRECT: (partial(sequentially, path, os.O_DIRECT), whole),
