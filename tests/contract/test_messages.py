@@ -239,6 +239,11 @@ def rewrite(world: World) -> object:
     return publish_file(path, world.new() / "model.bin", progress=Meanwhile(lambda: path.write_bytes(b"n" * 6000)))
 
 
+def named(*names: str) -> Any:
+    """Return arrays by name, as people mean a dataset of them."""
+    return dict.fromkeys(names, np.zeros(4))
+
+
 def table(text: str, **more: Any) -> dict[str, Any]:
     return {**{f"images/{number}.png": number for number in range(4)}, "labels.csv": text, **more}
 
@@ -339,7 +344,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "arrays of other lengths": lambda w: w.tree({"x.npy": npy(np.zeros((4, 2))), "y.npy": npy(np.zeros(3))}),
     "an array of objects": lambda w: w.tree({"x.npy": npy(np.array([{}, {}]))}),
     "a single text file": lambda w: w.stage("alone/photos.csv"),
-    "inputs and targets by name": lambda w: pack_dataset({"x": np.zeros((4, 2)), "y": np.zeros(4)}, f"{w.new()}.h5"),
+    "inputs and targets by name": lambda w: pack_dataset(named("x", "y"), f"{w.new()}.h5"),
     # --- options of packing ---
     "an argument that is misspelt": lambda w: w.stage("photos", image_sizes=8),
     "an argument that is nobody's": lambda w: w.stage("photos", colour=True),
