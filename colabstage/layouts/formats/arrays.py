@@ -345,7 +345,10 @@ def _matched(
         named = {_NUMBERED.sub("", name) for name in stored}
         patterns = {_DIGITS.sub("#", name) for name in named}
         are_numbered = x is None and len(named) >= max(_FEW_FILES, 2 * len(patterns))
-        return near(_each_a_sample(source, [*stored]) if are_numbered else str(error))
+        # With a number for each row of another array, rows are samples.
+        shapes = {one.shape for one in stored.values()} - {(1,)}
+        are_rows = not shapes.isdisjoint(shape[:1] for shape in shapes if len(shape) > 1)
+        return near(_each_a_sample(source, [*stored]) if are_numbered and not are_rows else str(error))
 
 
 def _splits_beside(source: Source, beside: Mapping[str, StoredArray]) -> dict[str, Sequence[str]]:
