@@ -294,16 +294,9 @@ class MaskClasses(NamedTuple):
 
 
 def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -> Found:
-    """Read images that have a mask of the same stem each.
-
-    Masks are in a folder of their own (masks, labels, annotations, train_labels, …), or have a suffix (_mask, _L, …)
-    beside their images. A `class_dict.csv` with the columns name, r, g, b, or CVAT's `labelmap.txt`, says which colour
-    is which class; without one, masks hold class indices, which a `codes.txt` or Roboflow's `_classes.csv` names.
-    Folders of splits are recognised, and lists of them; images of a split without any mask are left out. Samples come
-    sorted by the images' names.
-
-    `x`, `y`: the folder of the images, and of the masks, or the end of their names, if they are not recognised.
-    """
+    """Read images that have a mask of the same stem each, sorted by the images' names; those of a split without any
+    mask are left out. `x`, `y`: the folder of the images, and of the masks, or the end of their names, if they are not
+    recognised."""
     found = pair_names(source, x, y)
     if isinstance(found, Miss):
         return found
