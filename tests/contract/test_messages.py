@@ -239,6 +239,11 @@ def rewrite(world: World) -> object:
     return publish_file(path, world.new() / "model.bin", progress=Meanwhile(lambda: path.write_bytes(b"n" * 6000)))
 
 
+def named(*names: str) -> Any:
+    """Return arrays by name, as people mean a dataset of them."""
+    return dict.fromkeys(names, np.zeros(4))
+
+
 def table(text: str, **more: Any) -> dict[str, Any]:
     return {**{f"images/{number}.png": number for number in range(4)}, "labels.csv": text, **more}
 
@@ -339,6 +344,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "arrays of other lengths": lambda w: w.tree({"x.npy": npy(np.zeros((4, 2))), "y.npy": npy(np.zeros(3))}),
     "an array of objects": lambda w: w.tree({"x.npy": npy(np.array([{}, {}]))}),
     "a single text file": lambda w: w.stage("alone/photos.csv"),
+    "inputs and targets by name": lambda w: pack_dataset(named("x", "y"), f"{w.new()}.h5"),
     # --- options of packing ---
     "an argument that is misspelt": lambda w: w.stage("photos", image_sizes=8),
     "an argument that is nobody's": lambda w: w.stage("photos", colour=True),
@@ -479,6 +485,7 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "shuffle of unknown name": lambda w: w.loader(shuffle="yes"),
     "a loader's argument that is misspelt": lambda w: w.loader(suffle=True),
     "an argument of torch's loader": lambda w: w.loader(pin_memory=True),
+    "a function of torch's loader": lambda w: w.loader(collate_fn=list),
     "a generator for the order": lambda w: w.loader(generator=None),
     "one that is needed, misspelt": lambda w: make_loader(w.open(), batch=4),  # type: ignore[call-arg]
     "a dtype that is none": lambda w: w.loader(dtype="float33"),

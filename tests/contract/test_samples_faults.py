@@ -1012,6 +1012,7 @@ ARRAYS = [
     row("one .npz for each sample", files("", {f"case5_slice{i}.npz": npz(image=np.full((16, 16), i, np.float32), label=np.eye(16, dtype=np.float32)) for i in range(6)}),
         right=ONE_EACH),
     row("one group of HDF5 for each sample", files("", {"x.h5": h5(**{f"img_{i}/{part}": array for i in range(6) for part, array in (("data", np.full((8, 8), i)), ("label", np.array([i % 2])))})}), right=ONE_EACH),
+    row("numbered rows in one file", files("", {"x.npz": npz(**{f"{name}_{i}": array for i in range(3) for name, array in (("data", np.ones((8, 4))), ("label", np.arange(8)))})}), right=[refused(r"array_rows\(x='NAME'")]),
     row("rows of any length beside labels", files("", {"x.h5": h5(sequences=np.array([np.ones(i + 1) for i in range(6)], h5py.vlen_dtype(float)), labels=np.arange(6) % 2)}), right=[refused("'x.h5/sequences'.*dataset_h5")]),
     row("one .npy for each sample", files("", {f"{part}/{i}.npy": npy(np.full((16, 16), i, np.float32)) for i in range(6) for part in ("images", "masks")}),
         right=ONE_EACH),

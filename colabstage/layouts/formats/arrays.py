@@ -265,15 +265,12 @@ def _bare(name: str) -> str:
 
 
 def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) -> Found:
-    """Read rows of arrays whose first axis counts samples.
+    """Read rows of arrays whose first axis counts samples, also in the files that well-known datasets are published as.
 
-    Inputs, targets and splits are recognised by name (X and y, x_train and y_train, images and labels, data and target,
-    train.npz with any of these). uint8 inputs of shape `(N, H, W)` or `(N, H, W, C)` with 1, 3 or 4 channels are
-    images; all others are stored as they are. Targets of one number for each sample become `(N,)`, integers int64;
-    words become classes; integers of the shape of the images' pixels are masks.
-
-    So are the files that well-known datasets are published as. `x`, `y`: the names of the arrays, or keys in their
-    file, that hold inputs and targets, if they are not recognised.
+    uint8 inputs of shape `(N, H, W)` or `(N, H, W, C)` with 1, 3 or 4 channels are images; all others are stored as
+    they are. Targets of one number for each sample become `(N,)`, integers int64; words become classes; integers of the
+    shape of the images' pixels are masks. `x`, `y`: the names of the arrays, or keys in their file, that hold inputs
+    and targets, if they are not recognised.
     """
     published, used_files = published_arrays(source)
     files = source.ending_in(_SUFFIXES)
@@ -345,7 +342,10 @@ def _matched(
         named = {_NUMBERED.sub("", name) for name in stored}
         patterns = {_DIGITS.sub("#", name) for name in named}
         are_numbered = x is None and len(named) >= max(_FEW_FILES, 2 * len(patterns))
-        return near(_each_a_sample(source, [*stored]) if are_numbered else str(error))
+        # With a number for each row of another array, rows are samples.
+        shapes = {one.shape for one in stored.values()} - {(1,)}
+        are_rows = not shapes.isdisjoint(shape[:1] for shape in shapes if len(shape) > 1)
+        return near(_each_a_sample(source, [*stored]) if are_numbered and not are_rows else str(error))
 
 
 def _splits_beside(source: Source, beside: Mapping[str, StoredArray]) -> dict[str, Sequence[str]]:

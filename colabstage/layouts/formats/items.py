@@ -127,14 +127,16 @@ def _check_dataset(dataset: Any) -> None:
     """Refuse objects without numbered samples, and what people pass by mistake."""
     is_one = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     is_pair = isinstance(dataset, tuple) and len(dataset) == 2 and all(getattr(one, "shape", ()) for one in dataset)
-    what = remedy = ""
-    if is_one and isinstance(dataset, Mapping) and len(dataset) and 0 not in dataset:
+    what, remedy = "", "Give list(zip(x, y)); of two samples, a list."
+    # Not `0 not in dataset`, which raises an error for an h5py.File.
+    if is_one and isinstance(dataset, Mapping) and len(dataset) and 0 not in [*dataset]:
+        what = f"samples under {listed([*map(str, dataset)])}"
         # The result of load_dataset without split=.
-        what, remedy = f"samples under {listed([*map(str, dataset)])}", "Pass one of them, and one file for each."
+        remedy = remedy if all(hasattr(one, "dtype") for one in dataset.values()) else "Pass one, and a file for each."
     elif is_one and isinstance(dataset, list | tuple) and dataset and isinstance(dataset[0], str | os.PathLike):
         what, remedy = "paths for samples", "stage_dataset takes several sources; the .path of its result is the pack."
     elif is_pair:
-        what, remedy = "two arrays for samples", "Give list(zip(x, y)); of two samples, a list."
+        what = "two arrays for samples"
     # A table's items are its columns, items of bytes are numbers, and a class has none.
     elif is_one and not isinstance(dataset, bytes | bytearray | type) and not is_frame(dataset):
         if len(dataset) == 0:

@@ -116,9 +116,9 @@ def choose_engine(resident: float, nbytes: int, spare_bytes: int) -> Choice:
     return Choice("read", f"{plain}, and its {sizes}")
 
 
-def read_storage(dataset: Any, name: str, path: Path, packing: str, slow_mount: str | None = None) -> Storage:
+def read_storage(dataset: Any, name: str, path: Path, slow_mount: str | None = None) -> Storage:
     """Describe an open `h5py.Dataset` of numbers, `name` in the file at `path`; refuse what cannot be read.
-    `packing`: the line that packs it. `slow_mount`: why it must not be mapped."""
+    `slow_mount`: why it must not be mapped."""
     from h5py import h5d, h5z
 
     dtype = dataset.dtype.newbyteorder("=")
@@ -161,7 +161,7 @@ def read_storage(dataset: Any, name: str, path: Path, packing: str, slow_mount: 
     if slow_mount is not None:
         choice = Choice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
     elif why:
-        choice = Choice("h5py", f"{why}; packed once it is mapped: {packing}")
+        choice = Choice("h5py", why)
     return Storage(name, tuple(dataset.shape), dtype, choice, None if why else offset, home, unwritten_part(dataset))
 
 

@@ -232,14 +232,13 @@ class SplitPart:
         *,
         arrival: Arrival | None,
         fields: NamedFields | None,
-        packing: str,
         resizer: Resizer,
         allow_external: bool,
         slot: KeptSlot,
     ) -> None:
-        """Examine the file; no sample is read. `number`: which of several parts this is. `packing`: the line that packs
-        them. `slot`: for decoded images of all parts; shared with the copy in memory, which decodes the same ones."""
-        self.path, self._packing = path, packing
+        """Examine the file; no sample is read. `number`: which of several parts this is. `slot`: for decoded images of
+        all parts; shared with the copy in memory, which decodes the same ones."""
+        self.path = path
         self.split, self._number, self._resizer, self._slot = split, number, resizer, slot
         self._open_file = partial(
             open_fields, fields=fields, allow_external=allow_external, in_part=arrival is not None
@@ -291,7 +290,7 @@ class SplitPart:
         return FieldSource(info, columns[BOXES], columns)
 
     def _look_at(self, dataset: Any, name: str) -> Storage:
-        storage = read_storage(dataset, name, self.path, self._packing, self.slow_mount)
+        storage = read_storage(dataset, name, self.path, self.slow_mount)
         if storage.home is not None:
             # The linked file may be replaced too, so it is stamped like the file itself.
             self._stamps.setdefault(storage.home, FileStamp.of(storage.home.stat()))
@@ -491,7 +490,6 @@ class SplitReader(RowFacts):
             split=split,
             arrival=arrival,
             fields=fields,
-            packing=self._packing,
             resizer=resizer,
             allow_external=allow_external,
             slot=self._slot,
@@ -561,9 +559,12 @@ class SplitReader(RowFacts):
     def engine(self) -> Choice:
         """Return how most inputs are read, and why."""
         engine = max(self._parts, key=len).engine
-        if self._only is not None:
-            return engine
-        return replace(engine, reason=f"{format_count(len(self._parts), 'files')}; of the largest: {engine.reason}")
+        reason = engine.reason
+        if engine.name == "h5py" and self.slow_mount is None and self.row_shape is not None:
+            reason += f"; packed once it is mapped: {self._packing}"
+        if self._only is None:
+            reason = f"{format_count(len(self._parts), 'files')}; of the largest: {reason}"
+        return replace(engine, reason=reason)
 
     @property
     def layout(self) -> UnitLayout | None:
