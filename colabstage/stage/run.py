@@ -241,9 +241,8 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
                 return _reuse(call, source, cache, decision)
             if decision.cached is not None and decision.in_part:
                 return open_in_part(call, decision.cached)
-            restored = None
-            if decision.cached is not None:
-                restored = _restore(call, source, decision.cached, decision.freshness)
+            cached = decision.cached
+            restored = None if cached is None else _restore(call, source, cached, decision.freshness)
             return restored or _stage_source(call, source, cache, wait=wait)
 
 
