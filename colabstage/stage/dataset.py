@@ -98,11 +98,9 @@ class StageStep:
 
     @property
     def quantity(self) -> str:
-        """Return the amount as text."""
-        # A step that only decides something has no amount.
-        if not self.unit:
-            return ""
-        return format_bytes(self.amount) if self.unit == "B" else format_count(self.amount, self.unit)
+        """Return the amount as text; empty for steps that only decide something."""
+        amount = format_bytes(self.amount) if self.unit == "B" else format_count(self.amount, self.unit)
+        return amount if self.unit else ""
 
     @property
     def rate(self) -> str:
