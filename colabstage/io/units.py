@@ -27,10 +27,8 @@ _FACTORS: dict[str, int] = {
 def format_bytes(count: float) -> str:
     """Write a number of bytes with a decimal unit and three figures.
 
-    >>> format_bytes(1_234_567)
-    '1.23 MB'
-    >>> format_bytes(999)
-    '999 B'
+    >>> format_bytes(1_234_567), format_bytes(999)
+    ('1.23 MB', '999 B')
     """
     value = float(count)
     for unit in _DECIMAL:
@@ -114,7 +112,9 @@ def format_count(count: int, things: str) -> str:
     >>> format_count(1797, "files"), format_count(1, "files"), format_count(1, "batches")
     ('1,797 files', '1 file', '1 batch')
     """
-    return f"{count:,} {_singular(things) if count == 1 else things}"
+    if count == 1:  # "sizes" and "bytes" lose only the "s"
+        things = things.removesuffix("es" if things.endswith(("sses", "ches", "shes", "xes")) else "s")
+    return f"{count:,} {things}"
 
 
 _OF_ONE = {"are": "is", "have": "has", "were": "was", "match": "matches"}
@@ -137,11 +137,6 @@ def left_out(count: int, things: str, which: str = "") -> str:
     ('1 image without a mask was left out', '2 clips were left out')
     """
     return f"{counted(count, things, 'were', which=which)} left out"
-
-
-def _singular(things: str) -> str:
-    # "sizes" and "bytes" lose only the "s".
-    return things.removesuffix("es" if things.endswith(("sses", "ches", "shes", "xes")) else "s")
 
 
 def format_names(first: Sequence[str], count: int) -> str:
@@ -167,10 +162,8 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 def format_rate(amount: float, seconds: float, unit: str) -> str:
     """Write a rate: bytes with a scaled unit, other things with a noun.
 
-    >>> format_rate(50_000_000, 2.0, "B")
-    '25 MB/s'
-    >>> format_rate(3000, 2.0, "images")
-    '1,500 images/s'
+    >>> format_rate(50_000_000, 2.0, "B"), format_rate(3000, 2.0, "images")
+    ('25 MB/s', '1,500 images/s')
     """
     rate = amount / seconds if seconds > 0 else 0.0
     if unit == "B":

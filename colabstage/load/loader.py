@@ -561,7 +561,10 @@ class Loader(Iterated, _Base):
                     f"loader.set_epoch({epoch}), or the next, loader.set_epoch({epoch + 1})."
                 )
                 raise OtherOrderError(msg, epoch)
-            msg = f"This state has {name}={show_content(saved)}, the loader has {wanted!r}; both must be the same."
+            what = ", the digest of those that sampler=, Subset or random_split chose" if name == "rows" else ""
+            msg = (
+                f"This state has {name}={show_content(saved)}, the loader has {wanted!r}{what}; both must be the same."
+            )
             raise OptionError(msg)
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."

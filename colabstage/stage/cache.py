@@ -518,8 +518,10 @@ def publish_pack(
             progress = Progress() if quietly else call.progress
 
             def put() -> PublishReport[Any]:
-                # Without a bar: nobody gave that name.
-                _publish_rows(request.pack_path, place, Progress(call.cancellation))
+                manifest = read_manifest(request.pack_path)
+                if manifest is not None and read_rows(request.pack_path, manifest) is not None:
+                    rows, silent = rows_name(name, manifest), Progress(call.cancellation)  # nobody gave that name
+                    publish(place, request.pack_path.with_name(rows), rows, keep_previous=False, progress=silent)
                 return publish(place, request.pack_path, name, progress=progress)
 
             # Asked for itself: in the background nobody else sees that a mount hangs.
@@ -579,13 +581,6 @@ def keep_rows(request: StageRequest, cached: CachedPack, record: bytes | None) -
         name = rows_name(request.pack_path.name, cached.manifest)
         with atomic_path(request.pack_path.with_name(name), replaces=is_rows) as temp:
             temp.write_bytes(record)
-
-
-def _publish_rows(pack: Path, place: Place, progress: Progress) -> None:
-    manifest = read_manifest(pack)
-    if manifest is not None and read_rows(pack, manifest) is not None:
-        name = rows_name(pack.name, manifest)
-        publish(place, pack.with_name(name), name, keep_previous=False, progress=progress)
 
 
 def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:

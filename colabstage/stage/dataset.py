@@ -98,11 +98,9 @@ class StageStep:
 
     @property
     def quantity(self) -> str:
-        """Return the amount as text."""
-        # A step that only decides something has no amount.
-        if not self.unit:
-            return ""
-        return format_bytes(self.amount) if self.unit == "B" else format_count(self.amount, self.unit)
+        """Return the amount as text; empty for steps that only decide something."""
+        amount = format_bytes(self.amount) if self.unit == "B" else format_count(self.amount, self.unit)
+        return amount if self.unit else ""
 
     @property
     def rate(self) -> str:
@@ -531,15 +529,17 @@ class StagedDataset:
 
     def __repr__(self) -> str:
         # One line, without touching the disk: a repr also appears in tracebacks when everything else has failed.
-        rows = ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
-        held = f": {rows}; {self._classes}" if self.info is not None else " (plain files)"
+        held = f": {self._samples}; {self._classes}" if self.info is not None else " (plain files)"
         return f"StagedDataset('{self.path}'{held})"
 
     def __str__(self) -> str:
         if self.info is None:
             return f"Files in '{self.path}'"
-        rows = ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
-        return f"Samples: {rows}; {self._classes} in '{self._place}' ({self._size})"
+        return f"Samples: {self._samples}; {self._classes} in '{self._place}' ({self._size})"
+
+    @property
+    def _samples(self) -> str:
+        return ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
 
     @property
     def _classes(self) -> str:
@@ -575,7 +575,7 @@ class StagedDataset:
         if self.info is None:
             return files
         return [
-            ("samples", ", ".join(f"{name} {count:,}" for name, count in self.splits.items())),
+            ("samples", self._samples),
             *(self.report.found or found_in(self.info)),
             ("file", f"{self._place} ({self._size})"),
             *files,

@@ -33,6 +33,7 @@ from colabstage.stage.request import FILES_REMEDY, RECORD_NAME, StageRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from colabstage.io.progress import Cancellation
 
@@ -211,11 +212,11 @@ def set_aside(request: StageRequest) -> list[str]:
     return [f"The manifest of the pack here was spoilt, so it is made again; what was there is kept as '{aside.name}'."]
 
 
-def renumbered(request: StageRequest, classes: Sequence[str]) -> Iterator[str]:
+def renumbered(pack: Path, classes: Sequence[str]) -> Iterator[str]:
     """Yield a sentence if classes have other numbers than in the earlier pack, whose models would name them wrongly."""
     before: tuple[str, ...] = ()
     with suppress(ColabstageError, OSError):
-        before = read_info(request.pack_path).classes
+        before = read_info(pack).classes
     now = {name: number for number, name in enumerate(classes)}
     if moved := [name for number, name in enumerate(before) if now.get(name, number) != number]:
         yield (

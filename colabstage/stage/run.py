@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -98,7 +99,6 @@ from colabstage.trees.listing import Tree, total_size
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
-    from pathlib import Path
 
     from colabstage.io.progress import Progress
     from colabstage.load.partial import PartialPack
@@ -241,9 +241,8 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
                 return _reuse(call, source, cache, decision)
             if decision.cached is not None and decision.in_part:
                 return open_in_part(call, decision.cached)
-            restored = None
-            if decision.cached is not None:
-                restored = _restore(call, source, decision.cached, decision.freshness)
+            cached = decision.cached
+            restored = None if cached is None else _restore(call, source, cached, decision.freshness)
             return restored or _stage_source(call, source, cache, wait=wait)
 
 
@@ -377,7 +376,10 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             if reading.note and (reading.base is None or taken_from is not None):
                 report.note(reading.note)
             if reading.job is not None:
-                report.doubts = [*renumbered(request, reading.job.table.classes)]
+                # One in the cache of which too little is taken over stays there.
+                away = base.cached if base is not None and taken_from is None else None
+                earlier = request.pack_path if away is None else Path(away.files[0].path)
+                report.doubts = [*renumbered(earlier, reading.job.table.classes)]
                 report.note(*report.doubts)
             # With an executor only its workers read, so a copy in this process would be useless. If an interrupted run
             # has packed some rows, the stream soon knows which are left, and starts the source then.

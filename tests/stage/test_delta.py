@@ -173,15 +173,17 @@ def test_in_a_new_session_rows_come_from_the_pack_in_the_cache(tmp_path: Path) -
     assert [path for place in (cache, tmp_path / "third") for path in place.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("local", ["first", "second"])
-def test_classes_that_get_other_numbers_are_noted(tmp_path: Path, local: str) -> None:
-    """Here and on a new machine: a model that was trained with the earlier pack would name them wrongly."""
+@pytest.mark.parametrize(("local", "added"), [("first", 1), ("second", 1), ("second", 60)])
+def test_classes_that_get_other_numbers_are_told(tmp_path: Path, local: str, added: int) -> None:
+    """Here, and on a new machine, whether or not rows are taken over: a model that was trained with the earlier pack
+    would name them wrongly."""
     photos, cache = tmp_path / "photos", tmp_path / "cache"
     write_photos(photos, 40)
     stage(photos, tmp_path / "first", cache_dir=cache)
-    write(photos / "zebra" / "new.jpg", jpeg(1005))
-    stage(photos, tmp_path / local, cache_dir=cache)
-    write(photos / "ant" / "new.jpg", jpeg(1003))
+    write(photos / "zebra" / "new.jpg", jpeg(1000))
+    stage(photos, tmp_path / "first", cache_dir=cache)
+    for number in range(added):
+        write(photos / "ant" / f"{number}.jpg", jpeg(1001 + number))
     with pytest.warns(UserWarning, match=r"'cat', 'dog', 'zebra' \('cat' was 0 and is 1\)") as caught:
         data = stage(photos, tmp_path / local, cache_dir=cache)
     assert caught[0].filename == __file__
