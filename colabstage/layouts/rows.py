@@ -308,9 +308,9 @@ class TableSearch:
         """Return a table whose names recur with another column's folders before them, where these are elsewhere: the
         frames of each clip, the slices of each patient."""
         folders, of_files = self.files.folders
-        inside, found = {part for folder in folders for part in folder.split("/")}, list[LeadingTable]()
+        inside, found = {*folders, *(part for folder in folders for part in folder.split("/"))}, list[LeadingTable]()
         for column in led.columns.values() if len(led.path.distinct) < len(led.path) else ():
-            if inside.isdisjoint(map(posixpath.basename, column.distinct)):
+            if column.distinct.isdisjoint(inside):
                 continue
             path = Column(led.path.name, list(map(posixpath.join, column.cells, led.path.cells)))
             every, whole = self.lookup.search_each(path.distinct, posixpath.dirname(led.name))
