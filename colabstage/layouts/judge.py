@@ -438,11 +438,9 @@ def _called_before(table: SampleTable) -> str:
     are_alike = len({tuple(words.letters_of(name)) for name in table.classes}) == 1 < len(table.classes)
     for name, label in zip(files_of(table).names if are_alike else (), _labels(table).tolist(), strict=False):
         first, *rest = re.split(r"[ ._-]+", words.stem_of(name))
-        # Cameras write capitals.
-        is_word = first.isalpha() and not first.isupper() and not words.is_role(first)
-        if not is_word and not (
-            first.isdecimal() and table.classes[label].isdecimal() and table.classes[label] in rest
-        ):
+        # Cameras write capitals; and folders of numbers alone may be grades.
+        is_number, is_word = table.classes[label].isdecimal(), first.isalpha() and not first.isupper()
+        if not (first.isdecimal() and table.classes[label] in rest if is_number else is_word):
             return ""
         words_in[label].add(first)
     called = sorted(words_in[0])

@@ -407,9 +407,11 @@ class TableSearch:
     def _choose_tables(self, notes: list[str]) -> list[LeadingTable]:
         """Return one table, or those of the splits; tables about other files are left out."""
         found = self.claiming
-        # Parts of a table are beside each other, called alike up to numbers, and name other files each.
+        # Parts of a table name other files each, and are beside each other and called alike up to numbers, or have one
+        # name, as in the folder of each session.
         parts = {(posixpath.dirname(one.name), *words.letters_of(one.name), *sorted(one.table.header)) for one in found}
-        if len(parts) == 1 and len(_files_of(found)) == sum(len(one.files) for one in found):
+        alike = {(posixpath.basename(one.name), *sorted(one.table.header)) for one in found}
+        if 1 in (len(parts), len(alike)) and len(_files_of(found)) == sum(len(one.files) for one in found):
             return found
         splits = sorted((one for one in found if one.split), key=lambda one: words.SPLIT_ORDER[one.split])
         names = {one.split for one in splits}

@@ -72,6 +72,8 @@ READ: dict[str, tuple[Any, ...]] = {
     "numbered images are not in twos": ("{a,b}.jpg {a,b}_2.jpg", {}, "images; 4 without labels"),
     "a folder of the same name in each split": ("{train,test}/data/{cat,dog}/{0,1}.jpg", {}, "image_folder; train: cat 2, dog 2; test: cat 2, dog 2"),
     "names of people before each": ("{ann,bob,eve}-{a,b,c}-x.jpg zoe-d-x.jpg", {}, "images; 10 without labels"),
+    "a table of one name in each folder": ("s{1,2}/{0..2}.jpg", {"s1/labels.csv": rows("file,label", "{0..2}.jpg,{a,b}"), "s2/labels.csv": rows("file,label", "{0..2}.jpg,{b,a}")}, "table; a 3, b 3"),
+    "two words in folders of grades": ("{1,2}/{aug,orig}_{0..2}.jpg", {}, "image_folder; 1 6, 2 6"),
     "two cameras in folders of grades": ("{1,2}/{IMG,DSC}_{0..2}.jpg", {}, "image_folder; 1 6, 2 6"),
     "one image called after another": ("{a,a_b,c,d}.jpg", {}, "images; 4 without labels"),
     "a class called as a part": ("depth/{0,1}.jpg height/{0,1}.jpg", {}, "image_folder; depth 2, height 2"),
