@@ -146,6 +146,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     **{f"names before numbers: {paths}": (paths, {}, re.escape(f"'{one}', '{other}'. If so: layout={BEFORE_NUMBER}")) for paths, (one, other) in NUMBERED.items()},
     "01 and 1": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{01,1}")}, r"'01' and '1' look like one"),
     "a split that is none": (SIX, {"l.csv": rows("path,label,split", "{0..5}.jpg,{a,b},{train,holdout}")}, r"'split' names splits and other values: 'holdout'"),
+    "a set that is no split": (SIX, {"l.csv": rows("path,label,set", "{0..5}.jpg,{a,b},{train,train,validierung}")}, r"'set' names splits and other values: 'validierung'"),
     "splits in other words": (SIX, {"l.csv": rows("path,label,split", "{0..5}.jpg,{a,b},{tr,tr,te}")}, r"'split' names splits and other values: 'te', 'tr'"),
     "a split that is none in test.csv": (SIX, {"train.csv": rows("file,label,part", "{0..3}.jpg,{a,b},train"), "test.csv": rows("file,label,part", "{4,5}.jpg,{a,b},holdout")}, r"'part' says which split.*'holdout'"),
     "most rows held out": (SIX, {"l.csv": rows("file,label,is_valid", "{0..5}.jpg,{cat,dog},{True,True,False}")}, r"would put 4 of 6 rows into the split 'valid'"),
