@@ -283,9 +283,9 @@ def _names_splits(column: Column) -> bool:
     others -= {cell for cell in others if are_few and "/" not in cell and words.split_name(cell).split}
     if column.distinct and not others and not words.is_label_name(column.name):
         return True
-    # A subset may be one of anything, and a split is one of the samples.
-    is_split = "split" in column.plain and len(column.filled) > 1
-    if is_called and (others < column.distinct or column.is_numeric or is_split):
+    # A subset or a set may be one of anything, unless it names a split too; and a split is one of the samples.
+    may_be = others < column.distinct and column.plain in (*words.SPLIT_COLUMNS, "set", "phase", "usage", "part")
+    if may_be or (is_called and (column.is_numeric or ("split" in column.plain and len(column.filled) > 1))):
         raise _odd_split(column.name, f"names splits and other values: {listed(sorted(map(show, others)))}")
     return False
 

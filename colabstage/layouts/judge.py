@@ -438,17 +438,15 @@ def _called_before(table: SampleTable) -> str:
     """Find folders numbered alike, of speakers or sessions, whose samples are called after a word, or a number before
     the folder's, of several that are the same in each: 01/0_01_7.wav is the digit 0 by speaker 01."""
     words_in: dict[int, set[str]] = defaultdict(set)
-    are_alike = len({tuple(words.letters_of(name)) for name in table.classes}) == 1
+    are_alike = len({tuple(words.letters_of(name)) for name in table.classes}) == 1 < len(table.classes)
     for name, label in zip(files_of(table).names if are_alike else (), _labels(table).tolist(), strict=False):
         first, *rest = re.split(r"[ ._-]+", words.stem_of(name))
-        # Cameras write capitals.
-        is_word = first.isalpha() and not first.isupper() and not words.is_role(first)
-        if not is_word and not (
-            table.classes[label] in rest and first.isdecimal() and table.classes[label].isdecimal()
-        ):
+        # Cameras write capitals; and folders of numbers alone may be grades.
+        is_number, is_word = table.classes[label].isdecimal(), first.isalpha() and not first.isupper()
+        if not (first.isdecimal() and table.classes[label] in rest if is_number else is_word):
             return ""
         words_in[label].add(first)
-    called = sorted(words_in[0]) if words_in else []
+    called = sorted(words_in[0])
     # As many as samples are numbers of these.
     if not 1 < len(called) <= len(table) / len(words_in) / 2 or any({*called} != own for own in words_in.values()):
         return ""

@@ -31,13 +31,12 @@ if TYPE_CHECKING:
 # The only unambiguous form: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
 BY_NAME = IMAGE_FOLDER._replace(layout="file_names")
-# The part before the last number of a name, 25_0_2 in 25_0_2_20170116; and that behind the first, cat in 12_cat.
+# The part before the last number of a name, 25_0_2 in 25_0_2_20170116.
 BEFORE_NUMBER = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
-_BEHIND_NUMBER = r"(?:^|/)\d+[ _.()-]*([A-Za-z][^/]*)\.\w+$"
 # How often a pattern finds each class at least, if it does: words before and behind a hash may be names of people.
 _MAY_SAY = (
     (BEFORE_NUMBER, "before the last number", 1),
-    (_BEHIND_NUMBER, "behind the number", 1),
+    (r"(?:^|/)\d+[ _.()-]*([A-Za-z][^/]*)\.\w+$", "behind the number", 1),
     (r"(?:^|/)([^\W\d_]+(?: [^\W\d_]+)*)[ _.()-][^/]*\.\w+$", "first", 2),
     (r"[ _.()-]([^\W\d_]+)\.\w+$", "last", 2),
 )
@@ -135,10 +134,11 @@ def parts_of_names(names: Sequence[str], pattern: str, least: int = 1) -> list[s
     """Return what a pattern finds in the names, each `least` times, if that makes classes; otherwise nothing."""
     # Images to be classified are often only numbered.
     names = [name for name in names if split_of_path(name) != "test"] or names
-    matches = [re.search(pattern, name) for name in names]
+    # The first of a million usually shows that they say nothing.
+    matches = itertools.takewhile(bool, (re.search(pattern, name) for name in names))
     found = Counter(match[1] for match in matches if match is not None)
     # As many words as images are not classes, nor is a single one, such as IMG.
-    are_classes = all(matches) and 1 < len(found) <= len(names) / 2 and min(found.values()) >= least
+    are_classes = found.total() == len(names) and 1 < len(found) <= len(names) / 2 and min(found.values()) >= least
     return sorted(found) if are_classes else []
 
 

@@ -308,9 +308,9 @@ class TableSearch:
         """Return a table whose names recur with another column's folders before them, where these are elsewhere: the
         frames of each clip, the slices of each patient."""
         folders, of_files = self.files.folders
-        inside, found = {part for folder in folders for part in folder.split("/")}, list[LeadingTable]()
+        inside, found = {*folders, *(part for folder in folders for part in folder.split("/"))}, list[LeadingTable]()
         for column in led.columns.values() if len(led.path.distinct) < len(led.path) else ():
-            if inside.isdisjoint(map(posixpath.basename, column.distinct)):
+            if column.distinct.isdisjoint(inside):
                 continue
             path = Column(led.path.name, list(map(posixpath.join, column.cells, led.path.cells)))
             every, whole = self.lookup.search_each(path.distinct, posixpath.dirname(led.name))
@@ -407,9 +407,11 @@ class TableSearch:
     def _choose_tables(self, notes: list[str]) -> list[LeadingTable]:
         """Return one table, or those of the splits; tables about other files are left out."""
         found = self.claiming
-        # Parts of a table are beside each other, called alike up to numbers, and name other files each.
+        # Parts of a table name other files each, and are beside each other and called alike up to numbers, or have one
+        # name, as in the folder of each session.
         parts = {(posixpath.dirname(one.name), *words.letters_of(one.name), *sorted(one.table.header)) for one in found}
-        if len(parts) == 1 and len(_files_of(found)) == sum(len(one.files) for one in found):
+        alike = {(posixpath.basename(one.name), *sorted(one.table.header)) for one in found}
+        if 1 in (len(parts), len(alike)) and len(_files_of(found)) == sum(len(one.files) for one in found):
             return found
         splits = sorted((one for one in found if one.split), key=lambda one: words.SPLIT_ORDER[one.split])
         names = {one.split for one in splits}

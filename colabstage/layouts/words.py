@@ -392,7 +392,10 @@ ABOUT_FILES = (
     "fold", "folds", "kfold", "cv_fold",
 )  # fmt: skip
 SPLIT_COLUMNS = ("split", "subset", "partition", "data_split", "dataset_split")
-PERSONS = re.compile(r"(patient|subject|participant|person|case|lesion)(_?id)?|(group|session|scene)_?id")
+PERSONS = re.compile(
+    r"(patient|subject|participant|person|case|lesion)(_?(id|no|nr|num|number|code|name))?"
+    r"|(group|session|scene|animal|mouse|donor|individual|volunteer|specimen|recording|clip|sequence|slide)_?id"
+)
 # May be a label or a group.
 SCENES = re.compile(r"(speaker|driver|user|video)(_?id)?|group|session|scene")
 YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})

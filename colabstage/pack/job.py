@@ -274,7 +274,13 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
         # Items of a Python dataset are taken in order, each once, and the first ones are kept for packing.
         facts = look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
         if not facts and (options.encoding == "pixels" or not has_files(table)):
-            _raise_why_none(table.inputs.source)
+            # None of the first images tells the form of its pixels, so the first says what is wrong.
+            source = table.inputs.source
+            try:
+                read_each(source, [0], lambda _, content: _image_facts(content), readers=1)
+            except DecodeError as error:
+                msg = f"'{source.name(0)}' cannot be used, and neither can the others that were examined: {error}"
+                raise DecodeError(msg) from error
     table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts)))
     has_torch = gains_by_torch(table, options) and expects_torch()
     release_freed_memory()  # from listing and sorting, because planning allocates for each sample again
@@ -292,15 +298,6 @@ def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False)
     return read_each(
         source, chosen, lambda _, content: _image_facts(content), readers=SAMPLES, skip_broken=True, in_caller=in_caller
     )
-
-
-def _raise_why_none(source: SampleSource) -> None:
-    """If none of the first images tells the form of its pixels, raise what is wrong with the first."""
-    try:
-        read_each(source, [0], lambda _, content: _image_facts(content), readers=1)
-    except DecodeError as error:
-        msg = f"'{source.name(0)}' cannot be used, and neither can the others that were examined: {error}"
-        raise DecodeError(msg) from error
 
 
 def _image_facts(content: Content) -> ImageFacts:

@@ -660,6 +660,7 @@ BESIDE_FOLDERS = [
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
     row("a table of folders as paths", files("images/p{1..3}/{0..1}.jpg", {"labels.csv": "path,label\nimages/p1/,ill\nimages/p2/,well\nimages/p3/,ill\n"}), right=[found("train: ill 4, well 2")]),
+    *(row(f"rows of one {name}", table(f"file,{name},label", "{i}.jpg,{c},{c}{i}"), right=[noted(f"Samples with the same '{name}' stay in one split")], splits={"train": 0.5, "test": 0.5}) for name in ("Participant Number", "animal_id")),
     row("a table of folders with two facts of each patient", files(PATIENTS, {"labels.csv": "patient,age,finding\np1,31,ill\np2,44,well\np3,8,ill\n"}), right=[found("train: ill 4, well 2")]),
     row("a table of folders with several rows for each", files(PATIENTS, {"labels.csv": "patient,visit,sign\n" + "".join(f"p{i},{visit},ill\n" for i in (1, 2, 3) for visit in (4, 5))}), right=[refused("several rows for the folder 'p1'")]),
     *(row(f"a table of folders and {name} in them", files("scans/p{1,2}/{0..2}.jpg", {"labels.csv": "patient,slice,finding\n" + "".join(f"p{i},{j}{ending},{('ill', 'well')[(i + j) % 2]}\n" for i in range(1, last) for j in range(3))}), right=[right])

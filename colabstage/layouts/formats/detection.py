@@ -116,9 +116,10 @@ def _boxes_state(
     used: Iterable[str] = (),
     stated: dict[str, str] | None = None,
     within: str = "",
+    targets: Values | None = None,
 ) -> Evidence:
-    """Return the boxes of all images as evidence, with the images in their order. Splits are the images' own if each
-    has one, otherwise those of lists, as `lists_state` finds them.
+    """Return the boxes of all images, or other `targets`, as evidence, with the images in their order. Splits are the
+    images' own if each has one, otherwise those of lists, as `lists_state` finds them.
 
     `classes`: the records' classes, in the order of their labels; `names` are the same by default. `columns`: what
     follows the four numbers of each box. `relative`: whether these are fractions of width and height.
@@ -127,9 +128,9 @@ def _boxes_state(
     twice = first_repeated(names)
     if twice is not None:
         raise broken(source.label, f"two classes are called '{show(twice)}'", "one name and one number for each")
-    targets = _as_boxes(placed, classes, columns, relative=relative)
+    every = targets or _as_boxes(placed, classes, columns, relative=relative)
     files, splits = [one.file for one in placed], [one.split for one in placed]
-    made = Evidence.of_images(source, NAME, files, targets, who, splits=splits, classes=names, notes=notes, used=used)
+    made = Evidence.of_images(source, NAME, files, every, who, splits=splits, classes=names, notes=notes, used=used)
     return made if made.table.splits is not None else lists_state(source, made, stated=stated, within=within)
 
 
@@ -777,11 +778,7 @@ def tools_state(source: Source) -> Evidence:
         stated = Column("label", [several.join(one.record.labels) for one in whole])
         targets, labels = make_targets([stated], separator=several)
         notes += left_out_notes((len(placed) - len(whole), "images", "without a class"))
-        own, splits = [one.file for one in whole], [one.split for one in whole]
-        made = Evidence.of_images(
-            source, NAME, own, targets, who, splits=splits, classes=labels, notes=notes, used=found
-        )
-        return made if made.table.splits is not None else lists_state(source, made)
+        return _boxes_state(source, who, whole, labels, notes=notes, used=found, targets=targets)
     lost = sum(one.left_out for one in records)
     notes += left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,"))
     return _boxes_state(source, who, placed, labels, names=called, notes=notes, used=[*found, *lists])
