@@ -174,11 +174,12 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     """Read files of one kind in folders of classes, as torchvision's `ImageFolder` does.
 
     A class is the first folder level, classes are numbered in the order of `sorted` names, files are found at any depth
-    below, and samples come sorted by class, then folder, then file name. On top of that, folders of splits may be above
-    the classes, and a folder that merely wraps the dataset is looked through. A split in one folder `images` takes
-    their classes from a list beside it, as Tiny ImageNet has it. A class folder without files keeps its number where
-    the tree knows of it. `level`: which folder is the class, counted from the first that differs, from 1; negative from
-    the innermost.
+    below, and samples come sorted by class, then folder, then file name. On top of that, folders of splits (train or
+    training, val, valid, validation, dev, test or testing, in any case; also training_set, seg_train, test1 and the
+    like) may be above the classes, and a folder that merely wraps the dataset is looked through. A split whose images
+    are all in one folder `images` takes their classes from a list of names and classes beside it, as Tiny ImageNet has
+    it. A class folder without files keeps its number, as in torchvision, where the tree knows of it. `level`: which
+    folder is the class, counted from the first that differs, from 1; negative from the innermost.
     """
     files = require_files(source.ending_in(kind.extensions), source, f"{kind.noun} ({', '.join(kind.extensions)})")
     every, splits = _class_folders(source, kind, files, level)

@@ -265,12 +265,15 @@ def _bare(name: str) -> str:
 
 
 def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) -> Found:
-    """Read rows of arrays whose first axis counts samples, also in the files that well-known datasets are published as.
+    """Read rows of arrays whose first axis counts samples.
 
-    uint8 inputs of shape `(N, H, W)` or `(N, H, W, C)` with 1, 3 or 4 channels are images; all others are stored as
-    they are. Targets of one number for each sample become `(N,)`, integers int64; words become classes; integers of the
-    shape of the images' pixels are masks. `x`, `y`: the names of the arrays, or keys in their file, that hold inputs
-    and targets, if they are not recognised.
+    Inputs, targets and splits are recognised by name (X and y, x_train and y_train, images and labels, data and target,
+    train.npz with any of these). uint8 inputs of shape `(N, H, W)` or `(N, H, W, C)` with 1, 3 or 4 channels are
+    images; all others are stored as they are. Targets of one number for each sample become `(N,)`, integers int64;
+    words become classes; integers of the shape of the images' pixels are masks.
+
+    So are the files that well-known datasets are published as. `x`, `y`: the names of the arrays, or keys in their
+    file, that hold inputs and targets, if they are not recognised.
     """
     published, used_files = published_arrays(source)
     files = source.ending_in(_SUFFIXES)
