@@ -286,7 +286,8 @@ def _names_splits(column: Column) -> bool:
     # A subset may be one of anything, and a split is one of the samples.
     is_split = "split" in column.plain and len(column.filled) > 1
     if is_called and (others < column.distinct or column.is_numeric or is_split):
-        raise _odd_split(column.name, f"names splits and other values: {listed(sorted(map(show, others)))}")
+        what = "names splits and other values" if others < column.distinct else "has words that name no split"
+        raise _odd_split(column.name, f"{what}: {listed(sorted(map(show, others)))}")
     return False
 
 

@@ -504,12 +504,13 @@ def _weigh_rows(case: Case) -> Found:
     found = case.rows
     if not found.claims:
         return found
-    above = [one.folders for one in case.tables.claiming if one.folders] if case.tables.is_clear else []
+    claiming = case.tables.claiming if case.tables.is_clear else ()
+    above = [words.plain_name(one.folders) for one in claiming if one.folders]
     # Patients are no classes, whatever their rows state.
-    of_folders = any(words.PERSONS.fullmatch(words.plain_name(name)) is None for name in above)
+    of_folders = not all(map(words.PERSONS.fullmatch, above))
     if isinstance(found, Evidence) and of_folders:
-        # Folders that may be classes are weighed after it.
-        if isinstance(case.judge(_weigh_folders(case)), Evidence):
+        # Folders that may be classes, other than those of speakers, are weighed after it.
+        if not all(map(words.SCENES.fullmatch, above)) and isinstance(case.judge(_weigh_folders(case)), Evidence):
             return Miss(LayoutError(f"{found.named} has a row for each folder."))
         found = found.noting('Where these folders are the classes themselves: layout="image_folder".')
     if isinstance(found, Evidence):

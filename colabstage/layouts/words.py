@@ -391,9 +391,9 @@ ABOUT_FILES = (
     "fold", "folds", "kfold", "cv_fold",
 )  # fmt: skip
 SPLIT_COLUMNS = ("split", "subset", "partition", "data_split", "dataset_split")
-PERSONS = re.compile(r"(patient|subject|participant|person|case|lesion)(_?id)?|(group|session|scene)_?id")
+PERSONS = re.compile(r"(patient|subject|participant|person|lesion)(_?id)?|(group|session|scene)_?id")
 # May be a label or a group.
-SCENES = re.compile(r"(speaker|driver|user|video)(_?id)?|group|session|scene")
+SCENES = re.compile(r"(speaker|driver|user|case|video)(_?id)?|group|session|scene")
 YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})
 NO = frozenset({"false", "f", "no", "n", "0", "0.0"})
 # Columns of yes and no that say for each row whether it is in one split; beside each, the splits of yes and no.
