@@ -24,6 +24,8 @@ _MOST_COLORS = 64
 _HALF = 128
 # A lossy format changes black and white by less than this, and the shade of a plain area by at most that.
 _STRAY, _RIPPLE = 32, 12
+# Blurred edges have at least so many shades, unless they are only a few pixels, and at most this share of a mask.
+_EDGE_SHADES, _FEW_PIXELS, _MOST_GREY = 3, 16, 1 / 3
 _INDEX_MODES = ("L", "P", "1", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -65,15 +67,26 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
 def is_black_and_white(indices: NDArray[np.uint8], *, lossy: bool) -> bool:
     """Tell whether a mask `(H, W)` has two levels, 0 and 255, but for pixels along their edges: smoothed, or `lossy`.
 
-    In an edge the shade changes from pixel to pixel; a third class has an area of one shade.
+    Along edges the shade changes from pixel to pixel; a third class has an area, or lines, of one shade, and a picture
+    has greys everywhere.
     """
     low, high, ripple = (_STRAY, VOID + 1 - _STRAY, _RIPPLE) if lossy else (1, VOID, 0)
     between = indices[(indices >= low) & (indices < high)]
     if not between.size:
         return True
+    are_lines = not lossy and between.size > _FEW_PIXELS and np.count_nonzero(np.bincount(between)) < _EDGE_SHADES
     least, most = (_around(indices, pick) for pick in (np.minimum, np.maximum))
+    is_area = bool(((least >= low) & (most < high) & (most - least <= ripple)).any())
     # Class indices beside 255 may be as thin as an edge, but they are low.
-    return int(between.max()) >= _STRAY and not ((least >= low) & (most < high) & (most - least <= ripple)).any()
+    are_indices = int(between.max()) < _STRAY
+    greys = np.count_nonzero((indices >= _STRAY) & (indices <= VOID - _STRAY))
+    return not (is_area or are_lines or are_indices or greys > _MOST_GREY * indices.size)
+
+
+def is_picture(indices: NDArray[np.uint8]) -> bool:
+    """Tell whether a mask `(H, W)` has more shades than classes have, which change from pixel to pixel."""
+    changes = np.count_nonzero(indices[:, 1:] != indices[:, :-1])
+    return bool(2 * changes > indices.size and np.count_nonzero(level_counts(indices)) > _MOST_COLORS)
 
 
 def _around(values: NDArray[np.uint8], pick: np.ufunc) -> NDArray[np.uint8]:

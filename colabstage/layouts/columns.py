@@ -286,7 +286,8 @@ def _names_splits(column: Column) -> bool:
     # A subset or a set may be one of anything, unless it names a split too; and a split is one of the samples.
     may_be = others < column.distinct and column.plain in (*words.SPLIT_COLUMNS, "set", "phase", "usage", "part")
     if may_be or (is_called and (column.is_numeric or ("split" in column.plain and len(column.filled) > 1))):
-        raise _odd_split(column.name, f"names splits and other values: {listed(sorted(map(show, others)))}")
+        what = "names splits and other values" if others < column.distinct else "has words that name no split"
+        raise _odd_split(column.name, f"{what}: {listed(sorted(map(show, others)))}")
     return False
 
 

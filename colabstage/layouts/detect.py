@@ -207,15 +207,16 @@ class Case:
             return gather(lambda: names_state(self.source, pattern=pattern, kind=AUDIO))
         require_files(self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})")
         found = self.state_files(AUDIO, labels)
-        return _unless_rivals(self, found, (_CALLED._replace(layout=""), _BY_OWN_FOLDERS)) if labels is None else found
+        return _unless_rivals(self, found, (_CALLED._replace(layout=""),)) if labels is None else found
 
     def state_files(self, kind: FileKind, labels: Sequence[str] | None = None) -> Found:
         """Return what tables, or otherwise folders, state about files of a kind."""
         found = gather(replace(self.search(kind), labels=labels).state)
         # Where label columns were named, a table is meant.
-        if not found.claims and labels is None:
-            found = gather(lambda: folders_state(self.source, kind))
-        return found
+        if labels is not None:
+            return found
+        found = found if found.claims else gather(lambda: folders_state(self.source, kind))
+        return _unless_rivals(self, found, (Rival("folders", "", _classes_by_folders),))
 
     @cached_property
     def card(self) -> tuple[str, dict[str, str]]:
@@ -309,11 +310,12 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
         return found
     who, shown, layout = rival.who, "", found.table.layout
     way = "layout=audio_clips(pattern=PATTERN)" if layout == AUDIO.layout else "layout=file_names(PATTERN)"
-    rows = "layout=audio_clips(labels=[COLUMN])" if layout == AUDIO.layout else f'layout="{layout}"'
+    of_kind = {AUDIO.layout: "audio_clips", arrays.EACH_A_SAMPLE.layout: "table_rows"}.get(layout)
+    rows = f"layout={of_kind}(labels=[COLUMN])" if of_kind else f'layout="{layout}"'
     if layout == arrays.NAME:
         x = found.table.keys[0].partition("[")[0]
         way = f"layout=array_rows(x='{x}', y='NEW.npy'), after numpy.save('NEW.npy', LABELS.to_numpy(str))"
-    elif rival is _BY_OWN_FOLDERS:
+    elif of_kind and rival.state is _classes_by_folders:
         way = case.source.only(found.table.keys, found.used)
     ways = [rows, rival.layout and f'layout="{rival.layout}"', way]
     ways = sorted(filter(None, ways), key=lambda one: "(" in one)
@@ -504,12 +506,13 @@ def _weigh_rows(case: Case) -> Found:
     found = case.rows
     if not found.claims:
         return found
-    above = [one.folders for one in case.tables.claiming if one.folders] if case.tables.is_clear else []
+    claiming = case.tables.claiming if case.tables.is_clear else ()
+    above = [words.plain_name(one.folders) for one in claiming if one.folders]
     # Patients are no classes, whatever their rows state.
-    of_folders = any(words.PERSONS.fullmatch(words.plain_name(name)) is None for name in above)
+    of_folders = not all(map(words.PERSONS.fullmatch, above))
     if isinstance(found, Evidence) and of_folders:
-        # Folders that may be classes are weighed after it.
-        if isinstance(case.judge(_weigh_folders(case)), Evidence):
+        # Folders that may be classes, other than those of speakers, are weighed after it.
+        if not all(map(words.SCENES.fullmatch, above)) and isinstance(case.judge(_weigh_folders(case)), Evidence):
             return Miss(LayoutError(f"{found.named} has a row for each folder."))
         found = found.noting('Where these folders are the classes themselves: layout="image_folder".')
     if isinstance(found, Evidence):
@@ -633,7 +636,6 @@ _CALLED = Rival("what they are called", IMAGE_FOLDER.layout, _called_otherwise)
 _BY_MASKS = Rival("masks", "pairs", _masks_beside)
 _BY_NAMES = Rival("the images' names", "file_names", _names_beside)
 _BY_ROWS = Rival("a table", TABLE.layout, _rows_beside)
-_BY_OWN_FOLDERS = Rival("folders", "", _classes_by_folders)
 
 _BY_OTHERS = Rival(
     "folders like classes (both are read if only splits differ)", IMAGE_FOLDER.layout, _classes_of_others
@@ -690,11 +692,7 @@ LAYOUTS: tuple[Layout, ...] = (
         lambda case: arrays.arrays_state(case.source),
         rivals=(Rival("a table, in the order of the rows", "", _rows_of_arrays),),
     ),
-    Layout(
-        arrays.EACH_A_SAMPLE.layout,
-        lambda case: arrays.array_folder_state(case.source, case.state_files),
-        rivals=(_BY_OWN_FOLDERS,),
-    ),
+    Layout(arrays.EACH_A_SAMPLE.layout, lambda case: arrays.array_folder_state(case.source, case.state_files)),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: lists_state(case.source, names_state(case.source))),
     Layout("audio", Case.state_audio, _weigh_clips, extensions=words.SOUNDS),

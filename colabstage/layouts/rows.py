@@ -310,7 +310,7 @@ class TableSearch:
         folders, of_files = self.files.folders
         inside, found = {*folders, *(part for folder in folders for part in folder.split("/"))}, list[LeadingTable]()
         for column in led.columns.values() if len(led.path.distinct) < len(led.path) else ():
-            if column.distinct.isdisjoint(inside):
+            if inside.isdisjoint(posixpath.basename(words.normal(cell).rstrip("/")) for cell in column.distinct):
                 continue
             path = Column(led.path.name, list(map(posixpath.join, column.cells, led.path.cells)))
             every, whole = self.lookup.search_each(path.distinct, posixpath.dirname(led.name))
@@ -320,7 +320,7 @@ class TableSearch:
             files = [*{*leads.values()}]
             # A grade of 1 is the stem of a file in each folder; names without an ending name most of what is there.
             is_named = 2 * whole > len(leads) or 2 * len(files) > np.isin(of_files, of_files[files]).sum()
-            if differs and len(files) >= len(led.files) and is_named:
+            if differs and is_named and len(files) >= max(1, len(led.files)):
                 columns = [path if one is led.path else one for one in led.table.columns]
                 made = replace(led.table, columns=columns)
                 found.append(replace(led, table=made, path=path, leads=leads, beside=column.name))
@@ -890,7 +890,11 @@ def _boxes_of_rows(
         written = ", ".join(show(column.cells[odd[0]]) or "nothing" for column in corners)
         which = f"A box of '{name[files[odd[0]]]}' is {written} with the class '{show(label.cells[odd[0]])}'"
         expected = "numbers, left before right and top before bottom, and a class"
-        msg = f"{which}; expected {expected}. In the row of an image without a box leave '{label.name}' empty too."
+        named = [column.name for column in corners]
+        msg = (
+            f"{which}; expected {expected}. In the row of an image without a box leave {listed([*named, label.name])} "
+            f"empty; for numbers that are no boxes, layout=table_rows(labels={named}), from colabstage.options."
+        )
         raise LayoutError(msg)
     # Files in the order of their first rows, and the rows of each in theirs.
     of_file = firsts[of_file.reshape(-1)]

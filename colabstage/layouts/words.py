@@ -393,11 +393,11 @@ ABOUT_FILES = (
 )  # fmt: skip
 SPLIT_COLUMNS = ("split", "subset", "partition", "data_split", "dataset_split")
 PERSONS = re.compile(
-    r"(patient|subject|participant|person|case|lesion)(_?(id|no|nr|num|number|code|name))?"
+    r"(patient|subject|participant|person|lesion)(_?(id|no|nr|num|number|code|name))?|case_?(id|no|nr|num|number|code|name)"
     r"|(group|session|scene|animal|mouse|donor|individual|volunteer|specimen|recording|clip|sequence|slide)_?id"
 )
 # May be a label or a group.
-SCENES = re.compile(r"(speaker|driver|user|video)(_?id)?|group|session|scene")
+SCENES = re.compile(r"(speaker|driver|user|case|video)(_?id)?|group|session|scene")
 YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})
 NO = frozenset({"false", "f", "no", "n", "0", "0.0"})
 # Columns of yes and no that say for each row whether it is in one split; beside each, the splits of yes and no.

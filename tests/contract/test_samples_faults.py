@@ -281,7 +281,9 @@ TOOLS = [
     row("two labels of one region", files("images/{0..3}.jpg", {"project.json": label_studio({"rectanglelabels": {**RECTANGLE["rectanglelabels"], "rectanglelabels": ["cat", "dog"]}})}), right=[refused("2 labels")]),
     row("Label Studio's choices of several", files("images/{0..3}.jpg", {"project.json": label_studio({"choices": {"choices": ["day", "rain"]}})}), right=[found(r"train: 4 rows with targets of \(2,\)")]),
     row("answers to two questions of Label Studio", files("images/{0..3}.jpg", {"project.json": [
-        {**one, "annotations": [{"result": [{"type": "choices", "from_name": name, "value": {"choices": ["day"]}} for name in "ab"]}]} for one in label_studio()]}), right=[refused("several questions; export a CSV")]),
+        {**one, "annotations": [{"result": [{"type": "choices", "from_name": name, "value": {"choices": ["day"]}} for name in "ab"]}]} for one in label_studio()]}), right=[refused("several questions, 'a', 'b'; export a CSV")]),
+    row("each answer to one of two questions", files("images/{0..3}.jpg", {"project.json": [
+        {**one, "annotations": [{"result": [{"type": "choices", "from_name": "ab"[i % 2], "value": {"choices": ["day"]}}]}]} for i, one in enumerate(label_studio())]}), right=[refused("several questions, 'a', 'b'")]),
     row("CVAT's tags alone", files("images/{0..4}.jpg", {"annotations.xml": re.sub("<box.*?/>", "", CVAT).replace("day", "dusk", 1)}), right=[found("train: day 3, dusk 1", note="1 image without annotations was left out")]),
     row("CVAT's tags beside boxes", files("images/{0..3}.jpg", {"annotations.xml": CVAT}), right=[noted("4 annotations without a box")]),
     *(row(f"what Label Studio's users draw: {name}", files("images/{0..3}.jpg", {"project.json": label_studio(*drawn)}), right=[right])
@@ -843,10 +845,11 @@ EACH_IN_A_FOLDER = [
 ]
 CLIPS = [
     *(row(f"{what} in folders of classes beside a table of {name}", files("", {**{f"{one}/{one}{i}.{end}": content for one in ("no", "yes") for i in range(4)}, "l.csv": "file,label\n" + "".join(f"{one}{i}.{end},{cells[one == 'yes'][i]}\n" for one in ("no", "yes") for i in range(4))}), right=[right], layout=chosen, only=only)
-      for what, end, content, layout, ways in [("clips", "wav", wav(), audio_clips(labels=["label"]), r"only='\*\*/\*\.wav' or layout=audio_clips\(labels="), ("arrays", "npy", npy(np.ones((4, 5))), "array_folder", r"layout=\"array_folder\" or only='\*\*/\*\.npy'")]
+      for what, end, content, layout, ways in [("clips", "wav", wav(), audio_clips(labels=["label"]), r"only='\*\*/\*\.wav' or layout=audio_clips\(labels="), ("arrays", "npy", npy(np.ones((4, 5))), table_rows(labels=["label"]), r"only='\*\*/\*\.npy' or layout=table_rows\(labels=")]
       for name, cells, chosen, only, right in [
           ("the same", ("aaaa", "bbbb"), "auto", None, found("train: a 4, b 4.*")), ("finer classes", ("aabb", "ccdd"), "auto", None, found("train: a 2, b 2, c 2, d 2.*")),
           ("others", ("xxyy", "xyxy"), "auto", None, refused(rf"'l\.csv' and by folders.*{ways}")), ("lengths", ("1234", "5678"), "auto", None, refused("'l.csv' and by folders")),
+          ("others, and the kind chosen", ("xxyy", "xyxy"), {"wav": "audio", "npy": "array_folder"}[end], None, refused(rf"'l\.csv' and by folders.*{ways}")),
           ("others, chosen", ("xxyy", "xyxy"), layout, None, found("train: x 4, y 4.*")), ("others, left out", ("xxyy", "xyxy"), "auto", f"**/*.{end}", found("train: no 4, yes 4.*"))]),
     row("arrays, one in each file, and a table of their labels", files("", {**{f"train/{i}/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "labels.csv": "id,target\n" + "".join(f"a{i},{i % 2}\n" for i in range(6))}), right=[found("train: 0 3, 1 3.*")]),
     row("arrays and two columns of their targets", files("", {**{f"x/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "t.csv": "file,age,weight,name\n" + "".join(f"a{i}.npy,{i},{i / 2},n{i}\n" for i in range(6))}), layout=table_rows(labels=["age", "weight"]), right=[found(r"train: 6 rows with targets of \(2,\).*")]),

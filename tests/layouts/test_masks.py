@@ -53,8 +53,14 @@ def save(mask: NDArray[np.uint8], path: Path, form: str) -> NDArray[np.uint8] | 
         smoothed.save(path, "JPEG" if form == "jpeg" else "PNG")
         with Image.open(path) as image:
             return (np.asarray(image) >= 128).astype(np.uint8)
-    if form in ("painted greys", "jpeg of greys"):
-        Image.fromarray(np.minimum(mask, 3) * 70).save(path, "PNG" if form == "painted greys" else "JPEG")
+    if form in ("painted greys", "jpeg of greys", "greys along edges", "noise"):
+        greys = np.minimum(mask, 3) * 70
+        if form == "greys along edges":
+            edges = np.asarray(white.filter(ImageFilter.MaxFilter(3))) > np.asarray(white)
+            greys = np.asarray(white) + np.uint8(128) * edges
+        if form == "noise":
+            greys = np.random.default_rng(0).integers(0, 256, mask.shape, dtype=np.uint8)
+        Image.fromarray(greys).save(path, "JPEG" if form == "jpeg of greys" else "PNG")
         return None
     white.convert({"white": "L", "bits": "1", "grey colours": "RGB"}[form]).save(path)
     return binary.astype(np.uint8)
@@ -79,7 +85,19 @@ def packed(source: Any, out: Path, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "form",
-    ["indices", "palette", "white", "bits", "grey colours", "jpeg", "smoothed", "painted greys", "jpeg of greys"],
+    [
+        "indices",
+        "palette",
+        "white",
+        "bits",
+        "grey colours",
+        "jpeg",
+        "smoothed",
+        "painted greys",
+        "jpeg of greys",
+        "greys along edges",
+        "noise",
+    ],
 )
 @given(classes=st.integers(2, 5), void=st.booleans(), seed=st.integers(0, 9))
 @settings(max_examples=3)

@@ -774,8 +774,9 @@ def tools_state(source: Source) -> Evidence:
     who = f"{form.name}'s annotations"
     whole = [] if called else [one for one in placed if one.record.labels]
     if whole:
-        several = "\n" if any(len(one.record.labels) > 1 for one in whole) else ""
-        stated = Column("label", [several.join(one.record.labels) for one in whole])
+        words_of = [[*dict.fromkeys(one.record.labels)] for one in whole]
+        several = "\n" if any(len(own) > 1 for own in words_of) else ""
+        stated = Column("label", [several.join(own) for own in words_of])
         targets, labels = make_targets([stated], separator=several)
         notes += left_out_notes((len(placed) - len(whole), "images", "without a class"))
         return _boxes_state(source, who, whole, labels, notes=notes, used=found, targets=targets)
@@ -928,6 +929,7 @@ def _bdd(_: str, content: bytes) -> list[Record]:
 def _label_studio(_: str, content: bytes) -> list[Record]:
     """Read Label Studio's JSON: boxes and outlines in percent of the image, boxes rotated around their corner."""
     every = []
+    questions = set[Any]()
     for one in _list_of(content, "data"):
         # Skipped tasks stay in the export as empty answers.
         kept = [each for each in one["annotations"] if not each.get("was_cancelled")]
@@ -945,12 +947,14 @@ def _label_studio(_: str, content: bytes) -> list[Record]:
         image = unquote(path.rpartition("?d=")[2])
         size, lost = sizes[-1] if sizes else (0, 0), len(results) - len(regions)
         choices = [each for each in results if each.get("type") == "choices" and "x" not in each["value"]]
-        if len({each.get("from_name") for each in choices}) > 1 and not regions:
-            msg = f"task {show(one.get('id'))} answers several questions; export a CSV, which has a column for each"
-            raise ValueError(msg)
+        questions |= {each.get("from_name") for each in choices}
         labels = [word for each in choices for word in each["value"]["choices"]]
         made = _record(image, map(_label_studio_drawing, regions, sizes), size, left_out=lost)
         every.append(made._replace(labels=labels))
+    if len(questions) > 1 and not any(one.shapes for one in every):
+        asked = listed(sorted(map(show, questions)))
+        msg = f"its tasks answer several questions, {asked}; export a CSV, which has a column for each"
+        raise ValueError(msg)
     return every if any(one.image for one in every) else []
 
 

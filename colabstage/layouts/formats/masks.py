@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import posixpath
 import re
 from collections import Counter, defaultdict
@@ -19,6 +20,7 @@ from colabstage.images.masks import (
     color_table_advice,
     colors_of,
     is_black_and_white,
+    is_picture,
     level_counts,
     palette_of,
     read_mask,
@@ -79,6 +81,7 @@ class _Mask(NamedTuple):
     is_lossy: bool = False
     is_two_level: bool = False
     """Whether it is black and white but for its edges."""
+    is_picture: bool = False
 
 
 def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = True) -> Masks:
@@ -98,20 +101,23 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
             return _Mask(name, colors=colors, is_lossy=lossy)
         indices = read_mask(content, MaskOptions())
         two_level = is_black_and_white(indices, lossy=lossy)
-        return _Mask(name, level_counts(indices), palette_of(content), is_lossy=lossy, is_two_level=two_level)
+        picture = not two_level and is_picture(indices)
+        return _Mask(name, level_counts(indices), palette_of(content), frozenset(), lossy, two_level, picture)
 
     # Broken files are reported when they are packed.
     found = read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True)
     lossy = [mask for mask in found if mask.is_lossy]
-    for mask in lossy:
-        if not mask.is_two_level:
+    for mask in found:
+        if mask.is_lossy and not mask.is_two_level:
             raise broken(mask.name, _LOSSY)
+        if mask.is_picture:
+            raise broken(mask.name, f"its shades of grey change from pixel to pixel, as no classes do. {AS_PICTURES}")
     _refuse_painted(found)
     notes = _compare_palettes(found)
     plain = [mask for mask in found if not mask.colors]
     counts = np.array([mask.counts for mask in plain], np.int64).reshape(-1, VOID + 1)
     total = counts.sum(axis=0)
-    blurred = (bool(lossy) or meaning_of(total) == "greys") and total[_NEARLY_WHITE:].any()
+    blurred = (bool(lossy) or total[1:VOID].any()) and total[_NEARLY_WHITE:].any()
     if blurred and all(mask.is_two_level for mask in plain):
         counts, notes = two_levels(counts), (*notes, _BLURRED)
     kinds = _kinds_of(np.packbits(counts > 0, axis=1))
@@ -300,6 +306,8 @@ _PAINTED = re.compile(
 # alone decide; and the base name without its extension and suffix.
 _Key = tuple[tuple[str, ...], str]
 _Pairs = list[tuple["FileEntry", "FileEntry"]]
+# The mask of each image, and the table that says so.
+_Stated = dict["FileEntry", tuple["FileEntry", str]]
 
 
 class _Sides(NamedTuple):
@@ -327,10 +335,12 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
 
     `x`, `y`: the folder of the images, and of the masks, or the end of their names, if they are not recognised.
     """
-    found = _pairs_of(source, x, y)
+    on_tables: list[str] = []
+    stated = _stated_pairs(source, on_tables) if y is None else {}
+    found = _pairs_of(source, x, y, stated)
     if isinstance(found, Miss):
         return found
-    sides, pairs, tables = found
+    sides, pairs = found
     if y is None:
         _refuse_further(sides, pairs)
     objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
@@ -347,10 +357,11 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
     images = [image for image, _ in pairs]
     notes = (
         *notes,
+        *on_tables,
         *left_out_notes(
             (len(sides.images) - len(pairs), "images", "without a mask"),
             (objects, "masks", "that number single objects"),
-            (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
+            (len(sides.masks) - len({mask for _, mask in pairs}) - objects, "masks", "without an image"),
         ),
     )
     # If some images are in no split's folder, the folders are something else.
@@ -362,56 +373,73 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
     if made.table.splits is None:
         made = lists_state(source, made, within="ImageSets/Segmentation")
     # Only now, because they may state splits as well.
-    return replace(made, used=frozenset({*made.used, *tables}))
+    return replace(made, used=frozenset({*made.used, *(table for _, table in stated.values())}))
 
 
-def _pairs_of(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _Pairs, list[str]] | Miss:
-    """Return the images and masks of `masks_state`; which belong together, by their names or, if these tell nothing, by
-    a table; and the tables that say so."""
-    stated = _stated_pairs(source) if y is None else {}
-    tables = list(dict.fromkeys(table for _, table in stated.values()))
+def _pairs_of(source: Source, x: str | None, y: str | None, stated: _Stated) -> tuple[_Sides, _Pairs] | Miss:
+    """Return the images and masks of `masks_state`, and which belong together, by their names and by tables."""
     try:
         found = pair_names(source, x, y)
     except LayoutError:
         if not stated:
             raise
         found = None
-    if found is None or (isinstance(found, Miss) and stated):
-        pairs = sorted(((image, mask) for image, (mask, _) in stated.items()), key=lambda pair: pair[0].name)
-        sides = _Sides({one: ((), one.name) for one, _ in pairs}, {mask: ((), one.name) for one, mask in pairs})
-        return sides, pairs, tables
-    if isinstance(found, Miss):
+    if isinstance(found, Miss) and not stated:
         return found
-    for image, mask in found[1]:
-        other, table = stated.get(image, (mask, ""))
-        if other != mask:
-            what = f"it has '{other.name}' as the mask of '{image.name}', whose name is that of '{mask.name}'"
+    sides, named = found if isinstance(found, tuple) else (_stated_sides(source, stated), [])
+    mask_of = dict(named)
+    for image, (mask, table) in stated.items():
+        if (other := mask_of.setdefault(image, mask)) != mask:
+            what = f"it has '{mask.name}' as the mask of '{image.name}', whose name is that of '{other.name}'"
             raise broken(table, what, "one mask of each image: correct the table, or take it away")
-    return *found, tables
+    return sides, [*mask_of.items()]
 
 
-def _stated_pairs(source: Source) -> dict[FileEntry, tuple[FileEntry, str]]:
-    """Return the mask that rows of a table name beside an image, and the table's name, where most of its rows do."""
+def _stated_sides(source: Source, stated: _Stated) -> _Sides:
+    """Return all files as images or masks, where only tables tell them apart: masks are those in their folders."""
+    masks = {mask for mask, _ in stated.values()}
+    folders = {posixpath.dirname(one.name) for one in masks} - {posixpath.dirname(one.name) for one in stated}
+    every = source.ending_in(words.IMAGES)
+    masks |= {one for one in every if posixpath.dirname(one.name) in folders}
+    keys: dict[FileEntry, _Key] = {one: ((), one.name) for one in every}
+    return _Sides(*({one: key for one, key in keys.items() if (one in masks) is side} for side in (False, True)))
+
+
+def _stated_pairs(source: Source, notes: list[str]) -> _Stated:
+    """Return the mask that rows of a table name beside an image, and the table's name, where most of its rows do, and
+    no other column names further images."""
     files = source.ending_in(words.IMAGES)
-    stated: dict[FileEntry, tuple[FileEntry, str]] = {}
+    stated: _Stated = {}
     tables = source.ending_in((".csv", ".tsv", ".jsonl")).where(lambda name: not words.is_submission(name))
     for name, table in source.parse_once(tables, parse_table).items():
         masks = [column for column in table.columns if is_mask_name(_without_path(column.name)) and column.are_files]
         if len(masks) != 1:
             continue
-        paths = [column for column in table.columns if column.plain in words.PATHS or column.are_files]
         lookup, folder = source.made_of(files, Lookup.of), posixpath.dirname(name)
-        leads = {column: lookup.search_each(column.distinct, folder)[0] for column in paths}
-        mask_of = leads.pop(masks[0])
-        images, image_of = max(leads.items(), key=lambda item: len(item[1]), default=(masks[0], {}))
-        rows = [
-            (image_of.get(image, NONE), mask_of.get(mask, NONE))
-            for image, mask in zip(images.cells, masks[0].cells, strict=True)
-        ]
-        found = [(image, mask) for image, mask in rows if min(image, mask) >= 0 and image != mask]
-        if 2 * len(found) > len(rows):
-            stated |= {files[image]: (files[mask], name) for image, mask in found}
-    return stated
+        leads = {
+            column: [*map(lookup.search_each(column.distinct, folder)[0].get, column.cells, itertools.repeat(NONE))]
+            for column in table.columns
+            if column.plain in words.PATHS or column.are_files
+        }
+        of_masks = leads.pop(masks[0])
+        of_images = max(leads.values(), key=lambda found: len(found) - found.count(NONE), default=of_masks)
+        are_further = any(
+            one != image for found in leads.values() for one, image in zip(found, of_images, strict=True) if one >= 0
+        )
+        pairs = [(a, b) for a, b in zip(of_images, of_masks, strict=True) if min(a, b) >= 0 and a != b]
+        if are_further or 2 * len(pairs) <= len(of_masks):
+            continue
+        for image, mask in pairs:
+            other, first = stated.setdefault(files[image], (files[mask], name))
+            if other != files[mask]:
+                what = f"it has '{files[mask].name}' as the mask of '{files[image].name}', and '{first}' '{other.name}'"
+                raise broken(name, what, "one mask of each image: join them, or take the other one out")
+        notes += left_out_notes((len(of_masks) - len(pairs), "rows", f"of '{name}' whose image or mask is not there"))
+        known = (*words.SPLIT_COLUMNS, *words.PATHS)
+        unread = [one.name for one in table.columns if not (one in (*leads, masks[0]) or one.plain in known)]
+        if unread := [one for one in unread if not words.is_index_name(one)]:
+            notes.append(f"Of '{name}' {listed(unread)} {'is' if len(unread) == 1 else 'are'} not used.")
+    return dict(sorted(stated.items(), key=lambda pair: pair[0].name))
 
 
 def _without_path(column: str) -> str:

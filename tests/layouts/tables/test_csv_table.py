@@ -213,7 +213,8 @@ ASKED = {
     "corners, and what may be a class": (
         "image,x1,y1,x2,y2,camera", ["{i}.png,1,2,3,4,a"], r"none their class.*labels=\['x1', 'y1', 'x2', 'y2'\]"
     ),
-    "a class without its box": ("image,class,x1,y1,x2,y2", ["{i}.png,a,,,,"], r"leave 'class' empty too"),
+    "ends of lines": ("image,x1,y1,x2,y2", ["{i}.png,9,2,3,4"], r"9, 2, 3, 4 .*labels=\['x1', 'y1', 'x2', 'y2'\]"),
+    "a class without its box": ("image,class,x1,y1,x2,y2", ["{i}.png,a,,,,"], r"leave .*'class' empty;"),
     "masks under any name": ("image,label,seg", ["{i}.png,a,1 3 10 5 20 2", "{i}.png,a,"], r"'seg' holds masks"),
     "an index as the path": (",label", ["{i},a", "{i},b"], r"first row of 't.csv' is '0', 'a'"),
     "nothing beside the paths": ("image", ["{i}.png"], r"no labels beside the paths.*path,label"),
