@@ -139,7 +139,8 @@ def parts_of_names(names: Sequence[str], pattern: str, least: int = 1) -> list[s
     found = Counter(match[1] for match in matches if match is not None)
     # As many words as images are not classes, nor is a single one, such as IMG.
     are_classes = found.total() == len(names) and 1 < len(found) <= len(names) / 2 and min(found.values()) >= least
-    return sorted(found) if are_classes else []
+    called = {word for one in found for word in words.letters_of(one)}
+    return sorted(found) if are_classes and not (called and called <= words.OF_CAMERAS) else []
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ _PARTS = frozenset({
     "subject", "participant", "patient", "x", "y",
 })  # fmt: skip
 _DATED = re.compile(r"(19|20)\d\d[-_. ]?(0[1-9]|1[0-2])([-_. ]?(0[1-9]|[12]\d|3[01]))?(?!\d)")
+# What cameras and phones call pictures, which is no class.
+OF_CAMERAS = frozenset({"img", "dsc", "dscn", "dscf", "pxl", "mvimg", "vid", "sam", "gopr", "wa"})
 _ASIDE = frozenset({
     "thumbnail", "thumbnails", "thumb", "thumbs", "preview", "previews", "cropped", "augmented", "backup", "original",
     "originals", "raw", "unsorted", "output", "outputs", "results", "tmp", "temp", "preds", "predictions",

@@ -69,6 +69,7 @@ READ: dict[str, tuple[Any, ...]] = {
     "one class with a folder in it": ("pets/cat/1.jpg pets/cat/more/2.jpg", {}, "image_folder; cat 2", "'image_folder'"),
     "a class called train": ("car/1.jpg ship/1.jpg train/1.jpg train/steam/2.jpg", {}, "image_folder; car 1, ship 1, train 2", "'image_folder'"),
     "test images in no class": ("train/{cat,dog}/1.jpg test/{3,4}.jpg", {}, "image_folder; train: cat 1, dog 1"),
+    "photos of two cameras": ("{IMG,PXL}_2024010{1..9}.jpg", {}, "images; 18 without labels"),
     "numbered images are not in twos": ("{a,b}.jpg {a,b}_2.jpg", {}, "images; 4 without labels"),
     "folders with a slash, and names": ("{p,q}/{0,1}.jpg", {"l.csv": rows("dir,file,label", "x/p/,{0,1}.jpg,{a,b}", "x/q/,{0,1}.jpg,{b,a}")}, "table; a 2, b 2"),
     "an upper and a lower case": (SIX, {"l.csv": rows("file,case", "{0..5}.jpg,{upper,lower}")}, "table; lower 3, upper 3"),
