@@ -266,6 +266,15 @@ def _open_in_store(
     return found
 
 
+def is_object_folder(url: str) -> bool:
+    """Return whether an address is of a folder, or with a star stands for files, without listing it."""
+    if split_pattern(url)[1] or _service_of(url) is not None:
+        return bool(split_pattern(url)[1])
+    require_online(show_address(url))
+    with given_up(), ObjectStore(url) as store:
+        return bool(_find(store).get("type") == "directory")
+
+
 def archives_matching(url: str) -> list[str]:
     """Return the address of each archive that an address with a star stands for; none if it stands for other files."""
     folder, pattern = split_pattern(url)
@@ -274,8 +283,8 @@ def archives_matching(url: str) -> list[str]:
     require_online(show_address(url))
     with contextlib.closing(open_address(url, retry=PATIENT)) as found:
         names = found.entries.names if isinstance(found, RemoteFileTree) else []
-    is_of_archives = all(name.lower().endswith(ARCHIVE_SUFFIXES) for name in names)
-    return [f"{folder}/{name}" for name in names] if is_of_archives else []
+    are_archives = all(name.lower().endswith(ARCHIVE_SUFFIXES) for name in names)
+    return [f"{folder}/{name}" for name in names] if are_archives else []
 
 
 def read_at_once(url: str) -> bytes | None:

@@ -23,14 +23,7 @@ from colabstage.h5.untrusted import open_alone, reading_contents
 from colabstage.io.units import NAMES_SHOWN, format_names, show_address
 from colabstage.sources.blocks import Edges
 from colabstage.sources.in_part import BlockwiseFile, FileOfSet, WholeFile
-from colabstage.sources.parse import (
-    LocalSource,
-    ObjectSource,
-    ShareSource,
-    SingleSource,
-    parse_source,
-    split_pattern,
-)
+from colabstage.sources.parse import LocalSource, ShareSource, SingleSource, parse_source
 from colabstage.sources.remote import given_up
 from colabstage.sources.remote_files import FileSource, read_small_file, remote_opener
 from colabstage.trees.bytes import RequestedBytes, SourceFile
@@ -81,8 +74,8 @@ def _addresses_of(files: Files) -> list[str | os.PathLike[str]]:
 def source_of(address: str | os.PathLike[str]) -> FileSource:
     """Return the source of one file; an OptionError if an address is of anything else."""
     source = parse_source(address)
-    if not isinstance(source, FileSource) or (isinstance(source, ObjectSource) and split_pattern(source.url)[1]):
-        msg = f"disk_limit= is for packed files, each by its own path or address; '{source.label}' is none."
+    if not isinstance(source, FileSource):
+        msg = f"disk_limit= is for packed files; '{source.label}' is none. Give its path or address."
         raise OptionError(msg)
     return source
 

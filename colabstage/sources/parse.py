@@ -525,9 +525,7 @@ def expand_pattern(source: Source) -> Source:
         parts = [expand_pattern(_parse_one(url)) for url in urls]
     else:
         return source
-    if not parts:
-        return source
-    return _list_of(source, (one for part in parts for one in parts_of(part)))
+    return _list_of(source, (one for part in parts for one in parts_of(part))) if parts else source
 
 
 def _list_of(source: Source, parts: Iterable[SingleSource]) -> ManySource:
