@@ -34,7 +34,7 @@ _LOOK_S = 0.25
 _FIRST_READS = 8
 # A reader can hang in a dead mount for ever, so closing waits for readers only so long. A worker decodes and writes to
 # a local disk: it does end, and its file must not be closed before.
-_READERS_END_S, _WORKERS_END_S = 5.0, 60.0
+_READERS_END_S, _WORKERS_END_S, _INTERRUPTED_S = 5.0, 60.0, 0.5
 # Items for each worker that are read ahead, beyond the reads in flight: enough that no worker waits, few enough that
 # memory does not fill up to the budget for nothing.
 _AHEAD = 32
@@ -74,11 +74,16 @@ def run_pipeline(
     """
     cancellation.check()
     run = _Run(items, read, use, cost, limits, clock=clock)
+    readers_end_s = _READERS_END_S
     try:
         run.start()
         run.wait(cancellation)
+    except KeyboardInterrupt:
+        # A person waits, and what slow reads wait for ends when the source is closed.
+        readers_end_s = _INTERRUPTED_S
+        raise
     finally:
-        run.stop()
+        run.stop(readers_end_s)
     return run.readers + len(run.reading_workers)
 
 
@@ -157,14 +162,14 @@ class _Run(Generic[T]):
             )
             raise SourceReadError(msg)
 
-    def stop(self) -> None:
+    def stop(self, readers_end_s: float) -> None:
         """Make every thread end, and wait for those that can."""
         with self._lock:
             self._halt()
             reading = list(self._now_reading)
         _join_threads([thread for thread in self._worker_threads if thread not in reading], _WORKERS_END_S)
         # A thread stuck in a dead mount's read cannot be interrupted; it is a daemon and holds nothing.
-        _join_threads(self._reader_threads + reading, _READERS_END_S)
+        _join_threads(self._reader_threads + reading, readers_end_s)
 
     def _halt(self) -> None:
         self._stopping = True

@@ -166,9 +166,9 @@ def _judge_one(error: BaseException) -> Judgement:
     if isinstance(error, socket.gaierror):
         return "transient" if error.errno == socket.EAI_AGAIN else "missing"
     kinds = [kind.__name__ for kind in type(error).__mro__]
-    # paramiko raises it for a broken connection, and for a missing password or key.
-    if "SSHException" in kinds and "No authentication methods" in str(error):
-        kinds = ["AuthenticationException"]
+    # What paramiko and adlfs say of a missing login, in errors of a class that they raise for other reasons too.
+    if re.match("No authentication methods|unable to connect to account", str(error)):
+        kinds = ["PermissionError"]
     named = next((_NAMES[kind] for kind in kinds if kind in _NAMES), None)
     if named is not None:
         return named

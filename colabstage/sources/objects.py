@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from colabstage.errors import SourceChangedError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.io.arguments import names_like
+from colabstage.io.environment import require_online
 from colabstage.io.files import PATIENT, RetryPolicy, hash_block
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import left_out, show_address
@@ -265,15 +266,25 @@ def _open_in_store(
     return found
 
 
+def is_object_folder(url: str) -> bool:
+    """Return whether an address is of a folder, or with a star stands for files, without listing it."""
+    if split_pattern(url)[1] or _service_of(url) is not None:
+        return bool(split_pattern(url)[1])
+    require_online(show_address(url))
+    with given_up(), ObjectStore(url) as store:
+        return bool(_find(store).get("type") == "directory")
+
+
 def archives_matching(url: str) -> list[str]:
     """Return the address of each archive that an address with a star stands for; none if it stands for other files."""
-    if not split_pattern(url)[1] or _service_of(url) is not None:
+    folder, pattern = split_pattern(url)
+    if not pattern or _service_of(url) is not None:
         return []
+    require_online(show_address(url))
     with contextlib.closing(open_address(url, retry=PATIENT)) as found:
         names = found.entries.names if isinstance(found, RemoteFileTree) else []
-    folder = split_pattern(url)[0]
-    is_of_archives = all(name.lower().endswith(ARCHIVE_SUFFIXES) for name in names)
-    return [f"{folder}/{name}" for name in names] if is_of_archives else []
+    are_archives = all(name.lower().endswith(ARCHIVE_SUFFIXES) for name in names)
+    return [f"{folder}/{name}" for name in names] if are_archives else []
 
 
 def read_at_once(url: str) -> bytes | None:

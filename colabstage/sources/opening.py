@@ -513,10 +513,7 @@ class OpenedSource(Closing):
         require_answer(*paths_of(source))
         # Tables and lists may come before the archives or folders that they are about.
         about = [part for part in source.parts if not base_name(part.label).lower().endswith(BESIDE)]
-        are_whole = bool(about) and all(
-            part.label.lower().endswith(ARCHIVE_SUFFIXES) or (isinstance(part, LocalSource) and is_folder(part.path))
-            for part in about
-        )
+        are_whole = bool(about) and all(part.label.lower().endswith(ARCHIVE_SUFFIXES) or _lists(part) for part in about)
         if not are_whole and have_addresses and opened.file is not None and not opened.is_archive():
             self._stack.pop_all().close()
             self._whole = self._list([(part.label, part) for part in source.parts], {})
@@ -716,6 +713,16 @@ class OpenedSource(Closing):
         """Release connections and handles; copied data stays for the next run."""
         self._closed = True
         self._stack.close()
+
+
+def _lists(source: SingleSource) -> bool:
+    """Return whether a source is a folder, as far as its service says so before it is listed."""
+    if not isinstance(source, ObjectSource):
+        return isinstance(source, LocalSource) and is_folder(source.path)
+    # Imported late, as in `open_remote`.
+    from colabstage.sources.objects import is_object_folder
+
+    return is_object_folder(source.url)
 
 
 def _reached(source: SingleSource) -> tuple[Transport, bool]:

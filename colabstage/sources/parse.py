@@ -516,18 +516,16 @@ def expand_pattern(source: Source) -> Source:
         if len(paths := _expand_rows(str(source.path))) == 1:
             return _matches(source)
         parts = [expand_pattern(local_source(path)) for path in paths]
-    elif isinstance(source, WebSource | ObjectSource) and re.search(_ROW, source.url):
-        parts = [expand_pattern(_parse_one(url)) for url in _expand_rows(source.url)]
-    elif isinstance(source, ObjectSource) and not _is_plain(source):
-        # Imported late: it imports this module, and other sources do not need what it loads.
-        from colabstage.sources.objects import archives_matching
+    elif isinstance(source, WebSource | ObjectSource) and not _is_plain(source):
+        if (urls := _expand_rows(source.url)) == [source.url]:
+            # Imported late: it imports this module, and other sources do not need what it loads.
+            from colabstage.sources.objects import archives_matching
 
-        if not (archives := archives_matching(source.url)):
-            return source
-        parts = [_parse_one(url) for url in archives]
+            urls = archives_matching(source.url)
+        parts = [expand_pattern(_parse_one(url)) for url in urls]
     else:
         return source
-    return _list_of(source, (one for part in parts for one in parts_of(part)))
+    return _list_of(source, (one for part in parts for one in parts_of(part))) if parts else source
 
 
 def _list_of(source: Source, parts: Iterable[SingleSource]) -> ManySource:
@@ -539,7 +537,7 @@ def _is_plain(source: SingleSource) -> bool:
     """Return whether a source stands for itself, without a row or pattern in it."""
     if isinstance(source, LocalSource):
         return not glob.has_magic(str(source.path)) and re.search(_ROW, str(source.path)) is None
-    if isinstance(source, ObjectSource) and split_pattern(source.url)[1]:
+    if isinstance(source, ObjectSource) and "*" in source.url:
         return False
     return not isinstance(source, WebSource | ObjectSource) or re.search(_ROW, source.url) is None
 

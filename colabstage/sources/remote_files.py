@@ -239,7 +239,7 @@ def remote_opener(
         # The first access to a mount, which may have died since it responded.
         elif not read_with_retry(source.path.is_dir, str(source.path)):
             return MountedFile(source.path)
-        msg = f"'{source.label}' is a folder where a file is expected. Give it alone, or in a list of folders only."
+        msg = f"'{source.label}' is a folder, or several files, where one is expected. Give its files, or it alone."
         raise SourceReadError(msg)
 
     return open_it

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -224,6 +225,19 @@ def test_cancelling_stops_the_run_soon() -> None:
         recorder.run(LIMITS, cancellation=cancellation)
     assert 0 < sum(recorder.used.values()) < 500
     assert pipeline_threads() == []
+
+
+def test_who_interrupts_does_not_wait_for_a_slow_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an archive that arrives slowly: the read ends with its source, which is closed next."""
+    release, cancellation = threading.Event(), Cancellation()
+    monkeypatch.setattr(cancellation, "check", Mock(side_effect=[None, None, KeyboardInterrupt()]))
+    began = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_with(lambda _: bytes(release.wait(60)), use_nothing, LIMITS, cancellation=cancellation)
+        assert time.monotonic() - began < 4.0
+    finally:
+        release.set()
 
 
 @pytest.mark.parametrize(("readers", "budget"), [(2, LIMITS.budget_bytes), (0, 1)])

@@ -178,6 +178,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (ftplib.error_perm("530 Login incorrect"), SourceAccessError, False),
         (ftplib.error_perm("550 Permission denied"), SourceAccessError, False),
         (SSHException("No authentication methods available"), SourceAccessError, False),
+        (ValueError("unable to connect to account for Must provide a connection_string"), SourceAccessError, False),
         (SSHException("Server connection dropped"), SourceReadError, True),
         (TimeoutError("slow"), SourceReadError, True),
         (OSError(errno.EBUSY, "Please reduce your request rate."), SourceReadError, True),

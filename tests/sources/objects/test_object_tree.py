@@ -24,7 +24,7 @@ from tests.sources.objects.conftest import Place
 from tests.sources.servers import BucketService, FolderService
 from tests.support.archives import read_all, tar_bytes
 from tests.support.far import MemoryFile, far_service
-from tests.support.images import make_tree, read_tree
+from tests.support.images import image, make_tree, read_tree
 
 # The most that one request is for.
 PIECE_BYTES = 4 * 1024 * 1024
@@ -112,6 +112,19 @@ def test_a_star_stands_for_archives_as_a_list_does(s3: BucketService, tmp_path: 
         s3.put(f"set/part-{number}.tar", tar_bytes({f"{number}.txt": b"1"}))
         with pytest.raises(EmptySourceError, match=f"{number + 1} .txt"):
             stage_dataset("s3://data/set/part-*.tar", layout="images", local_dir=tmp_path, cache_dir=None)
+
+
+@pytest.mark.parametrize("images", ["s3://data/set", "s3://data/set/*.png"])
+def test_a_table_is_read_with_a_folder_of_a_bucket(s3: BucketService, tmp_path: Path, images: str) -> None:
+    """As with a folder of this machine, wherever the table is."""
+    for number in range(4):
+        s3.put(f"set/{number}.png", image(number))
+    table = b"file,label\n0.png,a\n1.png,b\n2.png,a\n3.png,b\n"
+    (tmp_path / "labels.csv").write_bytes(table)
+    s3.put("tables/labels.csv", table)
+    for labels in (tmp_path / "labels.csv", "s3://data/tables/labels.csv"):
+        data = stage_dataset([labels, images], image_size=8, local_dir=tmp_path / "local", cache_dir=None)
+        assert (data.splits, data.classes) == ({"train": 4}, ("a", "b"))
 
 
 def test_markers_and_junk_are_left_out(s3: BucketService) -> None:
