@@ -149,14 +149,6 @@ def level_counts(indices: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.array(Image.fromarray(np.ascontiguousarray(indices)).histogram(), np.int64)
 
 
-def two_levels(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return `level_counts`, `(..., 256)`, of what masks with blurred edges mean: pixels of 0 and of 255 alone."""
-    result = np.zeros_like(counts)
-    result[..., VOID] = counts[..., _HALF:].sum(axis=-1)
-    result[..., 0] = counts[..., :_HALF].sum(axis=-1)
-    return result
-
-
 def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uint8]:
     """Bring class indices `(H, W)` to the options' size: by the nearest pixel, so that no class appears by mixing."""
     placement = place_image((indices.shape[0], indices.shape[1]), options.size, options.resize)

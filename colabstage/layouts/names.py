@@ -134,12 +134,14 @@ def parts_of_names(names: Sequence[str], pattern: str, least: int = 1) -> list[s
     """Return what a pattern finds in the names, each `least` times, if that makes classes; otherwise nothing."""
     # Images to be classified are often only numbered.
     names = [name for name in names if split_of_path(name) != "test"] or names
-    # The first of a million usually shows that they say nothing.
-    matches = itertools.takewhile(bool, (re.search(pattern, name) for name in names))
-    found = Counter(match[1] for match in matches if match is not None)
-    # As many words as images are not classes, nor is a single one, such as IMG.
-    are_classes = found.total() == len(names) and 1 < len(found) <= len(names) / 2 and min(found.values()) >= least
+    found = Counter[str]()
+    for match in map(re.compile(pattern).search, names):
+        # As many words as images are not classes, nor is a single one, such as IMG.
+        if match is None or 2 * len(found) > len(names):
+            return []
+        found[match[1]] += 1
     called = {word for one in found for word in words.letters_of(one)}
+    are_classes = 1 < len(found) <= len(names) / 2 and min(found.values()) >= least
     return sorted(found) if are_classes and not (called and called <= words.OF_CAMERAS) else []
 
 

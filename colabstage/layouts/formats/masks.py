@@ -24,7 +24,6 @@ from colabstage.images.masks import (
     level_counts,
     palette_of,
     read_mask,
-    two_levels,
 )
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
@@ -106,24 +105,21 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
 
     # Broken files are reported when they are packed.
     found = read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True)
-    lossy = [mask for mask in found if mask.is_lossy]
-    for mask in found:
-        if mask.is_lossy and not mask.is_two_level:
+    plain = [mask for mask in found if not mask.colors]
+    counts = np.array([mask.counts for mask in plain], np.int64).reshape(-1, VOID + 1)
+    total, some_lossy = counts.sum(axis=0), any(mask.is_lossy for mask in found)
+    if total[_NEARLY_WHITE:].any() and (some_lossy or total[1:VOID].any()) and all(mask.is_two_level for mask in found):
+        notes = (*_compare_palettes(found), _BLURRED)
+        return Masks(source, decoded=decoded, foreground=True, guessed=True, notes=notes)
+    for mask in sorted(found, key=lambda mask: mask.is_two_level):
+        if mask.is_lossy:
             raise broken(mask.name, _LOSSY)
         if mask.is_picture:
             raise broken(mask.name, f"its shades of grey change from pixel to pixel, as no classes do. {AS_PICTURES}")
     _refuse_painted(found)
     notes = _compare_palettes(found)
-    plain = [mask for mask in found if not mask.colors]
-    counts = np.array([mask.counts for mask in plain], np.int64).reshape(-1, VOID + 1)
-    total = counts.sum(axis=0)
-    blurred = (bool(lossy) or total[1:VOID].any()) and total[_NEARLY_WHITE:].any()
-    if blurred and all(mask.is_two_level for mask in plain):
-        counts, notes = two_levels(counts), (*notes, _BLURRED)
     kinds = _kinds_of(np.packbits(counts > 0, axis=1))
-    is_foreground = _is_foreground(counts.sum(axis=0), kinds, lambda number: plain[number].name)
-    if lossy and not is_foreground:
-        raise broken(lossy[0].name, _LOSSY)
+    is_foreground = _is_foreground(total, kinds, lambda number: plain[number].name)
     return Masks(source, decoded=decoded, foreground=is_foreground, guessed=True, notes=notes)
 
 
@@ -410,7 +406,9 @@ def _stated_pairs(source: Source, notes: list[str]) -> _Stated:
     no other column names further images."""
     files = source.ending_in(words.IMAGES)
     stated: _Stated = {}
-    tables = source.ending_in((".csv", ".tsv", ".jsonl")).where(lambda name: not words.is_submission(name))
+    # Without images, a table may be one of pixels, and large.
+    tables = source.ending_in((".csv", ".tsv", ".jsonl") if files else ())
+    tables = tables.where(lambda name: not words.is_submission(name))
     for name, table in source.parse_once(tables, parse_table).items():
         masks = [column for column in table.columns if is_mask_name(_without_path(column.name)) and column.are_files]
         if len(masks) != 1:
