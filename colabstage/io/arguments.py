@@ -344,9 +344,7 @@ def whereabouts(path: Path) -> str:
     elif ":" in first or (missing.parts[1:] and re.fullmatch(_HOST, first)):
         hint = " An address begins with its scheme, as 'https://…', 's3://…' or 'kaggle://…'."
     elif there == current_folder() and len(missing.parts) == 2 and not missing.suffix:
-        hint = (
-            f" If a hub has a dataset of that name, give its address: 'hf://datasets/{missing}', 'kaggle://{missing}'."
-        )
+        hint = f" A dataset of a hub has an address: 'hf://datasets/{missing}' or 'kaggle://{missing}'."
     return _names_in(there, first, hint)
 
 

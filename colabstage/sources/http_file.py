@@ -641,13 +641,7 @@ def names_a_page(url: str, name: str) -> bool:
 
 
 def check_is_data(
-    urls: Sequence[str],
-    label: str,
-    name: str,
-    head: bytes,
-    *,
-    is_page_type: bool,
-    suffixes: tuple[str, ...] = DATA_SUFFIXES,
+    urls: Sequence[str], label: str, name: str, head: bytes, *, is_page_type: bool, suffixes: tuple[str, ...]
 ) -> None:
     """Raise the error for a page, or for anything else that is not what an address and its file's name promise.
 

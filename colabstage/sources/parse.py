@@ -264,9 +264,7 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
 
 def local_source(path: str | os.PathLike[str]) -> LocalSource:
     """Return the source at a path, or of all paths that match a pattern."""
-    path = absolute_path(
-        path, "source", instead="an address is text that begins with its scheme and both slashes, as 'https://…'"
-    )
+    path = absolute_path(path, "source", instead="an address is text, with both slashes, as 'https://…'")
     return LocalSource(local_address(path), readable_name(path.name), str(path), path)
 
 
