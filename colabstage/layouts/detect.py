@@ -507,8 +507,9 @@ def _weigh_rows(case: Case) -> Found:
     # Patients are no classes, whatever their rows state.
     of_folders = not all(map(words.PERSONS.fullmatch, above))
     if isinstance(found, Evidence) and of_folders:
-        # Folders that may be classes, other than those of speakers, are weighed after it.
-        if not all(map(words.SCENES.fullmatch, above)) and isinstance(case.judge(_weigh_folders(case)), Evidence):
+        # Folders that may be classes, as scenes and groups but not speakers may, are weighed after it.
+        are_ids = all((name := words.SCENES.fullmatch(one)) and name[1] for one in above)
+        if not are_ids and isinstance(case.judge(_weigh_folders(case)), Evidence):
             return Miss(LayoutError(f"{found.named} has a row for each folder."))
         found = found.noting('Where these folders are the classes themselves: layout="image_folder".')
     if isinstance(found, Evidence):

@@ -31,12 +31,12 @@ RULES_VERSION = 5
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
     "image_folder": 7,
-    **dict.fromkeys(("lmdb", "pixel_table"), 8),
-    **dict.fromkeys(("images", "coco_classes", "croissant"), 9),
+    "pixel_table": 8,
+    **dict.fromkeys(("images", "coco_classes", "croissant", "lmdb"), 9),
     "file_names": 10,
-    **dict.fromkeys(("tokens", "arrays", "arrow", "webdataset"), 11),
-    **dict.fromkeys(("audio", "array_folder"), 12),
-    "tfrecord": 13,
+    "tokens": 11,
+    **dict.fromkeys(("audio", "array_folder", "arrays", "arrow", "webdataset"), 12),
+    "tfrecord": 14,
     "detection": 16,
     "pairs": 20,
     "table": 22,

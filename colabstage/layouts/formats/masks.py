@@ -388,9 +388,8 @@ def _stated_sides(source: Source, stated: _Stated) -> _Sides:
     """Return all files as images or masks, where only tables tell them apart: masks are those in their folders."""
     masks = {mask for mask, _ in stated.values()}
     folders = {posixpath.dirname(one.name) for one in masks} - {posixpath.dirname(one.name) for one in stated}
-    every = source.ending_in(words.IMAGES)
-    masks |= {one for one in every if posixpath.dirname(one.name) in folders}
-    keys: dict[FileEntry, _Key] = {one: ((), one.name) for one in every}
+    keys: dict[FileEntry, _Key] = {one: ((), one.name) for one in source.ending_in(words.IMAGES)}
+    masks |= {one for one in keys if posixpath.dirname(one.name) in folders}
     return _Sides(*({one: key for one, key in keys.items() if (one in masks) is side} for side in (False, True)))
 
 
