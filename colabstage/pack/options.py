@@ -31,8 +31,8 @@ RULES_VERSION = 5
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
     "image_folder": 7,
-    "pixel_table": 8,
-    **dict.fromkeys(("images", "coco_classes", "croissant", "lmdb"), 9),
+    **dict.fromkeys(("lmdb", "pixel_table"), 8),
+    **dict.fromkeys(("images", "coco_classes", "croissant"), 9),
     "file_names": 10,
     "tokens": 11,
     **dict.fromkeys(("audio", "array_folder", "arrays", "arrow", "webdataset"), 12),

@@ -111,13 +111,13 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
     if total[_NEARLY_WHITE:].any() and (some_lossy or total[1:VOID].any()) and all(mask.is_two_level for mask in found):
         notes = (*_compare_palettes(found), _BLURRED)
         return Masks(source, decoded=decoded, foreground=True, guessed=True, notes=notes)
-    for mask in sorted(found, key=lambda mask: mask.is_two_level):
-        if mask.is_lossy:
-            raise broken(mask.name, _LOSSY)
-        if mask.is_picture:
-            raise broken(mask.name, f"its shades of grey change from pixel to pixel, as no classes do. {AS_PICTURES}")
+    if some_lossy:
+        raise broken(min((mask.is_two_level, mask.name) for mask in found if mask.is_lossy)[1], _LOSSY)
     _refuse_painted(found)
+    pictures = [mask.name for mask in found if mask.is_picture]
     notes = _compare_palettes(found)
+    if pictures:
+        notes += (f"Shades of grey change from pixel to pixel in '{pictures[0]}', as no classes do. {AS_PICTURES}.",)
     kinds = _kinds_of(np.packbits(counts > 0, axis=1))
     is_foreground = _is_foreground(total, kinds, lambda number: plain[number].name)
     return Masks(source, decoded=decoded, foreground=is_foreground, guessed=True, notes=notes)
@@ -210,9 +210,9 @@ def _is_foreground(counts: NDArray[np.int64], kinds: NDArray[np.bool_], name: Ca
         levels = np.flatnonzero(counts)
         shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
         what = f"it and others have {len(levels)} shades of grey ({shown}), which are not class indices"
-        expected = "pixels of 0 and 255, or of 0, 1, 2 and so on, or a class_dict.csv with the columns name, r, g, b"
+        expected = "pixels of 0 and 255, or 0, 1, 2 and so on, or a class_dict.csv with the columns name, r, g, b"
         # Any mask that has one of them.
-        raise broken(name(int(np.argmax(between))), what, expected)
+        raise broken(name(int(np.argmax(between))), what, f"{expected}. {AS_PICTURES}")
     return meaning == "foreground"
 
 
