@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Where targets are pictures, such as the sharp image of a blurred one.
-AS_PICTURES = "If they are pictures and no masks, give pack_dataset an object whose items are (x, y)"
+AS_PICTURES = "If they are pictures and no masks, give pack_dataset an object whose items are (x, y), y a numpy array"
 # Distinct colours beyond this are smoothed edges, not classes.
 _MOST_COLORS = 64
 # From here on a pixel of a foreground mask with blurred edges is foreground.

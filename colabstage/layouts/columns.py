@@ -349,7 +349,6 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
 
 
 def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
-    """Return the error that asks which column is the label."""
     about = (*words.ABOUT_FILES, *words.SPLIT_COLUMNS)
     named = [one.name for one in others if not words.is_index_name(one.name)]
     known = [one.name for one in others if one.name in named and one.plain not in about and not one.are_files]

@@ -238,7 +238,6 @@ class Case:
 
 
 def _as_clips(found: Found, options: ClipOptions) -> Found:
-    """Return samples that are audio files as rows of one length."""
     if isinstance(found, Miss):
         return found
     inputs, note = clip_rows(found.table.inputs.source, options)
@@ -296,7 +295,6 @@ class Layout(NamedTuple):
 
 
 def _unless_rivals(case: Case, found: Found, rivals: Iterable[Rival]) -> Found:
-    """Return what was found, or the refusal if a rival states otherwise."""
     for rival in rivals:
         if isinstance(found, Evidence):
             found = _compared(case, found, rival)
@@ -378,7 +376,6 @@ def _names_beside(case: Case, found: Evidence) -> Found | None:
 
 
 def _of_both(one: Evidence, other: Evidence) -> tuple[list[str], list[str]]:
-    """Return the two classes of each sample that both label."""
     first, second = _classes_by_name(one), _classes_by_name(other)
     both = [name for name in first if name in second]
     return [first[name] for name in both], [second[name] for name in both]
@@ -453,7 +450,6 @@ def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
 
 
 def _classes_by_names(case: Case, found: Evidence) -> Found | None:
-    """Return names that divide the images of a table otherwise."""
     names = gather(lambda: names_state(case.source)) if isinstance(found.table.targets, Values) else _NOTHING
     return _divided_otherwise(found, names) if isinstance(names, Evidence) else None
 
@@ -511,8 +507,9 @@ def _weigh_rows(case: Case) -> Found:
     # Patients are no classes, whatever their rows state.
     of_folders = not all(map(words.PERSONS.fullmatch, above))
     if isinstance(found, Evidence) and of_folders:
-        # Folders that may be classes, other than those of speakers, are weighed after it.
-        if not all(map(words.SCENES.fullmatch, above)) and isinstance(case.judge(_weigh_folders(case)), Evidence):
+        # Folders that may be classes, as scenes and groups but not speakers may, are weighed after it.
+        are_ids = all((name := words.SCENES.fullmatch(one)) and name[1] for one in above)
+        if not are_ids and isinstance(case.judge(_weigh_folders(case)), Evidence):
             return Miss(LayoutError(f"{found.named} has a row for each folder."))
         found = found.noting('Where these folders are the classes themselves: layout="image_folder".')
     if isinstance(found, Evidence):

@@ -93,11 +93,6 @@ class StoredArray:
         )
 
     @property
-    def row_names(self) -> list[str]:
-        """Return the name of each row: the array that stores it, and its number there."""
-        return [f"{part.name}[{row}]" for part in self.parts or (self,) for row in range(part.shape[0])]
-
-    @property
     def is_text(self) -> bool:
         return self.dtype.kind in "USO"
 
@@ -493,7 +488,6 @@ class _Seen(NamedTuple):
 
 
 def _plan_rows(seen: Sequence[_Seen], options: ClipOptions) -> _ClipDecoder:
-    """Return the form of all rows, from the examined clips."""
     rates = Counter(one.rate for one in seen)
     rate = options.rate or rates.most_common(1)[0][0]
     seen = [one._replace(length=round(one.length * rate / one.rate)) for one in seen]
@@ -524,8 +518,6 @@ def _example(option: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ClipDecoder:
-    """Convert a file's bytes to a row."""
-
     options: ClipOptions
     length: int
     channels: int

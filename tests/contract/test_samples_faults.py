@@ -838,6 +838,7 @@ NO_PARTS = [
         ("copies called after their class", "cat/cat_{0..2}_{flip,rot}.jpg dog/dog_{0..2}_{flip,rot}.jpg", "train: cat 6, dog 6"),
     ]
 ]
+PICTURES_AS_MASKS = row("shades of a picture as masks", files("images/{0..3}.png", {f"masks/{i}.png": grey(np.random.default_rng(i).integers(0, 200, (48, 64), np.uint8)) for i in range(4)}), right=[noted("change from pixel to pixel in 'masks/0.png'.*y a numpy array")])
 EACH_IN_A_FOLDER = [
     row(name, {f"{i:04}/{one}": image(i, size=(16, 16)) for i in range(6) for one in images} | {f"{i:04}/{mask}": DIAGONAL for i in range(6)},
         right=[found("train: 6 masks with 96 pixels")])
@@ -1145,7 +1146,7 @@ OF_LIBRARIES = [
     ("made", "right", "options"),
     [
         *BOXES, *TURNED, *TOOLS, *FORMS, *TABLES, *FOLDERS, *BESIDE_FOLDERS, *SPLITS_BESIDE, *MASKS, *VALUES, *OF_PARTS,
-        *TEXTS_BESIDE, *PARTS, *NO_PARTS, *EACH_IN_A_FOLDER, *CLIPS, *PATHS_BESIDE, *AS_PUBLISHED, *FOLLOWED, *PIXELS,
+        *TEXTS_BESIDE, *PARTS, *NO_PARTS, *EACH_IN_A_FOLDER, PICTURES_AS_MASKS, *CLIPS, *PATHS_BESIDE, *AS_PUBLISHED, *FOLLOWED, *PIXELS,
         *ARRAYS, *IN_SHARDS, *TEXTS, *IN_JSON, *OF_LIBRARIES,
     ],
 )  # fmt: skip

@@ -74,6 +74,7 @@ READ: dict[str, tuple[Any, ...]] = {
     "folders with a slash, and names": ("{p,q}/{0,1}.jpg", {"l.csv": rows("dir,file,label", "x/p/,{0,1}.jpg,{a,b}", "x/q/,{0,1}.jpg,{b,a}")}, "table; a 2, b 2"),
     "an upper and a lower case": (SIX, {"l.csv": rows("file,case", "{0..5}.jpg,{upper,lower}")}, "table; lower 3, upper 3"),
     "facts of speakers, in a folder each": ("{ann,bob,eve}/{0,1}.jpg", {"l.csv": rows("speaker,accent", "{ann,bob,eve},{us,uk,us}")}, "table; uk 2, us 4"),
+    "facts of scenes, in a folder each": ("{bay,city,fen}/{0,1}.jpg", {"l.csv": rows("scene,outdoor", "{bay,city,fen},{yes,no,yes}")}, "image_folder; bay 2, city 2, fen 2"),
     "masks by names and by a table": ("images/{0..4}.png masks/{0..3}.png masks/odd.png", {"l.csv": rows("image,mask", "images/{0..4}.png,masks/{0,1,2,3,odd}.png")}, "pairs; 5 masks of background, foreground"),
     "a folder of the same name in each split": ("{train,test}/data/{cat,dog}/{0,1}.jpg", {}, "image_folder; train: cat 2, dog 2; test: cat 2, dog 2"),
     "names of people before each": ("{ann,bob,eve}-{a,b,c}-x.jpg zoe-d-x.jpg", {}, "images; 10 without labels"),

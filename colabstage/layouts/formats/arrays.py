@@ -311,9 +311,10 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         *([f"Each of {joined:,} files holds rows of samples, one label for each; they are joined."] if joined else []),
         *(note_on_numbers(stated[0], targets.values, classes) if isinstance(targets, Values) else ()),
     ]
+    parts = [part for array in xs for part in array.parts or (array,)]
     table = SampleTable(
         layout=NAME,
-        keys=tuple(name for array in xs for name in array.row_names),
+        keys=tuple(f"{part.name}[{row}]" for part in parts for row in range(part.shape[0])),
         inputs=inputs,
         targets=targets,
         splits=known_splits(next(iter(splits.values()), of_rows)),
@@ -864,8 +865,6 @@ _USAGE = {"training": "train", "publictest": "val", "privatetest": "test"}
 
 
 class _PixelColumns(NamedTuple):
-    """The roles of a table's columns, by number."""
-
     pixels: slice
     """The columns of pixels, or the one column with all pixels, separated by blanks."""
     shape: tuple[int, ...]
@@ -946,8 +945,7 @@ def _read_head(source: Source, entry: FileEntry) -> tuple[ByteSource | None, _Pi
     are_numbers = all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None
     if columns is None and are_numbers:
         columns = _bare_columns([_cells(line) for line in head.split(b"\n")[:-1]])
-        return packed, columns, 0 if columns else len(cells) - 1
-    return packed, columns, 0
+    return packed, columns, len(cells) - 1 if columns is None and are_numbers else 0
 
 
 def _no_header(entry: FileEntry, count: int) -> str:

@@ -28,7 +28,7 @@ from colabstage.images.masks import (
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, Found, Miss, left_out_notes, near, require_files
+from colabstage.layouts.evidence import Evidence, Found, Miss, gather, left_out_notes, near, require_files
 from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.lists import NONE, Lookup, check_one_list, lists_state
 from colabstage.layouts.names import bare_stem
@@ -111,13 +111,13 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
     if total[_NEARLY_WHITE:].any() and (some_lossy or total[1:VOID].any()) and all(mask.is_two_level for mask in found):
         notes = (*_compare_palettes(found), _BLURRED)
         return Masks(source, decoded=decoded, foreground=True, guessed=True, notes=notes)
-    for mask in sorted(found, key=lambda mask: mask.is_two_level):
-        if mask.is_lossy:
-            raise broken(mask.name, _LOSSY)
-        if mask.is_picture:
-            raise broken(mask.name, f"its shades of grey change from pixel to pixel, as no classes do. {AS_PICTURES}")
+    if some_lossy:
+        raise broken(min((mask.is_two_level, mask.name) for mask in found if mask.is_lossy)[1], _LOSSY)
     _refuse_painted(found)
+    pictures = [mask.name for mask in found if mask.is_picture]
     notes = _compare_palettes(found)
+    if pictures:
+        notes += (f"Shades of grey change from pixel to pixel in '{pictures[0]}', as no classes do. {AS_PICTURES}.",)
     kinds = _kinds_of(np.packbits(counts > 0, axis=1))
     is_foreground = _is_foreground(total, kinds, lambda number: plain[number].name)
     return Masks(source, decoded=decoded, foreground=is_foreground, guessed=True, notes=notes)
@@ -210,9 +210,9 @@ def _is_foreground(counts: NDArray[np.int64], kinds: NDArray[np.bool_], name: Ca
         levels = np.flatnonzero(counts)
         shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
         what = f"it and others have {len(levels)} shades of grey ({shown}), which are not class indices"
-        expected = "pixels of 0 and 255, or of 0, 1, 2 and so on, or a class_dict.csv with the columns name, r, g, b"
+        expected = "pixels of 0 and 255, or 0, 1, 2 and so on, or a class_dict.csv with the columns name, r, g, b"
         # Any mask that has one of them.
-        raise broken(name(int(np.argmax(between))), what, expected)
+        raise broken(name(int(np.argmax(between))), what, f"{expected}. {AS_PICTURES}")
     return meaning == "foreground"
 
 
@@ -307,8 +307,6 @@ _Stated = dict["FileEntry", tuple["FileEntry", str]]
 
 
 class _Sides(NamedTuple):
-    """The files that may make pairs, each with its key."""
-
     images: dict[FileEntry, _Key]
     masks: dict[FileEntry, _Key]
 
@@ -374,15 +372,10 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
 
 def _pairs_of(source: Source, x: str | None, y: str | None, stated: _Stated) -> tuple[_Sides, _Pairs] | Miss:
     """Return the images and masks of `masks_state`, and which belong together, by their names and by tables."""
-    try:
-        found = pair_names(source, x, y)
-    except LayoutError:
-        if not stated:
-            raise
-        found = None
+    found = gather(lambda: pair_names(source, x, y))
     if isinstance(found, Miss) and not stated:
         return found
-    sides, named = found if isinstance(found, tuple) else (_stated_sides(source, stated), [])
+    sides, named = (_stated_sides(source, stated), []) if isinstance(found, Miss) else found
     mask_of = dict(named)
     for image, (mask, table) in stated.items():
         if (other := mask_of.setdefault(image, mask)) != mask:
@@ -395,9 +388,8 @@ def _stated_sides(source: Source, stated: _Stated) -> _Sides:
     """Return all files as images or masks, where only tables tell them apart: masks are those in their folders."""
     masks = {mask for mask, _ in stated.values()}
     folders = {posixpath.dirname(one.name) for one in masks} - {posixpath.dirname(one.name) for one in stated}
-    every = source.ending_in(words.IMAGES)
-    masks |= {one for one in every if posixpath.dirname(one.name) in folders}
-    keys: dict[FileEntry, _Key] = {one: ((), one.name) for one in every}
+    keys: dict[FileEntry, _Key] = {one: ((), one.name) for one in source.ending_in(words.IMAGES)}
+    masks |= {one for one in keys if posixpath.dirname(one.name) in folders}
     return _Sides(*({one: key for one, key in keys.items() if (one in masks) is side} for side in (False, True)))
 
 
@@ -410,7 +402,9 @@ def _stated_pairs(source: Source, notes: list[str]) -> _Stated:
     tables = source.ending_in((".csv", ".tsv", ".jsonl") if files else ())
     tables = tables.where(lambda name: not words.is_submission(name))
     for name, table in source.parse_once(tables, parse_table).items():
-        masks = [column for column in table.columns if is_mask_name(_without_path(column.name)) and column.are_files]
+        # Without the words for a file: mask for mask_image_path.
+        named = {one: [word for word in words.words_of(one.name) if word not in _OF_PATHS] for one in table.columns}
+        masks = [column for column, rest in named.items() if is_mask_name("_".join(rest)) and column.are_files]
         if len(masks) != 1:
             continue
         lookup, folder = source.made_of(files, Lookup.of), posixpath.dirname(name)
@@ -438,11 +432,6 @@ def _stated_pairs(source: Source, notes: list[str]) -> _Stated:
         if unread := [one for one in unread if not words.is_index_name(one)]:
             notes.append(f"Of '{name}' {listed(unread)} {'is' if len(unread) == 1 else 'are'} not used.")
     return dict(sorted(stated.items(), key=lambda pair: pair[0].name))
-
-
-def _without_path(column: str) -> str:
-    """Return the name of a column without the words for a file: mask for mask_image_path."""
-    return "_".join(word for word in words.words_of(column) if word not in _OF_PATHS)
 
 
 def pair_names(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _Pairs] | Miss:
@@ -524,7 +513,6 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
 
 
 def _called(name: str, wanted: str) -> bool:
-    """Tell whether a file is in the given folder, or its stem has the given ending."""
     path, stem = wanted.strip("/"), words.stem_of(name)
     return f"/{path}/" in f"/{posixpath.dirname(name)}/" or (stem.endswith(wanted) and stem != wanted)
 
@@ -566,7 +554,6 @@ def _is_of_objects(mask: FileEntry) -> bool:
 
 
 def _match(sides: _Sides) -> _Pairs | BrokenDatasetError:
-    """Return each image with its mask; or the error that an image has several masks."""
     by_key: dict[_Key, FileEntry] = {}
     images = set(sides.images.values())
     for mask, key in sides.masks.items():
@@ -602,7 +589,6 @@ def _by_stem(sides: _Sides, *, bare: bool) -> _Sides:
 
 
 def _two_masks_error(one: str, other: str) -> BrokenDatasetError:
-    """Return the error that two files may be masks of one image."""
     names = [words.folder_of(name) or words.stem_of(name) for name in (one, other)]
     if names[0] == names[1]:
         stems = [words.stem_of(one), words.stem_of(other)]
@@ -670,7 +656,6 @@ def _of_labelmap(text: str) -> MaskClasses:
 
 
 def _of_numbers(text: str) -> MaskClasses:
-    """Return the names in a JSON that maps each number from 0 to one."""
     names: dict[str, Any] = dict(one for one in items_of(text) or () if isinstance(one, tuple))
     return MaskClasses(tuple(map(str, names.values())) if [*names] == [*map(str, range(len(names)))] else ())
 
@@ -700,7 +685,6 @@ def _of_table(table: Table) -> MaskClasses | None:
 
 
 def _notes_on_colors(classes: MaskClasses) -> list[str]:
-    """Return a note on each class that has the colour of an earlier one."""
     named = list(zip(classes.names, classes.colors or (), strict=False))
     first_of = {color: name for name, color in reversed(named)}
     pairs = [(name, first_of[color], color) for name, color in named if first_of[color] != name]
