@@ -158,7 +158,7 @@ def test_drawing_goes_on_without_reports_and_ends_with_the_last_step(monkeypatch
         ({"state": "failed"}, "✗ pack  500 of 1,000 images  50 images/s  failed after 10.0 s"),
         ({"rate": 0.0, "idle_s": 31.0}, "▸ pack  500 of 1,000 images  nothing for 31.0 s"),
         ({"total": None}, "▸ pack  500 images  50 images/s"),
-        ({"unit": "B", "done": 5_000_000, "total": 10_000_000}, "▸ pack  5 MB of 10 MB  50 B/s  27 h 46 min left"),
+        ({"unit": "B", "done": 5_000_000, "total": 10_000_000}, "▸ pack  5 MB of 10 MB  50 B/s  1 day 3 h left"),
         ({"done": 1000, "idle_s": 31.0}, "▸ pack  1,000 images  50 images/s  finishing"),
         ({"total": 0, "done": 0, "rate": 0.0}, "▸ pack  0 images"),
     ],
