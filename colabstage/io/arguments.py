@@ -47,9 +47,9 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
     "text": (lambda given: isinstance(given, str), "text in quotes"),
 }
 
-# `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
 # The name of a server, as addresses pasted without their scheme begin.
 _HOST = r"(?:[\w-]+\.)+(?:com|org|net|edu|gov|[a-z]{2})"
+# `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
 _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 # The limit of Linux's file systems and system calls.
 _MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095

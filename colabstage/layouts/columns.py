@@ -284,7 +284,7 @@ def _names_splits(column: Column) -> bool:
     if column.distinct and not others and not words.is_label_name(column.name):
         return True
     # A subset or a set may be one of anything, unless it names a split too; and a split is one of the samples.
-    may_be = others < column.distinct and column.plain in (*words.SPLIT_COLUMNS, "set", "phase", "usage", "part")
+    may_be = others < column.distinct and column.plain in words.PERHAPS_SPLITS
     if may_be or (is_called and (column.is_numeric or ("split" in column.plain and len(column.filled) > 1))):
         what = "names splits and other values" if others < column.distinct else "has words that name no split"
         raise _odd_split(column.name, f"{what}: {listed(sorted(map(show, others)))}")

@@ -295,6 +295,7 @@ class Layout(NamedTuple):
 
 
 def _unless_rivals(case: Case, found: Found, rivals: Iterable[Rival]) -> Found:
+    """Return what was found, or the refusal if a rival states otherwise."""
     for rival in rivals:
         if isinstance(found, Evidence):
             found = _compared(case, found, rival)
@@ -376,6 +377,7 @@ def _names_beside(case: Case, found: Evidence) -> Found | None:
 
 
 def _of_both(one: Evidence, other: Evidence) -> tuple[list[str], list[str]]:
+    """Return the two classes of each sample that both label."""
     first, second = _classes_by_name(one), _classes_by_name(other)
     both = [name for name in first if name in second]
     return [first[name] for name in both], [second[name] for name in both]
@@ -450,6 +452,7 @@ def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
 
 
 def _classes_by_names(case: Case, found: Evidence) -> Found | None:
+    """Return names that divide the images of a table otherwise."""
     names = gather(lambda: names_state(case.source)) if isinstance(found.table.targets, Values) else _NOTHING
     return _divided_otherwise(found, names) if isinstance(names, Evidence) else None
 

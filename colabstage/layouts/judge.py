@@ -345,7 +345,7 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
 
 def _pair_among(table: SampleTable, parts: Sequence[str]) -> tuple[str, str]:
     """Return the folder of parts that is most likely of images, and what reads it with that of masks; "" for none."""
-    # Masks in 'gt' belong to images in 'img', those of one split to each other; and masks are no JPEGs.
+    # Masks in 'gt' belong to images in 'img', those of one split to each other; and masks are rarely JPEGs.
     lossy = {one for name in files_of(table).ending_in(words.JPEGS).folders[0] for one in name.split("/")}
     ranks = {one: (words.holds_targets(one), not words.holds_images(one), one not in lossy) for one in parts}
     first, *others = sorted(parts, key=ranks.__getitem__) or [""]

@@ -111,6 +111,8 @@ _Rank = tuple[bool, int, bool]
 
 
 class _Rows(NamedTuple):
+    """The rows of some tables whose files exist."""
+
     files: NDArray[np.int64]
     splits: list[str]
     """The split in the row or in its table's name; "" for none."""
@@ -490,6 +492,7 @@ class TableSearch:
         return replace(made, table=replace(made.table, groups=tuple(groups[row] for row in firsts)))
 
     def _boxes(self, rows: _Rows, columns: BoxColumns) -> tuple[list[int], Boxes, tuple[str, ...]]:
+        """Return the first row of each image, which represents it, the boxes of all rows, and their classes."""
         in_splits = dict.fromkeys(zip(rows.files.tolist(), rows.splits, strict=True))
         if (twice := first_repeated([self.files.names[number] for number, _ in in_splits])) is not None:
             msg = f"Rows of '{twice}' are in several splits. Take it out of all but one."
@@ -548,6 +551,7 @@ class TableSearch:
         return kept
 
     def _left_out(self, found: list[LeadingTable], kept: list[LeadingTable], which: Mapping[str, str]) -> list[str]:
+        """Return notes on the files that only other tables name than those that are kept."""
         stated = _files_of(kept)
         rest = [(one.name, len(stated.union(one.files)) - len(stated)) for one in found if one not in kept]
         return left_out_notes(*((count, self.kind.noun, which[name]) for name, count in rest))
@@ -819,6 +823,7 @@ def _find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
 
 
 def _find_image_sides(columns: Mapping[str, Column]) -> list[str]:
+    """Return the columns of height and width of the image that a box is in; empty if there are none."""
     known = {column.plain: name for name, column in columns.items() if column.is_numeric}
     return next(([known[one] for one in sides] for sides in _IMAGE_SIDES if known.keys() >= {*sides}), [])
 

@@ -385,6 +385,8 @@ PATHS = (
     "path", "image_path", "img_path", "file_path", "filepath", "file", "file_name", "filename", "image", "img",
     "image_name", "image_id", "image_index", "img_name", "picture", "audio", "clip",
 )  # fmt: skip
+# In the name of a column they say that it names files, whatever of: mask_image_path.
+OF_PATHS = frozenset({"path", "file", "filename", "name", "image", "img", "id"})
 IDS = ("id", "idx", "index", "uuid", "row")
 # Words about an image that are not its class, however often they repeat.
 CAPTIONS = ("text", "txt", "caption", "captions", "description", "prompt", "comment")
@@ -394,6 +396,8 @@ ABOUT_FILES = (
     "fold", "folds", "kfold", "cv_fold",
 )  # fmt: skip
 SPLIT_COLUMNS = ("split", "subset", "partition", "data_split", "dataset_split")
+# Columns that say splits if one of their words does.
+PERHAPS_SPLITS = (*SPLIT_COLUMNS, "set", "phase", "usage", "part")
 PERSONS = re.compile(
     r"(patient|subject|participant|person|lesion)(_?(id|no|nr|num|number|code|name))?|case_?(id|no|nr|num|number|code|name)"
     r"|(group|session|scene|animal|mouse|donor|individual|volunteer|specimen|recording|clip|sequence|slide)_?id"

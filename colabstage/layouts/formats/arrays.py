@@ -865,6 +865,8 @@ _USAGE = {"training": "train", "publictest": "val", "privatetest": "test"}
 
 
 class _PixelColumns(NamedTuple):
+    """The roles of a table's columns, by number."""
+
     pixels: slice
     """The columns of pixels, or the one column with all pixels, separated by blanks."""
     shape: tuple[int, ...]

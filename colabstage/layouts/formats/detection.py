@@ -256,10 +256,12 @@ Drawing = tuple[Any, Iterable[Sequence[Any]]]
 
 
 def _corners(x0: float, y0: float, x1: float, y1: float) -> Points:
+    """Return the four corners of a box, in order."""
     return [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
 
 
 def _turned(points: Points, around: tuple[float, float], degrees: Any) -> Points:
+    """Return points rotated around another, clockwise in an image."""
     angle = math.radians(float(degrees or 0))
     (x0, y0), sine, cosine = around, math.sin(angle), math.cos(angle)
     moved = [(x - x0, y - y0) for x, y in points]
@@ -290,6 +292,7 @@ def _box(x: Any, y: Any, width: Any, height: Any) -> Points:
 
 
 def _ellipse(x: Any, y: Any, across: Any, down: Any, degrees: Any = 0) -> Points:
+    """Return the corners of the box around an ellipse, given its centre and half axes."""
     x, y, across, down, angle = *map(float, (x, y, across, down)), math.radians(float(degrees or 0))
     width = math.hypot(across * math.cos(angle), down * math.sin(angle))
     height = math.hypot(across * math.sin(angle), down * math.cos(angle))
@@ -308,6 +311,7 @@ _ROLES = frozenset(
 
 
 def _stem(name: str) -> str:
+    """Return a path without its extension, in normal form."""
     return posixpath.splitext(words.normal(name))[0]
 
 
@@ -841,6 +845,7 @@ def _labelme_points(shape: dict[str, Any]) -> Points:
 
 
 def _createml(_: str, content: bytes) -> list[Record]:
+    """Read CreateML's file: boxes by centre and size."""
 
     def draw(one: dict[str, Any]) -> Drawing:
         x, y, width, height = (one["coordinates"][key] for key in ("x", "y", "width", "height"))

@@ -290,7 +290,6 @@ _MASK_WORDS = (
 _MASK_SUFFIX = re.compile(rf"(?:^|(?<=.)(?:[ ._-]|(?<=\d)(?=(?i:mask))))(?i:{'|'.join(_MASK_WORDS)})$|(?<=.)_[LP]$")
 _IMAGE_SUFFIX = re.compile(r"(?:^|(?<=.)[ ._-])(?i:leftImg8bit|image|img|sat)$")
 _MASK_ENDS = (*map(str.lower, _MASK_WORDS), "_l", "_p")
-_OF_PATHS = frozenset({"path", "file", "filename", "name", "image", "img", "id"})
 _AGAIN = re.compile(r"[ _.-]?\(?\d+\)?$")
 _OBJECTS = frozenset({"instances", "instance", "panoptic", "segmentationobject", "segmentation_object"})
 # A line of CVAT's labelmap.txt: label:color_rgb:parts:actions. Its first line, a comment, has no numbers.
@@ -307,6 +306,8 @@ _Stated = dict["FileEntry", tuple["FileEntry", str]]
 
 
 class _Sides(NamedTuple):
+    """The files that may make pairs, each with its key."""
+
     images: dict[FileEntry, _Key]
     masks: dict[FileEntry, _Key]
 
@@ -403,7 +404,9 @@ def _stated_pairs(source: Source, notes: list[str]) -> _Stated:
     tables = tables.where(lambda name: not words.is_submission(name))
     for name, table in source.parse_once(tables, parse_table).items():
         # Without the words for a file: mask for mask_image_path.
-        named = {one: [word for word in words.words_of(one.name) if word not in _OF_PATHS] for one in table.columns}
+        named = {
+            one: [word for word in words.words_of(one.name) if word not in words.OF_PATHS] for one in table.columns
+        }
         masks = [column for column, rest in named.items() if is_mask_name("_".join(rest)) and column.are_files]
         if len(masks) != 1:
             continue
@@ -488,7 +491,7 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
         if not of_images[of_files[row]]:
             are_masks[row] |= _MASK_SUFFIX.search(words.stem_of(files.names[row])) is not None
     if y is None and not are_masks.any() and len(files.endings[0]) > 1:
-        # a.jpg beside a.png, as MSRA10K has them: masks are never JPEGs.
+        # a.jpg beside a.png, as MSRA10K has them: of two formats the masks' is not the lossy one.
         stems = {name[: name.rfind(".")] for name in files.ending_in(words.JPEGS).names}
         twins = {name for name in files.not_ending_in(words.JPEGS).names if name[: name.rfind(".")] in stems}
         are_masks = np.fromiter(map(twins.__contains__, files.names), np.bool_, len(files))
@@ -513,6 +516,7 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
 
 
 def _called(name: str, wanted: str) -> bool:
+    """Tell whether a file is in the given folder, or its stem has the given ending."""
     path, stem = wanted.strip("/"), words.stem_of(name)
     return f"/{path}/" in f"/{posixpath.dirname(name)}/" or (stem.endswith(wanted) and stem != wanted)
 
@@ -554,6 +558,7 @@ def _is_of_objects(mask: FileEntry) -> bool:
 
 
 def _match(sides: _Sides) -> _Pairs | BrokenDatasetError:
+    """Return each image with its mask; or the error that an image has several masks."""
     by_key: dict[_Key, FileEntry] = {}
     images = set(sides.images.values())
     for mask, key in sides.masks.items():
@@ -656,6 +661,7 @@ def _of_labelmap(text: str) -> MaskClasses:
 
 
 def _of_numbers(text: str) -> MaskClasses:
+    """Return the names in a JSON that maps each number from 0 to one."""
     names: dict[str, Any] = dict(one for one in items_of(text) or () if isinstance(one, tuple))
     return MaskClasses(tuple(map(str, names.values())) if [*names] == [*map(str, range(len(names)))] else ())
 
@@ -685,6 +691,7 @@ def _of_table(table: Table) -> MaskClasses | None:
 
 
 def _notes_on_colors(classes: MaskClasses) -> list[str]:
+    """Return a note on each class that has the colour of an earlier one."""
     named = list(zip(classes.names, classes.colors or (), strict=False))
     first_of = {color: name for name, color in reversed(named)}
     pairs = [(name, first_of[color], color) for name, color in named if first_of[color] != name]
