@@ -235,7 +235,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
     def _samples(self, indices: Sequence[int]) -> list[Any]:
         xs, ys = self.read_batch(indices)
         # Rows, not indices, so that a sample always has the same number.
-        rows = [row % len(self) for row in map(operator.index, indices)]
+        count = len(self)
+        rows = [row % count for row in map(operator.index, indices)]
         samples = self.samples_of(xs, ys, rows)
         return list(zip(samples, rows, strict=True)) if self.return_index else samples
 
@@ -269,20 +270,21 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         """Release the file. Reading again opens it again."""
         self.reader.close()
 
-    def samples_of(self, xs: Any, ys: Any, rows: Iterable[int]) -> list[tuple[Any, Any]]:
+    def samples_of(self, xs: Any, ys: TargetBatch, rows: Iterable[int]) -> list[tuple[Any, Any]]:
         """Turn rows that were read into the samples that `__getitem__` returns."""
-        return [self._sample(*parts) for parts in zip(xs, ys, rows, strict=True)]
-
-    def _sample(
-        self, x: Any, y: NDArray[Any] | np.generic | dict[str, NDArray[Any]] | str, row: int
-    ) -> tuple[Any, Any]:
         # Other scalars stay numpy's: a Python float would be collated to float64.
-        value = y if isinstance(y, dict | str) or y.ndim > 0 or y.dtype.kind not in "biu" else y.item()
+        whole = isinstance(ys, np.ndarray) and ys.ndim == 1 and ys.dtype.kind in "biu"
+        values: Any = np.asarray(ys).tolist() if whole else ys
+        if not self.per_sample:
+            return list(zip(xs, values, strict=True))
+        return [self._sample(*parts) for parts in zip(xs, values, rows, strict=True)]
+
+    def _sample(self, x: Any, y: Any, row: int) -> tuple[Any, Any]:
         if (change := self.transform) is not None:
             x = call_theirs("transform", change, image_for(change, x), row=row)
         if self.target_transform is not None:
-            value = call_theirs("target_transform", self.target_transform, value, row=row)
-        return x, value
+            y = call_theirs("target_transform", self.target_transform, y, row=row)
+        return x, y
 
     def __repr__(self) -> str:
         facts = "; ".join(f"{name} {value}" for name, value in self._facts())
