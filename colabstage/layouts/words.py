@@ -106,6 +106,17 @@ _FOREIGN = frozenset(
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 # What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
 _COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
+# What augmentation writes into the name of a copy: Roboflow's hash, and what was done, with its number: cat1_aug_3.
+_DONE = (
+    r"aug(mented|mentation)?|([hv]|lr|ud)?flip(ped)?(lr|tb|ud|[hv])?|mirror(ed)?|rot(at(e|ed|ion))?|(new)?\d*deg(flip(lr|tb)?)?"
+    r"|blur(red)?|noise|noisy|zoom(ed)?|shear(ed)?|shift(ed)?|jitter(ed)?|bright(ness|er)?|contrast"
+)
+_MADE = re.compile(
+    rf"\.rf\.[0-9a-z]{{16,}}$|[ ._-]+(({_DONE})\d*)([ ._-]+(({_DONE})\d*|\d+))*$|^(({_DONE})[ ._-]+)+", re.IGNORECASE
+)
+# A part of each such word.
+_PERHAPS_MADE = ("aug", "flip", "mirror", "rot", "deg", "blur", "nois", "zoom", "shear", "shift", "jitter", "bright",
+    "contrast", ".rf.", "copy", "(")  # fmt: skip
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 # A stem with its last number, and what follows that.
 NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)")
@@ -139,6 +150,25 @@ def is_telling(stem: str) -> bool:
     """Tell whether a word is the stem of a sample rather than a word or a number: it has letters and digits, or many
     digits."""
     return _TELLING.fullmatch(stem) is not None
+
+
+def originals(names: Sequence[str]) -> list[str]:
+    """Return the names of files without extensions, and without what augmentation writes into those of its copies:
+    copies of one picture have equal ones.
+
+    >>> originals(["a/cat1.jpg", "a/cat1_flipLR.jpg", "a/rotated_cat1.jpg", "a/cat_rot_2.jpg"])
+    ['a/cat1', 'a/cat1', 'a/cat1', 'a/cat_rot_2']
+    """
+    # One text is searched in a hundredth of the time, where there are no copies.
+    text = "\n".join(names).lower()
+    return [*map(_original, names)] if any(word in text for word in _PERHAPS_MADE) else list(names)
+
+
+def _original(name: str) -> str:
+    stem = stem_of(name)
+    found = _MADE.sub("", _COPY.sub("", stem))
+    # Without a number it may be the name of many: cat_rot_1 is rotten.
+    return posixpath.join(posixpath.dirname(name), found if any(map(str.isdecimal, found)) else stem)
 
 
 def before_last_word(stem: str) -> str:

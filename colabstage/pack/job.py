@@ -34,7 +34,7 @@ from colabstage.images.decode import (
 from colabstage.images.geometry import ImageOptions
 from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Progress
-from colabstage.io.units import counted
+from colabstage.io.units import counted, listed
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import LayoutFunction, detect_layout, is_table_file
 from colabstage.layouts.formats.items import IndexableDataset, array_of, read_dataset
@@ -50,7 +50,9 @@ from colabstage.layouts.table import (
     SampleSource,
     SampleTable,
     UnreadBoxes,
+    files_of,
 )
+from colabstage.layouts.words import originals
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
@@ -266,7 +268,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     if len(table) == 0:
         msg = "The source has no samples to split."
         raise LayoutError(msg)
-    table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options)))
+    table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options), *_notes_on_copies(table, options)))
     facts: Sequence[ImageFacts] = ()
     if options.prepare is not None:
         table = prepared_table(completed(table), options)
@@ -324,6 +326,19 @@ def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
         yield f"image_size={options.image.size} changes nothing: {arrays}; prepare= may resize them"
     if options.image.color_mode in ("rgb", "grayscale"):
         yield f"color_mode={options.image.color_mode!r} changes nothing: {arrays}; prepare= may convert them"
+
+
+def _notes_on_copies(table: SampleTable, options: PackOptions) -> Iterator[str]:
+    """Yield how many files are copies, by their names, that the division into splits keeps together."""
+    if options.fractions is None or options.group_by is not None or table.groups is not None:
+        return
+    names = files_of(table).names
+    firsts: dict[str, str] = {}
+    pairs = ((firsts.setdefault(one, name), name) for name, one in zip(names, originals(names), strict=True))
+    again = [pair for pair in pairs if pair[0] != pair[1]]
+    if again:
+        are = counted(len(again), "files", "are", of=len(names))
+        yield f"{are} copies of others by their names ({listed(again[0])}): all copies of one stay in one split."
 
 
 def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts]) -> Iterator[str]:

@@ -34,7 +34,7 @@ from colabstage.h5.schema import (
 from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Targets, UnreadBoxes, Values, files_of
-from colabstage.layouts.words import same_split
+from colabstage.layouts.words import originals, same_split
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
@@ -129,11 +129,11 @@ def divide(
     if groups is not None:
         _check_whole_files(table, groups, "groups")
         return assign_groups(take_strings(groups, rows), fractions, seed=seed)
-    files, strata, keys = _files(table), _strata(table)[rows], _keys_of(table, rows)
-    if files is None:
+    units, strata, keys = _units(table), _strata(table)[rows], _keys_of(table, rows)
+    if units is None:
         return assign_splits(keys, strata, fractions, seed=seed)
-    # A file goes where its first sample would.
-    _, firsts, members = np.unique(files[rows], return_index=True, return_inverse=True)
+    # All samples of a file or original go where the first would.
+    _, firsts, members = np.unique(units[rows], return_index=True, return_inverse=True)
     return assign_splits(take_strings(keys, firsts), strata[firsts], fractions, seed=seed)[members.reshape(-1)]
 
 
@@ -205,8 +205,18 @@ def _files(table: SampleTable) -> NDArray[np.int64] | None:
     """Return the number of the file that each sample comes from, int64 `(N,)`; `None` if no two come from one file."""
     names = files_of(table).names
     # Most layouts use file names as keys, which are unique.
-    if names is table.keys:
-        return None
+    return None if names is table.keys else _numbered(names)
+
+
+def _units(table: SampleTable) -> NDArray[np.int64] | None:
+    """Return the number of the file that each sample comes from, or of the original that the file is a copy of, int64
+    `(N,)`; `None` if no two come from one."""
+    names = files_of(table).names
+    return _numbered(originals(names)) if names else None
+
+
+def _numbered(names: Sequence[str]) -> NDArray[np.int64] | None:
+    """Return a number for each distinct name, int64 `(N,)`; `None` if all differ."""
     numbers = dict(zip(dict.fromkeys(names), itertools.count(), strict=False))
     return np.fromiter(map(numbers.__getitem__, names), np.int64, len(names)) if len(numbers) < len(names) else None
 

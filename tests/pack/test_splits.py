@@ -1,5 +1,7 @@
 """Dividing samples among splits, and the order of their rows."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -207,3 +209,40 @@ def test_a_file_in_two_splits_or_groups_of_the_source_is_refused(pack: Pack) -> 
         pack(keys, files=files, of_source={"splits": ("train", "test", "test")})
     with pytest.raises(LayoutError, match=r"'a\.png'.*'p1'.*'p2'"):
         pack(keys, files=files, of_source={"groups": ("p1", "p2", "p2")}, splits={"train": 0.5, "test": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("names", "copies"),
+    [
+        ("{}.png {}_aug_0.png {}_aug_1.png", 3),
+        ("{}.png {}_flipLR.png {}_rot90.png rotated_{}.png", 4),
+        ("{}_jpg.rf.0a1b2c3d4e5f60718293a4b5c6d7e8f9.png {}_jpg.rf.ffffffffffffffff0000000000000000.png", 2),
+        ("{}___0001_180deg.png {}___0001_new30degFlipLR.png", 2),
+        ("{}.png {}-Copy.png", 2),
+        # Not copies of each other: another side, a class, a number that a file manager wrote.
+        ("{}_left.png {}_right.png", 0),
+        ("rot_{}.png rotten_{}.png", 0),
+    ],
+)
+def test_copies_that_augmentation_made_stay_together(tmp_path: Path, names: str, copies: int) -> None:
+    """Training on a flipped copy of a test image would make any model look good."""
+    for number in range(20):
+        for name in names.replace("{}", f"img{number}").split():
+            path = tmp_path / "in" / "ab"[number % 2] / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(image(number))
+    report = pack_dataset(tmp_path / "in", tmp_path / "out.h5", splits={"train": 0.5, "test": 0.5}, progress=False)
+    with h5py.File(tmp_path / "out.h5") as file:
+        in_test = [name.split("/")[1] for name in file["key_test"].asstr()[()]]
+    number_of = re.compile(r"img(\d+)")
+    counts = Counter(match[1] for name in in_test if (match := number_of.search(name)))
+    assert ({*counts.values()} == {copies}) == bool(copies)
+    assert ("stay in one split" in str(report)) == bool(copies)
+    assert len(in_test) == len(names.split()) * 10
+
+
+def test_an_original_beside_many_of_a_kind_is_none(pack: Pack) -> None:
+    """In a name without a number of its own, such words are the kind of thing that there are many of."""
+    files = [f"apple_{kind}_{number}.png" for kind in ("rot", "fresh") for number in range(20)]
+    found = pack(files, [0] * 20 + [1] * 20, files=files, splits=USUAL)
+    assert [sum("_rot_" in name for name in found[split]) for split in USUAL] == [16, 2, 2]
