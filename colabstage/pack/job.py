@@ -52,7 +52,7 @@ from colabstage.layouts.table import (
     UnreadBoxes,
     files_of,
 )
-from colabstage.layouts.words import originals
+from colabstage.layouts.words import is_split, originals
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
@@ -329,16 +329,31 @@ def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
 
 
 def _notes_on_copies(table: SampleTable, options: PackOptions) -> Iterator[str]:
-    """Yield how many files are copies, by their names, that the division into splits keeps together."""
-    if options.fractions is None or options.group_by is not None or table.groups is not None:
-        return
+    """Yield how many files are copies of others, by their names, and whether the source's splits separate them."""
     names = files_of(table).names
-    firsts: dict[str, str] = {}
-    pairs = ((firsts.setdefault(one, name), name) for name, one in zip(names, originals(names), strict=True))
-    again = [pair for pair in pairs if pair[0] != pair[1]]
-    if again:
-        are = counted(len(again), "files", "are", of=len(names))
-        yield f"{are} copies of others by their names ({listed(again[0])}): all copies of one stay in one split."
+    splits = table.splits or [""] * len(names)
+    if not names or (options.fractions is None and table.splits is None):
+        return
+    # In each split's folder the same file would have the same name.
+    bare = ["/".join(part for part in name.split("/") if not is_split(part)) for name in names]
+    firsts: dict[str, int] = {}
+    pairs = [(firsts.setdefault(one, row), row) for row, one in enumerate(originals(bare))]
+    again = [(first, row) for first, row in pairs if names[first] != names[row]]
+    apart = [(first, row) for first, row in again if splits[first] != splits[row]]
+    together = [(first, row) for first, row in again if splits[first] == splits[row]]
+    if together and options.fractions is not None and options.group_by is None and table.groups is None:
+        yield f"{_copies(names, together)}: all copies of one stay in one split."
+    # Where numbers begin again in each split, equal ones mean nothing.
+    if apart and all(bare[first] != bare[row] for first, row in apart):
+        yield (
+            f"{_copies(names, apart)}, and in another split than these: results on such a split look better than they "
+            "are. only= with the folder of one split, and splits=, divide that one with copies together."
+        )
+
+
+def _copies(names: Sequence[str], pairs: Sequence[tuple[int, int]]) -> str:
+    are = counted(len(pairs), "files", "are", of=len(names))
+    return f"{are} copies of others by their names ({listed([names[row] for row in pairs[0]])})"
 
 
 def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts]) -> Iterator[str]:

@@ -246,3 +246,25 @@ def test_an_original_beside_many_of_a_kind_is_none(pack: Pack) -> None:
     files = [f"apple_{kind}_{number}.png" for kind in ("rot", "fresh") for number in range(20)]
     found = pack(files, [0] * 20 + [1] * 20, files=files, splits=USUAL)
     assert [sum("_rot_" in name for name in found[split]) for split in USUAL] == [16, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "said"),
+    [
+        ("img{}_flip.png", "img{}.png", "30 of 60 files are copies of others by their names"),
+        # Numbers begin again in each split.
+        ("img{}.png img{}_flip.png", "img{}.png", ""),
+        ("img{}.png img{}_flip.png", "other{}.png", ""),
+    ],
+)
+def test_copies_in_two_splits_of_the_source_are_noted(tmp_path: Path, train: str, valid: str, said: str) -> None:
+    """Popular datasets were augmented before they were divided."""
+    for split, names in (("train", train), ("valid", valid)):
+        for number in range(30):
+            for name in names.replace("{}", f"{number}").split():
+                path = tmp_path / "in" / split / "ab"[number % 2] / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(image(number))
+    report = str(pack_dataset(tmp_path / "in", tmp_path / "out.h5", progress=False))
+    assert said in report
+    assert ("look better than they are" in report) == bool(said)
