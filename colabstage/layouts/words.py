@@ -117,6 +117,11 @@ _MADE = re.compile(
 # A part of each such word.
 _PERHAPS_MADE = ("aug", "flip", "mirror", "rot", "deg", "blur", "nois", "zoom", "shear", "shift", "jitter", "bright",
     "contrast", ".rf.", "copy", "(")  # fmt: skip
+# person12_virus_3, sub-01_T1w, patient 7/slice_2; SCENES and PERSONS are columns.
+_PERSON = re.compile(
+    r"(?<![a-z])(patient|subject|participant|person|volunteer|donor|case|subj|sub)[ _-]?(id[ _-]?)?(\d+)",
+    re.IGNORECASE,
+)
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 # A stem with its last number, and what follows that.
 NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)")
@@ -159,9 +164,7 @@ def originals(names: Sequence[str]) -> list[str]:
     >>> originals(["a/cat1.jpg", "a/cat1_flipLR.jpg", "a/rotated_cat1.jpg", "a/cat_rot_2.jpg"])
     ['a/cat1', 'a/cat1', 'a/cat1', 'a/cat_rot_2']
     """
-    # One text is searched in a hundredth of the time, where there are no copies.
-    text = "\n".join(names).lower()
-    return [*map(_original, names)] if any(word in text for word in _PERHAPS_MADE) else list(names)
+    return [*map(_original, names)] if _say_one_of(names, _PERHAPS_MADE) else list(names)
 
 
 def _original(name: str) -> str:
@@ -169,6 +172,24 @@ def _original(name: str) -> str:
     found = _MADE.sub("", _COPY.sub("", stem))
     # Without a number it may be the name of many: cat_rot_1 is rotten.
     return posixpath.join(posixpath.dirname(name), found if any(map(str.isdecimal, found)) else stem)
+
+
+def persons(names: Sequence[str]) -> list[str]:
+    """Return the number of a patient or other person in each path, beside the word for it; "" for none.
+
+    >>> persons(["sick/person12_virus_3.jpg", "well/IM-0012.jpg", "Patient 07/slice1.png"])
+    ['person 12', '', 'patient 7']
+    """
+    if not _say_one_of(names, ("patient", "subj", "participant", "person", "volunteer", "donor", "case", "sub")):
+        return [""] * len(names)
+    found = map(_PERSON.search, names)
+    return ["" if one is None else f"{one[1].lower()} {int(one[3])}" for one in found]
+
+
+def _say_one_of(names: Sequence[str], words: Iterable[str]) -> bool:
+    """Tell whether any name has any of some words. One text is searched in a hundredth of the time that names take."""
+    text = "\n".join(names).lower()
+    return any(word in text for word in words)
 
 
 def before_last_word(stem: str) -> str:

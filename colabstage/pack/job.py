@@ -61,6 +61,7 @@ from colabstage.pack.plan import (
     has_files,
     image_options,
     needs_facts,
+    owners,
     plan_pack,
     plan_target,
     why_kept,
@@ -268,7 +269,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     if len(table) == 0:
         msg = "The source has no samples to split."
         raise LayoutError(msg)
-    table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options), *_notes_on_copies(table, options)))
+    table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options), *_notes_on_names(table, options)))
     facts: Sequence[ImageFacts] = ()
     if options.prepare is not None:
         table = prepared_table(completed(table), options)
@@ -328,32 +329,36 @@ def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
         yield f"color_mode={options.image.color_mode!r} changes nothing: {arrays}; prepare= may convert them"
 
 
-def _notes_on_copies(table: SampleTable, options: PackOptions) -> Iterator[str]:
-    """Yield how many files are copies of others, by their names, and whether the source's splits separate them."""
+def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
+    """Yield how many files belong to others by their names, and whether the source's splits separate copies."""
     names = files_of(table).names
-    splits = table.splits or [""] * len(names)
-    if not names or (options.fractions is None and table.splits is None):
-        return
-    # In each split's folder the same file would have the same name.
-    bare = ["/".join(part for part in name.split("/") if not is_split(part)) for name in names]
+    is_divided = options.fractions is not None and options.group_by is None and table.groups is None
+    if names and is_divided and (again := _repeats(names, owners(table, names))):
+        are = counted(len(again), "files", "are", of=len(names))
+        yield f"{are} of one person or picture with others, by their names ({_pair(names, again)}): in the same split"
+    if names and table.splits is not None:
+        # In each split's folder the same file would have the same name.
+        bare = ["/".join(part for part in name.split("/") if not is_split(part)) for name in names]
+        apart = [(one, row) for one, row in _repeats(names, originals(bare)) if table.splits[one] != table.splits[row]]
+        # Where numbers begin again in each split, equal ones mean nothing.
+        if apart and all(bare[one] != bare[row] for one, row in apart):
+            are = counted(len(apart), "files", "are", of=len(names))
+            yield (
+                f"{are} copies of others in another split, by their names ({_pair(names, apart)}): results on it look "
+                "better than they are. only= with the folder of one split, and splits=, divide that one with copies "
+                "together"
+            )
+
+
+def _repeats(names: Sequence[str], owned: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the files that have the same owner as an earlier one, each after the first of these."""
     firsts: dict[str, int] = {}
-    pairs = [(firsts.setdefault(one, row), row) for row, one in enumerate(originals(bare))]
-    again = [(first, row) for first, row in pairs if names[first] != names[row]]
-    apart = [(first, row) for first, row in again if splits[first] != splits[row]]
-    together = [(first, row) for first, row in again if splits[first] == splits[row]]
-    if together and options.fractions is not None and options.group_by is None and table.groups is None:
-        yield f"{_copies(names, together)}: all copies of one stay in one split."
-    # Where numbers begin again in each split, equal ones mean nothing.
-    if apart and all(bare[first] != bare[row] for first, row in apart):
-        yield (
-            f"{_copies(names, apart)}, and in another split than these: results on such a split look better than they "
-            "are. only= with the folder of one split, and splits=, divide that one with copies together."
-        )
+    pairs = ((firsts.setdefault(owner, row), row) for row, owner in enumerate(owned))
+    return [(first, row) for first, row in pairs if names[first] != names[row]]
 
 
-def _copies(names: Sequence[str], pairs: Sequence[tuple[int, int]]) -> str:
-    are = counted(len(pairs), "files", "are", of=len(names))
-    return f"{are} copies of others by their names ({listed([names[row] for row in pairs[0]])})"
+def _pair(names: Sequence[str], pairs: Sequence[tuple[int, int]]) -> str:
+    return listed([names[row] for row in pairs[0]])
 
 
 def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts]) -> Iterator[str]:

@@ -104,7 +104,8 @@ class PackOptions:
             without any, everything is `train`.
         group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples with the same
             match (of its first group, if it has one) stay in one split. `None` uses the groups that the layout finds,
-            if any, and keeps copies that augmentation made together, by their names: `cat1.jpg` and `cat1_flip.jpg`.
+            if any, and keeps together what names say is of one person, `person12_1.jpg`, or copies that augmentation
+            made of one picture: `cat1.jpg` and `cat1_flip.jpg`.
         prepare: called with each decoded x (after resizing), in several threads; returns the array to store, of one
             shape and dtype for all samples. Another function makes another dataset: its code, and the content of what
             it refers to, are part of the key.
@@ -258,7 +259,7 @@ class PackOptions:
         further = (*further, "values as written") if self.image.color_mode == "keep" else further
         # JSON's objects are sorted, but the order of splits decides which rows each of them gets.
         values = {**self._to_json(once), "splits": self.fractions}
-        # Since then copies of one picture stay together.
+        # Since then names tell what stays together.
         further = (*further, "splits 2") if self.fractions and self.group_by is None else further
         return short_digest(json.dumps([FORMAT_VERSION, rules, values, *further], sort_keys=True))
 

@@ -34,7 +34,7 @@ from colabstage.h5.schema import (
 from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Targets, UnreadBoxes, Values, files_of
-from colabstage.layouts.words import originals, same_split
+from colabstage.layouts.words import originals, persons, same_split
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def divide(
     table: SampleTable, fractions: Fractions, rows: NDArray[np.int64], *, seed: int, group_by: str | None
 ) -> NDArray[np.int64]:
     """Return the split of each of some samples, an index into `fractions`."""
-    groups = table.groups if group_by is None else groups_of_keys(table.keys, group_by)
+    groups = table.groups if group_by is None else groups_of_keys(group_by, table.keys)
     if groups is not None:
         _check_whole_files(table, groups, "groups")
         return assign_groups(take_strings(groups, rows), fractions, seed=seed)
@@ -191,14 +191,14 @@ def _edges(fractions: Fractions) -> NDArray[np.float64]:
     return np.cumsum([fraction for _, fraction in fractions])[:-1]
 
 
-def groups_of_keys(keys: Sequence[str], pattern: str) -> tuple[str, ...]:
+def groups_of_keys(pattern: str, keys: Sequence[str]) -> list[str]:
     """Return what a regular expression finds in each key: its first group if it has one, otherwise the whole match."""
     found = [re.search(pattern, key) for key in keys]
     missing = next((key for key, match in zip(keys, found, strict=True) if match is None), None)
     if missing is not None:
         msg = f"group_by={pattern!r} finds nothing in '{missing}'; expected a part of every sample's name."
         raise OptionError(msg)
-    return tuple((match[1] or "") if match.re.groups else match[0] for match in found if match is not None)
+    return [(match[1] or "") if match.re.groups else match[0] for match in found if match is not None]
 
 
 def _files(table: SampleTable) -> NDArray[np.int64] | None:
@@ -209,10 +209,19 @@ def _files(table: SampleTable) -> NDArray[np.int64] | None:
 
 
 def _units(table: SampleTable) -> NDArray[np.int64] | None:
-    """Return the number of the file that each sample comes from, or of the original that the file is a copy of, int64
+    """Return the number of the file that each sample comes from, or of what the file belongs to by `owners`, int64
     `(N,)`; `None` if no two come from one."""
-    names = files_of(table).names
-    return _numbered(originals(names)) if names else None
+    found = owners(table, files_of(table).names)
+    return _numbered(found) if found else None
+
+
+def owners(table: SampleTable, names: Sequence[str]) -> list[str]:
+    """Return what files of a table belong to by their names, so that all of one are in one split: the person whom they
+    show, or the picture that they are copies of. Persons who are the classes of the samples do not count."""
+    shown = persons(names)
+    # Faces of a person each are to be told apart.
+    are_classes = len({*shown, ""}) - 1 <= len(np.unique(_strata(table)))
+    return [person if person and not are_classes else one for person, one in zip(shown, originals(names), strict=True)]
 
 
 def _numbered(names: Sequence[str]) -> NDArray[np.int64] | None:

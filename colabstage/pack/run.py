@@ -9,6 +9,7 @@ import glob
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Unpack
 
@@ -44,7 +45,7 @@ from colabstage.machine.mounts import place_in, require_answer, required_to_stay
 from colabstage.pack.execute import PackReport, PackRun, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image
-from colabstage.pack.plan import PackPlan, StoredField, divide, groups_of_keys, why_not_divided
+from colabstage.pack.plan import PackPlan, StoredField, divide, groups_of_keys, owners, why_not_divided
 from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import pack_set
 from colabstage.sources.parse import check_outside
@@ -120,17 +121,20 @@ def split_alike(
             "regular expression that finds the group in each name, as in the names of the samples before."
         )
         raise OptionError(msg)
-    units = names
+    grouped = list(earlier)
+    find = partial(owners, table)
     if options.group_by is not None:
-        units = groups_of_keys(units, options.group_by)
         # Samples of a source with splits of its own need no groups; that none has one is an error.
-        grouped = [name for name in earlier if re.search(options.group_by, name)] or list(earlier)
-        earlier = dict(zip(groups_of_keys(grouped, options.group_by), map(earlier.__getitem__, grouped), strict=True))
+        grouped = [name for name in earlier if re.search(options.group_by, name)] or grouped
+        find = partial(groups_of_keys, options.group_by)
+    units: Sequence[str] = find(names)
+    homes = dict(zip(find(grouped), (earlier[name] for name in grouped), strict=True))
     splits = list(table.splits or ["train"] * len(table))
     rows = np.flatnonzero(np.array(splits) == "train")
     numbers = divide(table, options.fractions, rows, seed=options.seed, group_by=options.group_by)
     for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
-        splits[row] = earlier.get(units[row], options.fractions[number][0])
+        unit = units[row]
+        splits[row] = homes[unit] if unit in homes else options.fractions[number][0]
     return replace(table, splits=splits)
 
 
