@@ -94,9 +94,12 @@ def split_rows(
         for (name, fraction), count in zip(fractions, np.bincount(numbers, minlength=len(fractions)), strict=True):
             # An empty split is refused here, not in the first epoch that uses it.
             if count == 0:
+                names = files_of(table).names
+                by_names = group_by is None and table.groups is None and _numbered(owners(table, names)) is not None
+                apart = " group_by=r'.+' divides files of one person or picture, too." if by_names else ""
                 msg = (
                     f"splits gives '{name}' the fraction {fraction}, which of {len(divided):,} samples comes to none. "
-                    "Give it more, or leave it out."
+                    f"Give it more, or leave it out.{apart}"
                 )
                 raise OptionError(msg)
         assigned[divided] = numbers

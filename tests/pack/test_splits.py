@@ -287,3 +287,12 @@ def test_persons_who_are_the_classes_are_divided(pack: Pack) -> None:
     found = pack(files, [row // 10 for row in range(50)], files=files, splits={"train": 0.8, "test": 0.2})
     assert {len(names) for names in found.values()} == {40, 10}
     assert {name.partition(".")[0] for name in found["test"]} == {name.partition(".")[0] for name in files}
+
+
+def test_too_few_persons_for_the_splits_are_told(pack: Pack) -> None:
+    """Two patients cannot be in three splits; the advice divides their slices all the same."""
+    files = [f"patient{row % 2}_slice{row}.png" for row in range(40)]
+    with pytest.raises(OptionError, match=r"comes to none.*group_by=r'\.\+' divides files of one person"):
+        pack(files, files=files, splits=USUAL)
+    found = pack(files, files=files, splits=USUAL, group_by=".+")
+    assert [len(names) for names in found.values()] == [32, 4, 4]
