@@ -106,17 +106,18 @@ _FOREIGN = frozenset(
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 # What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
 _COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
-# What augmentation writes into the name of a copy: Roboflow's hash, and what was done, with its number: cat1_aug_3.
+# What programs write into the names of copies and pieces: Roboflow's hash, and what was done: cat1_aug_3, v2_frame_17.
 _DONE = (
     r"aug(mented|mentation)?|([hv]|lr|ud)?flip(ped)?(lr|tb|ud|[hv])?|mirror(ed)?|rot(at(e|ed|ion))?|(new)?\d*deg(flip(lr|tb)?)?"
     r"|blur(red)?|noise|noisy|zoom(ed)?|shear(ed)?|shift(ed)?|jitter(ed)?|bright(ness|er)?|contrast"
+    r"|copy|frame|slice|tile|patch|crop(ped)?"
 )
 _MADE = re.compile(
     rf"\.rf\.[0-9a-z]{{16,}}$|[ ._-]+(({_DONE})\d*)([ ._-]+(({_DONE})\d*|\d+))*$|^(({_DONE})[ ._-]+)+", re.IGNORECASE
 )
 # A part of each such word.
 _PERHAPS_MADE = ("aug", "flip", "mirror", "rot", "deg", "blur", "nois", "zoom", "shear", "shift", "jitter", "bright",
-    "contrast", ".rf.", "copy", "(")  # fmt: skip
+    "contrast", "frame", "slice", "tile", "patch", "crop", ".rf.", "copy")  # fmt: skip
 # person12_virus_3, sub-01_T1w, patient 7/slice_2; SCENES and PERSONS are columns.
 _PERSON = re.compile(
     r"(?<![a-z])(patient|subject|participant|person|volunteer|donor|case|subj|sub)[ _-]?(id[ _-]?)?(\d+)",
@@ -158,20 +159,21 @@ def is_telling(stem: str) -> bool:
 
 
 def originals(names: Sequence[str]) -> list[str]:
-    """Return the names of files without extensions, and without what augmentation writes into those of its copies:
-    copies of one picture have equal ones.
+    """Return the names of files without what programs write into those of copies and pieces: names of copies of one
+    picture, or of frames of one video, become equal.
 
     >>> originals(["a/cat1.jpg", "a/cat1_flipLR.jpg", "a/rotated_cat1.jpg", "a/cat_rot_2.jpg"])
-    ['a/cat1', 'a/cat1', 'a/cat1', 'a/cat_rot_2']
+    ['a/cat1.jpg', 'a/cat1.jpg', 'a/cat1.jpg', 'a/cat_rot_2.jpg']
     """
     return [*map(_original, names)] if _say_one_of(names, _PERHAPS_MADE) else list(names)
 
 
 def _original(name: str) -> str:
-    stem = stem_of(name)
-    found = _MADE.sub("", _COPY.sub("", stem))
+    folder, slash, base = name.rpartition("/")
+    stem, extension = posixpath.splitext(base)
+    found = _MADE.sub("", stem)
     # Without a number it may be the name of many: cat_rot_1 is rotten.
-    return posixpath.join(posixpath.dirname(name), found if any(map(str.isdecimal, found)) else stem)
+    return f"{folder}{slash}{found}{extension}" if any(map(str.isdecimal, found)) else name
 
 
 def persons(names: Sequence[str]) -> list[str]:

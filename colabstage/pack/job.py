@@ -64,6 +64,7 @@ from colabstage.pack.plan import (
     owners,
     plan_pack,
     plan_target,
+    strata_of,
     why_kept,
 )
 from colabstage.sources.opening import OpenedSource, Opening
@@ -333,9 +334,10 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
     """Yield how many files belong to others by their names, and whether the source's splits separate copies."""
     names = files_of(table).names
     is_divided = options.fractions is not None and options.group_by is None and table.groups is None
-    if names and is_divided and (again := _repeats(names, owners(table, names))):
+    if names and is_divided and (again := _repeats(names, owners(names, strata_of(table)))):
         are = counted(len(again), "files", "are", of=len(names))
-        yield f"{are} of one person or picture with others, by their names ({_pair(names, again)}): in the same split"
+        pair = _pair(names, again)
+        yield f"{are} of one person, picture or video with others, by their names ({pair}), and in the same split"
     if names and table.splits is not None:
         # In each split's folder the same file would have the same name.
         bare = ["/".join(part for part in name.split("/") if not is_split(part)) for name in names]

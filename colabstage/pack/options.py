@@ -259,8 +259,8 @@ class PackOptions:
         further = (*further, "values as written") if self.image.color_mode == "keep" else further
         # JSON's objects are sorted, but the order of splits decides which rows each of them gets.
         values = {**self._to_json(once), "splits": self.fractions}
-        # Since then names tell what stays together.
-        further = (*further, "splits 2") if self.fractions and self.group_by is None else further
+        # Since then names tell what stays together, and groups are stratified.
+        further = (*further, "splits 2") if self.fractions else further
         return short_digest(json.dumps([FORMAT_VERSION, rules, values, *further], sort_keys=True))
 
 

@@ -52,7 +52,7 @@ from colabstage.sources.parse import check_outside
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
     from os import PathLike
 
@@ -122,19 +122,20 @@ def split_alike(
         )
         raise OptionError(msg)
     grouped = list(earlier)
-    find = partial(owners, table)
+    find: Callable[[Sequence[str]], list[str]] = owners
     if options.group_by is not None:
         # Samples of a source with splits of its own need no groups; that none has one is an error.
         grouped = [name for name in earlier if re.search(options.group_by, name)] or grouped
         find = partial(groups_of_keys, options.group_by)
-    units: Sequence[str] = find(names)
-    homes = dict(zip(find(grouped), (earlier[name] for name in grouped), strict=True))
+    units, homes = find(names), dict[str, str]()
+    for unit, name in zip(find(grouped), grouped, strict=True):
+        # What is in two splits already says nothing.
+        homes[unit] = earlier[name] if homes.get(unit, earlier[name]) == earlier[name] else ""
     splits = list(table.splits or ["train"] * len(table))
     rows = np.flatnonzero(np.array(splits) == "train")
     numbers = divide(table, options.fractions, rows, seed=options.seed, group_by=options.group_by)
     for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
-        unit = units[row]
-        splits[row] = homes[unit] if unit in homes else options.fractions[number][0]
+        splits[row] = homes.get(units[row]) or options.fractions[number][0]
     return replace(table, splits=splits)
 
 

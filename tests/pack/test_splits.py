@@ -219,15 +219,17 @@ def test_a_file_in_two_splits_or_groups_of_the_source_is_refused(pack: Pack) -> 
         ("{}_jpg.rf.0a1b2c3d4e5f60718293a4b5c6d7e8f9.png {}_jpg.rf.ffffffffffffffff0000000000000000.png", 2),
         ("{}___0001_180deg.png {}___0001_new30degFlipLR.png", 2),
         ("{}.png {}-Copy.png", 2),
+        ("{}_frame_001.png {}_frame_002.png {}_frame_003.png", 3),
         # Not copies of each other: another side, a class, a number that a file manager wrote.
         ("{}_left.png {}_right.png", 0),
         ("rot_{}.png rotten_{}.png", 0),
+        ("{}-2020 (1).png {}-2020 (2).png", 0),
     ],
 )
 def test_copies_that_augmentation_made_stay_together(tmp_path: Path, names: str, copies: int) -> None:
     """Training on a flipped copy of a test image would make any model look good."""
     for number in range(20):
-        for name in names.replace("{}", f"img{number}").split():
+        for name in re.findall(r"\S.*?\.png", names.replace("{}", f"img{number}")):
             path = tmp_path / "in" / "ab"[number % 2] / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(image(number))
@@ -238,7 +240,7 @@ def test_copies_that_augmentation_made_stay_together(tmp_path: Path, names: str,
     counts = Counter(match[1] for name in in_test if (match := number_of.search(name)))
     assert ({*counts.values()} == {copies}) == bool(copies)
     assert ("same split" in str(report)) == bool(copies)
-    assert len(in_test) == len(names.split()) * 10
+    assert len(in_test) == names.count(".png") * 10
 
 
 def test_an_original_beside_many_of_a_kind_is_none(pack: Pack) -> None:
@@ -281,18 +283,20 @@ def test_persons_in_names_stay_in_one_split(pack: Pack) -> None:
     assert [sum("IM" in name for name in names) for names in found.values()] == [24, 6]
 
 
-def test_persons_who_are_the_classes_are_divided(pack: Pack) -> None:
-    """Faces of each person are in both splits, because the persons are to be told apart."""
-    files = [f"subject{row // 10:02}.{row % 10}.png" for row in range(50)]
+@pytest.mark.parametrize("name", ["subject{:02}.{}.png", "video{}_frame_{}.png"])
+def test_persons_and_videos_that_are_a_class_are_divided(pack: Pack, name: str) -> None:
+    """Faces of each person are in both splits, because the persons are to be told apart; so are frames of a single
+    video of a class."""
+    files = [name.format(row // 10, row % 10) for row in range(50)]
     found = pack(files, [row // 10 for row in range(50)], files=files, splits={"train": 0.8, "test": 0.2})
     assert {len(names) for names in found.values()} == {40, 10}
-    assert {name.partition(".")[0] for name in found["test"]} == {name.partition(".")[0] for name in files}
+    assert {name[:9] for name in found["test"]} == {name[:9] for name in files}
 
 
 def test_too_few_persons_for_the_splits_are_told(pack: Pack) -> None:
-    """Two patients cannot be in three splits; the advice divides their slices all the same."""
-    files = [f"patient{row % 2}_slice{row}.png" for row in range(40)]
+    """Three patients are not enough for these; the advice divides their slices all the same."""
+    files = [f"patient{row % 3}_slice{row}.png" for row in range(60)]
     with pytest.raises(OptionError, match=r"comes to none.*group_by=r'\.\+' divides files of one person"):
         pack(files, files=files, splits=USUAL)
     found = pack(files, files=files, splits=USUAL, group_by=".+")
-    assert [len(names) for names in found.values()] == [32, 4, 4]
+    assert [len(names) for names in found.values()] == [48, 6, 6]
