@@ -104,8 +104,7 @@ class PackOptions:
             without any, everything is `train`.
         group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples with the same
             match (of its first group, if it has one) stay in one split. `None` uses the groups that the layout finds,
-            if any, and keeps together what names say is of one person, `person12_1.jpg`, or copies that augmentation
-            made of one picture: `cat1.jpg` and `cat1_flip.jpg`.
+            if any, and otherwise what names tell: pictures of one person, frames of one video, copies of one picture.
         prepare: called with each decoded x (after resizing), in several threads; returns the array to store, of one
             shape and dtype for all samples. Another function makes another dataset: its code, and the content of what
             it refers to, are part of the key.
