@@ -158,14 +158,14 @@ def is_telling(stem: str) -> bool:
     return _TELLING.fullmatch(stem) is not None
 
 
-def originals(names: Sequence[str]) -> list[str]:
+def originals(names: Sequence[str]) -> Sequence[str]:
     """Return the names of files without what programs write into those of copies and pieces: names of copies of one
     picture, or of frames of one video, become equal.
 
     >>> originals(["a/cat1.jpg", "a/cat1_flipLR.jpg", "a/rotated_cat1.jpg", "a/cat_rot_2.jpg"])
     ['a/cat1.jpg', 'a/cat1.jpg', 'a/cat1.jpg', 'a/cat_rot_2.jpg']
     """
-    return [*map(_original, names)] if _say_one_of(names, _PERHAPS_MADE) else list(names)
+    return [*map(_original, names)] if _say_one_of(names, _PERHAPS_MADE) else names
 
 
 def _original(name: str) -> str:
@@ -177,13 +177,14 @@ def _original(name: str) -> str:
 
 
 def persons(names: Sequence[str]) -> list[str]:
-    """Return the number of a patient or other person in each path, beside the word for it; "" for none.
+    """Return the number of a patient or other person in each path, beside the word for it; "" for none. Without any the
+    list is empty.
 
     >>> persons(["sick/person12_virus_3.jpg", "well/IM-0012.jpg", "Patient 07/slice1.png"])
     ['person 12', '', 'patient 7']
     """
     if not _say_one_of(names, ("patient", "subj", "participant", "person", "volunteer", "donor", "case", "sub")):
-        return [""] * len(names)
+        return []
     found = map(_PERSON.search, names)
     return ["" if one is None else f"{one[1].lower()} {int(one[3])}" for one in found]
 

@@ -214,8 +214,11 @@ def owners(names: Sequence[str], labels: NDArray[np.int64] | None = None) -> lis
     """
     owned = list(names)
     for found in (originals(names), persons(names)):
+        # Of a million names, most tell nothing.
+        if not found or found is names:
+            continue
         whole = set[str]()
-        if labels is not None and any(found) and len(set(found)) < len(found):
+        if labels is not None:
             sizes, counts = Counter(labels.tolist()), Counter(zip(found, labels.tolist(), strict=True))
             whole = {owner for (owner, label), count in counts.items() if count > 1 and sizes[label] <= 2 * count}
         owned = [one if one and one not in whole else own for one, own in zip(found, owned, strict=True)]
