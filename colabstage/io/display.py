@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import html
+import os
 import sys
 import threading
 import time
@@ -378,12 +379,13 @@ def _open_bar(row: Row) -> Any:
     )
 
 
-# The least time between lines: a step of seconds prints one or two, a step of hours ten.
+# The least time between lines, and the longest: a step of a second prints none, and a stall shows.
 _BETWEEN_LINES_S = 2.0
+_ALIVE_S = 60.0
 
 
 class LineProgress(Board):
-    """Print a line at each tenth of a step, and one at its end."""
+    """Print a line at each tenth of a step and each minute, and one at its end."""
 
     def __init__(self) -> None:
         super().__init__(self._print)
@@ -394,16 +396,18 @@ class LineProgress(Board):
 
         for number, row in enumerate(rows):
             printed, at_s = self._printed.get(number, (0, 0.0))
-            tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
-            if tenths > printed and (tenths > 10 or row.seconds - at_s >= _BETWEEN_LINES_S):
+            ended = row.state != "running"
+            tenths = 11 if ended else int(10 * (row.fraction or 0.0))
+            waited_s = row.seconds if ended else row.seconds - at_s
+            if printed <= 10 and waited_s >= (_BETWEEN_LINES_S if tenths > printed else _ALIVE_S):
                 self._printed[number] = tenths, row.seconds
                 # Above the caller's own bar, not into it.
                 tqdm.write(row_text(row), file=sys.stderr)
 
 
 def resolve_progress(progress: bool | Progress) -> Progress:
-    """Turn the public `progress=` argument into a `Progress`: `True` is a panel in notebooks and bars of text
-    elsewhere, unless `COLABSTAGE_NO_PROGRESS` is set; `False` is silence."""
+    """Turn the public `progress=` argument into a `Progress`: `True` is a panel in notebooks, bars in terminals
+    and lines elsewhere, unless `COLABSTAGE_NO_PROGRESS` is set; `False` is silence."""
     given: object = progress  # annotations do not stop callers from passing something else
     if isinstance(given, Progress):
         return given
@@ -415,4 +419,11 @@ def resolve_progress(progress: bool | Progress) -> Progress:
     if in_notebook():
         return NotebookProgress()
     # A process without a terminal, such as a daemon or `pythonw`, may have no such stream at all.
-    return Progress() if sys.stderr is None or sys.stderr.closed else TqdmProgress()
+    if sys.stderr is None or sys.stderr.closed:
+        return Progress()
+    return TqdmProgress() if redraws_lines() else LineProgress()
+
+
+def redraws_lines() -> bool:
+    """Return whether stderr is a terminal that can redraw a line: in a log, each state of a bar would stay."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

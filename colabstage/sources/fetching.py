@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FetchReport(Sentences):
     """The result of `fetch_files`."""
 
@@ -426,7 +426,7 @@ class Extracted:
         return Receipt(_EXTRACTED, asdict(self))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExtractReport(Sentences):
     """The result of an extraction."""
 
@@ -563,7 +563,7 @@ def _extracted(archive: Path, target: Path, opening: Opening, *, overwrite: bool
             f"Extracting '{base_name(tree.label)}' ({format_count(len(names), 'files')})",
         )
         opened.start()
-        with opening.progress.step(f"Extracting {target.name}", total=sum(sizes), unit="B") as step:
+        with opening.progress.step(f"extract {target.name}", total=sum(sizes), unit="B") as step:
             written = write_folder(
                 tree,
                 target,

@@ -19,10 +19,17 @@ from tests.support.deadlines import shorten_deadlines
 from tests.support.steps import wait_until
 
 
-def test_the_argument_chooses_what_is_shown() -> None:
-    """Anything else is an error before any work, with the value."""
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_argument_and_the_stream_choose_what_is_shown() -> None:
+    """Bars where a line can be redrawn, lines in a log; anything else is an error before any work, with the value."""
     own: Any = Progress()
-    assert isinstance(resolve_progress(True), TqdmProgress)
+    for stream, kind in ((Terminal(), TqdmProgress), (io.StringIO(), LineProgress)):
+        with redirect_stderr(stream):
+            assert isinstance(resolve_progress(True), kind)
     assert resolve_progress(False).is_silent
     assert resolve_progress(own) is own
     for own in ("yes", 1, None):
@@ -59,12 +66,12 @@ def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
         screen.truncate()
         step.advance(2)  # not shown from here on
         step.__exit__(None, None, None)
-        # Nothing yet; a tenth; too soon for another line; later; the same tenth; the end, at once.
-        for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0)):
+        # Nothing yet; a tenth; too soon for another line; later; the same tenth; a minute later; the end, at once.
+        for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0), (35, 70.0)):
             lines._print((replace(row, done=done, seconds=seconds, note="training: 9 samples/s"),))
-        lines._print((replace(row, done=100, seconds=9.5, state="done"),))
+        lines._print((replace(row, done=100, seconds=70.5, state="done"),))
     shown = screen.getvalue().splitlines()
-    assert [line.split("  ")[1].partition(" ")[0] for line in shown] == ["10", "30", "100"]
+    assert [line.split("  ")[1].partition(" ")[0] for line in shown] == ["10", "30", "35", "100"]
     assert shown[0].endswith("training: 9 samples/s")
     assert "\r" not in screen.getvalue()
     assert Progress().background().is_silent
