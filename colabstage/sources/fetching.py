@@ -19,6 +19,7 @@ from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import RetryPolicy, hash_block, make_folder
 from colabstage.io.pipeline import PipelineLimits
+from colabstage.io.progress import shown_if_slow
 from colabstage.io.receipts import (
     Receipt,
     file_seal,
@@ -268,7 +269,8 @@ class _FetchCall:
         self, checksum: Checksum | None = None, only: tuple[str, ...] = (), *, reads_next: bool = False
     ) -> OpenedSource:
         opening = Opening(self.target.parent, self.progress, checksum, only, reads_next=reads_next)
-        return open_source(self.source, opening, unpack=False)
+        with shown_if_slow(self.progress, "open source"):
+            return open_source(self.source, opening, unpack=False)
 
     def run(self) -> FetchReport:
         make_folder(self.target if self.to.is_folder else self.target.parent)

@@ -14,7 +14,7 @@ import pytest
 
 from colabstage.errors import CancelledError, OptionError, SourceReadError
 from colabstage.io.display import Board, LineProgress, Row, TqdmProgress, panel_html, panel_text, resolve_progress
-from colabstage.io.progress import Cancellation, Progress
+from colabstage.io.progress import Cancellation, Progress, shown_if_slow
 from tests.support.deadlines import shorten_deadlines
 from tests.support.steps import wait_until
 
@@ -100,6 +100,25 @@ def row(**changes: object) -> Row:
     """A step of 1,000 images, half done after ten seconds."""
     usual: dict[str, object] = {"name": "pack", "unit": "images", "total": 1000, "done": 500, "state": "running"}
     return Row(**{**usual, "seconds": 10.0, "rate": 50.0, **changes})  # type: ignore[arg-type]
+
+
+def test_only_slow_work_without_figures_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For how long it lasts, and how it ends; never as a stall."""
+    drawn: list[tuple[Row, ...]] = []
+    board = Board(drawn.append)
+    with shown_if_slow(board, "list"):
+        pass
+    assert board.rows() == ()
+    shorten_deadlines("io", 0.01, monkeypatch.setattr)
+    with suppress(ValueError), shown_if_slow(board, "plan"):
+        wait_until(lambda: len(drawn) > 3)
+        raise ValueError("bad")
+    (ended,) = board.rows()
+    assert (ended.name, ended.state, ended.problem) == ("plan", "failed", "bad")
+    assert panel_text([replace(ended, state="running", seconds=12.3, idle_s=12.3)]) == "▸ plan  for 12 s"
+    with redirect_stderr(io.StringIO()) as screen, TqdmProgress().step("plan", total=None, unit=""):
+        pass
+    assert screen.getvalue().strip().rpartition("\r")[2] == "plan: 00:00"
 
 
 def test_what_was_done_before_makes_no_rate() -> None:
