@@ -5,6 +5,7 @@ Appended samples must have the form of the existing ones; otherwise they are ref
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -38,6 +39,7 @@ from colabstage.io.arguments import absolute_path, read_options, refuse_argument
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, lock_for, make_folder
+from colabstage.io.progress import shown_if_slow
 from colabstage.io.units import show_address
 from colabstage.io.workspace import sweep_orphans
 from colabstage.layouts.table import Boxes, Masks, SampleTable, UnreadBoxes, Values
@@ -316,8 +318,10 @@ def pack_dataset(
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if in_shards:
             return pack_set(source, path, packing, shown, shards=shards, executor=executor, overwrite=overwrite)
-        with open_source(source, packing, beside=path) as opened:
-            job = plan_job(opened.tree, opened.find(), packing, free_bytes=space_for(path))
+        with contextlib.ExitStack() as stack:
+            with shown_if_slow(shown, "plan"):
+                opened = stack.enter_context(open_source(source, packing, beside=path))
+                job = plan_job(opened.tree, opened.find(), packing, free_bytes=space_for(path))
             make_folder(path.parent)
             return PackRun(job, path, opened.slow, shown, identity=opened.identity, overwrite=overwrite).execute()
 
