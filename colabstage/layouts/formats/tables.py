@@ -205,7 +205,7 @@ def _read_rows(text: str, delimiter: str, *, strict: bool) -> tuple[list[list[st
     """Return the rows that are not empty, up to a fault, and the fault; if not `strict`, quotes need not match."""
     rows: list[list[str]] = []
     try:
-        found = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict)
+        found = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=strict)
         rows.extend(row for row in found if any(row))
     except csv.Error as error:
         return rows, str(error)
