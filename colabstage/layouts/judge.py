@@ -178,7 +178,7 @@ def _trained_in_held_out(source: Source, found: Evidence) -> str:
         if not other:
             return f"{where}. Correct one of them."
         tops = {name for folder in folders for name in folder.split("/") if words.is_split(name)}
-        only = only_line(source.tree, *(path for top in sorted(tops) for path in paths_to(top, folders)))
+        only = only_line(source.tree, *paths_to(folders, *tops))
         return f"{where}, because '{other}' is of no split. Take the splits alone, {only}, or move it away or into one."
     return ""
 
@@ -336,7 +336,7 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     ways = [alone, pair, inner, f"the class in the {where}"]
     # The others read images; and a folder of clips alone may be a class.
     if table.layout != "image_folder":
-        own = tuple(f"{path}/" for path in paths_to(outer, folders))
+        own = tuple(f"{path}/" for path in paths_to(folders, outer))
         has_inner = any(folder.startswith(own) for folder in folders)
         ways = [alone * has_inner, "the class in the paths: layout=audio_clips(pattern=PATTERN)"]
     ways = list(filter(None, ways if table.layout != "array_folder" else ways[:1]))
@@ -367,7 +367,7 @@ def _pair_among(table: SampleTable, parts: Sequence[str]) -> tuple[str, str]:
 def _only_folder(table: SampleTable, name: str) -> str:
     """Write what takes a class's folder alone, wherever that is, with the folders of annotations of its samples."""
     tree, files = _tree_of(table), files_of(table)
-    own = paths_to(name, files.folders[0])
+    own = paths_to(files.folders[0], name)
     stems = {words.stem_of(one) for one in files.names if one.startswith(tuple(f"{path}/" for path in own))}
     named = (one for one in Source(tree).ending_in(words.ANNOTATIONS).names if words.stem_of(one) in stems)
     beside = sorted({*map(posixpath.dirname, named)}.difference(files.folders[0], [""]))
@@ -577,9 +577,7 @@ def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
     # Beside a single one it is the other class: raw and ripe, original and forged.
     if 1 < len(kept) < len(table.classes):
         odd = [name for name in table.classes if name not in kept]
-        only = only_line(
-            source.tree, *(path for name in sorted(kept) for path in paths_to(name, files_of(table).folders[0]))
-        )
+        only = only_line(source.tree, *paths_to(files_of(table).folders[0], *kept))
         yield f"{listed(odd)} {'counts as a class' if len(odd) == 1 else 'count as classes'}; for the others {only}."
 
 

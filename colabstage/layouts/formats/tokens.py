@@ -371,6 +371,8 @@ _LINES = 50
 _FEWEST_ROWS = 8
 # A text with a larger share of numbers is a table.
 _MOSTLY = 0.8
+# ::: and +++$+++ between cells.
+_RULE = re.compile(r"(?<= )[^\w\s]{3,}(?= )")
 _CELL = re.compile(r"[\s\"',;|]+")
 _IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, words.IMAGES))})(#\d+)?", re.IGNORECASE)
 
@@ -410,7 +412,8 @@ def _columns_in(lines: Sequence[str]) -> str:
     # Words with their tags repeat some of these; pairs of words, and verses of one length, do not.
     columns = [*zip(*cells, strict=True)] if len({*map(len, cells)}) == 1 else []
     are_tagged = len(columns) > 1 and any(2 <= len({*column}) <= len(rows) / 2 for column in columns)
-    marks = [mark for mark in "\t;|" if len({line.count(mark) for line in rows}) == 1 and mark in rows[0]]
+    marks = ["\t", ";", "|", *_RULE.findall(rows[0] if rows else "")]
+    marks = [mark for mark in marks if rows and mark in rows[0] and len({line.count(mark) for line in rows}) == 1]
     if len(rows) < _FEWEST_ROWS or not (marks or are_tagged):
         return ""
     return f"has {rows[0].count(marks[0]) + 1 if marks else len(columns)} cells in each line, as a table has"
