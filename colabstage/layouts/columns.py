@@ -359,7 +359,8 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
             f"{what}. Write the label of each file behind its path, and a first row that says so: path,label."
         )
     texts = any(column.plain in words.CAPTIONS for column in others)
-    also = ' Texts are not read: layout="images" takes the images alone.' if texts else ""
+    both = "a dataset object whose items are (x, tokens) has both"
+    also = f' Texts are not read: layout="images" takes images without them; {both}.' if texts else ""
     which = f"Which of the columns {listed(known)} is the label?"
     if not candidates:
         which = f"None of the columns {listed(known)} looks like the label, by its name or its cells."

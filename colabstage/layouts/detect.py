@@ -446,8 +446,9 @@ def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
     if not isinstance(folders, Evidence):
         return None
     names = folders.table.classes
-    odd = (words.is_role, words.is_part, re.compile(r"\d|^.$").search)
-    is_odd = any(words.splits_of_folders(names)) or any(one(name) for name in names for one in odd)
+    odd = (words.is_role, re.compile(r"\d|^.$").search)
+    are_parts = words.parts_among(names) or any(words.splits_of_folders(names))
+    is_odd = are_parts or any(one(name) for name in names for one in odd)
     return None if is_odd or not 2 <= len(names) <= len(files) / 2 else _divided_otherwise(found, folders)
 
 
@@ -794,7 +795,7 @@ _UNREAD = {
 }  # fmt: skip
 _AS_OBJECT = (
     "Pass pack_dataset a dataset object whose items are (x, y), x an array: pydicom.dcmread(path).pixel_array, "
-    "nibabel.load(path).get_fdata(), the frames of a video, or what else reads them."
+    "nibabel.load(path).get_fdata(), the frames of a video, or what else reads them. Text has to be in a .txt."
 )
 
 
@@ -844,7 +845,7 @@ def _how_to_give(source: Source) -> str:
         given = repr(paths[0]) if len(paths) == 1 else str(paths)
         return f"Archives inside a folder are not opened{beside}. Give as the source{more}: {given}."
     if not named:
-        return ""
+        return tokens.AS_TEXT if source.ending_in(words.TEXTS) else ""
     given = folder if source.tree.kind == "folder" else shown[0]
     for table in source.parse_once(named.ending_in({".csv"})[:1], parse_table).values():
         far = [one.name for one in table.columns if one.filled and all("://" in cell for cell in one.filled)]
@@ -853,5 +854,5 @@ def _how_to_give(source: Source) -> str:
             return f"Addresses in a table are read if they are given beside it, as in the list {listing}."
     return (
         f"A table is read with the files it names: give a folder of both, or ['{given}', 'FOLDER_OF_THE_IMAGES']. "
-        f"One of numbers alone is given as arrays: np.savez('data.npz', x=x, y=y). {tokens.AS_CLASSES}."
+        f"One of numbers alone is given as arrays: np.savez('data.npz', x=x, y=y). {tokens.AS_TEXT}"
     )

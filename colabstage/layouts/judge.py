@@ -43,7 +43,7 @@ from colabstage.layouts.formats.masks import pair_names
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.formats.tokens import NAME as TOKENS
 from colabstage.layouts.lists import Lookup, lists_state, may_be_list, paths_by_id
-from colabstage.layouts.names import bare_stem, whole_path
+from colabstage.layouts.names import bare_stem, paths_to
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, Statement, decode_text, joins_classes, statements_of
 from colabstage.layouts.records import other_form, split_of_shard
 from colabstage.layouts.rows import LeadingTable, TableSearch, columns_of_classes, rows_in_classes
@@ -178,7 +178,7 @@ def _trained_in_held_out(source: Source, found: Evidence) -> str:
         if not other:
             return f"{where}. Correct one of them."
         tops = {name for folder in folders for name in folder.split("/") if words.is_split(name)}
-        only = only_line(source.tree, *(whole_path(top, folders) for top in sorted(tops)))
+        only = only_line(source.tree, *paths_to(folders, *tops))
         return f"{where}, because '{other}' is of no split. Take the splits alone, {only}, or move it away or into one."
     return ""
 
@@ -336,8 +336,8 @@ def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -
     ways = [alone, pair, inner, f"the class in the {where}"]
     # The others read images; and a folder of clips alone may be a class.
     if table.layout != "image_folder":
-        own = whole_path(outer, folders)
-        has_inner = any(folder.startswith(f"{own}/") for folder in folders)
+        own = tuple(f"{path}/" for path in paths_to(folders, outer))
+        has_inner = any(folder.startswith(own) for folder in folders)
         ways = [alone * has_inner, "the class in the paths: layout=audio_clips(pattern=PATTERN)"]
     ways = list(filter(None, ways if table.layout != "array_folder" else ways[:1]))
     return f"Say which is meant, from colabstage.options: {'; '.join(ways)}." if ways else ""
@@ -356,17 +356,22 @@ def _pair_among(table: SampleTable, parts: Sequence[str]) -> tuple[str, str]:
     # Several masks of an image, for example, are no pairs.
     do_not = last and isinstance(gather(lambda: pair_names(Source(tree), first, last)), Miss)
     pair = "a function as layout=" if do_not else f"layout=parts(x='{first}', y='{last}')"
-    return first, f"images and masks: {pair}" if last else ""
+    are_masks = words.holds_targets(last)
+    ways = [
+        f"images and masks: {pair}" if are_masks or not do_not else "",
+        "" if are_masks else "pictures and no masks: a dataset object whose items are (x, y)",
+    ]
+    return first, "; ".join(filter(None, ways)) if last else ""
 
 
 def _only_folder(table: SampleTable, name: str) -> str:
     """Write what takes a class's folder alone, wherever that is, with the folders of annotations of its samples."""
     tree, files = _tree_of(table), files_of(table)
-    own = whole_path(name, files.folders[0])
-    stems = {words.stem_of(one) for one in files.names if one.startswith(f"{own}/")}
+    own = paths_to(files.folders[0], name)
+    stems = {words.stem_of(one) for one in files.names if one.startswith(tuple(f"{path}/" for path in own))}
     named = (one for one in Source(tree).ending_in(words.ANNOTATIONS).names if words.stem_of(one) in stems)
     beside = sorted({*map(posixpath.dirname, named)}.difference(files.folders[0], [""]))
-    return only_line(tree, own, *beside[:_MOST_PARTS])
+    return only_line(tree, *own, *beside[:_MOST_PARTS])
 
 
 def _tree_of(table: SampleTable) -> Tree:
@@ -399,7 +404,7 @@ def _parts_among(classes: Sequence[str]) -> set[str]:
     several = len({read.split for read in splits.values()}) > 1 or len(set(splits.values())) < len(splits)
     odd = {*filter(words.is_role, classes)} | {name for name, read in splits.items() if several or not read.rest}
     # Folds, or pictures before and after, are all parts; "depth" among other words is a class.
-    parts = {*filter(words.is_part, classes)}
+    parts = words.parts_among(classes)
     odd |= parts if {*classes} <= parts | splits.keys() else set()
     # One stands among real classes, but a test is none; and neither are images beside masks.
     odd |= {*filter(words.holds_targets, classes)} if any(map(words.holds_images, odd)) else set()
@@ -572,10 +577,7 @@ def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
     # Beside a single one it is the other class: raw and ripe, original and forged.
     if 1 < len(kept) < len(table.classes):
         odd = [name for name in table.classes if name not in kept]
-        paths = [folder.split("/") for folder in files_of(table).folders[0]]
-        # In each split.
-        rest = {"/".join(path[: path.index(name) + 1]) for path in paths for name in kept.intersection(path)}
-        only = only_line(source.tree, *sorted(rest))
+        only = only_line(source.tree, *paths_to(files_of(table).folders[0], *kept))
         yield f"{listed(odd)} {'counts as a class' if len(odd) == 1 else 'count as classes'}; for the others {only}."
 
 

@@ -297,10 +297,15 @@ def _holds_splits(inside: list[tuple[str, ...]]) -> bool:
     return len(inner) > 1 and all(map(words.is_split, inner))
 
 
-def whole_path(name: str, folders: Iterable[str]) -> str:
-    """Return the path of the outermost folder of this name."""
-    paths = (folder.split("/") for folder in folders)
-    return min(("/".join(path[: path.index(name) + 1]) for path in paths if name in path), key=len, default=name)
+def paths_to(folders: Iterable[str], *names: str) -> list[str]:
+    """Return the paths of the outermost folders of each of these names, one in each split."""
+    paths = [folder.split("/") for folder in folders]
+    found: set[str] = set()
+    for name in names:
+        own = {"/".join(path[: path.index(name) + 1]) for path in paths if name in path} or {name}
+        least = min(path.count("/") for path in own)
+        found |= {path for path in own if path.count("/") == least}
+    return sorted(found)
 
 
 def _split_folders(paths: list[tuple[str, ...]], source: Source, folders: Sequence[str]) -> dict[str, str]:
@@ -321,7 +326,7 @@ def _split_folders(paths: list[tuple[str, ...]], source: Source, folders: Sequen
     others = [top for top in others if top in deep or not has_classes]
     if others or len(set(splits.values())) < len(splits):
         what = f"others ({listed(others)})" if others else "several for one split"
-        only = only_line(source.tree, *(whole_path(top, folders) for top in sorted(splits)))
+        only = only_line(source.tree, *paths_to(folders, *splits))
         msg = (
             f"'{source.label}' mixes folders of splits ({listed(sorted(splits))}) with {what}. "
             f"{f'Take the splits alone, {only}, or move' if others else 'Move'} the others away, or into the splits."

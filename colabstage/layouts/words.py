@@ -7,6 +7,7 @@ import functools
 import posixpath
 import re
 import unicodedata
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -357,10 +358,13 @@ def is_unlabelled(name: str) -> bool:
     return not _UNLABELLED.isdisjoint(words_of(name))
 
 
-def is_part(name: str) -> bool:
-    """Tell whether a folder's name is a part of a dataset or of each sample: fold1, query, LR, depth, 2024-01-31."""
-    words = set(letters_of(name))
-    return set() < words <= _PARTS or _DATED.match(name) is not None
+def parts_among(names: Sequence[str]) -> set[str]:
+    """Return the folders whose names are parts of a dataset or of each sample: fold1, query, LR, depth, 2024-01-31; or
+    have a word for one beside those that all share: DIV2K_HR and DIV2K_LR_bicubic."""
+    words = {name: set(letters_of(name)) for name in names}
+    shared = set.intersection(*words.values()) if words else set()
+    alone = {name for name, own in words.items() if set() < own <= _PARTS or _DATED.match(name)}
+    return alone | {name for name, own in words.items() if shared and not _PARTS.isdisjoint(own - shared)}
 
 
 def may_hold_parts(names: Iterable[str], stem: str) -> bool:
@@ -420,9 +424,11 @@ def splits_of_folders(folders: Sequence[str]) -> list[str]:
     # DIV2K_train_HR beside DIV2K_valid_HR: the same words beside the split.
     depth = len(shared_folders(f"{folder}/" for folder in folders))
     tops = [split_name("".join(folder.split("/")[depth : depth + 1])) for folder in folders]
-    same = len({read.rest for read in tops}) == 1
+    several = Counter(rest for split, rest in {*tops} if split)
+    alike = {rest for _, rest in tops if several[rest] > 1 or len({top.rest for top in tops}) == 1}
     return [
-        split_of_path(f"{folder}/") or (top.split if same else "") for folder, top in zip(folders, tops, strict=True)
+        split_of_path(f"{folder}/") or (top.split if top.rest in alike else "")
+        for folder, top in zip(folders, tops, strict=True)
     ]
 
 

@@ -40,7 +40,7 @@ from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.images.files import encode
 from tests.layouts.known import batch, coco, voc, wav
 from tests.layouts.shards.test_shards import hub
-from tests.layouts.shards.writing import records_of
+from tests.layouts.shards.writing import parquet_of, records_of
 from tests.support.archives import tar_bytes as tar
 from tests.support.made_files import files, grey, h5, image, matlab, npy, npz, png16, tiff16, write_files
 
@@ -349,6 +349,7 @@ FORMS = [
 # An unclosed quote makes one cell of the rows up to the next quote.
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
+    row("quotes behind a blank", files("images/{0..3}.jpg", {"gt.txt": "".join(f'{i}.jpg, "{word}"\n' for i, word in enumerate(("cat", "dog") * 2))}), layout=table_rows(["column2"]), right=[found("train: cat 2, dog 2")]),
     *(row(f"texts in another encoding: {name} in {encoding}", {**files("images/{0..3}.jpg"), **{file: text.encode(encoding) for file, text in texts.items()}}, right=[right])
       for name, texts in [
           ("a table", {"labels.csv": "file,label\n0.jpg,狗\n1.jpg,dog\n2.jpg,狗\n3.jpg,dog\n"}),
@@ -657,6 +658,9 @@ BESIDE_FOLDERS = [
     *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
     row("folders in other formats", files("cat/{0..2}.jpg dog/{0..2}.jpeg") | {f"owl/{i}.jfif": image(i, form="JPEG") for i in range(3)}, right=[found("train: cat 3, dog 3, owl 3")]),
     *(row(f"folders of {name}, which are classes", files(f"{{{name}}}/p{{0..2}}.jpg"), right=[lambda packed: bool(packed.found) and not noted("counts as a class")(packed)]) for name in ("cat,dog,raw_fish,猫", "raw,ripe", "forged,original", "ann,bob,carl")),
+    row("two resolutions of each image, by their folders' words", files("DIV2K_train_HR/{0001..0004}.png DIV2K_train_LR_bicubic/X4/{0001..0004}x4.png"), right=[refused("names of parts of a dataset.*items are .x, y.")]),
+    row("one of two kinds of image in each split", files("{train,test}/{HR,LR}/{0..4}.png"), right=[refused(r"only=\['test/HR', 'train/HR'\].*pictures and no masks")]),
+    row("classes in names, in bounding_box_train, bounding_box_test and query", files("{query,bounding_box_train,bounding_box_test}/000{1,2}_c{1..3}.jpg"), right=[noted("'test', 'train' too, because 'query' is of no split")], layout=file_names(r"(\d+)_c")),
     row("a folder thumbnails beside those of classes, in splits", files("train/{cat,dog}/{0..2}.jpg val/{cat,dog}/{3..5}.jpg {train,val}/thumbnails/a{0..3}.jpg"), right=[noted("only=.'train/cat', 'train/dog', 'val/cat', 'val/dog'.")]),
     row("a label in each folder", files(PATIENTS, {f"p{i}/label.txt": str(i % 2) for i in (1, 2, 3)}), right=[refused("label"), found("train: 0 2, 1 4")]),
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
@@ -854,6 +858,8 @@ CLIPS = [
           ("others, chosen", ("xxyy", "xyxy"), layout, None, found("train: x 4, y 4.*")), ("others, left out", ("xxyy", "xyxy"), "auto", f"**/*.{end}", found("train: no 4, yes 4.*"))]),
     row("arrays, one in each file, and a table of their labels", files("", {**{f"train/{i}/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "labels.csv": "id,target\n" + "".join(f"a{i},{i % 2}\n" for i in range(6))}), right=[found("train: 0 3, 1 3.*")]),
     row("arrays and two columns of their targets", files("", {**{f"x/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "t.csv": "file,age,weight,name\n" + "".join(f"a{i}.npy,{i},{i / 2},n{i}\n" for i in range(6))}), layout=table_rows(labels=["age", "weight"]), right=[found(r"train: 6 rows with targets of \(2,\).*")]),
+    *(row(f"texts with commas between bars, {what}", files("", {**{f"s{i % 2}/a{i}.wav": wav() for i in range(4)}, "metadata.csv": "".join(f"s{i % 2}/a{i}|Of {i}, and{', or' * i}, more|{label}\n" for i, label in enumerate(labels))}), right=[right])
+      for what, labels, right in [("and classes", "ccdd", found("train: c 2, d 2.*")), ("and no more", ["A, b", "B, c, d", "C", "D"], refused("'metadata.csv' leads to the clips"))]),
     row("clips of each actor", {f"Actor_0{a}/03-0{i}.wav": wav() for a in (1, 2) for i in (1, 2)}, right=[refused(r"audio_clips\(pattern=PATTERN\)", but_not="only=")]),
     row("clips of one name in each class", {f"{one}/{name}.wav": wav() for one in "ab" for name in ("x", "y", "z")}, right=[refused(r"audio_clips\(pattern=", but_not="mask")]),
     *(row(f"classes in the names of clips: {name}", files("", dict.fromkeys(names.split(), wav())), right=[right], layout=layout)
@@ -953,6 +959,7 @@ SMALL = np.arange(4 * 8 * 6 * 3, dtype=np.uint8).reshape(4, 8, 6, 3)
 FROM_ONE = [found("train: 0 4, 1 4, 2 4"), noted("stay the numbers")]
 ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
+    row("embeddings and their labels", {"embeddings.npy": npy(np.ones((8, 4))), "y.npy": npy(np.array(Y))}, right=[found("train: 0 4, 1 4.*")]),
     row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),
     row("arrays beside inputs in files that are called so", {f"ply_data_{one}.h5": h5(data=np.ones((4, 8, 3)), label=np.arange(4)[:, None] % 2, normal=np.ones((4, 8, 3))) for one in ("train0", "train1", "test0")}, right=[found("train: 0 4, 1 4.*; test: 0 2, 1 2.*", note="normal")]),
     *(row(f"pictures as targets, {end}", files(f"noisy/{{0..3}}.{end} clean/{{0..3}}.{end}"), layout=parts(x="noisy", y="clean"), right=[refused("no masks, give pack_dataset an object")]) for end in ("jpg", "png")),
@@ -1093,7 +1100,7 @@ TEXTS = [
     row("tokens of uint32, as advised", {"train.bin": (np.arange(3000, dtype=np.uint32) * 50).tobytes()}, right=[found(r"train: 2 rows .*uint32.*")],
         layout=token_blocks(1024, dtype="uint32")),
     *(row(f"rows of a table instead of language: {name}", files("", {"train.txt": "".join(line.format(i=i, c=("pos", "neg")[i % 2]) for i in range(300))}), right=[refused(r"train\.txt.*items are \(tokens, target\)")])
-      for name, line in [("a tab", "{c}\ta fine film {i}\n"), ("a semicolon", "a fine film {i};{c}\n"), ("words and their tags", "word{i} {c}\nis O\n\n"), ("fastText", "__label__{c} film {i}\n"), ("with a comment", "# 2 columns\nword{i} {c}\n")]),
+      for name, line in [("a tab", "{c}\ta fine film {i}\n"), ("a semicolon", "a fine film {i};{c}\n"), ("words and their tags", "word{i} {c}\nis O\n\n"), ("fastText", "__label__{c} film {i}\n"), ("colons", "{i} ::: a fine film ::: {c}\n"), ("with a comment", "# 2 columns\nword{i} {c}\n")]),
     *(row(f"language: {name}", files("", {"train.txt": "".join(line.format(i=i) for i in range(300))}), right=[found("train: .*")])
       for name, line in [("a dialogue", "Ann: so {i}?\nBob: yes, {i} it is, by all means\n"), ("pairs of words", "chien{i} dog{i}\n"), ("verse", "to be or not to be {i}\n")]),
     *(row(f"texts called after {name}", files("", dict.fromkeys(names.split(), "to be or not to be\n" * 90)), right=[right])
@@ -1104,7 +1111,9 @@ TEXTS = [
           ("plays", "hamlet.txt macbeth.txt", found("train: .*")), ("parts by letters", "wiki_ac.txt wiki_ad.txt", found("train: .*")),
           ("two languages", "train.en.txt train.de.txt val.en.txt val.de.txt", refused(r"parts of each sample.*only=\['train.de.txt', 'val.de.txt'\]"))]),
     *(row(f"lines of JSON without a text: {name}", files("", {"train.jsonl": (json.dumps(line) + "\n") * 300}), right=[right])
-      for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)")), ("none", {"messages": [{"role": "user"}]}, refused("expected text"))]),
+      for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)")), ("an id before it", {"id": "a1", "content": "well done"}, refused(r"token_blocks\(field='content'\)")),
+                                ("a chat", {"id": "a1", "messages": [{"role": "user"}]}, refused(r"expected text, or for chats.*items are \(tokens, target\)", but_not="token_blocks"))]),
+    row("records of texts in JSON", {"data.json": b'[{"instruction": "add", "output": "done"}]'}, right=[refused("jsonl, with 'text'.*items are .tokens, target.")]),
     row("texts called brain and val", files("", dict.fromkeys(("brain.txt", "val.txt"), "to be or not to be\n" * 90)), right=[lambda packed: packed.found.startswith("train: 1 rows") and "; val: 1 rows" in packed.found]),
     row("a text called eval", files("", dict.fromkeys(("train.txt", "eval.txt"), "to be or not to be\n" * 90)), right=[refused("'eval.txt': it is called almost")]),
     row("configs of a README that name texts", files("", {**{f"{one}.txt": "to be or not to be\n" * 90 for one in "ab"}, "README.md": card("train a.txt", "test b.txt")}), right=[found("train: 1 rows .*; test: 1 rows .*")]),
@@ -1137,6 +1146,9 @@ OF_LIBRARIES = [
       for features, right in list[Any]([
           ({"one_hot_class": [0, 1, 0]}, refused("'one_hot_class'")), ({"image/coat": "long"}, refused("'coat'")), ({"label": 1, "image/coat": "long"}, noted("Not used: 'coat'")),
           ({"id": "a", "image/width": 64, "image/height": 48, "image/format": "PNG"}, found("train: 3 without targets"))])),
+    *(row(f"Parquet without images: {', '.join(columns)}", lambda columns=columns: {"a.parquet": parquet_of(columns)}, right=[refused(right)])  # type: ignore[misc]
+      for columns, right in list[Any]([({"text": ["to be"] * 3}, r"load_dataset\(.*\)\.to_json\('train.jsonl'\)"), ({"input_ids": [[1, 2]] * 3}, r"images or clips.*x=numpy.stack\(table")])),
+    row("captions of images that save_to_disk wrote", lambda: hub({}, text=["a cat", "a dog"]) | {"state.json": b"{}", "dataset_info.json": b"{}"}, right=[noted("Not used: 'text'")]),
     *(row(f"labels from 1 in {kind}", made, right=FROM_ONE) for kind, made in [("MATLAB", lambda: mat(X=np.ones((12, 8)), y=FROM_1[:, None])), ("Parquet", lambda: hub({}, label=FROM_1.tolist()))]),
 ]
 # fmt: on

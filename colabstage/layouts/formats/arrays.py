@@ -88,6 +88,7 @@ _MOST_ROWS = 1 << 32
 _KNOWN_BYTES = 64 * 1024 * 1024
 _X = {
     "x", "xs", "image", "images", "img", "imgs", "data", "feature", "features", "input", "inputs", "samples", "signals",
+    "embedding", "embeddings",
 }  # fmt: skip
 _Y = {"y", "ys", "label", "labels", "target", "targets", "class", "mask", "masks", "output", "outputs"}
 _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes", "target_names", "categories"}

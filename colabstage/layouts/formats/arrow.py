@@ -70,6 +70,8 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 _PARQUET, _FEATHER = b"PAR1", b"ARROW1"
 # Types whose values all fit into int64.
 _WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"})
+# Files that `save_to_disk` writes beside the rows.
+_ABOUT_ROWS = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
 _IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture", "photo")
 
 
@@ -88,10 +90,10 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     require_files(entries, source, "parquet or Arrow files")
     kept, memory = _Kept(), ScanMemory()
     files = scan_each(entries, lambda _, entry: _ArrowFile(open_shard(source.tree, entry, memory), kept))
-    image, others, is_sound = _content_columns(source.label, files[0].schema)
     # Those of all files: a test set that lacks the labels may come first.
     features = {name: one for file in reversed(files) for name, one in _features(file.schema).items()}
     kinds, types = _types(files), {name: one.get("_type") for name, one in features.items()}
+    image, others, is_sound = _content_columns(source, entries, files[0].schema)
     dataset = _as_object(source, entries, types, [image, *(masks := _are_images(files, others))])
     about = box_fields(source.label, {name: _example_of(kind) for name, kind in kinds.items()})
     mask = _mask_column(source, kinds, masks, dataset, about)
@@ -147,7 +149,8 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         notes=[*notes, *lost],
     )
     complete = partial(_measured, files, views) if any(file.is_parquet for file in files) else None
-    return replace(made, table=replace(made.table, complete=complete))
+    about_rows = source.ending_in((".json",)).where(lambda name: posixpath.basename(name) in _ABOUT_ROWS)
+    return replace(made, table=replace(made.table, complete=complete), used=made.used.union(about_rows.names))
 
 
 def _types(files: Sequence[_ArrowFile]) -> dict[str, Any]:
@@ -460,7 +463,7 @@ def _bytes_column(column: Any) -> Any:
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _content_columns(label_of_tree: str, schema: Any) -> tuple[str, list[str], bool]:
+def _content_columns(source: Source, entries: FileEntries, schema: Any) -> tuple[str, list[str], bool]:
     """Return the column of the samples' contents, those of further images, and whether the samples are clips of
     sound."""
     types = {name: one.get("_type") for name, one in _features(schema).items()}
@@ -469,10 +472,14 @@ def _content_columns(label_of_tree: str, schema: Any) -> tuple[str, list[str], b
     sounds = [name for name in binary if types.get(name, name.title()) == "Audio"]
     images = [name for name in binary if types.get(name) == "Image"] or [name for name in binary if name not in sounds]
     if not images and not sounds:
+        rows, kinds = _as_object(source, entries, types, ()), [*map(str, schema.types)]
+        have_lists = any("list<element: " in kind or "list<item: " in kind for kind in kinds)
+        x = "numpy.stack(table[COLUMN])" if have_lists else "table[COLUMNS].to_numpy('float32')"
+        texts = f"Write texts as lines: {rows}.to_json('train.jsonl'). " * any("string" in kind for kind in kinds)
         msg = (
-            f"The files of '{label_of_tree}' have no column of images or clips, but {', '.join(schema.names)}. "
-            "Of numbers make arrays: table = pandas.read_parquet(FILE), numpy.savez('data.npz', "
-            "x=table[COLUMNS].to_numpy('float32'), y=table[LABEL].to_numpy())."
+            f"The files of '{source.label}' have no column of images or clips, but {', '.join(schema.names)}. {texts}"
+            f"Make arrays of numbers: table = {rows}.to_pandas(), numpy.savez('data.npz', x={x}, "
+            "y=table[LABEL].tolist())."
         )
         raise LayoutError(msg)
     pictures = [name for name in images if not is_mask_name(name)] or images

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _DELIMITERS = (",", ";", "\t", "|")
+# In how many lines they are counted.
+_COMPARED = 64
 _LINE_END, _BLANK = ord("\n"), ord(" ")
 # Up to this many bytes of a cell are read as an integer; the mask keeps the bits of a shorter cell.
 _SHORT = 8
@@ -81,10 +83,12 @@ def _parse_cells(name: str, text: str) -> Table:
     # A spreadsheet may write, and reads, its delimiter in a separate line: sep=;
     stated = _STATED_DELIMITER.match(text)
     text = text[stated.end() :] if stated else text
-    # The header decides, because text cells may contain any delimiter.
-    first = text.split("\n", 1)[0]
+    # The header decides, because text cells may contain any delimiter; but not one of other numbers in other rows.
+    first, *others = text.split("\n", _COMPARED)[:_COMPARED]
     is_tabbed = name.lower().endswith(".tsv") and "\t" in first
-    delimiter = stated[1] if stated else "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
+    counts = {mark: {line.count(mark) for line in (first, *filter(str.strip, others))} for mark in _DELIMITERS}
+    even = [mark for mark, found in counts.items() if len(found) == 1 and mark in first]
+    delimiter = stated[1] if stated else "\t" if is_tabbed else max(even or _DELIMITERS, key=first.count)
     plain = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
     columns = None if '"' in text else _split_evenly(plain, delimiter)
     if columns is not None:
@@ -205,7 +209,7 @@ def _read_rows(text: str, delimiter: str, *, strict: bool) -> tuple[list[list[st
     """Return the rows that are not empty, up to a fault, and the fault; if not `strict`, quotes need not match."""
     rows: list[list[str]] = []
     try:
-        found = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict)
+        found = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=strict)
         rows.extend(row for row in found if any(row))
     except csv.Error as error:
         return rows, str(error)

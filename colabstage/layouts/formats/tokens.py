@@ -109,11 +109,14 @@ def tokens_state(
     for name, head in zip(texts.names, heads, strict=True):
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise broken(name, "it is text in UTF-16", "UTF-8")
+    some = [(one, source.head(one, _HEAD_BYTES)) for one in texts.ending_in((".jsonl",))[:_LOOKED_AT]]
+    firsts = [(one, head.partition(b"\n")[0]) for one, head in some if b"\n" in head or len(head) < _HEAD_BYTES]
+    for one, line in firsts:
+        next(_documents(iter((line,)), one, options.field), "")
     by_split = _by_split(texts, card)
     streams = {split: [_bytes_of_texts(tree, entries)] for split, entries in by_split.items()}
     table = _token_table(tree, streams, options)
-    some = [source.head(one, _HEAD_BYTES).partition(b"\n")[0] for one in texts.ending_in((".jsonl",))[:_LOOKED_AT]]
-    items = (one for line in some for one in items_of(decode_text(line)) or ())
+    items = (one for _, line in firsts for one in items_of(decode_text(line)) or ())
     if fields := {one[0] for one in items if isinstance(one, tuple)} - {options.field}:
         table = replace(table, notes=(*table.notes, f"Not used: the fields {listed(sorted(fields))}."))
     is_marked = any(head.startswith(_BOM) for head in heads)
@@ -293,8 +296,12 @@ def _documents(pieces: Iterator[bytes], entry: FileEntry, field: str) -> Iterato
             raise broken(entry.name, f"it is not JSON ({show(error)})", line=number) from error
         text = found.get(field) if isinstance(found, dict) else found
         if not isinstance(text, str):
-            others = [key for key, value in found.items() if isinstance(value, str)] if isinstance(found, dict) else []
-            more = f", or layout=token_blocks(field={others[0]!r}), from colabstage.options" if others else ""
+            fields = found if isinstance(found, dict) else {}
+            # The longest is the text; unless that is a chat.
+            name = max(fields, key=lambda name: len(str(fields[name])), default="")
+            is_text = isinstance(fields.get(name), str)
+            own = f", layout=token_blocks(field={name!r}), from colabstage.options" if is_text else ""
+            more = f"{own}, or for chats and pairs of texts {_AS_OBJECT}"
             raise broken(entry.name, f"it has {kind_of(text)} under '{field}'", f"text{more}", line=number)
         yield text
 
@@ -364,6 +371,8 @@ _LINES = 50
 _FEWEST_ROWS = 8
 # A text with a larger share of numbers is a table.
 _MOSTLY = 0.8
+# ::: and +++$+++ between cells.
+_RULE = re.compile(r"(?<= )[^\w\s]{3,}(?= )")
 _CELL = re.compile(r"[\s\"',;|]+")
 _IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, words.IMAGES))})(#\d+)?", re.IGNORECASE)
 
@@ -389,7 +398,9 @@ def why_no_text(source: Source) -> str:
     return ""
 
 
-AS_CLASSES = "To classify or translate text give pack_dataset an object whose items are (tokens, target)"
+_AS_OBJECT = "a dataset object whose items are (tokens, target), padded to one length"
+AS_CLASSES = f"To classify or translate text give pack_dataset {_AS_OBJECT}"
+AS_TEXT = f"To predict the next token write it into a .jsonl, with 'text' in each line. {AS_CLASSES}."
 
 
 def _columns_in(lines: Sequence[str]) -> str:
@@ -401,7 +412,8 @@ def _columns_in(lines: Sequence[str]) -> str:
     # Words with their tags repeat some of these; pairs of words, and verses of one length, do not.
     columns = [*zip(*cells, strict=True)] if len({*map(len, cells)}) == 1 else []
     are_tagged = len(columns) > 1 and any(2 <= len({*column}) <= len(rows) / 2 for column in columns)
-    marks = [mark for mark in "\t;|" if len({line.count(mark) for line in rows}) == 1 and mark in rows[0]]
+    marks = ["\t", ";", "|", *_RULE.findall(rows[0] if rows else "")]
+    marks = [mark for mark in marks if rows and mark in rows[0] and len({line.count(mark) for line in rows}) == 1]
     if len(rows) < _FEWEST_ROWS or not (marks or are_tagged):
         return ""
     return f"has {rows[0].count(marks[0]) + 1 if marks else len(columns)} cells in each line, as a table has"
