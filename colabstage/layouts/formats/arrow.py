@@ -22,6 +22,7 @@ from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
+from colabstage.layouts.columns import as_arrays
 from colabstage.layouts.evidence import Evidence, require_files, size_in_file
 from colabstage.layouts.formats.masks import is_mask_name, mask_field, masks_of_records
 from colabstage.layouts.reading import Source, broken
@@ -471,8 +472,7 @@ def _content_columns(label_of_tree: str, schema: Any) -> tuple[str, list[str], b
     if not images and not sounds:
         msg = (
             f"The files of '{label_of_tree}' have no column of images or clips, but {', '.join(schema.names)}. "
-            "Of numbers make arrays: table = pandas.read_parquet(FILE), numpy.savez('data.npz', "
-            "x=table[COLUMNS].to_numpy('float32'), y=table[LABEL].to_numpy())."
+            f"{as_arrays('pandas.read_parquet(FILE)')}"
         )
         raise LayoutError(msg)
     pictures = [name for name in images if not is_mask_name(name)] or images
