@@ -35,12 +35,13 @@ _NEWER_RULES = {
     **dict.fromkeys(("images", "coco_classes", "croissant"), 9),
     "file_names": 10,
     "tokens": 11,
-    **dict.fromkeys(("audio", "array_folder", "arrays", "arrow", "webdataset"), 12),
+    **dict.fromkeys(("audio", "array_folder", "arrow", "webdataset"), 12),
+    "arrays": 13,
     "tfrecord": 14,
     "detection": 16,
     "pairs": 20,
     "table": 22,
-    "auto": 26,
+    "auto": 27,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
