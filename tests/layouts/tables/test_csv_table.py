@@ -209,13 +209,15 @@ ASKED = {
     "sizes of the images": ("image,width,height", ["{i}.png,{i},9"], r"'width', 'height'.*labels=\['width'\]"),
     "yes and no beside a number": ("image,age,male", ["{i}.png,{i},True", "{i}.png,{i},False"], r"labels=\['age'\]"),
     "landmarks beside a class": ("image,label,x1,y1,x2,y2,x3,y3", ["{i}.png,a,1,2,3,4,5,6"], r"labels=\['label'\]"),
-    "boxes with a width": ("image,label,x,y,w,h", ["{i}.png,a,1,2,3,4"], r"xmin, ymin, xmax.*labels=\['label'\]"),
+    "boxes that may be either": ("image,label,box", ["{i}.png,a,1 2 3 4"], r"xyxy as well as xywh: columns xmin, ymin"),
+    "outlines in a cell": ("image,label,box", ["{i}.png,a,1 2 3 4 5 6 7 8"], r"'box' holds boxes in another form"),
     "corners, and what may be a class": (
         "image,x1,y1,x2,y2,camera", ["{i}.png,1,2,3,4,a"], r"none their class.*labels=\['x1', 'y1', 'x2', 'y2'\]"
     ),
     "ends of lines": ("image,x1,y1,x2,y2", ["{i}.png,9,2,3,4"], r"9, 2, 3, 4 .*labels=\['x1', 'y1', 'x2', 'y2'\]"),
     "a class without its box": ("image,class,x1,y1,x2,y2", ["{i}.png,a,,,,"], r"leave .*'class' empty;"),
-    "masks under any name": ("image,label,seg", ["{i}.png,a,1 3 10 5 20 2", "{i}.png,a,"], r"'seg' holds masks"),
+    "runs that overlap": ("image,rle", ["{i}.png,1 3 2 5"], r"runs that follow each other.*leave 'rle' empty"),
+    "no mask in any row": ("image,rle", ["{i}.png,"], r"'rle' holds no mask in any row.*layout=\"images\""),
     "an index as the path": (",label", ["{i},a", "{i},b"], r"first row of 't.csv' is '0', 'a'"),
     "nothing beside the paths": ("image", ["{i}.png"], r"no labels beside the paths.*path,label"),
     "a title above the header": ("My data,,", ["{i}.png,a,"], r"no labels beside.*path,label"),
