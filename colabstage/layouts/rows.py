@@ -48,6 +48,7 @@ from colabstage.layouts.evidence import (
     require_files,
     size_in_file,
 )
+from colabstage.layouts.formats.detection import ANSWERS
 from colabstage.layouts.formats.masks import RUNS, masks_of_runs, parse_runs
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state
@@ -214,8 +215,11 @@ class TableSearch:
 
     def _counts(self, table: Table) -> bool:
         """Tell whether a table may describe samples."""
-        # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are.
+        # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are, and tables
+        # of annotation tools as their other files.
         is_other = words.names_classes(table.name, table.header) or words.states_splits(table.header)
+        is_other |= any(one.name == "answer" and one.filled <= {*ANSWERS} for one in table.columns)
+        is_other |= "region_shape_attributes" in table.header
         return (self.table is not None or not is_other) and (not self.lists or self._lists_files(table))
 
     def _lists_files(self, table: Table) -> bool:
@@ -799,7 +803,6 @@ _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
 _BOX_LABELS = ("labelname", "name", "cell_type")
 _IMAGE_SIDES = (("height", "width"), ("image_height", "image_width"), ("img_height", "img_width"))
 _MOSTLY_INSIDE = 0.9
-_FOUR_NUMBERS = re.compile(r"[\[({]?\s*-?[\d.]+([\s,]+-?[\d.]+){3}\s*[\])}]?")
 
 
 class ShapeColumns(NamedTuple):
@@ -835,24 +838,25 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
     # x1 to x5 without y are measurements.
     points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)] if len(names) == 4 else []
     points = points if len(points) > 4 else []
-    others: list[str] = []
-    if label is None and names and not points:
-        known = {*names, *_find_image_sides(columns)}
-        others = [name for name, one in columns.items() if name not in known and not words.is_index_name(name)]
-        others = [name for name in others if columns[name].plain not in words.SPLIT_COLUMNS]
-    label = "" if label is None and (runs or not (others or points)) else label
     if points and label is None:
         return None
+    known = {*names, *_find_image_sides(columns)}
+    others = [name for name, one in columns.items() if name not in known and one.plain not in words.SPLIT_COLUMNS]
+    others = [name for name in others if not words.is_index_name(name)]
+    label = "" if label is None and (runs or not others) else label
     unread: dict[str, Sequence[str]] = {
         "no mask in any row": [name for name in runs if not columns[name].filled],
         "something else than masks as run lengths": [name for name in runs if not columns[name].are_all(RUNS)],
         "more points than the corners of a box": [] if runs else points,
         "boxes, and none their class": names if label is None else (),
-        "boxes in another form": () if names or runs else _other_form(columns),
+        "boxes in another form": [
+            name
+            for name, one in columns.items()
+            if not (names or runs) and (_holds_boxes(one) or _OTHER_FORMS.fullmatch(one.plain))
+        ],
     }
     what, found = next(((what, found) for what, found in unread.items() if found), ("", ()))
-    if not found and (names or runs):
-        assert label is not None
+    if not found and label is not None and (names or runs):
         also = (one for one in named if words.is_label_name(one.name))
         odd = [one.name for one in also if not same_partition(one.cells, columns[label].cells)]
         if odd:
@@ -863,10 +867,10 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
         return None
     taken = [label] if label else [*found] if len(names) == 4 and not runs else []
     how = f"layout=table_rows(labels={taken!r}), from colabstage.options, takes numbers and words as they are"
-    alone = f" Call the column of the class 'class', or take out {listed(others)} if all are of one." if others else ""
+    alone = f" Call the column of the class 'class', or take out {listed(others)} if all are of one."
     msg = (
         f"Its column{'s' if len(found) > 1 else ''} {listed(found, 6)} {'hold' if len(found) > 1 else 'holds'} {what}."
-        f"{alone} Expected columns {_EXPECTED}; or each mask as a PNG in a folder "
+        f"{alone if label is None and names else ''} Expected columns {_EXPECTED}; or each mask as a PNG in a folder "
         f"""'masks'. Otherwise {how if taken else 'layout="images" takes the images without labels'}."""
     )
     raise LayoutError(msg)
@@ -883,7 +887,7 @@ def _box_columns(columns: Mapping[str, Column]) -> tuple[tuple[str, ...], tuple[
     one whose cells hold four or several fours. Nothing if there are none."""
     sides: dict[int, str] = {}
     firsts: dict[int, str] = {}
-    bare = {_bare(column.plain): name for name, column in columns.items()}
+    bare = {_bare(column.plain): name for name, column in reversed([*columns.items()])}
     for plain, name in bare.items():
         if plain in _SIDES:
             sides.setdefault(_SIDES[plain], name)
@@ -895,33 +899,22 @@ def _box_columns(columns: Mapping[str, Column]) -> tuple[tuple[str, ...], tuple[
         return tuple(sides[side] for side in range(4)), ("xyxy",)
     for corner, forms in _CORNERS.items():
         for wanted in ((*corner, "w", "h"), (*corner, "width", "height")):
-            if bare.keys() >= {*wanted} and all(columns[bare[word]].is_numeric for word in wanted):
+            if bare.keys() >= {*wanted}:
                 return tuple(bare[word] for word in wanted), forms
-    cells = [
-        name
-        for name, one in columns.items()
-        if one.filled
-        and ("box" in one.plain or _OTHER_FORMS.fullmatch(one.plain))
-        and any(map(boxes_of_cell, one.filled))
-        and None not in map(boxes_of_cell, one.filled)
-    ]
-    if len(cells) != 1:
-        return (), ()
-    stated = [form for form in get_args(BoxForm) if form in columns[cells[0]].plain]
-    return (cells[0],), tuple(stated[:1])
+    cells = [*filter(_holds_boxes, columns.values())]
+    stated = [form for form in get_args(BoxForm) for one in cells if form in one.plain]
+    return ((cells[0].name,), tuple(stated)) if len(cells) == 1 else ((), ())
+
+
+def _holds_boxes(column: Column) -> bool:
+    """Tell whether a column that may be called so holds boxes in all cells that are not empty, and some."""
+    may_be = "box" in column.plain or _OTHER_FORMS.fullmatch(column.plain)
+    each = [*map(boxes_of_cell, column.filled if may_be else ())]
+    return any(each) and None not in each
 
 
 def _bare(plain: str) -> str:
     return _AROUND.sub("", plain).replace("_", "")
-
-
-def _other_form(columns: Mapping[str, Column]) -> list[str]:
-    """Return the columns that hold boxes in a form that is not read; empty if there are none."""
-    for name, column in columns.items():
-        is_row = "box" in column.plain and column.are_all(_FOUR_NUMBERS) and not column.is_numeric
-        if is_row or _OTHER_FORMS.fullmatch(column.plain):
-            return [name]
-    return []
 
 
 def _are_runs(column: Column) -> bool:
@@ -964,8 +957,8 @@ class _Shapes(NamedTuple):
         names = [*self.columns.names]
         empty = listed([*names, *filter(None, [self.columns.label])])
         msg = (
-            f"{which}; expected {expected}. In the row of an image without a {what} leave {empty} empty; for cells that "
-            f"are none, layout=table_rows(labels={names}), from colabstage.options."
+            f"{which}; expected {expected}. In the row of an image without a {what} leave {empty} empty; for others "
+            f"layout=table_rows(labels={names}), from colabstage.options."
         )
         raise LayoutError(msg)
 

@@ -37,10 +37,10 @@ _NEWER_RULES = {
     "tokens": 11,
     **dict.fromkeys(("audio", "array_folder", "arrays", "arrow", "webdataset"), 12),
     "tfrecord": 14,
-    "detection": 16,
+    "detection": 17,
     "pairs": 20,
-    "table": 22,
-    "auto": 26,
+    "table": 23,
+    "auto": 27,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
