@@ -504,6 +504,8 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
 def _weigh_rows(case: Case) -> Found:
     """If a table names images but cannot be used, weigh what else there is: masks, and folders that agree with it."""
     found = case.rows
+    if isinstance(found, Evidence) and isinstance(found.table.targets, Masks) and isinstance(case.masks, Evidence):
+        found = Miss(LayoutError(f"The images have masks in files, which count before those that {found.named} draws."))
     if not found.claims:
         return found
     claiming = case.tables.claiming if case.tables.is_clear else ()
@@ -660,7 +662,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         detection.NAME,
         Case.state_boxes,
-        extensions=(".txt", ".xml", ".json"),
+        extensions=(".txt", ".xml", ".json", ".csv", ".jsonl", ".ndjson"),
         rivals=(
             *(Rival(f"boxes ({name})", detection.NAME, partial(_boxes_beside, state)) for name, state in _BOXES),
             _CALLED,

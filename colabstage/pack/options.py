@@ -38,10 +38,10 @@ _NEWER_RULES = {
     **dict.fromkeys(("audio", "array_folder", "arrow", "webdataset"), 12),
     "arrays": 13,
     "tfrecord": 14,
-    "detection": 16,
+    "detection": 17,
     "pairs": 20,
-    "table": 22,
-    "auto": 27,
+    "table": 23,
+    "auto": 28,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
