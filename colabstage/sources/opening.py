@@ -32,6 +32,7 @@ from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer, slow_mounts_below
 from colabstage.machine.resources import check_space
 from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, fetch_file
+from colabstage.sources.buckets import Services
 from colabstage.sources.gdrive import IN_FLIGHT
 from colabstage.sources.http_file import HttpFile
 from colabstage.sources.identity import (
@@ -148,6 +149,8 @@ class Opening:
     sparing: bool = False
     """Whether the source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
     through in place."""
+    services: Services = field(default_factory=Services)
+    """The connections that its addresses share, until it is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,7 +516,10 @@ class OpenedSource(Closing):
         require_answer(*paths_of(source))
         # Tables and lists may come before the archives or folders that they are about.
         about = [part for part in source.parts if not base_name(part.label).lower().endswith(BESIDE)]
-        are_whole = bool(about) and all(part.label.lower().endswith(ARCHIVE_SUFFIXES) or _lists(part) for part in about)
+        services = self._opening.services
+        are_whole = bool(about) and all(
+            part.label.lower().endswith(ARCHIVE_SUFFIXES) or _lists(part, services) for part in about
+        )
         if not are_whole and have_addresses and opened.file is not None and not opened.is_archive():
             self._stack.pop_all().close()
             self._whole = self._list([(part.label, part) for part in source.parts], {})
@@ -559,7 +565,7 @@ class OpenedSource(Closing):
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
         asking = Cancellation()
         self._stack.callback(self._opening.progress.cancellation.follow(asking.cancel))
-        open_one = partial(remote_opener, along=along, cancellation=asking)
+        open_one = partial(remote_opener, along=along, cancellation=asking, services=self._opening.services)
         openers = [again.get(one.address) or open_one(one) for _, one in loose]
         files = list(zip(names, openers, strict=True))
         try:
@@ -713,16 +719,17 @@ class OpenedSource(Closing):
         """Release connections and handles; copied data stays for the next run."""
         self._closed = True
         self._stack.close()
+        self._opening.services.close()
 
 
-def _lists(source: SingleSource) -> bool:
+def _lists(source: SingleSource, services: Services) -> bool:
     """Return whether a source is a folder, as far as its service says so before it is listed."""
     if not isinstance(source, ObjectSource):
         return isinstance(source, LocalSource) and is_folder(source.path)
     # Imported late, as in `open_remote`.
     from colabstage.sources.objects import is_object_folder
 
-    return is_object_folder(source.url)
+    return is_object_folder(source.url, services)
 
 
 def _reached(source: SingleSource) -> tuple[Transport, bool]:
@@ -772,6 +779,7 @@ def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, ope
         along=(along, along),
         reads_next=opening.reads_next,
         cancellation=opening.progress.cancellation,
+        services=opening.services,
     )
     if isinstance(found, KaggleFolder):
         part = _open_path(source, found.path, opening)
