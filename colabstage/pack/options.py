@@ -247,17 +247,21 @@ class PackOptions:
         """
         return self._digest("", self.on_error)
 
+    def rows_fingerprint(self) -> str:
+        """Return 16 hexadecimal digits that differ whenever some sample's bytes would, wherever it is placed."""
+        return self._digest("", splits=None, group_by=None, seed=0)
+
     def places_fingerprint(self) -> str:
         """Return 16 hexadecimal digits that differ whenever some sample's bytes or place would differ."""
         return self._digest(self.once)
 
-    def _digest(self, once: str, *further: str) -> str:
+    def _digest(self, once: str, *further: str, **instead: Any) -> str:
         # Our own layout functions say which layout's rules they follow; a function of the caller's follows its own.
         name = self.layout if isinstance(self.layout, str) else getattr(self.layout, "layout", "")
         rules = _NEWER_RULES.get(name, RULES_VERSION)
         further = (*further, "values as written") if self.image.color_mode == "keep" else further
         # JSON's objects are sorted, but the order of splits decides which rows each of them gets.
-        values = {**self._to_json(once), "splits": self.fractions}
+        values = {**self._to_json(once), "splits": self.fractions, **instead}
         return short_digest(json.dumps([FORMAT_VERSION, rules, values, *further], sort_keys=True))
 
 
