@@ -110,7 +110,8 @@ class PackOptions:
             it refers to, are part of the key.
         seed: for the splits and the row order of `train`.
         on_error: `"raise"` stops at the first image that cannot be decoded, `"skip"` leaves it out and reports it, and
-            `"skip:1%"` stops once more than that share has been left out. Finished work is kept.
+            `"skip:1%"` stops once more than that share has been left out. Finished work is kept. An address in a list
+            that leads to no file, or to a page, counts as such an image.
         only: a part of the source: a path below it, such as `"train/images"`, a pattern, or a list of these. A single
             folder is read as if it were the source; anything else keeps its names. In patterns a star stands for a
             part of a name, and two stars for any folders.

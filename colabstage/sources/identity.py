@@ -38,7 +38,7 @@ from colabstage.sources.parse import (
     parts_of,
     paths_of,
 )
-from colabstage.sources.remote_files import RemoteFileTree, open_remote
+from colabstage.sources.remote_files import LEADS_NOWHERE, NOTHING, RemoteFileTree, open_remote
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.folder import FolderTree, folder_stamps
 from colabstage.trees.listing import FileEntries, Tree
@@ -440,6 +440,8 @@ class _Asker:
         try:
             return self._ask(expand(), recorded)
         except ColabstageError as error:
+            if isinstance(error, LEADS_NOWHERE) and recorded.version == NOTHING:
+                return Look("same", "addresses that led nowhere still do")
             return Look("unknown", str(error))
         except OSError as error:
             named = f"'{error.filename}': " if error.filename else ""

@@ -70,7 +70,14 @@ from colabstage.sources.remote import (
     pieces_of,
     read_through,
 )
-from colabstage.sources.remote_files import RemoteFileTree, bytes_along, name_remote_files, open_remote, remote_opener
+from colabstage.sources.remote_files import (
+    LEADS_NOWHERE,
+    RemoteFileTree,
+    bytes_along,
+    name_remote_files,
+    open_remote,
+    remote_opener,
+)
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
@@ -149,6 +156,8 @@ class Opening:
     sparing: bool = False
     """Whether the source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
     through in place."""
+    skips: bool = False
+    """Whether single addresses may lead nowhere, as of `RemoteFileTree`."""
     services: Services = field(default_factory=Services)
     """The connections that its addresses share, until it is closed."""
 
@@ -469,7 +478,7 @@ class OpenedSource(Closing):
     def __init__(self, source: Source, opening: Opening, *, unpack: bool) -> None:
         self.parts: list[Part] = []
         self.files: RemoteFileTree | None = None
-        self._source, self._opening = source, opening
+        self._source, self._opening, self._unpacks = source, opening, unpack
         self._closed = False
         self._stack = contextlib.ExitStack()
         self._whole: Tree | None = None
@@ -509,7 +518,6 @@ class OpenedSource(Closing):
 
     def _open_archives(self, source: ManySource) -> None:
         first, *others = source.parts
-        opened = self._open_one(first)
         # The first source determines the kind of list. Single files are opened when they are read, because there may be
         # thousands of addresses.
         have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
@@ -520,7 +528,15 @@ class OpenedSource(Closing):
         are_whole = bool(about) and all(
             part.label.lower().endswith(ARCHIVE_SUFFIXES) or _lists(part, services) for part in about
         )
-        if not are_whole and have_addresses and opened.file is not None and not opened.is_archive():
+        are_loose = have_addresses and not are_whole
+        opened = None
+        try:
+            opened = self._open_one(first)
+        except LEADS_NOWHERE:
+            # All are asked then, and the error says how to do without it.
+            if not are_loose:
+                raise
+        if opened is None or (are_loose and opened.file is not None and not opened.is_archive()):
             self._stack.pop_all().close()
             self._whole = self._list([(part.label, part) for part in source.parts], {})
         else:
@@ -569,10 +585,13 @@ class OpenedSource(Closing):
         openers = [again.get(one.address) or open_one(one) for _, one in loose]
         files = list(zip(names, openers, strict=True))
         try:
-            self.files = RemoteFileTree(self._source.label, files, cancellation=asking)
-        except BaseException:
+            self.files = RemoteFileTree(self._source.label, files, cancellation=asking, skips=self._opening.skips)
+        except BaseException as error:
             # Otherwise the requests for the others would go on, and be repeated where they fail.
             asking.cancel()
+            if isinstance(error, LEADS_NOWHERE) and self._unpacks and not self._opening.skips:
+                msg = f"{error} Or leave out all addresses of the list that lead nowhere: on_error='skip'."
+                raise type(error)(msg) from error
             raise
         if loose:
             sources = tuple(source for _, source in loose)

@@ -69,6 +69,7 @@ class SourceOnce(Closing):
             zip_encoding=request.options.zip_encoding,
             reads_next=reads_next and not request.options.parts,
             sparing=request.disk_limit is not None,
+            skips=request.options.skip_share is not None,
         )
         with (report or self._call.report).timed("open source", unit="B", moves=False) as step:
             try:
