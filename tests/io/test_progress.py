@@ -16,12 +16,7 @@ from colabstage.errors import CancelledError, OptionError, SourceReadError
 from colabstage.io.display import Board, LineProgress, Row, TqdmProgress, panel_html, panel_text, resolve_progress
 from colabstage.io.progress import Cancellation, Progress, shown_if_slow
 from tests.support.deadlines import shorten_deadlines
-from tests.support.steps import wait_until
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.support.steps import Terminal, wait_until
 
 
 def test_the_argument_and_the_stream_choose_what_is_shown() -> None:
