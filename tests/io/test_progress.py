@@ -19,8 +19,9 @@ from tests.support.deadlines import shorten_deadlines
 from tests.support.steps import Terminal, wait_until
 
 
-def test_the_argument_and_the_stream_choose_what_is_shown() -> None:
+def test_the_argument_and_the_stream_choose_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bars where a line can be redrawn, lines in a log; anything else is an error before any work, with the value."""
+    monkeypatch.setenv("TERM", "xterm")
     own: Any = Progress()
     for stream, kind in ((Terminal(), TqdmProgress), (io.StringIO(), LineProgress)):
         with redirect_stderr(stream):

@@ -105,7 +105,10 @@ def test_a_process_without_stderr_works(
 
 
 @pytest.mark.parametrize(("wanted", "draws"), [(False, False), (True, True)])
-def test_waiting_is_as_silent_as_staging(tmp_path: Path, source: Path, *, wanted: bool, draws: bool) -> None:
+def test_waiting_is_as_silent_as_staging(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, *, wanted: bool, draws: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     with redirect_stderr(Terminal()) as drawn:
         data = stage_dataset(
             source / "images.zip",
