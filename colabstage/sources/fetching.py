@@ -19,7 +19,6 @@ from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import RetryPolicy, hash_block, make_folder
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.io.progress import shown_if_slow
 from colabstage.io.receipts import (
     Receipt,
     file_seal,
@@ -269,7 +268,7 @@ class _FetchCall:
         self, checksum: Checksum | None = None, only: tuple[str, ...] = (), *, reads_next: bool = False
     ) -> OpenedSource:
         opening = Opening(self.target.parent, self.progress, checksum, only, reads_next=reads_next)
-        with shown_if_slow(self.progress, "open source"):
+        with self.progress.quiet_step("open source"):
             return open_source(self.source, opening, unpack=False)
 
     def run(self) -> FetchReport:
