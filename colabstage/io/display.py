@@ -366,10 +366,8 @@ class TqdmProgress(Board):
                 continue
             if number not in self._bars:
                 self._bars[number] = _open_bar(row)
-            bar = self._bars[number]
-            bar.rate, bar.n = row.rate, row.done
-            bar.set_postfix_str(printable(row.note) if row.unit else _time(row), refresh=False)
-            bar.refresh()
+            self._bars[number].n = row.done
+            self._bars[number].set_description_str(row_text(row))
             if row.state != "running":
                 self._hidden.add(number)
                 self._bars.pop(number).close()
@@ -381,22 +379,12 @@ def _open_bar(row: Row) -> Any:
     class Bar(tqdm):  # type: ignore[misc]
         # tqdm's own thread is only needed for bars that skip updates.
         monitor_interval = 0
-        rate = 0.0
 
-        @property
-        def format_dict(self) -> dict[str, Any]:
-            """Use the row's rate: tqdm's would include what was done before the step."""
-            return {**super().format_dict, "rate": self.rate or None}
-
-    is_bytes = row.unit == "B"
     return Bar(
         total=row.total,
-        desc=printable(row.name),
-        unit=row.unit if is_bytes else f" {row.unit}",
-        unit_scale=is_bytes,
-        unit_divisor=1000,
+        desc=row_text(row),
+        bar_format="{desc}  {percentage:3.0f}%|{bar}|" if row.total else "{desc}",
         dynamic_ncols=True,
-        bar_format=None if row.unit else "{desc}{postfix}",
     )
 
 
@@ -417,9 +405,8 @@ class LineProgress(Board):
 
         for number, row in enumerate(rows):
             printed, at_s = self._printed.get(number, (0, 0.0))
-            ended = row.state != "running"
-            tenths = 11 if ended else int(10 * (row.fraction or 0.0))
-            waited_s = row.seconds if ended else row.seconds - at_s
+            tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
+            waited_s = row.seconds - (at_s if tenths <= 10 else 0.0)
             if printed <= 10 and waited_s >= (_BETWEEN_LINES_S if tenths > printed else _ALIVE_S):
                 self._printed[number] = tenths, row.seconds
                 # Above the caller's own bar, not into it.

@@ -28,7 +28,7 @@ from colabstage.io.receipts import (
     settle_receipt,
     sweep_receipts,
 )
-from colabstage.io.report import Sentences
+from colabstage.io.report import Shown
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, sweep_orphans, temp_beside
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay, run_with_one_remount
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FetchReport(Sentences):
+class FetchReport(Shown):
     """The result of `fetch_files`."""
 
     path: Path
@@ -428,7 +428,7 @@ class Extracted:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ExtractReport(Sentences):
+class ExtractReport(Shown):
     """The result of an extraction."""
 
     target: Path

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from colabstage.errors import ArchiveError, DecodeError, NotEnoughSpaceError, SourceChangedError, SourceReadError
-from colabstage.h5.info import read_info
+from colabstage.h5.info import found_in, read_info
 from colabstage.io.arguments import absolute_path
 from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.display import resolve_progress
@@ -54,7 +54,7 @@ from colabstage.stage.cache import (
     read_cached_rows,
     restore,
 )
-from colabstage.stage.dataset import StagedDataset, StageReport, found_in, which_file
+from colabstage.stage.dataset import StagedDataset, StageReport, which_file
 from colabstage.stage.decide import (
     Base,
     Decision,

@@ -43,10 +43,10 @@ def test_a_bar_counts_every_unit_of_every_thread() -> None:
             step.note("training: 9 samples/s")
             raise ValueError("bad")
     copied, packed, rest = (line.rpartition("\r")[2] for line in screen.getvalue().split("\n"))
-    assert "copy: 100%" in copied
-    assert "3.00M/3.00M" in copied
-    assert "1/2" in packed
-    assert "training: 9 samples/s" in packed
+    assert copied.startswith("✓ copy  3 MB  ")
+    assert "  100%|" in copied
+    assert packed.startswith("✗ pack  1 of 2 images  ")
+    assert "  training: 9 samples/s   50%|" in packed
     assert rest == ""
 
 
@@ -114,7 +114,7 @@ def test_only_slow_work_without_figures_shows(monkeypatch: pytest.MonkeyPatch) -
     assert (ended.name, ended.state, ended.problem) == ("plan", "failed", "bad")
     assert panel_text([replace(ended, state="running", seconds=12.3, idle_s=12.3)]) == "▸ plan  for 12 s"
     with redirect_stderr(io.StringIO()) as screen, TqdmProgress().quiet_step("plan"):
-        wait_until(lambda: "plan, for 1 s" in screen.getvalue())
+        wait_until(lambda: "▸ plan  for 1 s" in screen.getvalue())
 
 
 def test_what_was_done_before_makes_no_rate() -> None:
