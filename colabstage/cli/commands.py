@@ -354,10 +354,11 @@ def _follow(monitor: GpuMonitor, seconds: float) -> None:
     from colabstage.io.display import redraws_lines
 
     deadline = time.monotonic() + seconds
+    shown = redraws_lines()
     try:
         while monitor.problem is None and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(_REDRAW_S, left))
-            if redraws_lines():
+            if shown:
                 # One line that is overwritten; only the summary stays in the terminal's history.
                 line = monitor.report().headline[: shutil.get_terminal_size().columns - 1]
                 print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

@@ -139,10 +139,9 @@ class PackInfo(Shown):
 
     def shown(self, *beside: tuple[str, str]) -> Report:
         """Return a report: facts, with those known `beside`, one row for each field, and what was left out."""
-        ours = self.format_version is not None
         known = {
             # It can still be read, but there is nothing to compare its bytes with.
-            "format": f"pack {self.format_version}" if ours else "HDF5 that colabstage did not write",
+            "format": f"pack {self.format_version}" if self.format_version else "HDF5 that colabstage did not write",
             "source": self.source or "",
             **dict(found_in(self)),
             "samples": ", ".join(f"{name} {rows:,}" for name, rows in self.rows.items()),
