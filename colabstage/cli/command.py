@@ -9,12 +9,13 @@ import json
 import re
 import sys
 import traceback
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from colabstage.cli.options import AsJson, Debug, spell_options
 from colabstage.errors import ColabstageError, OptionError, printable, said_by
 from colabstage.io.arguments import defaults
+from colabstage.io.report import json_values
 from colabstage.io.units import hide_secrets
 from colabstage.stage.request import make_request
 
@@ -81,9 +82,7 @@ def print_result(found: Any, *, as_json: bool) -> None:
 
 
 def _json_value(value: Any) -> Any:
-    if hasattr(value, "to_dict"):
-        return value.to_dict()
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+    return value.to_dict() if hasattr(value, "to_dict") else json_values(value)
 
 
 def show(text: str) -> None:

@@ -204,7 +204,7 @@ def info(file: o.PackFile) -> Output:
     described = read_info(absolute_path(file, "FILE", instead="copy it here with fetch_files first"))
     nbytes = described.path.stat().st_size
     manifest = look_at_manifest(described.path, nbytes)
-    by = f"colabstage {manifest.written_by}" if manifest.written_by else ""
+    by = manifest.written_by and f"colabstage {manifest.written_by}"
     report = described.shown(("written by", by), ("size", format_bytes(nbytes)), ("manifest", manifest.detail))
     return Output(json_values(described) | {"nbytes": nbytes, "manifest": json_values(manifest)}, str(report))
 

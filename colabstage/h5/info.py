@@ -59,6 +59,10 @@ _IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
 _NAMES_SHOWN = 8
 
 
+# What a source or pack holds, as named texts: its layout, its classes, an example.
+Found = tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class FieldInfo:
     """One field of a split, N rows."""
@@ -135,27 +139,24 @@ class PackInfo(Shown):
 
     def shown(self, *beside: tuple[str, str]) -> Report:
         """Return a report: facts, with those known `beside`, one row for each field, and what was left out."""
-        ours = self.format_version is not None
         known = {
             # It can still be read, but there is nothing to compare its bytes with.
-            "format": f"pack {self.format_version}" if ours else "HDF5 that colabstage did not write",
+            "format": f"pack {self.format_version}" if self.format_version else "HDF5 that colabstage did not write",
             "source": self.source or "",
-            "layout": self.layout or "",
+            **dict(found_in(self)),
             "samples": ", ".join(f"{name} {rows:,}" for name, rows in self.rows.items()),
-            "classes": format_names(self.classes[:NAMES_SHOWN], len(self.classes)) if self.classes else "",
             "encoding": ", because ".join(filter(None, (self.encoding, self.encoding_reason))),
             "resized by": self.resizer or "",
             **dict(beside),
         }
-        fields = [(split, field) for split in self.splits.values() for field in (split.x, split.y) if field is not None]
         rows = tuple(
             Row((split.name, f"{split.rows:,}", one.name, _one_row(one), str(one.dtype), format_bytes(one.nbytes)))
-            for split, one in fields
+            for split in self.splits.values()
+            for one in filter(None, (split.x, split.y))
         )
-        head = ("split", "rows", "dataset", "one row", "dtype", "size")
         named = facts((name, text) for name, text in known.items() if text)
-        tables = named, Table(rows, head, numbers=frozenset({1, 5})), left_out_table(self.skipped, "info.skipped")
-        return Report(f"'{self.path}'", tables)
+        table = Table(rows, ("split", "rows", "dataset", "one row", "dtype", "size"), numbers=frozenset({1, 5}))
+        return Report(f"'{self.path}'", (named, table, left_out_table(self.skipped, "info.skipped")))
 
     def split(self, name: str) -> SplitInfo:
         if (found := self.splits.get(name)) is not None:
@@ -178,6 +179,15 @@ def _one_row(field: FieldInfo) -> str:
         return f"{what} of its own size" if size is None else f"{what}, to be {size[0]} x {size[1]}"
     names = {"boxes": f"any number of {', '.join(field.columns)}", "texts": "a text"}
     return names.get(field.kind, "any number of values")
+
+
+def found_in(info: PackInfo | None) -> Found:
+    """Return the layout and the classes of a pack, as named texts."""
+    if info is None:
+        return ()
+    layout = () if info.layout is None else (("layout", info.layout),)
+    named = format_names(info.classes[:NAMES_SHOWN], len(info.classes)) if info.classes else "not named"
+    return (*layout, ("classes", named))
 
 
 class NamedFields(NamedTuple):

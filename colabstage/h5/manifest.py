@@ -32,7 +32,7 @@ from colabstage.io.files import (
     read_json,
 )
 from colabstage.io.packages import installed_version
-from colabstage.io.report import Sentences
+from colabstage.io.report import Shown
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import usable_cores
@@ -204,7 +204,7 @@ def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None =
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class VerifiedFile(Sentences):
+class VerifiedFile(Shown):
     path: Path
     nbytes: int
     expected_bytes: int

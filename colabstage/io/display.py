@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from colabstage.errors import CancelledError, printable, said_by
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set, logger_of
-from colabstage.io.progress import SILENCE_S, Cancellation, Progress, ProgressStep
+from colabstage.io.progress import Cancellation, Progress, ProgressStep
 from colabstage.io.report import COLOURS, STYLE, in_notebook, left_aligned
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
@@ -39,6 +39,8 @@ _INTERVAL_S = 0.2
 # The rate is that of the last seconds: an average of the whole step would hide that a source has stalled.
 _WINDOW_S = 5.0
 _MARK_S = 0.1
+# Who sees nothing for longer believes that nothing happens.
+_SILENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class Row:
     note: str = ""
 
     @property
+    def shows(self) -> bool:
+        """Return whether it is worth a line: where nothing is counted, only if it takes long."""
+        return bool(self.unit) or self.seconds >= _SILENCE_S
+
+    @property
     def fraction(self) -> float | None:
         """Return the part that is done, 0 to 1; `None` if the total is unknown."""
         if not self.total:
@@ -75,8 +82,6 @@ class BoardStep(ProgressStep):
         self._name, self._total, self._unit = name, total, unit
         self._lock = threading.Lock()
         self._began = self._changed = time.monotonic()
-        if not unit:  # it began before it was worth showing
-            self._began -= SILENCE_S
         self._done = self._seen = self._before = 0
         self._marks: deque[tuple[float, int]] = deque([(self._began, 0)])
         self._final: Row | None = None
@@ -169,6 +174,9 @@ class Board(Progress):
                 ).start()
         return step
 
+    def quiet_step(self, name: str) -> BoardStep:
+        return self.step(name, total=None, unit="")
+
     def closed(self) -> None:
         """Show how a step ended, and stop drawing if it was the last open one."""
         with self._lock:
@@ -190,7 +198,9 @@ class Board(Progress):
             if self._broken:
                 return
             try:
-                self._show(self.rows())
+                rows = self.rows()
+                if any(row.shows for row in rows):
+                    self._show(rows)
             except Exception:
                 # Hours of work must not end because the page that showed the progress is gone.
                 self._broken = True
@@ -238,6 +248,7 @@ def row_text(row: Row) -> str:
 
 def _choose_rows(rows: Sequence[Row]) -> tuple[list[Row], str]:
     """Return the rows to show, in order (all that run or failed, then the latest), and a text about the others."""
+    rows = [row for row in rows if row.shows]
     # Failures stay in sight, however many steps come after them.
     latest = sorted(range(len(rows)), key=lambda at: (rows[at].state not in ("running", "failed"), -at))
     hidden = [rows[at].state for at in latest[_ROWS_SHOWN:]]
@@ -351,14 +362,12 @@ class TqdmProgress(Board):
 
     def _draw_bars(self, rows: Sequence[Row]) -> None:
         for number, row in enumerate(rows):
-            if number in self._hidden:
+            if number in self._hidden or not row.shows:
                 continue
             if number not in self._bars:
                 self._bars[number] = _open_bar(row)
-            bar = self._bars[number]
-            bar.rate, bar.n = row.rate, row.done
-            bar.set_postfix_str(printable(row.note), refresh=False)
-            bar.refresh()
+            self._bars[number].n = row.done
+            self._bars[number].set_description_str(row_text(row))
             if row.state != "running":
                 self._hidden.add(number)
                 self._bars.pop(number).close()
@@ -370,22 +379,12 @@ def _open_bar(row: Row) -> Any:
     class Bar(tqdm):  # type: ignore[misc]
         # tqdm's own thread is only needed for bars that skip updates.
         monitor_interval = 0
-        rate = 0.0
 
-        @property
-        def format_dict(self) -> dict[str, Any]:
-            """Use the row's rate: tqdm's would include what was done before the step."""
-            return {**super().format_dict, "rate": self.rate or None}
-
-    is_bytes = row.unit == "B"
     return Bar(
         total=row.total,
-        desc=printable(row.name),
-        unit=row.unit if is_bytes else f" {row.unit}",
-        unit_scale=is_bytes,
-        unit_divisor=1000,
+        desc=row_text(row),
+        bar_format="{desc}  {percentage:3.0f}%|{bar}|" if row.total else "{desc}",
         dynamic_ncols=True,
-        bar_format=None if row.unit else "{desc}: {elapsed}",
     )
 
 
@@ -406,9 +405,8 @@ class LineProgress(Board):
 
         for number, row in enumerate(rows):
             printed, at_s = self._printed.get(number, (0, 0.0))
-            ended = row.state != "running"
-            tenths = 11 if ended else int(10 * (row.fraction or 0.0))
-            waited_s = row.seconds if ended else row.seconds - at_s
+            tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
+            waited_s = row.seconds - (at_s if tenths <= 10 else 0.0)
             if printed <= 10 and waited_s >= (_BETWEEN_LINES_S if tenths > printed else _ALIVE_S):
                 self._printed[number] = tenths, row.seconds
                 # Above the caller's own bar, not into it.

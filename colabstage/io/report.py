@@ -309,13 +309,16 @@ def left_out_table(skipped: Sequence[str], further: str) -> Table:
 
 
 class Shown:
-    """A result that shows the same in `print`, at a prompt, and in a notebook; a dataclass needs `repr=False`."""
+    """A result that shows the same in `print`, at a prompt, and in a notebook; a dataclass needs `repr=False`.
+
+    Derived classes override `shown`, or `__str__` for sentences, one on each line.
+    """
 
     __slots__ = ()
 
     def shown(self) -> Report:
-        """Return it as a report."""
-        raise NotImplementedError
+        headline, *further = str(self).splitlines()
+        return Report(headline, notes=tuple(further))
 
     def __str__(self) -> str:
         return str(self.shown())
@@ -373,16 +376,6 @@ class Report(Shown):
             colours=[row.colour for row, _ in drawn],
         )
         return figure
-
-
-class Sentences(Shown):
-    """A result that says in sentences what was done: `str` has one on each line."""
-
-    __slots__ = ()
-
-    def shown(self) -> Report:
-        headline, *further = str(self).splitlines()
-        return Report(headline, notes=tuple(further))
 
 
 class ResultList(Shown, list[_Result]):

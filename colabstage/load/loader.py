@@ -26,7 +26,7 @@ from colabstage.io.arguments import ONE_SPLIT, read_options, refuse_argument, sh
 from colabstage.io.boundary import public
 from colabstage.io.pipeline import SOLO
 from colabstage.io.progress import Demand
-from colabstage.io.report import Report, facts
+from colabstage.io.report import Report, Shown
 from colabstage.io.units import format_count, listed
 from colabstage.load.ahead import Ahead, Iterated, Iteration
 from colabstage.load.augment import CroppedInputs, FirstCrop, check_inputs, first_crop
@@ -407,7 +407,7 @@ class RankSampler(EpochSampler, DistributedSampler[int]):
         self.rank, self.num_replicas = shard.rank, shard.world_size
 
 
-class Loader(Iterated, _Base):
+class Loader(Shown, Iterated, _Base):
     """Iterate over batches; each iteration is the next epoch. Made by `make_loader`.
 
     Iterations may run side by side, as in `zip(loader, loader)`, and each is an epoch of its own. `state_dict`
@@ -599,11 +599,8 @@ class Loader(Iterated, _Base):
         )
         raise OptionError(msg)
 
-    def __repr__(self) -> str:
-        return f"Loader of {self.dataset!r}\n{facts(self.plan.facts)}"
-
-    def _repr_html_(self) -> str:
-        return Report("Loader", (facts(self.plan.facts),), (repr(self.dataset),))._repr_html_()
+    def shown(self) -> Report:
+        return self.plan.shown("Loader", repr(self.dataset))
 
 
 # Attributes that are read once, by `make_loader`.

@@ -242,5 +242,5 @@ class LoaderPlan(Shown):
         }
         return [(name, str(choice)) for name, choice in chosen.items() if choice is not None]
 
-    def shown(self) -> Report:
-        return Report(f"LoaderPlan: {self.strategy}", (facts(self.facts),))
+    def shown(self, headline: str = "LoaderPlan", *notes: str) -> Report:
+        return Report(headline, (facts(self.facts),), notes)

@@ -50,7 +50,7 @@ from colabstage.io.arguments import absolute_path
 from colabstage.io.boundary import public
 from colabstage.io.environment import DRIVE_VARIABLE
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.report import Sentences
+from colabstage.io.report import Shown
 from colabstage.io.units import format_duration, listed
 from colabstage.io.workspace import free_name, remove_empty
 from colabstage.machine import mounts
@@ -80,7 +80,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+@%,:=-]+")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FlushReport(Sentences):
+class FlushReport(Shown):
     """The result of `flush_drive`."""
 
     mountpoint: Path

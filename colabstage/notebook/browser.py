@@ -14,6 +14,7 @@ import io
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -514,7 +515,7 @@ class Overlay:
 
     def __init__(self, widgets: Any, kind: str, count: int, tooltip: str, press: Callable[[int], object]) -> None:
         """Make `count` buttons, which are shown or hidden: creating a widget again costs a message and a flicker."""
-        self.drawn = widgets.HTML()
+        self.drawn, self._tooltip = widgets.HTML(), tooltip
         self.buttons = [make_button(widgets, "", tooltip, partial(press, number)) for number in range(count)]
         over = widgets.Box(self.buttons)
         over.add_class("cs-over")
@@ -522,11 +523,13 @@ class Overlay:
         self.widget = widgets.Box([self.drawn, over])
         self.widget.add_class("cs-stack")
 
-    def show(self, drawn: str, count: int) -> None:
+    def show(self, drawn: str, names: Sequence[str]) -> None:
         self.drawn.value = drawn
-        for number, button in enumerate(self.buttons):
+        for button, name in zip_longest(self.buttons, names):
             # A button over an empty cell would open the wrong one.
-            _set_shown(button, number < count)
+            _set_shown(button, name is not None)
+            # All that a screen reader has of the button, and the whole of a name that is cut off.
+            button.tooltip = f"{name}: {self._tooltip}"
 
 
 class Bars:
@@ -554,7 +557,7 @@ class Bars:
         found = [number for number in bar_order(labels.counts) if typed in labels.names[number].casefold()]
         self._shown = found[:_AT_A_TIME]
         bars = [(labels.names[number], int(labels.counts[number]), number == self._chosen) for number in self._shown]
-        self._bars.show(draw_bars(bars, int(labels.counts.max(initial=0))), len(bars))
+        self._bars.show(draw_bars(bars, int(labels.counts.max(initial=0))), [name for name, _, _ in bars])
         self._found.value = f"{len(bars)} of {format_count(len(found), 'classes')}"
         _set_shown(self.widget, bool(labels.names))
         for one in (self._search, self._found):
@@ -700,7 +703,8 @@ class DatasetBrowser:
         samples = state.read(state.rows, THUMB_PX)
         # Saved notebooks, which do not render widgets, show the last page.
         self._page_html = draw_grid(samples, classes=classes, layout=layout)
-        self._grid.show(self._page_html, len(samples))
+        names = [one if isinstance(one, str) else f"{caption(one, classes)} #{one.row} {one.key}" for one in samples]
+        self._grid.show(self._page_html, names)
         self._legend.value = draw_legend([one for one in samples if isinstance(one, Sample)], classes=classes)
 
     def _sentence(self) -> str:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from colabstage.notebook.samples import Samples
 
 # Distinguishable with red-green colour blindness, and in grey.
-SLOW = "#c8553d"
-FAST = "#2a7f9e"
 SERIES = ("#2a7f9e", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a")
 
 # More bars than this cannot be read on one page.
@@ -173,8 +171,8 @@ def _draw_sizes(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
     points, counts = np.unique(np.stack([widths, heights], axis=1), axis=0, return_counts=True)
     # People compare the area of dots, not their width; the root keeps rare sizes visible.
     area = 14 + 220 * np.sqrt(counts / counts.sum())
-    axis.scatter(points[:, 0], points[:, 1], s=area, color=FAST, alpha=0.45, linewidths=0)
-    axis.plot(np.median(widths), np.median(heights), marker="x", color=SLOW, markersize=9, markeredgewidth=2)
+    axis.scatter(points[:, 0], points[:, 1], s=area, color=SERIES[0], alpha=0.45, linewidths=0)
+    axis.plot(np.median(widths), np.median(heights), marker="x", color=SERIES[1], markersize=9, markeredgewidth=2)
     longest = float(sizes.max()) * 1.08 + 1
     # Portraits are above the line, landscapes below; `resize="stretch"` would distort both.
     axis.plot([0, longest], [0, longest], color=MUTED, linewidth=0.8, linestyle=":")

@@ -41,7 +41,7 @@ from colabstage.images.geometry import ImageOptions, fit_boxes
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly, typed_write_errors
 from colabstage.io.packages import installed_version
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.io.report import Sentences
+from colabstage.io.report import Shown
 from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, open_workspace, remove_own, whatever_is_there
 from colabstage.layouts.evidence import take_targets
@@ -169,7 +169,7 @@ _ROWS = "rows.npz"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PackReport(Sentences):
+class PackReport(Shown):
     """What packing did."""
 
     path: Path | str

@@ -39,7 +39,6 @@ from colabstage.io.arguments import absolute_path, read_options, refuse_argument
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, lock_for, make_folder
-from colabstage.io.progress import shown_if_slow
 from colabstage.io.units import show_address
 from colabstage.io.workspace import sweep_orphans
 from colabstage.layouts.table import Boxes, Masks, SampleTable, UnreadBoxes, Values
@@ -319,7 +318,7 @@ def pack_dataset(
         if in_shards:
             return pack_set(source, path, packing, shown, shards=shards, executor=executor, overwrite=overwrite)
         with contextlib.ExitStack() as stack:
-            with shown_if_slow(shown, "plan"):
+            with shown.quiet_step("plan"):
                 opened = stack.enter_context(open_source(source, packing, beside=path))
                 job = plan_job(opened.tree, opened.find(), packing, free_bytes=space_for(path))
             make_folder(path.parent)

@@ -26,7 +26,7 @@ from colabstage.io.boundary import public, raise_stopped, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import make_folder, temporary_folder
 from colabstage.io.progress import SYSTEM_CLOCK, Progress
-from colabstage.io.report import Report, facts, in_notebook
+from colabstage.io.report import Report, Shown, facts, in_notebook
 from colabstage.io.units import format_bytes, format_duration, listed
 from colabstage.io.workspace import open_spool, remove_own, sweep_orphans
 from colabstage.load.loader import Loader
@@ -151,7 +151,7 @@ def resumable(
     return Run(place, parts, loader, read_interval(every), keep, take_over=take_over, progress=progress)
 
 
-class Run:
+class Run(Shown):
     """A training that continues; made by `resumable`.
 
     Attributes:
@@ -370,11 +370,8 @@ class Run:
         session began. Returns a matplotlib `Figure`."""
         return plot_history(self.history, names)
 
-    def __repr__(self) -> str:
-        return "; ".join(f"{name} {value}".strip() for name, value in self._facts())
-
-    def _repr_html_(self) -> str:
-        return Report(f"Run in '{self.folder}'", (facts(self._facts()),))._repr_html_()
+    def shown(self) -> Report:
+        return Report(f"Run in '{self.folder}'", (facts(self._facts()),))
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         """Yield names and values: how far it is, what it logged last, and the state of its versions."""

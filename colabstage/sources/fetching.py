@@ -19,7 +19,6 @@ from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import RetryPolicy, hash_block, make_folder
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.io.progress import shown_if_slow
 from colabstage.io.receipts import (
     Receipt,
     file_seal,
@@ -29,7 +28,7 @@ from colabstage.io.receipts import (
     settle_receipt,
     sweep_receipts,
 )
-from colabstage.io.report import Sentences
+from colabstage.io.report import Shown
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, sweep_orphans, temp_beside
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay, run_with_one_remount
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class FetchReport(Sentences):
+class FetchReport(Shown):
     """The result of `fetch_files`."""
 
     path: Path
@@ -269,7 +268,7 @@ class _FetchCall:
         self, checksum: Checksum | None = None, only: tuple[str, ...] = (), *, reads_next: bool = False
     ) -> OpenedSource:
         opening = Opening(self.target.parent, self.progress, checksum, only, reads_next=reads_next)
-        with shown_if_slow(self.progress, "open source"):
+        with self.progress.quiet_step("open source"):
             return open_source(self.source, opening, unpack=False)
 
     def run(self) -> FetchReport:
@@ -429,7 +428,7 @@ class Extracted:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ExtractReport(Sentences):
+class ExtractReport(Shown):
     """The result of an extraction."""
 
     target: Path

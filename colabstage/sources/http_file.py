@@ -10,7 +10,6 @@ import html
 import http.client
 import itertools
 import re
-import socket
 import ssl
 import threading
 import zlib
@@ -888,12 +887,10 @@ def connection_error(error: BaseException, label: str) -> SourceError:
         reason = "the server sent nothing, or hardly anything, for too long"
     elif isinstance(inner, cut):
         reason = "it was closed before everything had arrived"
-    elif isinstance(inner, socket.gaierror):
-        reason = said_by(inner)
     elif isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
         reason = f"what the server compressed on the way arrived damaged ({error})"
     else:
-        reason = (isinstance(inner, OSError) and inner.strerror) or "it broke"
+        reason = said_by(inner) if isinstance(inner, OSError) and inner.strerror else "it broke"
     return TransientError(f"The connection to '{label}' failed: {reason}. Finished work is kept; try again.")
 
 

@@ -13,7 +13,7 @@ from colabstage.io.boundary import public
 from colabstage.io.environment import logger_of
 from colabstage.io.packages import whole_imports
 from colabstage.io.report import Report, Row, Shown, Table, facts, left_out_table
-from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
+from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.load.plan import LOADER_REMEDIES, ArrayArguments, ArrayOptions, LoaderArguments, LoaderOptions
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from colabstage.h5.info import PackInfo
+    from colabstage.h5.info import Found, PackInfo
     from colabstage.io.progress import Progress
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.frameworks.arrays import NumpyLoader
@@ -36,18 +36,6 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _log = logger_of(__name__)
-
-# What a source or pack holds, as named texts: its layout, its classes, an example.
-Found = tuple[tuple[str, str], ...]
-
-
-def found_in(info: PackInfo | None) -> Found:
-    """Return the layout and the classes of a pack, as named texts."""
-    if info is None:
-        return ()
-    layout = () if info.layout is None else (("layout", info.layout),)
-    named = format_names(info.classes[:NAMES_SHOWN], len(info.classes)) if info.classes else "not named"
-    return (*layout, ("classes", named))
 
 
 def which_file(path: Path) -> tuple[int, ...]:
@@ -561,6 +549,8 @@ class StagedDataset:
         return own._repr_html_() + report._repr_html_()
 
     def _facts(self) -> list[tuple[str, str]]:
+        from colabstage.h5.info import found_in
+
         files = [] if self.files is None else [("files", str(self.files))]
         if self.info is None:
             return files

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from colabstage.errors import ended
-from colabstage.h5.info import read_info
+from colabstage.h5.info import Found, found_in, read_info
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.files import temporary_folder
 from colabstage.io.progress import Progress
@@ -18,7 +18,6 @@ from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import UNKNOWN_SPACE, free_space
 from colabstage.pack.arrival import PackStream
 from colabstage.stage.cache import Cache, StageFigures, is_published, less_room, on_wrong_disks
-from colabstage.stage.dataset import Found, found_in
 from colabstage.stage.decide import Action, Decision, decide, find_bases, has_to_come, plan_reading, staging_figures
 from colabstage.stage.record import check_targets
 from colabstage.stage.request import SOURCE_REMEDIES, StageArguments, StageRequest, make_request

@@ -23,7 +23,7 @@ from colabstage.io.arguments import absolute_path, whereabouts
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import file_state, make_folder
-from colabstage.io.report import Sentences
+from colabstage.io.report import Shown
 from colabstage.io.units import format_bytes, format_duration, format_rate, show_address
 from colabstage.io.workspace import atomic_path, sweep_orphans
 from colabstage.machine.drive_attributes import wait_uploaded as wait_until_uploaded
@@ -56,7 +56,7 @@ P = TypeVar("P", bound="Path | str")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PublishReport(Sentences, Generic[P]):
+class PublishReport(Shown, Generic[P]):
     """What publishing did."""
 
     path: P
@@ -248,7 +248,7 @@ def _md5_of(file: Path, cancellation: Cancellation) -> str:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class RestoreReport(Sentences):
+class RestoreReport(Shown):
     """What restoring did."""
 
     path: Path

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from colabstage.errors import ArchiveError, DecodeError, NotEnoughSpaceError, SourceChangedError, SourceReadError
-from colabstage.h5.info import read_info
+from colabstage.h5.info import found_in, read_info
 from colabstage.io.arguments import absolute_path
 from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder, tag_cache_folder
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import shown_if_slow
 from colabstage.io.receipts import sweep_receipts
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back, remove_empty, sweep_orphans
@@ -55,7 +54,7 @@ from colabstage.stage.cache import (
     read_cached_rows,
     restore,
 )
-from colabstage.stage.dataset import StagedDataset, StageReport, found_in, which_file
+from colabstage.stage.dataset import StagedDataset, StageReport, which_file
 from colabstage.stage.decide import (
     Base,
     Decision,
@@ -413,7 +412,7 @@ def _plan(
     """Plan what is made, and check that it fits, before anything is fetched or unpacked."""
     request, report = call.request, call.report
     make_folder(spool)
-    with report.timed("plan", unit="files", moves=False) as step, shown_if_slow(call.progress, "plan"):
+    with report.timed("plan", unit="files", moves=False) as step, call.progress.quiet_step("plan"):
         if request.disk_limit is not None and has_to_come(source):
             cost = source.cost
             check_disk_limit(request, None if cost.unpacks_first else staging_figures(request, source))

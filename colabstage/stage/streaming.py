@@ -61,6 +61,9 @@ class _UntilHandedOut(Progress):
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         return self._shown.step(name, total=total, unit=unit)
 
+    def quiet_step(self, name: str) -> ProgressStep:
+        return self._shown.quiet_step(name)
+
     def move_to_background(self) -> Progress:
         """Show no further steps, and return where the background's single row goes."""
         shown, self._shown = self._shown, Progress()

@@ -127,8 +127,8 @@ def test_a_terminal_gets_bars(tmp_path: Path, photos: Path) -> None:
     """On a terminal, the steps are shown as they progress."""
     code, shown = on_a_terminal(tmp_path, "pack", str(photos), "a.h5", columns=100)
     assert code == 0
-    assert "pack:" in shown
-    assert "100%" in shown
+    assert "✓ pack  10 images  " in shown
+    assert "  100%|" in shown
 
 
 def test_a_terminal_that_cannot_redraw_gets_no_bars(tmp_path: Path, photos: Path) -> None:

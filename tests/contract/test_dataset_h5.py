@@ -1,7 +1,6 @@
 """`dataset_h5` reads each kind of HDF5 file as h5py does, bit by bit, whichever way rows are requested."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage import dataset_h5, make_loader, pack_dataset, stage_dataset
+from colabstage import dataset_h5, make_loader, pack_dataset
 from colabstage.options import array_rows
 from tests.support.invariants import Home
 
@@ -180,18 +179,18 @@ def test_an_epoch(pair: tuple[Path, Any, Any]) -> None:
         assert (seen == sorted(seen)) == (not shuffle)
 
 
-@pytest.mark.parametrize(("files", "y"), [("part0.h5", None), ("part0.h5", "age"), ("*.h5", "age")])
+@pytest.mark.parametrize(("files", "y"), [("left.h5", None), ("left.h5", "age"), ("*.h5", None), ("*.h5", "age")])
 def test_the_line_that_packs_a_slow_file_packs_what_is_read_of_it(tmp_path: Path, files: str, y: str | None) -> None:
-    """Of all its files, with the targets that were asked for, not those that packing would find."""
-    for number in range(2):
-        with h5py.File(tmp_path / f"part{number}.h5", "w") as file:
+    """Of all its files, whatever they are called, with the targets that were asked for, not others."""
+    for name in ("left", "right"):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file.create_dataset("X_train", data=IMAGES, compression="gzip")
             file["Y_train"], file["age"] = LABELS, np.arange(ROWS) + 0.5
     dataset = dataset_h5(tmp_path / files, x=None if y is None else "X_train", y=y)
     line = str(dataset.engine).partition("mapped: ")[2].removesuffix(", from colabstage.options")
     calls = {
         "pack_dataset": lambda path, _, **options: pack_dataset(path, tmp_path / "packed.h5", **options),
-        "stage_dataset": partial(stage_dataset, local_dir=tmp_path / "local", cache_dir=None),
+        "dataset_h5": dataset_h5,
         "array_rows": array_rows,
     }
     packed = dataset_h5(eval(line, calls).path)

@@ -164,7 +164,7 @@ def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurs
     assert outputs[8][-1]["traceback"] == ["Stopped. What was saved is kept; running this again continues from there."]
     assert "Saved step" not in text_in(outputs[8])  # once, in the panel
     panels = [one["data"]["text/plain"] for one in outputs[8] if "text/html" in one.get("data", {})]
-    assert any(panel.startswith("epoch 3, step 3; saved step 3 at") for panel in panels)
+    assert any("epoch  3, step 3\n  saved  step 3 at" in panel for panel in panels)
 
 
 def test_ipython_in_a_terminal_shows_text(tmp_path: Path) -> None:

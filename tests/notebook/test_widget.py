@@ -59,6 +59,9 @@ def test_a_sample_is_enlarged(tmp_path: Path) -> None:
     """By a press on it or by its number, of any class; forwards, backwards, and back to its page."""
     browser = browse(PACKS["labels"](tmp_path / "a.h5"), page_size=8)
     browser._on.click()
+    # What a screen reader says of buttons without faces.
+    assert browser._grid.buttons[3].tooltip == "van #11 folder/<i>train-11.jpg: Show this sample large"
+    assert browser._bars._bars.buttons[2].tooltip == "van: Show only this class, or all again"
     browser._grid.buttons[3].click()
     assert "train[11]" in browser._large.value
     assert (browser._grid_box.layout.display, browser._large_box.layout.display) == ("none", "")

@@ -94,6 +94,7 @@ for data in (plain, outlined):
         assert label == int(key.split("/")[-2]) % 2
 """,
     "quickstart": """
+assert again.report.origin == "local"
 assert len(data[split]) == data.splits[split] > 0
 assert accuracy > 0.7, "one epoch over the digits should tell most of them apart"
 """,

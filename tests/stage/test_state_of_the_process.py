@@ -15,6 +15,7 @@ from colabstage import fetch_files, publish_file, stage_dataset
 from colabstage.errors import ColabstageError
 from tests.support.archives import stored_zip
 from tests.support.images import image, make_tree
+from tests.support.steps import Terminal
 
 _TIMEOUT_S = 120
 SIZE = (8, 8)
@@ -104,8 +105,11 @@ def test_a_process_without_stderr_works(
 
 
 @pytest.mark.parametrize(("wanted", "draws"), [(False, False), (True, True)])
-def test_waiting_is_as_silent_as_staging(tmp_path: Path, source: Path, *, wanted: bool, draws: bool) -> None:
-    with redirect_stderr(io.StringIO()) as drawn:
+def test_waiting_is_as_silent_as_staging(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, *, wanted: bool, draws: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    with redirect_stderr(Terminal()) as drawn:
         data = stage_dataset(
             source / "images.zip",
             local_dir=tmp_path,

@@ -1,5 +1,6 @@
 """Progress during which something happens, and waiting for it."""
 
+import io
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -43,6 +44,13 @@ class AtStep(Progress):
         if name == self._name:
             self._act()
         return super().step(name, total=total, unit=unit)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def wait_until(is_so: Callable[[], bool], *, seconds: float = 30.0) -> None:

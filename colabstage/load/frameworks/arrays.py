@@ -23,6 +23,7 @@ from colabstage.io.boundary import public
 from colabstage.io.packages import whole_imports
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.progress import Cancellation, Demand
+from colabstage.io.report import Report, Shown
 from colabstage.load.ahead import Ahead, Iterated, Iteration
 from colabstage.load.batch import Batcher, pad_boxes, target_array, white_of
 from colabstage.load.choosing import choose_loader, gather_facts
@@ -405,7 +406,7 @@ def to_keras(
 # `to_numpy`: a split as batches of numpy arrays, for JAX and for loops of any kind, without torch.
 
 
-class NumpyLoader(Iterated):
+class NumpyLoader(Shown, Iterated):
     """Iterate over batches of numpy arrays, read ahead by a thread; each iteration is the next epoch. Made by
     `to_numpy`.
 
@@ -417,8 +418,8 @@ class NumpyLoader(Iterated):
         self.plan: LoaderPlan = batches.plan
         self._batches, self._epoch = batches, 0
 
-    def __repr__(self) -> str:
-        return f"NumpyLoader\n{self.plan}"
+    def shown(self) -> Report:
+        return self.plan.shown("NumpyLoader")
 
     def __len__(self) -> int:
         """Count the batches in an epoch."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import MissingDependencyError, OptionError
 from colabstage.io.arguments import whole_number
+from colabstage.io.report import Report, Shown
 
 try:
     from keras.utils import PyDataset
@@ -30,7 +31,7 @@ _LOOK_BATCHES = 4
 _LINGER_S = 1.0
 
 
-class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type information
+class KerasBatches(Shown, PyDataset):  # type: ignore[misc]  # keras has no type information
     """Give batches to `model.fit`, `evaluate` and `predict`, read ahead by a thread of this process. Made by
     `to_keras`. It has `class_indices` and `filenames`, as Keras's own iterators of folders.
 
@@ -56,8 +57,8 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         self._coming = (0, 0)
         self._lock = threading.Lock()
 
-    def __repr__(self) -> str:
-        return f"KerasBatches\n{self.plan}"
+    def shown(self) -> Report:
+        return self.plan.shown("KerasBatches")
 
     def __len__(self) -> int:
         """Count the batches in an epoch."""

@@ -484,7 +484,7 @@ class SplitReader(RowFacts):
             having = _check_one_set([read(path) for path in paths], split)
         else:
             having = list(paths)
-        self._packing = _packing_line(files, paths, fields)
+        self._packing = _packing_line(files, paths, fields, split)
         make = partial(
             SplitPart,
             split=split,
@@ -523,7 +523,7 @@ class SplitReader(RowFacts):
             axes = " x ".join(map(str, self.row_shape or ()))
             doubts.append(
                 f"MATLAB wrote the inputs of '{path}', and their axes are reversed here: each is {axes}. As "
-                f"MATLAB shows them they are read by {self._packing}."
+                f"MATLAB shows them they are read by {_packing_line(path, self.paths[:1], self.fields, self.split)}."
             )
         sides = [(side, part.path) for part in self._parts for side in (part._x, part._y) if side is not None]
         holes = [(side, place) for side, place in sides if side.storage.unwritten]
@@ -740,12 +740,15 @@ class SplitReader(RowFacts):
             kept.release()
 
 
-def _packing_line(files: Files, paths: Sequence[Path], fields: NamedFields | None) -> str:
-    """Return the line that packs the same inputs and targets."""
+def _packing_line(files: Files, paths: Sequence[Path], fields: NamedFields | None, split: str) -> str:
+    """Return the line that packs the same inputs and targets; of several files, whatever they are called."""
+    names = "" if fields is None else f"x={fields.x!r}, y={fields.y!r}"
+    if len(paths) == 1:
+        named = names and f", layout=array_rows({names})"
+        return f"pack_dataset('{paths[0]}', 'packed.h5'{named}){', from colabstage.options' if named else ''}"
     several = str(files) if isinstance(files, str | os.PathLike) else [*map(str, files)]
-    call = f"pack_dataset('{paths[0]}', 'packed.h5'" if len(paths) == 1 else f"stage_dataset({several!r}"
-    named = "" if fields is None else f", layout=array_rows(x={fields.x!r}, y={fields.y!r})"
-    return f"{call}{named}){', from colabstage.options' if named else ''}"
+    opened = ", ".join(filter(None, (repr(several), names, f"split='{split}'")))
+    return f"pack_dataset(dataset_h5({opened}), 'packed.h5', splits={{'{split}': 1.0}})"
 
 
 def _is_being_written(path: Path) -> bool:
