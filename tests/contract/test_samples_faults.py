@@ -590,7 +590,7 @@ FOLDERS = [
       for name, file, content, right in [
           ("words for splits", "list.txt", "".join(f"{one}/{i}.jpg {word}\n" for one in ("cat", "dog") for i, word in enumerate(SPLIT)), refused("list.txt")),
           ("words for splits in JSON", "info.json", {f"{one}/{i}.jpg": word for one in ("cat", "dog") for i, word in enumerate(SPLIT)}, refused("info.json")),
-          ("names by split in JSON", "info.json", {"a": [f"{one}/{i}.jpg" for one in ("cat", "dog") for i in range(3)], "b": ["cat/3.jpg", "dog/3.jpg"]}, noted("info.json")),
+          ("names by split in JSON", "info.json", {"a": [f"{one}/{i}.jpg" for one in ("cat", "dog") for i in range(3)], "b": ["cat/3.jpg", "dog/3.jpg"]}, refused("info.json")),
           ("some images", "exclude.txt", "".join(f"{one}/{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), noted("exclude.txt")),
           ("their classes", "all.txt", "".join(f"{one}/{i}.jpg {one}\n" for one in ("cat", "dog") for i in range(4)), noted("all.txt")),
           ("their classes by number", "all.txt", "".join(f"{one}/{i}.jpg {n}\n" for n, one in enumerate(("cat", "dog")) for i in range(4)), noted("all.txt")),
@@ -666,6 +666,7 @@ BESIDE_FOLDERS = [
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
     row("a table of folders as paths", files("images/p{1..3}/{0..1}.jpg", {"labels.csv": "path,label\nimages/p1/,ill\nimages/p2/,well\nimages/p3/,ill\n"}), right=[found("train: ill 4, well 2")]),
+    row("persons in a test set of the source too", files("{train,test}/a/person{0..4}_{0,1}.jpg {train,test}/b/person{5..9}_{0,1}.jpg"), right=[noted("10 of 20 files are of one person")], splits={"train": 0.5, "val": 0.5}),
     *(row(f"rows of one {name}", table(f"file,{name},label", "{i}.jpg,{c},{c}{i}"), right=[noted(f"Samples with the same '{name}' stay in one split")], splits={"train": 0.5, "test": 0.5}) for name in ("Participant Number", "animal_id")),
     row("a table of folders with two facts of each patient", files(PATIENTS, {"labels.csv": "patient,age,finding\np1,31,ill\np2,44,well\np3,8,ill\n"}), right=[found("train: ill 4, well 2")]),
     row("a table of folders with several rows for each", files(PATIENTS, {"labels.csv": "patient,visit,sign\n" + "".join(f"p{i},{visit},ill\n" for i in (1, 2, 3) for visit in (4, 5))}), right=[refused("several rows for the folder 'p1'")]),
