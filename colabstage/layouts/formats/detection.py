@@ -760,7 +760,7 @@ def tools_state(source: Source) -> Evidence:
     """
     form, found = _read_annotations(source)
     if form is None:
-        names = ", ".join(form.name for form in _FORMATS)
+        names = ", ".join(dict.fromkeys(form.name for form in _FORMATS))
         msg = f"'{source.label}' has no annotation files in the formats of these tools: {names}."
         raise LayoutError(msg)
     records = [one for each in found.values() for one in each]
