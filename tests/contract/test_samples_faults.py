@@ -961,6 +961,7 @@ SMALL = np.arange(4 * 8 * 6 * 3, dtype=np.uint8).reshape(4, 8, 6, 3)
 FROM_ONE = [found("train: 0 4, 1 4, 2 4"), noted("stay the numbers")]
 ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
+    row("arrays of embeddings beside inputs", {"d.npz": npz(x=np.ones((8, 4)), y=np.array(Y), embedding_matrix=np.ones((20, 9)))}, right=[found("train: 0 4, 1 4.*", note="embedding_matrix")]),
     row("embeddings and their labels", {"embeddings.npy": npy(np.ones((8, 4))), "y.npy": npy(np.array(Y))}, right=[found("train: 0 4, 1 4.*")]),
     row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),
     row("arrays beside inputs in files that are called so", {f"ply_data_{one}.h5": h5(data=np.ones((4, 8, 3)), label=np.arange(4)[:, None] % 2, normal=np.ones((4, 8, 3))) for one in ("train0", "train1", "test0")}, right=[found("train: 0 4, 1 4.*; test: 0 2, 1 2.*", note="normal")]),
