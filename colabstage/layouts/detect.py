@@ -862,7 +862,8 @@ def _by_library(source: Source) -> str:
             folder, (file,) = source.addresses(found)
             extract = f"Extract all of it, {TO_EXTRACT}. " if folder == "FOLDER" else ""
             end = next(file[-len(end) :] for end in ends if file.lower().endswith(end))
-            return extract + how.replace("*END", f"*{end}").replace("FOLDER", repr(folder)).replace("FILE", repr(file))
+            named = {"END": end, "FOLDER": repr(folder), "FILE": repr(file)}
+            return extract + re.sub("END|FOLDER|FILE", lambda found: named[found[0]], how)
     return _AS_OBJECT
 
 
