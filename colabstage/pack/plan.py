@@ -220,7 +220,7 @@ def owners(names: Sequence[str], labels: NDArray[np.int64] | None = None) -> lis
             continue
         pairs = [*zip(found, itertools.repeat(None) if labels is None else labels.tolist(), strict=False)]
         sizes, counts = Counter(label for _, label in pairs), Counter(pairs if labels is not None else ())
-        whole = {pair for pair, count in counts.items() if count > 1 and sizes[pair[1]] <= 2 * count}
+        whole = {pair for pair, count in counts.items() if sizes[pair[1]] <= 2 * count}
         owned = [pair[0] if pair[0] and pair not in whole else own for pair, own in zip(pairs, owned, strict=True)]
     return owned
 

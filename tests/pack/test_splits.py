@@ -245,9 +245,10 @@ def test_copies_that_augmentation_made_stay_together(tmp_path: Path, names: str,
 
 def test_an_original_beside_many_of_a_kind_is_none(pack: Pack) -> None:
     """In a name without a number of its own, such words are the kind of thing that there are many of."""
-    files = [f"apple_{kind}_{number}.png" for kind in ("rot", "fresh") for number in range(20)]
-    found = pack(files, [0] * 20 + [1] * 20, files=files, splits=USUAL)
-    assert [sum("_rot_" in name for name in found[split]) for split in USUAL] == [16, 2, 2]
+    kinds = [(kind, fruit) for kind in ("rot", "fresh") for fruit in ("apple", "fig", "kiwi")]
+    files = [f"{fruit}_{kind}_{number}.png" for kind, fruit in kinds for number in range(20)]
+    found = pack(files, [0] * 60 + [1] * 60, files=files, splits=USUAL)
+    assert [sum("_rot_" in name for name in found[split]) for split in USUAL] == [48, 6, 6]
 
 
 @pytest.mark.parametrize(
