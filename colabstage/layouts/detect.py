@@ -857,13 +857,12 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
 
 def _by_library(source: Source) -> str:
     """Return how to make samples of files that no layout reads."""
-    for how, ends in _READ_BY.items():
-        if found := files_called(source, ends)[:1]:
-            folder, (file,) = source.addresses(found)
-            extract = f"Extract all of it, {TO_EXTRACT}. " if folder == "FOLDER" else ""
-            end = next(file[-len(end) :] for end in ends if file.lower().endswith(end))
-            return extract + how.replace("*END", f"*{end}").replace("FOLDER", repr(folder)).replace("FILE", repr(file))
-    return _AS_OBJECT
+    kinds = ((how, end, files_called(source, (end,))[:1]) for how, ends in _READ_BY.items() for end in ends)
+    how, end, found = next((kind for kind in kinds if kind[2]), (_AS_OBJECT, "", source.files[:0]))
+    folder, (file, *_) = source.addresses(found) if found else ("", [""])
+    named = {"END": file[-len(end) :], "FOLDER": repr(folder), "FILE": repr(file)}
+    extract = f"Extract all of it, {TO_EXTRACT}. " if folder == "FOLDER" else ""
+    return extract + re.sub("END|FOLDER|FILE", lambda part: named[part[0]], how)
 
 
 def _how_to_give(source: Source) -> str:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.images.geometry import VOID
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import (
@@ -798,6 +799,8 @@ _CORNERS: dict[tuple[str, str], tuple[BoxForm, ...]] = {
     **dict.fromkeys((("xcenter", "ycenter"), ("cx", "cy")), ("cxcywh",)),
 }
 _EXPECTED = "xmin, ymin, xmax, ymax and class, one box in each row"
+# The words of a cell that may name several classes.
+_CLASSES = re.compile(r"[^\s,;|\[\]()]+")
 # Run-length encoded masks, as in competitions.
 _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
 _BOX_LABELS = ("labelname", "name", "cell_type")
@@ -954,13 +957,24 @@ class _Shapes(NamedTuple):
         written = ", ".join(show(column.cells[row]) or "nothing" for column in self.drawn)
         what = "mask" if self.columns.are_runs else "box"
         which = f"A {what} of '{files.name(row)}' is {written} with the class '{show(self.label.cells[row])}'"
-        names = [*self.columns.names]
-        empty = listed([*names, *filter(None, [self.columns.label])])
+        names, label = [*self.columns.names], [*filter(None, [self.columns.label])]
+        taken = names if len(names) > 1 else label
+        others = f"for others layout=table_rows(labels={taken}), from colabstage.options"
         msg = (
-            f"{which}; expected {expected}. In the row of an image without a {what} leave {empty} empty; for others "
-            f"layout=table_rows(labels={names}), from colabstage.options."
+            f"{which}; expected {expected}. In the row of an image without a {what} leave {listed([*names, *label])} "
+            f"""empty; {others if taken else 'layout="images" takes the images without labels'}."""
         )
         raise LayoutError(msg)
+
+    def bare(self, filled: Iterable[int], what: str, notes: list[str]) -> list[str]:
+        """Return the classes that none of the rows that draw something has, with a note; none if no row does."""
+        drawn = {self.label.cells[row] for row in filled}
+        bare = sorted({*self.label.cells} - drawn - {""}) if drawn else []
+        if bare:
+            notes.append(
+                f"No row with the class {listed(bare)} has a {what}: such rows say that their images have none."
+            )
+        return bare
 
     def sizes(self) -> NDArray[np.int64] | None:
         """Return the height and width of each row's image as their columns state them; `None` if none do."""
@@ -976,8 +990,11 @@ def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
     parts of one mask."""
     cells, label = shapes.drawn[0].cells, shapes.label.cells
     filled = [row for row, cell in enumerate(cells) if cell]
-    classes = shapes.classes(filled)
-    number_of, starts = {name: number for number, name in enumerate(classes, 1)}, shapes.starts
+    shapes.bare(filled, "mask", notes)
+    classes, starts = tuple(dict.fromkeys(("background", *shapes.classes(filled)))), shapes.starts
+    if len(classes) > VOID:
+        shapes.refuse(files, filled[0], f"up to {VOID - 1} classes, and '{shapes.label.name}' has {len(classes) - 1:,}")
+    number_of = {name: number for number, name in enumerate(classes)}
     of_start: dict[int, list[NDArray[np.int64]]] = {row: [] for row in starts}
     for row in filled:
         try:
@@ -1008,7 +1025,7 @@ def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
             * bool(several)
         ),
     ]
-    return starts, masks, ("background", *classes)
+    return starts, masks, classes
 
 
 def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple[list[int], Boxes, tuple[str, ...]]:
@@ -1022,15 +1039,15 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
     if len(drawn) == 1:
         each = [boxes_of_cell(cell) or [[math.nan] * 4] for cell in drawn[0].cells]
         rows, places = np.repeat(rows, [*map(len, each)]), np.array([*itertools.chain.from_iterable(each)])
+        several = [row for row, own in enumerate(each) if len(own) > 1]
+        if several and all(len(_CLASSES.findall(cells[row])) == len(each[row]) for row in several):
+            shapes.refuse(files, several[0], "one class: write each box, with its class, in a row of its own")
     fine = np.array(np.isfinite(places).all(axis=1))
     written = [
         any(cell.lower() not in MISSING for cell in row) for row in zip(*(one.cells for one in drawn), strict=True)
     ]
     filled = fine if len(drawn) == 1 else np.array(written, np.bool_)
-    boxed = {cells[row] for row in rows[filled].tolist()}
-    bare = sorted({*cells} - boxed - {""}) if boxed else []
-    if bare:
-        notes.append(f"No row with the class {listed(bare)} has a box: such rows say that their images have none.")
+    bare = shapes.bare(rows[filled].tolist(), "box", notes)
     filled = filled | np.array([cells[row] not in ("", *bare) for row in rows.tolist()], np.bool_)
     sizes = shapes.sizes()
     by_file = np.argsort(shapes.of_file[rows], kind="stable")
@@ -1043,7 +1060,9 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
 
     found = find_form(np.split(places[by_file], begins[1:]), size_of, forms=shapes.columns.forms)
     if found.trouble:
-        shapes.refuse(files, owners.item(0), f"one form of boxes, and these {found.trouble}: columns {_EXPECTED}")
+        ways = " or ".join(f"'{drawn[0].name}_{form}'" for form in get_args(BoxForm)[:2]) if len(drawn) == 1 else ""
+        how = f"{ways and f'call the column {ways}, or give '}columns {_EXPECTED}"
+        shapes.refuse(files, owners.item(0), f"one form of boxes, and these {found.trouble}: {how}")
     places = as_corners(places, found.form)
     fine &= (places[:, 2:] >= places[:, :2]).all(axis=1)
     odd = np.flatnonzero(filled & ~(fine & np.array([bool(cells[row]) for row in rows.tolist()], np.bool_)))

@@ -12,6 +12,7 @@ starts over.
 from __future__ import annotations
 
 import os
+import posixpath
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,6 +70,7 @@ from colabstage.pack.plan import (
 )
 from colabstage.sources.opening import OpenedSource, Opening
 from colabstage.sources.parse import LocalSource, whole_of
+from colabstage.trees.listing import Tree, take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,7 +80,6 @@ if TYPE_CHECKING:
     from colabstage.machine.mounts import InCaller
     from colabstage.pack.options import PackOptions
     from colabstage.pack.rows import Takeover
-    from colabstage.trees.listing import Tree
 
     PackSource = str | os.PathLike[str] | IndexableDataset
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]
@@ -332,24 +333,33 @@ def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
 
 def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
     """Yield how many files belong to others by their names, and whether the source's splits separate copies."""
-    names = files_of(table).names
-    is_divided = options.fractions is not None and options.group_by is None and table.groups is None
-    if names and is_divided and (again := _repeats(names, owners(names, strata_of(table)))):
-        are = counted(len(again), "files", "are", of=len(names))
-        pair = _pair(names, again)
-        yield f"{are} of one person, picture or video with others, by their names ({pair}), and in the same split"
-    if names and table.splits is not None:
-        # In each split's folder the same file would have the same name.
-        bare = ["/".join(part for part in name.split("/") if not is_split(part)) for name in names]
-        apart = [(one, row) for one, row in _repeats(names, originals(bare)) if table.splits[one] != table.splits[row]]
+    names, splits = files_of(table).names, table.splits
+    if names and options.fractions is not None and options.group_by is None and table.groups is None:
+        divided = np.flatnonzero([split == "train" for split in splits]) if splits else np.arange(len(names))
+        own, owned = (take_strings(every, divided) for every in (names, owners(names, strata_of(table))))
+        if again := _repeats(own, owned):
+            are = counted(len(again), "files", "are", of=len(own))
+            pair = _pair(own, again)
+            yield f"{are} of one person, picture or video with others, by their names ({pair}), and in the same split"
+    if splits is not None and (found := originals(names)) is not names:
+        bare, owned = _without_splits(names), _without_splits(found)
+        apart = [(one, row) for one, row in _repeats(names, owned) if splits[one] != splits[row]]
         # Where numbers begin again in each split, equal ones mean nothing.
         if apart and all(bare[one] != bare[row] for one, row in apart):
             are = counted(len(apart), "files", "are", of=len(names))
             yield (
-                f"{are} copies of others in another split, by their names ({_pair(names, apart)}): results on it look "
-                "better than they are. only= with the folder of one split, and splits=, divide that one with copies "
-                "together"
+                f"{are} of one picture or video with others in another split, by their names ({_pair(names, apart)}): "
+                "results on it look better than they are. only= with the folder of one split, and splits=, divide that "
+                "one with these together"
             )
+
+
+def _without_splits(names: Sequence[str]) -> list[str]:
+    """Return the names of files without folders of splits, in each of which the same file would have the same name."""
+    paths = list(map(posixpath.split, names))
+    every = {path: path.split("/") for path, _ in paths}
+    bare = {path: "/".join(part for part in parts if not is_split(part)) for path, parts in every.items()}
+    return [f"{bare[path]}/{base}" for path, base in paths]
 
 
 def _repeats(names: Sequence[str], owned: Sequence[str]) -> list[tuple[int, int]]:

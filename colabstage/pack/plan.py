@@ -95,10 +95,8 @@ def split_rows(
         for (name, fraction), count in zip(fractions, np.bincount(numbers, minlength=len(fractions)), strict=True):
             # An empty split is refused here, not in the first epoch that uses it.
             if count == 0:
-                names = files_of(table).names
-                by_names = (
-                    group_by is None and table.groups is None and _numbered(owners(names, strata_of(table))) is not None
-                )
+                by_names = group_by is None and table.groups is None and _files(table) is None
+                by_names = by_names and _units(table) is not None
                 apart = " group_by=r'.+' divides files of one person or picture too." if by_names else ""
                 msg = (
                     f"splits gives '{name}' the fraction {fraction}, which of {len(divided):,} samples comes to none. "
@@ -143,11 +141,13 @@ def divide(
     if units is None:
         hashes = key_hashes(_of(keys, rows), seed=seed, purpose=purpose)
         return _assign(hashes, labels, np.ones(len(rows), np.int64), fractions)
-    # All go where the first sample would.
+    # All go where the first sample would, as samples of the rarest class among them: it has the fewest units.
     _, firsts, members, sizes = np.unique(units[rows], return_index=True, return_inverse=True, return_counts=True)
     hashes = key_hashes(take_strings(keys, rows[firsts]), seed=seed, purpose=purpose)
     # The inverse has different shapes in different versions of numpy.
-    return _assign(hashes, labels[firsts], sizes, fractions)[members.reshape(-1)]
+    members, (_, classes, counts) = members.reshape(-1), np.unique(labels, return_inverse=True, return_counts=True)
+    rarest = np.lexsort((counts[classes.reshape(-1)], members))[np.cumsum(sizes) - sizes]
+    return _assign(hashes, labels[rarest], sizes, fractions)[members]
 
 
 def _of(keys: Sequence[str], rows: NDArray[np.int64]) -> Sequence[str]:
@@ -210,18 +210,18 @@ def owners(names: Sequence[str], labels: NDArray[np.int64] | None = None) -> lis
     """Return what files belong to by their names, so that all of one are in one split: the person whom they show, or
     the picture or video that they are copies or pieces of.
 
-    `labels`: the class of each. What has half of a class, such as a person who is one, or a single video, is no owner.
+    `labels`: the class of each. What has half of a class, such as a person who is one, or a single video, does not own
+    the files of this class.
     """
     owned = list(names)
     for found in (originals(names), persons(names)):
         # Of a million names, most tell nothing.
         if not found or found is names:
             continue
-        whole = set[str]()
-        if labels is not None:
-            sizes, counts = Counter(labels.tolist()), Counter(zip(found, labels.tolist(), strict=True))
-            whole = {owner for (owner, label), count in counts.items() if count > 1 and sizes[label] <= 2 * count}
-        owned = [one if one and one not in whole else own for one, own in zip(found, owned, strict=True)]
+        pairs = [*zip(found, itertools.repeat(None) if labels is None else labels.tolist(), strict=False)]
+        sizes, counts = Counter(label for _, label in pairs), Counter(pairs if labels is not None else ())
+        whole = {pair for pair, count in counts.items() if sizes[pair[1]] <= 2 * count}
+        owned = [pair[0] if pair[0] and pair not in whole else own for pair, own in zip(pairs, owned, strict=True)]
     return owned
 
 

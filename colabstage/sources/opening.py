@@ -590,7 +590,7 @@ class OpenedSource(Closing):
             # Otherwise the requests for the others would go on, and be repeated where they fail.
             asking.cancel()
             if isinstance(error, LEADS_NOWHERE) and self._unpacks and not self._opening.skips:
-                msg = f"{error} Or leave out all addresses of the list that lead nowhere: on_error='skip'."
+                msg = f"{error} Images of the list whose addresses lead nowhere are left out with on_error='skip'."
                 raise type(error)(msg) from error
             raise
         if loose:

@@ -349,6 +349,7 @@ FORMS = [
 # An unclosed quote makes one cell of the rows up to the next quote.
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
+    row("masks of the background, and rows of a class without any", table("file,class,rle", "{i}.jpg,background,1 3\n{i}.jpg,cat,9 4\n{i}.jpg,dog,"), right=[found("train: 4 masks with 16 pixels", note="'dog' has a mask")]),
     row("quotes behind a blank", files("images/{0..3}.jpg", {"gt.txt": "".join(f'{i}.jpg, "{word}"\n' for i, word in enumerate(("cat", "dog") * 2))}), layout=table_rows(["column2"]), right=[found("train: cat 2, dog 2")]),
     *(row(f"texts in another encoding: {name} in {encoding}", {**files("images/{0..3}.jpg"), **{file: text.encode(encoding) for file, text in texts.items()}}, right=[right])
       for name, texts in [
@@ -590,7 +591,7 @@ FOLDERS = [
       for name, file, content, right in [
           ("words for splits", "list.txt", "".join(f"{one}/{i}.jpg {word}\n" for one in ("cat", "dog") for i, word in enumerate(SPLIT)), refused("list.txt")),
           ("words for splits in JSON", "info.json", {f"{one}/{i}.jpg": word for one in ("cat", "dog") for i, word in enumerate(SPLIT)}, refused("info.json")),
-          ("names by split in JSON", "info.json", {"a": [f"{one}/{i}.jpg" for one in ("cat", "dog") for i in range(3)], "b": ["cat/3.jpg", "dog/3.jpg"]}, noted("info.json")),
+          ("names by split in JSON", "info.json", {"a": [f"{one}/{i}.jpg" for one in ("cat", "dog") for i in range(3)], "b": ["cat/3.jpg", "dog/3.jpg"]}, refused("info.json")),
           ("some images", "exclude.txt", "".join(f"{one}/{i}.jpg\n" for one in ("cat", "dog") for i in range(3)), noted("exclude.txt")),
           ("their classes", "all.txt", "".join(f"{one}/{i}.jpg {one}\n" for one in ("cat", "dog") for i in range(4)), noted("all.txt")),
           ("their classes by number", "all.txt", "".join(f"{one}/{i}.jpg {n}\n" for n, one in enumerate(("cat", "dog")) for i in range(4)), noted("all.txt")),
@@ -666,6 +667,7 @@ BESIDE_FOLDERS = [
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
     row("a table of folders as paths", files("images/p{1..3}/{0..1}.jpg", {"labels.csv": "path,label\nimages/p1/,ill\nimages/p2/,well\nimages/p3/,ill\n"}), right=[found("train: ill 4, well 2")]),
+    row("persons in a test set of the source too", files("{train,test}/a/person{0..4}_{0,1}.jpg {train,test}/b/person{5..9}_{0,1}.jpg"), right=[noted("10 of 20 files are of one person")], splits={"train": 0.5, "val": 0.5}),
     *(row(f"rows of one {name}", table(f"file,{name},label", "{i}.jpg,{c},{c}{i}"), right=[noted(f"Samples with the same '{name}' stay in one split")], splits={"train": 0.5, "test": 0.5}) for name in ("Participant Number", "animal_id")),
     row("a table of folders with two facts of each patient", files(PATIENTS, {"labels.csv": "patient,age,finding\np1,31,ill\np2,44,well\np3,8,ill\n"}), right=[found("train: ill 4, well 2")]),
     row("a table of folders with several rows for each", files(PATIENTS, {"labels.csv": "patient,visit,sign\n" + "".join(f"p{i},{visit},ill\n" for i in (1, 2, 3) for visit in (4, 5))}), right=[refused("several rows for the folder 'p1'")]),
@@ -959,6 +961,7 @@ SMALL = np.arange(4 * 8 * 6 * 3, dtype=np.uint8).reshape(4, 8, 6, 3)
 FROM_ONE = [found("train: 0 4, 1 4, 2 4"), noted("stay the numbers")]
 ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
+    row("arrays of embeddings beside inputs", {"d.npz": npz(x=np.ones((8, 4)), y=np.array(Y), embedding_matrix=np.ones((20, 9)))}, right=[found("train: 0 4, 1 4.*", note="embedding_matrix")]),
     row("embeddings and their labels", {"embeddings.npy": npy(np.ones((8, 4))), "y.npy": npy(np.array(Y))}, right=[found("train: 0 4, 1 4.*")]),
     row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),
     row("arrays beside inputs in files that are called so", {f"ply_data_{one}.h5": h5(data=np.ones((4, 8, 3)), label=np.arange(4)[:, None] % 2, normal=np.ones((4, 8, 3))) for one in ("train0", "train1", "test0")}, right=[found("train: 0 4, 1 4.*; test: 0 2, 1 2.*", note="normal")]),

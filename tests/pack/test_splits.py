@@ -245,15 +245,16 @@ def test_copies_that_augmentation_made_stay_together(tmp_path: Path, names: str,
 
 def test_an_original_beside_many_of_a_kind_is_none(pack: Pack) -> None:
     """In a name without a number of its own, such words are the kind of thing that there are many of."""
-    files = [f"apple_{kind}_{number}.png" for kind in ("rot", "fresh") for number in range(20)]
-    found = pack(files, [0] * 20 + [1] * 20, files=files, splits=USUAL)
-    assert [sum("_rot_" in name for name in found[split]) for split in USUAL] == [16, 2, 2]
+    kinds = [(kind, fruit) for kind in ("rot", "fresh") for fruit in ("apple", "fig", "kiwi")]
+    files = [f"{fruit}_{kind}_{number}.png" for kind, fruit in kinds for number in range(20)]
+    found = pack(files, [0] * 60 + [1] * 60, files=files, splits=USUAL)
+    assert [sum("_rot_" in name for name in found[split]) for split in USUAL] == [48, 6, 6]
 
 
 @pytest.mark.parametrize(
     ("train", "valid", "said"),
     [
-        ("img{}_flip.png", "img{}.png", "30 of 60 files are copies of others in another split"),
+        ("img{}_flip.png", "img{}.png", "30 of 60 files are of one picture or video with others in another"),
         # Numbers begin again in each split.
         ("img{}.png img{}_flip.png", "img{}.png", ""),
         ("img{}.png img{}_flip.png", "other{}.png", ""),
@@ -281,6 +282,16 @@ def test_persons_in_names_stay_in_one_split(pack: Pack) -> None:
     assert not owners["train"] & owners["test"]
     assert [len(owners[split]) for split in found] == [24, 6]
     assert [sum("IM" in name for name in names) for names in found.values()] == [24, 6]
+
+
+def test_persons_with_a_rare_class_are_divided_as_its_samples(pack: Pack) -> None:
+    """Of a hundred persons ten have another class too; one has most of a third class, and yet keeps the others
+    together."""
+    files = [f"person{row // 10}_{row}.png" for row in range(1000)] + [f"person{row}0_sick.png" for row in range(10)]
+    files += ["person7_odd1.png", "person7_odd2.png", "person8_odd3.png"]
+    found = pack(files, [0] * 1000 + [1] * 10 + [2] * 3, files=files, splits=USUAL)
+    assert [sum("sick" in name for name in found[split]) for split in USUAL] == [8, 1, 1]
+    assert sum(any(name.startswith("person7_7") for name in names) for names in found.values()) == 1
 
 
 @pytest.mark.parametrize("name", ["subject{:02}.{}.png", "video{}_frame_{}.png"])

@@ -88,7 +88,7 @@ _MOST_ROWS = 1 << 32
 _KNOWN_BYTES = 64 * 1024 * 1024
 _X = {
     "x", "xs", "image", "images", "img", "imgs", "data", "feature", "features", "input", "inputs", "samples", "signals",
-    "embedding", "embeddings",
+    *(_EMBEDDINGS := {"embedding", "embeddings"}),
 }  # fmt: skip
 _Y = {"y", "ys", "label", "labels", "target", "targets", "class", "mask", "masks", "output", "outputs"}
 _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes", "target_names", "categories"}
@@ -195,14 +195,15 @@ def is_class_names(name: str) -> bool:
 
 
 def _candidates(stored: Mapping[str, StoredArray]) -> list[str]:
-    """Return the arrays that may be inputs or targets. Words are inputs only where there are no others: names of
-    features, or of files. So are structs and dicts, unless their own names say more."""
+    """Return the arrays that may be inputs or targets. Words and embeddings are inputs only where there are no others:
+    names of features, or of files. So are structs and dicts, unless their own names say more."""
     held = {name: one for name, one in stored.items() if one.shape or one.trouble}
     every = [name for name in held if not is_class_names(name) and not _is_split_field(name)]
     facts = {name for name in every if held[name].trouble and not _split_and_role(posixpath.basename(name))[1]}
     names = [name for name in every if name not in facts] or every
     inputs = [name for name in names if _split_and_role(name)[1] == "x"]
     texts = {name for name in inputs if held[name].is_text and not held[name].trouble}
+    texts |= {name for name in inputs if not _EMBEDDINGS.isdisjoint(_words_of_name(name))}
     unread = [name for name in every if held[name].trouble]
     if unread and all(name in unread or _split_and_role(name)[1] == "y" for name in every):
         _usable(held[unread[0]])
@@ -265,6 +266,11 @@ def _bare(name: str) -> str:
 # --- contents of arrays -----------------------------------------------------------------------------------------------
 
 
+def _is_axis(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Tell whether the axes of one shape are some of the other's, in their order."""
+    return shape != whole and shape in (whole[place : place + len(shape)] for place in range(len(whole)))
+
+
 def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) -> Found:
     """Read rows of arrays whose first axis counts samples.
 
@@ -295,11 +301,10 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     known = {*stated, *(array.name for array in texts), *(one.x for one in every)}
     rest = {name: array for name, array in stored.items() if name not in known}
     beside = {name: array for name, array in rest.items() if array.shape[:1] == xs[0].shape[:1]}
-    # Axes of a grid are called x and y as well; most numbers are then in another array.
-    most = sum(math.prod(array.shape) for array in xs)
-    larger = [name for name, array in rest.items() if math.prod(array.shape) > most]
-    if x is None and (larger or (targets is None and beside)):
-        return near(_unclear([*used, *stated, *(name for name in rest if name in beside or name in larger)]))
+    # Axes of a grid are called x and y as well; the array on the grid has their lengths, and others.
+    grids = [name for name, array in rest.items() if any(_is_axis(one.shape, array.shape) for one in xs)]
+    if x is None and (grids or (targets is None and beside)):
+        return near(_unclear([*used, *stated, *(name for name in rest if name in beside or name in grids)]))
     of_rows: Sequence[str] = [one.split for one, x_rows in zip(chosen, xs, strict=True) for _ in range(x_rows.shape[0])]
     splits = {} if any(of_rows) else _splits_beside(source, beside)
     groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")

@@ -760,7 +760,7 @@ def tools_state(source: Source) -> Evidence:
     """
     form, found = _read_annotations(source)
     if form is None:
-        names = ", ".join(form.name for form in _FORMATS)
+        names = ", ".join(dict.fromkeys(form.name for form in _FORMATS))
         msg = f"'{source.label}' has no annotation files in the formats of these tools: {names}."
         raise LayoutError(msg)
     records = [one for each in found.values() for one in each]
@@ -967,7 +967,7 @@ def _labelbox(_: str, content: bytes) -> list[Record]:
     for one in lines:
         row, size = one.get("data_row") or {}, _size(one.get("media_attributes") or {})
         labels = [each["annotations"] for project in one.get("projects", {}).values() for each in project["labels"]]
-        labels = labels or [one["Label"]] * isinstance(one.get("Label"), dict)
+        labels = labels or [label for label in (one.get("Label"),) if isinstance(label, dict)]
         image = str(row.get("external_id") or one["External ID"])
         if len(labels) > 1:
             msg = f"'{show(image)}' has {len(labels)} labels, by several people; export one for each"

@@ -217,6 +217,8 @@ def labelbox(drawn: Drawn) -> Texts:
         said = {"p": {"labels": [{"annotations": {"objects": objects, "classifications": []}}]}}
         sized = {"height": HEIGHT, "width": WIDTH}
         lines.append({"data_row": {"external_id": f"{n}.jpg"}, "media_attributes": sized, "projects": said})
+    # Nobody has labelled this one yet.
+    lines.append({"data_row": {"external_id": "none.jpg"}, "projects": {"p": {"labels": []}}})
     return {"export.ndjson": "".join(json.dumps(one) + "\n" for one in lines)}
 
 

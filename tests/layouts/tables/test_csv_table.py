@@ -209,7 +209,8 @@ ASKED = {
     "sizes of the images": ("image,width,height", ["{i}.png,{i},9"], r"'width', 'height'.*labels=\['width'\]"),
     "yes and no beside a number": ("image,age,male", ["{i}.png,{i},True", "{i}.png,{i},False"], r"labels=\['age'\]"),
     "landmarks beside a class": ("image,label,x1,y1,x2,y2,x3,y3", ["{i}.png,a,1,2,3,4,5,6"], r"labels=\['label'\]"),
-    "boxes that may be either": ("image,label,box", ["{i}.png,a,1 2 3 4"], r"xyxy as well as xywh: columns xmin, ymin"),
+    "boxes that may be either": ("image,label,box", ["{i}.png,a,1 2 3 4"], r"'box_xyxy' or 'box_xywh'.*\['label'\]"),
+    "a class for each box in a cell": ("image,label,box", ["{i}.png,a b,1 2 3 4;1 2 3 4"], r"one class: write"),
     "outlines in a cell": ("image,label,box", ["{i}.png,a,1 2 3 4 5 6 7 8"], r"'box' holds boxes in another form"),
     "corners, and what may be a class": (
         "image,x1,y1,x2,y2,camera", ["{i}.png,1,2,3,4,a"], r"none their class.*labels=\['x1', 'y1', 'x2', 'y2'\]"
@@ -219,6 +220,9 @@ ASKED = {
     "runs that overlap": ("image,rle", ["{i}.png,1 3 2 5"], r"runs that follow each other.*leave 'rle' empty"),
     "runs of two classes on one pixel": (
         "image,class,rle", ["1.png,a,1 3", "1.png,b,3 2"], r"'images/1.png' are of several classes of 'class'"
+    ),
+    "more classes than a mask can hold": (
+        "image,class,rle", ["\n".join(f"{{i}}.png,{n},1 3" for n in range(255))], r"up to 254 .* 'class' has 255"
     ),
     "runs beyond the image": ("image,rle,height,width", ["{i}.png,90 12,10,10"], r"end at pixel 101, .* 10 x 10 "),
     "no mask in any row": ("image,rle", ["{i}.png,"], r"'rle' holds no mask in any row.*layout=\"images\""),
