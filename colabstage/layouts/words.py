@@ -31,7 +31,10 @@ RECORDS = re.compile(r".*\.(tfrecords?|tfrec|mdb|lmdb)(-\d+-of-\d+)?(\.(gz|zst))
 RECORD_ENDS = (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zst", "", ".mdb", ".lmdb")
 # Files that hold no labels, whatever their names.
 HARMLESS = frozenset({*IMAGES, "", ".md", ".rst", ".py", ".ipynb", ".m", ".html", ".pdf", ".docx", ".db", ".ini"})
-_NOTES = ("readme", "license", "licence", "requirements", "changelog", "attribution")
+_NOTES = (
+    "readme", "license", "licence", "requirements", "changelog", "attribution",
+    "dataset_info.json", "dataset_dict.json", "state.json",
+)  # fmt: skip
 
 # Names that people give splits, and the stored name of each; in the order of a table.
 SPLITS = {
@@ -171,7 +174,8 @@ def is_table(name: str) -> bool:
 
 
 def is_note(name: str) -> bool:
-    """Tell whether a file's name says that it is not about single samples: a readme, a licence."""
+    """Tell whether a file's name says that it is not about single samples: a readme, a licence, what
+    `save_to_disk` and TFDS write beside records."""
     return posixpath.basename(name).lower().startswith(_NOTES)
 
 

@@ -70,8 +70,6 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 _PARQUET, _FEATHER = b"PAR1", b"ARROW1"
 # Types whose values all fit into int64.
 _WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"})
-# Files that `save_to_disk` writes beside the rows.
-_ABOUT_ROWS = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
 _IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture", "photo")
 
 
@@ -149,8 +147,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         notes=[*notes, *lost],
     )
     complete = partial(_measured, files, views) if any(file.is_parquet for file in files) else None
-    about_rows = source.ending_in((".json",)).where(lambda name: posixpath.basename(name) in _ABOUT_ROWS)
-    return replace(made, table=replace(made.table, complete=complete), used=made.used.union(about_rows.names))
+    return replace(made, table=replace(made.table, complete=complete))
 
 
 def _types(files: Sequence[_ArrowFile]) -> dict[str, Any]:
