@@ -6,7 +6,6 @@ import errno
 import inspect
 import itertools
 import json
-import os
 import re
 import sys
 import traceback
@@ -118,12 +117,6 @@ def say_usage_error(error: Exception) -> None:
     command = "colabstage" if context is None else context.command_path
     end = "" if message.endswith((".", "?", "!")) else "."
     _say(f"{message}{end} See: {command} --help")
-
-
-def shows_progress() -> bool:
-    """Return whether stderr is a terminal that can redraw a line, which bars need."""
-    # In a log file each update of the bar would be a line of its own.
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def command(

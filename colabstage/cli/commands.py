@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from colabstage.cli import options as o
-from colabstage.cli.command import NOTHING_LEFT, Output, command, shows_progress
+from colabstage.cli.command import NOTHING_LEFT, Output, command
 from colabstage.io.boundary import NOTHING_DONE
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def stage(source: o.Source, *, flags: dict[str, Any]) -> Output:
     """
     from colabstage.stage.run import stage_dataset
 
-    staged = stage_dataset(o.read_sources(source), **flags, progress=shows_progress())
+    staged = stage_dataset(o.read_sources(source), **flags)
     found = {
         "path": staged.path,
         "files": staged.files,
@@ -138,7 +138,7 @@ def fetch(
     """
     from colabstage.sources.fetching import fetch_files
 
-    return fetch_files(o.read_sources(source), target, **flags, progress=shows_progress())
+    return fetch_files(o.read_sources(source), target, **flags)
 
 
 @command(flags=o.flags("only", "zip_encoding", "overwrite"))
@@ -159,7 +159,7 @@ def extract(
     """
     from colabstage.sources.fetching import extract_archive
 
-    return extract_archive(archive, target, **flags, progress=shows_progress())
+    return extract_archive(archive, target, **flags)
 
 
 @command(flags=o.PACK_FLAGS | o.flags("shards", "append_to", "overwrite"))
@@ -169,7 +169,7 @@ def pack(
     out: Annotated[str | None, o.argument("[OUT]", "The file to write; its manifest OUT.json goes next to it.")] = None,
     *,
     flags: dict[str, Any],
-) -> Output:
+) -> object:
     """Convert a folder or archive to one HDF5 file, or several.
 
     The source has to be local or mounted; no cache is involved.
@@ -183,8 +183,7 @@ def pack(
     """
     from colabstage.pack.run import pack_dataset
 
-    report = pack_dataset(source, out, **flags, progress=shows_progress())
-    return Output(report, f"{report}\nWritten to '{report.path}'")
+    return pack_dataset(source, out, **flags)
 
 
 @command(interrupted=NOTHING_DONE)
@@ -196,10 +195,18 @@ def info(file: o.PackFile) -> Output:
     Examples:
       colabstage info /content/colabstage/kitti-1f2e3d4c/kitti-1f2e3d4c.h5
     """
-    from colabstage.cli.described import describe_pack
+    from colabstage.h5.info import read_info
+    from colabstage.h5.manifest import look_at_manifest
     from colabstage.io.arguments import absolute_path
+    from colabstage.io.report import json_values
+    from colabstage.io.units import format_bytes
 
-    return describe_pack(absolute_path(file, "FILE", instead="copy it here with fetch_files first"))
+    described = read_info(absolute_path(file, "FILE", instead="copy it here with fetch_files first"))
+    nbytes = described.path.stat().st_size
+    manifest = look_at_manifest(described.path, nbytes)
+    by = f"colabstage {manifest.written_by}" if manifest.written_by else ""
+    report = described.shown(("written by", by), ("size", format_bytes(nbytes)), ("manifest", manifest.detail))
+    return Output(json_values(described) | {"nbytes": nbytes, "manifest": json_values(manifest)}, str(report))
 
 
 @command(interrupted=NOTHING_DONE)
@@ -214,7 +221,7 @@ def verify(file: o.PackFile) -> Output:
     """
     from colabstage.h5.manifest import verify_file
 
-    found = verify_file(file, progress=shows_progress())
+    found = verify_file(file)
     return Output(found, str(found)) if found.whole else Output(found, "", str(found))
 
 
@@ -276,9 +283,7 @@ def compare(
     """
     from colabstage.diagnose.compare import compare_sources
 
-    return compare_sources(
-        path, **flags, samples=samples, num_workers=workers, budget_s=seconds, progress=shows_progress()
-    )
+    return compare_sources(path, **flags, samples=samples, num_workers=workers, budget_s=seconds)
 
 
 @command(interrupted=NOTHING_DONE)
@@ -346,8 +351,10 @@ def gpu(
 
 def _follow(monitor: GpuMonitor, seconds: float) -> None:
     """Wait, and show the current state in a line on the terminal."""
+    from colabstage.io.display import redraws_lines
+
     deadline = time.monotonic() + seconds
-    shown = shows_progress()
+    shown = redraws_lines()
     try:
         while monitor.problem is None and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(_REDRAW_S, left))

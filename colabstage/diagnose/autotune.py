@@ -155,8 +155,8 @@ def autotune_loader(
     table = (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s))
     rate, gain, seconds = best.samples / best.batch_s, trials[0].batch_s / best.batch_s, SYSTEM_CLOCK.now() - began
     return TunedLoader(
-        headline=f"{best.call}: {rate:,.0f} samples/s, {gain:.1f}x the default ({len(table)} ways tried in "
-        f"{seconds:.0f} s)",
+        headline=f"{best.call}: {rate:,.0f} samples/s, {gain:.1f} times as fast as the default "
+        f"({len(table)} ways tried in {seconds:.0f} s)",
         tables=(Table(tuple(map(_bar, table)), numbers=frozenset({1})),),
         notes=(note,) if note else (),
         options=best.options,

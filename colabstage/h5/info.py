@@ -40,7 +40,8 @@ from colabstage.h5.untrusted import (
 from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.arguments import whereabouts
 from colabstage.io.files import translate_read_error
-from colabstage.io.units import format_count
+from colabstage.io.report import Report, Row, Shown, Table, facts, left_out_table
+from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_names
 from colabstage.trees.bytes import HEAD_BYTES, SourceFile, describe_contents
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ class SplitInfo:
         return self.x.rows
 
 
-@dataclass(frozen=True, slots=True)
-class PackInfo:
+@dataclass(frozen=True, slots=True, repr=False)
+class PackInfo(Shown):
     """What a file holds, according to its headers; `None` for what they do not say."""
 
     path: Path
@@ -132,6 +133,30 @@ class PackInfo:
     def rows(self) -> dict[str, int]:
         return {name: split.rows for name, split in self.splits.items()}
 
+    def shown(self, *beside: tuple[str, str]) -> Report:
+        """Return a report: facts, with those known `beside`, one row for each field, and what was left out."""
+        ours = self.format_version is not None
+        known = {
+            # It can still be read, but there is nothing to compare its bytes with.
+            "format": f"pack {self.format_version}" if ours else "HDF5 that colabstage did not write",
+            "source": self.source or "",
+            "layout": self.layout or "",
+            "samples": ", ".join(f"{name} {rows:,}" for name, rows in self.rows.items()),
+            "classes": format_names(self.classes[:NAMES_SHOWN], len(self.classes)) if self.classes else "",
+            "encoding": ", because ".join(filter(None, (self.encoding, self.encoding_reason))),
+            "resized by": self.resizer or "",
+            **dict(beside),
+        }
+        fields = [(split, field) for split in self.splits.values() for field in (split.x, split.y) if field is not None]
+        rows = tuple(
+            Row((split.name, f"{split.rows:,}", one.name, _one_row(one), str(one.dtype), format_bytes(one.nbytes)))
+            for split, one in fields
+        )
+        head = ("split", "rows", "dataset", "one row", "dtype", "size")
+        named = facts((name, text) for name, text in known.items() if text)
+        tables = named, Table(rows, head, numbers=frozenset({1, 5})), left_out_table(self.skipped, "info.skipped")
+        return Report(f"'{self.path}'", tables)
+
     def split(self, name: str) -> SplitInfo:
         if (found := self.splits.get(name)) is not None:
             return found
@@ -142,6 +167,17 @@ class PackInfo:
             held_out = name if str(name).isidentifier() else "test"
             msg += f" To hold a fifth out, stage or pack it with splits={{'train': 0.8, '{held_out}': 0.2}}."
         raise SplitNotFoundError(msg)
+
+
+def _one_row(field: FieldInfo) -> str:
+    """Return in words what one row is."""
+    if field.kind == "fixed":
+        return " x ".join(map(str, field.shape or ())) or "one number"
+    if field.kind == "encoded":
+        what, size = "an image file" if field.mask is None else "a mask file", getattr(field.coding, "size", None)
+        return f"{what} of its own size" if size is None else f"{what}, to be {size[0]} x {size[1]}"
+    names = {"boxes": f"any number of {', '.join(field.columns)}", "texts": "a text"}
+    return names.get(field.kind, "any number of values")
 
 
 class NamedFields(NamedTuple):

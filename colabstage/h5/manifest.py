@@ -203,7 +203,7 @@ def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None =
     return verified(file, manifest, cancellation) is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class VerifiedFile(Sentences):
     path: Path
     nbytes: int

@@ -141,6 +141,27 @@ def _distinct(pixels: NDArray[np.uint8]) -> frozenset[tuple[int, int, int]]:
     return frozenset((code >> 16, code >> 8 & 255, code & 255) for code in codes)
 
 
+def draw_runs(runs: NDArray[np.integer[Any]], size: tuple[int, int], *, down: bool) -> NDArray[np.uint8]:
+    """Draw a mask `(H, W)` of 0 and the values of its runs, `(M, 3)`: the first pixel, the one after the last, and the
+    value. Pixels are counted from 0, `down` the columns or across the rows."""
+    height, width = size
+    if len(runs) and int(runs[:, 1].max()) > height * width:
+        msg = (
+            f"The mask's runs end at pixel {int(runs[:, 1].max()):,}, and the image has {height} x {width} "
+            f"({height * width:,}). Take the image that it was drawn on, or correct the table."
+        )
+        raise DecodeError(msg)
+    flat = np.zeros(height * width, np.uint8)
+    for first, end, value in runs.tolist():
+        flat[first:end] = value
+    return np.ascontiguousarray(flat.reshape(width, height).T) if down else flat.reshape(height, width)
+
+
+def outline_length(mask: NDArray[np.uint8]) -> int:
+    """Return how many neighbours in a mask `(H, W)` differ."""
+    return sum(int(np.count_nonzero(np.diff(mask, axis=axis))) for axis in (0, 1))
+
+
 def level_counts(indices: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return how many of the indices `(H, W)` are each value, int64 `(256,)`."""
     from PIL import Image

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import html
+import os
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from colabstage.errors import CancelledError, printable, said_by
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set, logger_of
-from colabstage.io.progress import Cancellation, Progress, ProgressStep
+from colabstage.io.progress import SILENCE_S, Cancellation, Progress, ProgressStep
 from colabstage.io.report import COLOURS, STYLE, in_notebook, left_aligned
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
@@ -46,7 +47,7 @@ class Row:
 
     name: str
     unit: str
-    """The unit of `total` and `done`; "B" for bytes."""
+    """The unit of `total` and `done`; "B" for bytes, "" if nothing is counted."""
     total: int | None
     done: int
     state: State
@@ -74,6 +75,8 @@ class BoardStep(ProgressStep):
         self._name, self._total, self._unit = name, total, unit
         self._lock = threading.Lock()
         self._began = self._changed = time.monotonic()
+        if not unit:  # it began before it was worth showing
+            self._began -= SILENCE_S
         self._done = self._seen = self._before = 0
         self._marks: deque[tuple[float, int]] = deque([(self._began, 0)])
         self._final: Row | None = None
@@ -265,7 +268,9 @@ def _row_html(row: Row) -> str:
 
 
 def _figures(row: Row) -> tuple[str, str, str]:
-    if row.unit == "B":
+    if not row.unit:
+        amount = ""
+    elif row.unit == "B":
         amount, total = format_bytes(row.done), "" if row.total is None else format_bytes(row.total)
         amount += f" of {total}" if total not in ("", amount) else ""
     elif row.total in (None, row.done):
@@ -280,14 +285,19 @@ def _time(row: Row) -> str:
         return f"{_ENDINGS[row.state]} {format_duration(row.seconds)}"
     if row.total and row.done >= row.total:
         return "finishing"
+    if not row.unit:
+        return f"for {_about(row.seconds)}"
     # An estimate from an outdated rate would be wrong.
     if row.idle_s >= _STALLED_S:
         return f"nothing for {format_duration(row.idle_s)}"
     if row.total is None or row.rate <= 0:
         return ""
-    left_s = max(0.0, (row.total - row.done) / row.rate)
-    # No more digits than the accuracy of an estimate deserves.
-    return f"{max(1, round(left_s))} s left" if left_s < 99.5 else f"{format_duration(left_s)} left"
+    return f"{_about(max(0.0, (row.total - row.done) / row.rate))} left"
+
+
+def _about(seconds: float) -> str:
+    """Write a time span that changes while it is read, with no more digits than an estimate deserves."""
+    return f"{max(1, round(seconds))} s" if seconds < 99.5 else format_duration(seconds)
 
 
 _KEPT = "What is finished is kept, and the next call continues from there."
@@ -375,15 +385,17 @@ def _open_bar(row: Row) -> Any:
         unit_scale=is_bytes,
         unit_divisor=1000,
         dynamic_ncols=True,
+        bar_format=None if row.unit else "{desc}: {elapsed}",
     )
 
 
-# The least time between lines: a step of seconds prints one or two, a step of hours ten.
+# The least time between lines, and the longest: a step of a second prints none, and a stall shows.
 _BETWEEN_LINES_S = 2.0
+_ALIVE_S = 60.0
 
 
 class LineProgress(Board):
-    """Print a line at each tenth of a step, and one at its end."""
+    """Print a line at each tenth of a step and each minute, and one at its end."""
 
     def __init__(self) -> None:
         super().__init__(self._print)
@@ -394,16 +406,18 @@ class LineProgress(Board):
 
         for number, row in enumerate(rows):
             printed, at_s = self._printed.get(number, (0, 0.0))
-            tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
-            if tenths > printed and (tenths > 10 or row.seconds - at_s >= _BETWEEN_LINES_S):
+            ended = row.state != "running"
+            tenths = 11 if ended else int(10 * (row.fraction or 0.0))
+            waited_s = row.seconds if ended else row.seconds - at_s
+            if printed <= 10 and waited_s >= (_BETWEEN_LINES_S if tenths > printed else _ALIVE_S):
                 self._printed[number] = tenths, row.seconds
                 # Above the caller's own bar, not into it.
                 tqdm.write(row_text(row), file=sys.stderr)
 
 
 def resolve_progress(progress: bool | Progress) -> Progress:
-    """Turn the public `progress=` argument into a `Progress`: `True` is a panel in notebooks and bars of text
-    elsewhere, unless `COLABSTAGE_NO_PROGRESS` is set; `False` is silence."""
+    """Turn the public `progress=` argument into a `Progress`: `True` is a panel in notebooks, bars in terminals
+    and lines elsewhere, unless `COLABSTAGE_NO_PROGRESS` is set; `False` is silence."""
     given: object = progress  # annotations do not stop callers from passing something else
     if isinstance(given, Progress):
         return given
@@ -415,4 +429,11 @@ def resolve_progress(progress: bool | Progress) -> Progress:
     if in_notebook():
         return NotebookProgress()
     # A process without a terminal, such as a daemon or `pythonw`, may have no such stream at all.
-    return Progress() if sys.stderr is None or sys.stderr.closed else TqdmProgress()
+    if sys.stderr is None or sys.stderr.closed:
+        return Progress()
+    return TqdmProgress() if redraws_lines() else LineProgress()
+
+
+def redraws_lines() -> bool:
+    """Return whether stderr is a terminal that can redraw a line: in a log, each state of a bar would stay."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

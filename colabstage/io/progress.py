@@ -7,6 +7,7 @@ kernel take real time, whatever the clock says.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 import time
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from colabstage.errors import CancelledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -152,7 +153,8 @@ class Progress:
         return Cancellation()
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        """Open a step. `total` is in `unit`s, `None` when unknown; `unit` is "B" for bytes, else a noun."""
+        """Open a step. `total` is in `unit`s, `None` when unknown; `unit` is "B" for bytes, else a noun; "" if nothing
+        is counted."""
         return ProgressStep()
 
     def background(self) -> Progress:
@@ -163,6 +165,36 @@ class Progress:
     def is_silent(self) -> bool:
         """Return whether it shows no steps."""
         return type(self).step is Progress.step
+
+
+# Who sees nothing for longer believes that nothing happens.
+SILENCE_S = 2.0
+
+
+@contextlib.contextmanager
+def shown_if_slow(progress: Progress, name: str) -> Iterator[None]:
+    """Show a step in which nothing is counted if the block takes more than two seconds."""
+    if progress.is_silent:
+        yield
+        return
+    lock, shown, ended = threading.Lock(), contextlib.ExitStack(), threading.Event()
+
+    def show() -> None:
+        with lock:
+            if not ended.is_set():
+                shown.enter_context(progress.step(name, total=None, unit=""))
+
+    # In the caller's context, which tells a kernel to which cell the output belongs.
+    timer = threading.Timer(SILENCE_S, contextvars.copy_context().run, (show,))
+    timer.daemon = True
+    timer.start()
+    with shown:
+        try:
+            yield
+        finally:
+            timer.cancel()
+            with lock:
+                ended.set()
 
 
 class LateStep(ProgressStep):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from colabstage.errors import NotSupportedHereError, printable
 from colabstage.io.environment import shell
 from colabstage.io.packages import refuse_import
+from colabstage.io.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -199,6 +200,8 @@ _WIDTH = 100
 _BAR_WIDTH = 24
 # Characters of a headline that fill the width of a picture.
 _LINE = 90
+# Listing a thousand broken images would push the rest of the report off the screen.
+_SKIPPED_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +301,34 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Table:
     return Table(tuple(map(Row, pairs)))
 
 
-@dataclass(frozen=True)
-class Report:
+def left_out_table(skipped: Sequence[str], further: str) -> Table:
+    """Return the first sentences about samples that were left out; `further`: where all of them are."""
+    more = len(skipped) - _SKIPPED_SHOWN
+    shown = *skipped[:_SKIPPED_SHOWN], *([f"… and {more:,} more, in {further}"] if more > 0 else [])
+    return Table(tuple(Row((one,)) for one in shown), (f"{format_count(len(skipped), 'samples')} left out",))
+
+
+class Shown:
+    """A result that shows the same in `print`, at a prompt, and in a notebook; a dataclass needs `repr=False`."""
+
+    __slots__ = ()
+
+    def shown(self) -> Report:
+        """Return it as a report."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self.shown())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return self.shown()._repr_html_()
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Shown):
     """A result that prints as text, appears as tables in a notebook, and gives JSON values and a picture."""
 
     headline: str
@@ -319,8 +348,8 @@ class Report:
         # Names come from archives and servers, so they may hold control characters.
         return printable("\n".join([self.headline, *tables, *(f"Note: {note}" for note in self.notes)]))
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}: {self.headline}"
+    def shown(self) -> Report:
+        return self
 
     def _repr_html_(self) -> str:
         return page(self.headline, "".join(table.html for table in self.tables) + notes(self.notes))
@@ -346,28 +375,25 @@ class Report:
         return figure
 
 
-class Sentences:
-    """A result that says in sentences what was done: printed one below the other, in a notebook as a report."""
+class Sentences(Shown):
+    """A result that says in sentences what was done: `str` has one on each line."""
 
     __slots__ = ()
 
-    def _repr_html_(self) -> str:
+    def shown(self) -> Report:
         headline, *further = str(self).splitlines()
-        return Report(headline, notes=tuple(further))._repr_html_()
+        return Report(headline, notes=tuple(further))
 
 
-class ResultList(list[_Result]):
-    """A list of results that prints and shows in a notebook as one report, made on demand."""
+class ResultList(Shown, list[_Result]):
+    """A list of results that shows as one report, made on demand."""
 
     def __init__(self, results: Iterable[_Result], report: Callable[[Sequence[_Result]], Report]) -> None:
         super().__init__(results)
         self._report = report
 
-    def __str__(self) -> str:
-        return str(self._report(self))
-
-    def _repr_html_(self) -> str:
-        return self._report(self)._repr_html_()
+    def shown(self) -> Report:
+        return self._report(self)
 
 
 def _wrap(text: str, first: str, further: str) -> list[str]:

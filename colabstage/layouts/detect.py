@@ -28,7 +28,7 @@ from colabstage.errors import (
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
-from colabstage.layouts.columns import NUMBER, divides_further
+from colabstage.layouts.columns import NUMBER, as_arrays, divides_further
 from colabstage.layouts.evidence import (
     FEW,
     IMAGE_FOLDER,
@@ -504,6 +504,8 @@ def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
 def _weigh_rows(case: Case) -> Found:
     """If a table names images but cannot be used, weigh what else there is: masks, and folders that agree with it."""
     found = case.rows
+    if isinstance(found, Evidence) and isinstance(found.table.targets, Masks) and isinstance(case.masks, Evidence):
+        found = Miss(LayoutError(f"The images have masks in files, which count before those that {found.named} draws."))
     if not found.claims:
         return found
     claiming = case.tables.claiming if case.tables.is_clear else ()
@@ -660,7 +662,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         detection.NAME,
         Case.state_boxes,
-        extensions=(".txt", ".xml", ".json"),
+        extensions=(".txt", ".xml", ".json", ".csv", ".jsonl", ".ndjson"),
         rivals=(
             *(Rival(f"boxes ({name})", detection.NAME, partial(_boxes_beside, state)) for name, state in _BOXES),
             _CALLED,
@@ -793,6 +795,29 @@ _UNREAD = {
     ),
     "Fetch what they name: dvc pull.": (".dvc",),
 }  # fmt: skip
+_EACH = (
+    "Pass pack_dataset a dataset object whose items are (x, y), such as the list [({}, TARGET) for path in "
+    "sorted(pathlib.Path(FOLDER).rglob('*END'))]. TARGET is a number or an array; of classes in folders, it is "
+    "CLASSES.index(path.parent.name)."
+)
+# The libraries of their fields make a table of a file, or a sample of each.
+_READ_BY = {
+    as_arrays("pandas.read_csv(FILE)"): (".csv.gz",),
+    as_arrays("pandas.read_csv(FILE, header=None)"): (".data",),
+    as_arrays("pandas.read_excel(FILE)"): (".xlsx", ".xls", ".ods"),
+    as_arrays("pandas.read_feather(FILE)"): (".feather",),
+    _EACH.format("pydicom.dcmread(path).pixel_array"): (".dcm", ".dicom", ".ima"),
+    _EACH.format("nibabel.load(path).get_fdata(dtype='float32')"): (".nii", ".nii.gz", ".mgz"),
+    _EACH.format("SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(path))"): (".mha", ".mhd", ".nrrd"),
+    _EACH.format("mne.io.read_raw(path).get_data()"): (".edf", ".bdf", ".gdf", ".vhdr", ".set", ".fif"),
+    _EACH.format("wfdb.rdsamp(path.with_suffix(''))[0]"): (".hea",),
+    _EACH.format("astropy.io.fits.getdata(path)"): (".fits", ".fits.gz", ".fit"),
+    _EACH.format("xarray.open_dataset(path)[VARIABLE].to_numpy()"): (".nc", ".nc4", ".grib"),
+    _EACH.format("imageio.v3.imread(path)"): (".mp4", ".avi", ".mov", ".mkv", ".webm"),
+    _EACH.format("trimesh.load(path).sample(2048)"): (".off", ".obj", ".stl"),
+}
+# So much of a table says what it holds.
+_HEAD_BYTES = 64 * 1024
 _AS_OBJECT = (
     "Pass pack_dataset a dataset object whose items are (x, y), x an array: pydicom.dcmread(path).pixel_array, "
     "nibabel.load(path).get_fdata(), the frames of a video, or what else reads them. Text has to be in a .txt."
@@ -821,7 +846,7 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     for how, files in unread.items():
         if files:
             what = f"holds files that are not read: {count_kinds(files)} (first '{files.names[0]}')"
-            return LayoutError(f"'{source.label}' {what}. {how}")
+            return LayoutError(f"'{source.label}' {what}. {_by_library(source) if how is _AS_OBJECT else how}")
     if is_packed or not faults:
         msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}; expected {_KINDS}."
         return EmptySourceError(" ".join([msg, *source.tree.notes]))
@@ -830,10 +855,24 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     )
 
 
+def _by_library(source: Source) -> str:
+    """Return how to make samples of files that no layout reads."""
+    for how, ends in _READ_BY.items():
+        if found := files_called(source, ends)[:1]:
+            folder, (file,) = source.addresses(found)
+            extract = f"Extract all of it, {TO_EXTRACT}. " if folder == "FOLDER" else ""
+            end = next(file[-len(end) :] for end in ends if file.lower().endswith(end))
+            return extract + how.replace("*END", f"*{end}").replace("FOLDER", repr(folder)).replace("FILE", repr(file))
+    return _AS_OBJECT
+
+
 def _how_to_give(source: Source) -> str:
     """Return what to pass as the source if a tree holds only archives, or tables and nothing that they name."""
     archives, named = (files_called(source, ends) for ends in (words.ARCHIVES, words.TABLES))
-    folder, shown = source.addresses(archives[:NAMES_SHOWN] or named[:1]) if archives or named else ("FOLDER", [])
+    # Small ones are mostly about the others.
+    cells = named.ending_in({".csv"}) or named
+    largest = cells.take(np.argsort(-cells.sizes, kind="stable")[:1])
+    folder, shown = source.addresses(archives[:NAMES_SHOWN] or largest) if archives or named else ("FOLDER", [])
     if archives and folder == "FOLDER":
         return f"Archives inside an archive are not opened: {TO_EXTRACT}, and give 'FOLDER'."
     if archives:
@@ -847,12 +886,13 @@ def _how_to_give(source: Source) -> str:
     if not named:
         return tokens.AS_TEXT if source.ending_in(words.TEXTS) else ""
     given = folder if source.tree.kind == "folder" else shown[0]
-    for table in source.parse_once(named.ending_in({".csv"})[:1], parse_table).values():
-        far = [one.name for one in table.columns if one.filled and all("://" in cell for cell in one.filled)]
-        if far:
-            listing = f"[{shown[0]!r}, *pandas.read_csv({shown[0]!r})[{far[0]!r}]]"
-            return f"Addresses in a table are read if they are given beside it, as in the list {listing}."
+    table = parse_table("head.csv", source.head(largest[0], _HEAD_BYTES))
+    far = [one.name for one in table.columns if one.filled and all("://" in cell for cell in one.filled)]
+    if far:
+        listing = f"[{shown[0]!r}, *pandas.read_csv({shown[0]!r})[{far[0]!r}]]"
+        return f"Addresses in a table are read if they are given beside it, as in the list {listing}."
+    bare = ", header=None" if all(map(NUMBER.fullmatch, table.header)) else ""
     return (
         f"A table is read with the files it names: give a folder of both, or ['{given}', 'FOLDER_OF_THE_IMAGES']. "
-        f"One of numbers alone is given as arrays: np.savez('data.npz', x=x, y=y). {tokens.AS_TEXT}"
+        f"{as_arrays(f'pandas.read_csv({shown[0]!r}{bare})')} {tokens.AS_TEXT}"
     )

@@ -431,7 +431,7 @@ def parse_label(text: str) -> Label:
 # --- boxes: which fields hold them, and what their four numbers mean --------------------------------------------------
 
 
-def _as_corners(places: NDArray[np.float64], form: BoxForm) -> NDArray[np.float64]:
+def as_corners(places: NDArray[np.float64], form: BoxForm) -> NDArray[np.float64]:
     """Return boxes `(M, 4)` of a form as xyxy."""
     first, last = places[:, :2], places[:, 2:]
     if form in ("xyxy", "yxyx"):
@@ -449,33 +449,36 @@ class FoundForm(NamedTuple):
     trouble: str = ""
     """Why that is unknown; "" if it is known."""
 
+    def __str__(self) -> str:
+        return f"The boxes are written as {self.form}{' as parts of width and height' if self.relative else ''}"
 
-def _find_form(
+
+def find_form(
     boxes: Sequence[NDArray[np.float64]],
     size_of: Callable[[int], tuple[int, int] | None],
     *,
-    stated: BoxForm | None = None,
+    forms: Sequence[BoxForm] = (),
     areas: NDArray[Any] | None = None,
 ) -> FoundForm:
     """Return what the four numbers of some images' boxes mean, `(M, 4)` each: the only form in which all are possible
     and inside their images, or nearly all, or whose areas are those that are stated.
 
-    `size_of`: returns the height and width of one of the images, if known. `stated`: the form, if something says it.
-    `areas`: `(N,)`, of the boxes of all images, if known.
+    `size_of`: returns the height and width of one of the images, if known. `forms`: those that what is said of the
+    numbers allows, if something is. `areas`: `(N,)`, of the boxes of all images, if known.
     """
     every = np.concatenate([np.zeros((0, 4)), *boxes])
     # A fraction may be a bit more than 1, and no dataset has boxes of a pixel alone.
     relative = bool(len(every)) and every.max() < 2 and bool(np.any(every != np.rint(every)))
-    if stated is not None or not len(every):
-        return FoundForm(stated or "xyxy", relative)
+    forms = forms or (("xyxy", "xywh", "cxcywh") if relative else ("xyxy", "xywh"))
+    if len(forms) == 1 or not len(every):
+        return FoundForm(forms[0], relative)
     sizes = [(1, 1) if relative else size_of(number) if number < _LOOKED_AT else None for number in range(len(boxes))]
     ends = np.repeat(
         [[np.inf] * 2 if size is None else [*reversed(size)] for size in sizes], [*map(len, boxes)], axis=0
     )
     # A box may end a pixel beyond the edge, because tools disagree on where pixels are.
     edge = 0.01 if relative else 1
-    forms: tuple[BoxForm, ...] = ("xyxy", "xywh", "cxcywh") if relative else ("xyxy", "xywh")
-    corners = {form: _as_corners(every, form) for form in forms}
+    corners = {form: as_corners(every, form) for form in forms}
     sides = {form: own[:, 2:] - own[:, :2] for form, own in corners.items() if (own[:, 2:] >= own[:, :2]).all()}
     outside = {
         form: (corners[form][:, :2] < -edge).any(axis=1) | (corners[form][:, 2:] > ends + edge).any(axis=1)
@@ -485,8 +488,33 @@ def _find_form(
     fitting = fitting or [form for form in sides if outside[form].mean() < _MANY_OUTSIDE]
     if len(fitting) > 1 and areas is not None:
         fitting = [form for form in fitting if np.allclose(sides[form].prod(axis=1), areas, rtol=0.01)] or fitting
+    # In pixels, x and y beside a width and a height are the first corner, unless boxes are outside then.
+    fitting = fitting if relative or "xyxy" in forms else fitting[:1]
     may = f"may be {' as well as '.join(fitting)}" if len(fitting) > 1 else "are not inside their images"
     return FoundForm(next(iter(fitting), "xyxy"), relative, "" if len(fitting) == 1 else may)
+
+
+_NUMBER = r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?"
+_NUMBERS = rf"{_NUMBER}(?:[\s,]+{_NUMBER}){{3}}"
+_IN_BRACKETS = rf"[\[({{]\s*{_NUMBERS}\s*[\])}}]"
+_CELL_OF_BOXES = re.compile(
+    rf"{_NUMBERS}(?:\s*;\s*{_NUMBERS})*|{_IN_BRACKETS}|[\[(]\s*{_IN_BRACKETS}(?:\s*[,;]?\s*{_IN_BRACKETS})*\s*[\])]",
+    re.IGNORECASE,
+)
+_NO_BOX = re.compile(r"(no|none|nan|null|n/a)?([ _-]?(b?box(es)?|objects?))?|\[\s*\]", re.IGNORECASE)
+
+
+def boxes_of_cell(cell: str) -> list[list[float]] | None:
+    """Return the boxes that a cell of a table holds, four numbers each, in brackets or with ; between several; `None`
+    for other cells.
+
+    >>> boxes_of_cell("[[1, 2, 3, 4], [5, 6, 7, 8]]"), boxes_of_cell("no_box"), boxes_of_cell("1 2 3")
+    ([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]], [], None)
+    """
+    if not _CELL_OF_BOXES.fullmatch(cell):
+        return [] if _NO_BOX.fullmatch(cell) else None
+    numbers = [*map(float, re.findall(r"[^\s,;\[\](){}]+", cell))]
+    return [numbers[place : place + 4] for place in range(0, len(numbers), 4)]
 
 
 # As a part of all boxes; tools that let boxes reach outside have fewer.
@@ -611,7 +639,8 @@ class ObjectRows(NamedTuple):
         filled = np.flatnonzero(np.diff(self.offsets)).tolist()
         each = [self.places[self.offsets[number] : self.offsets[number + 1]] for number in filled]
         areas = self.columns.get("area")
-        found = _find_form(each, lambda number: size_of(filled[number]), stated=stated, areas=areas)
+        forms = () if stated is None else (stated,)
+        found = find_form(each, lambda number: size_of(filled[number]), forms=forms, areas=areas)
         if found.trouble:
             what = f"its boxes and others {found.trouble} (first {_format_box(self.places[0])})"
             raise broken(self.samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{OWN_BOXES}")
@@ -619,7 +648,7 @@ class ObjectRows(NamedTuple):
 
     def corners(self, form: BoxForm) -> NDArray[np.float64]:
         """Return the boxes as xyxy, `(M, 4)`."""
-        found = _as_corners(self.places, form)
+        found = as_corners(self.places, form)
         for odd in np.flatnonzero((found[:, 2:] < found[:, :2]).any(axis=1))[:1].tolist():
             expected = "x0 <= x1 and y0 <= y1" if form in ("xyxy", "yxyx") else "sizes of 0 and more"
             what = f"it has the box {_format_box(self.places[odd])}, which is no {form}"
@@ -663,9 +692,7 @@ class ObjectFields(NamedTuple):
         return found._replace(others=tuple(key for key in named if key not in found.used))
 
     def note(self, form: FoundForm) -> str:
-        parts = " as parts of width and height" if form.relative else ""
-        left = f"; left out: {listed(self.others)}" if self.others else ""
-        return f"The boxes are written as {form.form}{parts}{left}."
+        return f"{form}{f'; left out: {listed(self.others)}' if self.others else ''}."
 
     def read(self, values: Sequence[Any], samples: Sequence[str]) -> ObjectRows:
         """Return what they hold in N records; refuse a record that lacks some of it, and what is no box or class."""

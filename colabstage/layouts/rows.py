@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import posixpath
 import re
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from colabstage.errors import LayoutError
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import (
+    MISSING,
     Column,
     ColumnRoles,
     find_roles,
@@ -45,11 +48,21 @@ from colabstage.layouts.evidence import (
     require_files,
     size_in_file,
 )
+from colabstage.layouts.formats.detection import ANSWERS
+from colabstage.layouts.formats.masks import RUNS, masks_of_runs, parse_runs
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state
 from colabstage.layouts.reading import BEGINNING_BYTES, Source
-from colabstage.layouts.records import box_fields, boxes_of_records, objects_of
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Targets, TreeFiles, Values
+from colabstage.layouts.records import (
+    BoxForm,
+    as_corners,
+    box_fields,
+    boxes_of_cell,
+    boxes_of_records,
+    find_form,
+    objects_of,
+)
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleSource, Targets, TreeFiles, Values
 from colabstage.trees.listing import FileEntries, take_strings
 from colabstage.trees.names import first_repeated
 
@@ -189,7 +202,8 @@ class TableSearch:
                 )
                 raise BrokenDatasetError(msg)
         few = asked if not self.lists or self.table is not None or len(asked) <= MOST_LISTS else asked[:0]
-        found = {name: table for name, table in self.source.parse_once(few, parse_table).items() if self._counts(table)}
+        parsed = {name: _taken_apart(table) for name, table in self.source.parse_once(few, parse_table).items()}
+        found = {name: table for name, table in parsed.items() if self._counts(table)}
         # Tables of paths alone, of train and of another split, are lists.
         bare = {name: words.split_name(words.stem_of(name)).split for name in found if len(found[name].header) == 1}
         if not self.lists and {"train"} < {*bare.values()} - {""}:
@@ -201,8 +215,11 @@ class TableSearch:
 
     def _counts(self, table: Table) -> bool:
         """Tell whether a table may describe samples."""
-        # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are.
+        # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are, and tables
+        # of annotation tools as their other files.
         is_other = words.names_classes(table.name, table.header) or words.states_splits(table.header)
+        is_other |= any(one.name == "answer" and one.filled <= {*ANSWERS} for one in table.columns)
+        is_other |= "region_shape_attributes" in table.header
         return (self.table is not None or not is_other) and (not self.lists or self._lists_files(table))
 
     def _lists_files(self, table: Table) -> bool:
@@ -447,11 +464,11 @@ class TableSearch:
         is_bare = self.labels is None and self.kind.layout == TABLE.layout and not found[0].folders
         columns = found[0].columns
         objects = [*_object_columns(found[0].name, columns.values())] if is_bare else []
-        boxes = _find_box_columns(columns) if is_bare and not objects else None
-        of_boxes = objects or ([] if boxes is None else boxes.labels)
-        roles = find_roles(columns, labels=of_boxes) if of_boxes else self._roles(found, notes)
+        shapes = _find_shape_columns(columns) if is_bare and not objects else None
+        of_shapes = objects or ([] if shapes is None else shapes.labels)
+        roles = find_roles(columns, labels=of_shapes) if of_shapes else self._roles(found, notes)
         # A number of each image numbers no objects.
-        roles = roles._replace(number=None) if objects else roles
+        roles = roles._replace(number=None) if objects or (shapes and shapes.are_runs) else roles
         complete = self._complete(found, roles, notes)
         rows = self._rows_with_files(complete, roles)
         self._check_shift(rows)
@@ -459,18 +476,16 @@ class TableSearch:
         firsts, corners = [*range(len(rows.files))], tuple[str, ...]()
         if objects:
             targets, classes = self._objects(rows, objects, notes)
-        elif boxes is not None:
-            firsts, targets, classes = self._boxes(rows, boxes)
+        elif shapes is not None:
+            firsts, targets, classes = self._shapes(rows, shapes, notes)
             # Road signs, for example, are mostly classified.
-            if not boxes.label:
-                notes.append(f"No column has the class of the boxes: all are of one, '{_ONLY_CLASS}'.")
-            elif (np.diff(targets.offsets) == 1).all() and len(classes) > 1:
-                how = f"layout=table_rows(labels=['{boxes.label}']), from colabstage.options"
+            if isinstance(targets, Boxes) and (np.diff(targets.offsets) == 1).all() and len(classes) > 1:
+                how = f"layout=table_rows(labels=['{shapes.label}']), from colabstage.options"
                 notes.append(f"Each image has one box; for its class alone {how}.")
-            sides = _find_image_sides(rows.places[0][0].columns) if targets.sizes is not None else []
-            corners = (*boxes.corners, *sides)
+            is_sized = isinstance(targets, Boxes) and targets.sizes is not None
+            corners = (*shapes.names, *(shapes.sides(rows) if is_sized or shapes.are_runs else []))
         notes += self._notes(rows, roles, corners)
-        if not objects and boxes is None:
+        if not objects and shapes is None:
             targets, classes = self._targets(rows, roles, notes)
         if roles.number is not None:
             numbering = [one for one in complete if roles.number in one.columns]
@@ -491,21 +506,26 @@ class TableSearch:
         groups = rows.column(roles.group).cells
         return replace(made, table=replace(made.table, groups=tuple(groups[row] for row in firsts)))
 
-    def _boxes(self, rows: _Rows, columns: BoxColumns) -> tuple[list[int], Boxes, tuple[str, ...]]:
-        """Return the first row of each image, which represents it, the boxes of all rows, and their classes."""
+    def _shapes(
+        self, rows: _Rows, columns: ShapeColumns, notes: list[str]
+    ) -> tuple[list[int], Boxes | Masks, tuple[str, ...]]:
+        """Return the first row of each image, which represents it, what all its rows draw, and their classes."""
         in_splits = dict.fromkeys(zip(rows.files.tolist(), rows.splits, strict=True))
         if (twice := first_repeated([self.files.names[number] for number, _ in in_splits])) is not None:
             msg = f"Rows of '{twice}' are in several splits. Take it out of all but one."
             raise LayoutError(msg)
-        sides = _find_image_sides(rows.places[0][0].columns)
-        sides = sides if all(one.columns.keys() >= {*sides} for one, _ in rows.places) else []
-        corners, lengths = ([rows.column(name) for name in names] for names in (columns.corners, sides))
+        drawn, sides = ([rows.column(name) for name in names] for names in (columns.names, columns.sides(rows)))
         if columns.label:
             label = rows.column(columns.label)
         else:
-            cells = zip(*(column.cells for column in corners), strict=True)
-            label = Column("class", [_ONLY_CLASS if any(row) else "" for row in cells])
-        return _boxes_of_rows(rows.files, corners, label, self.files.names, lengths)
+            cells = zip(*(column.cells for column in drawn), strict=True)
+            what, name = ("masks", "foreground") if columns.are_runs else ("boxes", "object")
+            label = Column("class", [name if any(row) else "" for row in cells])
+            notes.append(f"No column has the class of the {what}: all are of one, '{name}'.")
+        _, firsts, of_file = np.unique(rows.files, return_index=True, return_inverse=True)
+        shapes = _Shapes(columns, drawn, label, firsts[of_file.reshape(-1)], sides)
+        files = TreeFiles(self.source.tree, self.files.take(rows.files))
+        return (_masks_of_rows if columns.are_runs else _boxes_of_rows)(shapes, files, notes)
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; of several labels, the one in a competition's sample submission."""
@@ -680,6 +700,21 @@ class TableSearch:
         return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
 
 
+def _taken_apart(table: Table) -> Table:
+    """Return a table with two columns for one that is called after a path and a label, and has both in each cell:
+    ImageId_ClassId, with a.jpg_1."""
+    for place, column in enumerate(table.columns):
+        path, mark, label = column.name.rpartition("_")
+        called = ["_".join(words.words_of(name)) for name in (path, label)]
+        if not mark or called[0] not in words.PATHS or not words.is_label_name(called[1]):
+            continue
+        parts = [cell.rpartition("_") for cell in column.cells]
+        if parts and all(words.is_image(name) and own for name, _, own in parts):
+            made = [Column(path, [name for name, _, _ in parts]), Column(label, [own for *_, own in parts])]
+            return replace(table, columns=[*table.columns[:place], *made, *table.columns[place + 1 :]])
+    return table
+
+
 def _files_of(tables: Sequence[LeadingTable]) -> set[int]:
     return set[int]().union(*(one.files for one in tables))
 
@@ -756,67 +791,86 @@ _POINT = re.compile(r"[xy]_?\d+")
 _OTHER_FORMS = re.compile(
     r"(b?boxe?s?(string)?|bounding_box(es)?|predictionstring|objects|region_shape_attributes|bbox_\[.*|coordinates|coords|roi|rect)"
 )
-_CORNERS = (("x", "y"), ("xcenter", "ycenter"), ("cx", "cy"), ("x1", "y1"), ("xmin", "ymin"), ("left", "top"))
+# Columns of a place beside a width and a height, and what they mean by their names.
+_CORNERS: dict[tuple[str, str], tuple[BoxForm, ...]] = {
+    ("x", "y"): ("xywh", "cxcywh"),
+    **dict.fromkeys((("x1", "y1"), ("xmin", "ymin"), ("left", "top")), ("xywh",)),
+    **dict.fromkeys((("xcenter", "ycenter"), ("cx", "cy")), ("cxcywh",)),
+}
+_EXPECTED = "xmin, ymin, xmax, ymax and class, one box in each row"
 # Run-length encoded masks, as in competitions.
 _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
-_RUN_LENGTHS = re.compile(r"\d+ \d+( \d+ \d+)*", re.ASCII)
 _BOX_LABELS = ("labelname", "name", "cell_type")
-_ONLY_CLASS = "object"
 _IMAGE_SIDES = (("height", "width"), ("image_height", "image_width"), ("img_height", "img_width"))
 _MOSTLY_INSIDE = 0.9
-_FOUR_NUMBERS = re.compile(r"[\[({]?\s*-?[\d.]+([\s,]+-?[\d.]+){3}\s*[\])}]?")
 
 
-class BoxColumns(NamedTuple):
-    """The columns that hold boxes: the names of x0, y0, x1 and y1, in this order, and of the class; "" if nothing else
-    is in the table, so that there is one class."""
+class ShapeColumns(NamedTuple):
+    """The columns that hold boxes, or masks as run lengths."""
 
-    corners: tuple[str, ...]
+    names: tuple[str, ...]
+    """Four of numbers, or one whose cells hold them, or of runs."""
     label: str
+    """The column of the class; "" if nothing else is in the table, so that there is one class."""
+    forms: tuple[BoxForm, ...] = ()
+    """What the four numbers may mean by their names; empty if anything."""
+    are_runs: bool = False
 
     @property
     def labels(self) -> list[str]:
-        return [self.label] if self.label else [*self.corners]
+        return [*filter(None, (*self.names, self.label))] if self.are_runs or not self.label else [self.label]
+
+    def sides(self, rows: _Rows) -> list[str]:
+        """Return the columns of height and width of the image, if all tables have them."""
+        every = [one.columns for one, _ in rows.places]
+        sides = _find_image_sides({name: one for name, one in every[0].items() if name not in self.names})
+        return sides if all(one.keys() >= {*sides} for one in every) else []
 
 
-def _find_box_columns(columns: Mapping[str, Column]) -> BoxColumns | None:
-    """Return the columns of a table that are boxes; `None` if there are none. Boxes in another form are an error."""
-    corners = _corners_of(columns)
+def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
+    """Return the columns of a table that are boxes, or masks; `None` if there are none. Others are an error."""
+    names, forms = _box_columns(columns)
     runs = [name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)][:1]
     named = [one for one in columns.values() if words.is_label_name(one.name) or one.plain in _BOX_LABELS]
     # In words, where another one says the same.
     same = (one for one in named if not one.is_numeric and same_partition(one.cells, named[0].cells))
     label = next((one.name for one in (*same, *named)), None)
     # x1 to x5 without y are measurements.
-    points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)] if corners else []
+    points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)] if len(names) == 4 else []
     points = points if len(points) > 4 else []
-    if label is None and corners and not (runs or points):
-        known = {*corners, *_find_image_sides(columns)}
-        others = (one for name, one in columns.items() if name not in known and not words.is_index_name(name))
-        label = "" if all(one.plain in words.SPLIT_COLUMNS for one in others) else None
-    if points and label is None and not runs:
+    if points and label is None:
         return None
+    known = {*names, *_find_image_sides(columns)}
+    others = [name for name, one in columns.items() if name not in known and one.plain not in words.SPLIT_COLUMNS]
+    others = [name for name in others if not words.is_index_name(name)]
+    label = "" if label is None and (runs or not others) else label
     unread: dict[str, Sequence[str]] = {
-        "masks as run lengths": runs,
-        "more points than the corners of a box": points,
-        "boxes, and none their class": corners if label is None else (),
-        "boxes in another form": () if corners else _other_form(columns),
+        "no mask in any row": [name for name in runs if not columns[name].filled],
+        "something else than masks as run lengths": [name for name in runs if not columns[name].are_all(RUNS)],
+        "more points than the corners of a box": [] if runs else points,
+        "boxes, and none their class": names if label is None else (),
+        "boxes in another form": [
+            name
+            for name, one in columns.items()
+            if not (names or runs) and (_holds_boxes(one) or _OTHER_FORMS.fullmatch(one.plain))
+        ],
     }
     what, found = next(((what, found) for what, found in unread.items() if found), ("", ()))
-    if not found and label is not None and corners:
-        others = (one for one in named if words.is_label_name(one.name))
-        odd = [one.name for one in others if not same_partition(one.cells, columns[label].cells)]
+    if not found and label is not None and (names or runs):
+        also = (one for one in named if words.is_label_name(one.name))
+        odd = [one.name for one in also if not same_partition(one.cells, columns[label].cells)]
         if odd:
             msg = f"Which of the columns {listed([label, *odd])} is the class of its boxes? Call the others otherwise."
             raise LayoutError(msg)
-        return BoxColumns(corners, label)
+        return ShapeColumns(tuple(runs), label, are_runs=True) if runs else ShapeColumns(names, label, forms)
     if not found:
         return None
-    taken = [label] if label is not None else [*found] if corners and not runs else []
+    taken = [label] if label else [*found] if len(names) == 4 and not runs else []
     how = f"layout=table_rows(labels={taken!r}), from colabstage.options, takes numbers and words as they are"
+    alone = f" Call the column of the class 'class', or take out {listed(others)} if all are of one."
     msg = (
-        f"Its column{'s' if len(found) > 1 else ''} {listed(found, 6)} {'hold' if len(found) > 1 else 'holds'} {what}. "
-        "Expected columns xmin, ymin, xmax, ymax and class, one box in each row; or each mask as a PNG in a folder "
+        f"Its column{'s' if len(found) > 1 else ''} {listed(found, 6)} {'hold' if len(found) > 1 else 'holds'} {what}."
+        f"{alone if label is None and names else ''} Expected columns {_EXPECTED}; or each mask as a PNG in a folder "
         f"""'masks'. Otherwise {how if taken else 'layout="images" takes the images without labels'}."""
     )
     raise LayoutError(msg)
@@ -828,101 +882,197 @@ def _find_image_sides(columns: Mapping[str, Column]) -> list[str]:
     return next(([known[one] for one in sides] for sides in _IMAGE_SIDES if known.keys() >= {*sides}), [])
 
 
-def _corners_of(columns: Iterable[str]) -> tuple[str, ...]:
-    """Return the columns named like corners of boxes, x0, y0, x1 and y1; empty if there are none."""
+def _box_columns(columns: Mapping[str, Column]) -> tuple[tuple[str, ...], tuple[BoxForm, ...]]:
+    """Return the columns that hold the numbers of boxes, and what these may mean by their names: a column for each, or
+    one whose cells hold four or several fours. Nothing if there are none."""
     sides: dict[int, str] = {}
     firsts: dict[int, str] = {}
-    for name in columns:
-        plain = _bare(words.plain_name(name))
+    bare = {_bare(column.plain): name for name, column in reversed([*columns.items()])}
+    for plain, name in bare.items():
         if plain in _SIDES:
             sides.setdefault(_SIDES[plain], name)
         elif plain in _FIRST:
             firsts[_FIRST[plain]] = name
     for axis, name in firsts.items():
         sides.setdefault(axis + 2 if axis in sides else axis, name)
-    return tuple(sides[side] for side in range(4)) if len(sides) == 4 else ()
+    if len(sides) == 4:
+        return tuple(sides[side] for side in range(4)), ("xyxy",)
+    for corner, forms in _CORNERS.items():
+        for wanted in ((*corner, "w", "h"), (*corner, "width", "height")):
+            if bare.keys() >= {*wanted}:
+                return tuple(bare[word] for word in wanted), forms
+    cells = [*filter(_holds_boxes, columns.values())]
+    stated = [form for form in get_args(BoxForm) for one in cells if form in one.plain]
+    return ((cells[0].name,), tuple(stated)) if len(cells) == 1 else ((), ())
+
+
+def _holds_boxes(column: Column) -> bool:
+    """Tell whether a column that may be called so holds boxes in all cells that are not empty, and some."""
+    may_be = "box" in column.plain or _OTHER_FORMS.fullmatch(column.plain)
+    each = [*map(boxes_of_cell, column.filled if may_be else ())]
+    return any(each) and None not in each
 
 
 def _bare(plain: str) -> str:
     return _AROUND.sub("", plain).replace("_", "")
 
 
-def _other_form(columns: Mapping[str, Column]) -> list[str]:
-    """Return the columns that hold boxes in a form that is not read; empty if there are none."""
-    for name, column in columns.items():
-        is_row = "box" in column.plain and column.are_all(_FOUR_NUMBERS) and not column.is_numeric
-        if is_row or _OTHER_FORMS.fullmatch(column.plain):
-            return [name]
-    bare = {_bare(column.plain): name for name, column in columns.items()}
-    for corner in _CORNERS:
-        for wanted in ((*corner, "width", "height"), (*corner, "w", "h")):
-            if bare.keys() >= {*wanted}:
-                return [bare[word] for word in wanted]
-    return []
-
-
 def _are_runs(column: Column) -> bool:
     """Tell whether cells are run-length encoded masks, whatever the column's name: in each the runs ascend, and
     somewhere there are more numbers than the four of a box."""
-    if not column.are_all(_RUN_LENGTHS):
+    if not column.are_all(RUNS):
         return False
-    rows = [[int(word[:40]) for word in cell.split()] for cell in column.filled]
-    runs = (run for row in rows for run in zip(row[::2], row[1::2], row[2::2], strict=False))
-    return max(map(len, rows)) > 4 and all(start + length <= after for start, length, after in runs)
+    with suppress(ValueError):
+        return max(len(parse_runs(cell)) for cell in column.filled) > 2
+    return False
 
 
-def _boxes_of_rows(
-    files: NDArray[np.int64], corners: Sequence[Column], label: Column, name: Sequence[str], sides: Sequence[Column]
-) -> tuple[list[int], Boxes, tuple[str, ...]]:
-    """Return the first row of every file, in order, the boxes of each, in the order of its rows, and their classes; a
-    row with empty cells means that its file has none.
+class _Shapes(NamedTuple):
+    """What N rows draw."""
 
-    Numbers are pixels, or fractions of width and height if none is above 1 and some are not integers. `files`: the
-    number of each row's file, of those called `name`; `sides`: columns that may be height and width of the image.
-    """
-    _, firsts, of_file = np.unique(files, return_index=True, return_inverse=True)
-    places = np.stack([column.numbers() for column in corners], axis=1)
-    filled = np.array(list(map(any, zip(label.cells, *(one.cells for one in corners), strict=True))), np.bool_)
-    fine = np.isfinite(places).all(axis=1) & (places[:, 2:] >= places[:, :2]).all(axis=1)
-    odd = np.flatnonzero(filled & ~(fine & np.array(list(map(bool, label.cells)), np.bool_)))
-    if len(odd):
-        written = ", ".join(show(column.cells[odd[0]]) or "nothing" for column in corners)
-        which = f"A box of '{name[files[odd[0]]]}' is {written} with the class '{show(label.cells[odd[0]])}'"
-        expected = "numbers, left before right and top before bottom, and a class"
-        named = [column.name for column in corners]
+    columns: ShapeColumns
+    drawn: Sequence[Column]
+    label: Column
+    of_file: NDArray[np.intp]
+    """The first row of the file of each."""
+    sides: Sequence[Column]
+    """The columns that may be height and width of the image."""
+
+    @property
+    def starts(self) -> list[int]:
+        """Return the first row of each file."""
+        return np.flatnonzero(self.of_file == np.arange(len(self.of_file))).tolist()
+
+    def classes(self, rows: Iterable[int]) -> tuple[str, ...]:
+        """Return the classes that some rows have, numbers by their value."""
+        found = {self.label.cells[row] for row in rows}
+        numbered = {word: int(word) for word in found if word.isascii() and word.isdecimal() and len(word) < 40}
+        return tuple(sorted(found, key=lambda word: (word not in numbered, numbered.get(word, 0), word)))
+
+    def refuse(self, files: SampleSource, row: int, expected: str) -> NoReturn:
+        """Refuse what a row draws."""
+        written = ", ".join(show(column.cells[row]) or "nothing" for column in self.drawn)
+        what = "mask" if self.columns.are_runs else "box"
+        which = f"A {what} of '{files.name(row)}' is {written} with the class '{show(self.label.cells[row])}'"
+        names = [*self.columns.names]
+        empty = listed([*names, *filter(None, [self.columns.label])])
         msg = (
-            f"{which}; expected {expected}. In the row of an image without a box leave {listed([*named, label.name])} "
-            f"empty; for numbers that are no boxes, layout=table_rows(labels={named}), from colabstage.options."
+            f"{which}; expected {expected}. In the row of an image without a {what} leave {empty} empty; for others "
+            f"layout=table_rows(labels={names}), from colabstage.options."
         )
         raise LayoutError(msg)
+
+    def sizes(self) -> NDArray[np.int64] | None:
+        """Return the height and width of each row's image as their columns state them; `None` if none do."""
+        if not self.sides:
+            return None
+        sizes = np.stack([column.numbers() for column in self.sides], axis=1)
+        is_one = np.array_equal(sizes, sizes[self.of_file]) and np.all(sizes >= 1)
+        return sizes.astype(np.int64) if is_one else None
+
+
+def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple[list[int], Masks, tuple[str, ...]]:
+    """Return the first row of every file, in order, its mask, and the classes of its pixels; the rows of a file are
+    parts of one mask."""
+    cells, label = shapes.drawn[0].cells, shapes.label.cells
+    filled = [row for row, cell in enumerate(cells) if cell]
+    classes = shapes.classes(filled)
+    number_of, starts = {name: number for number, name in enumerate(classes, 1)}, shapes.starts
+    of_start: dict[int, list[NDArray[np.int64]]] = {row: [] for row in starts}
+    for row in filled:
+        try:
+            runs = parse_runs(cells[row])
+        except ValueError as error:
+            shapes.refuse(files, row, f"runs that follow each other: {error}")
+        if not label[row]:
+            shapes.refuse(files, row, "a class")
+        of_start[shapes.of_file.item(row)].append(np.insert(runs, 2, number_of[label[row]], axis=1))
+    every = [np.concatenate([np.zeros((0, 3), np.int64), *of_start[row]]) for row in starts]
+    for row, runs in zip(starts, every, strict=True):
+        # Of several classes, each run ends before one of another begins.
+        ordered = runs[np.argsort(runs[:, 0], kind="stable")]
+        ends = np.maximum.accumulate(ordered[:, 1])[:-1]
+        if len({*runs[:, 2].tolist()}) > 1 and ((ordered[1:, 0] < ends) & (ordered[1:, 2] != ordered[:-1, 2])).any():
+            msg = (
+                f"Pixels of '{files.name(row)}' are of several classes of '{shapes.label.name}'; expected one each. "
+                'Keep the rows of one class alone, or take the images without labels: layout="images".'
+            )
+            raise LayoutError(msg)
+    sizes, images = shapes.sizes(), TreeFiles(files.tree, files.entries.take(np.array(starts)))
+    masks, note = masks_of_runs(images, every, None if sizes is None else sizes[starts])
+    several = sum(len(own) > 1 for own in of_start.values())
+    notes += [
+        note,
+        *(
+            [f"The rows of an image are one mask, whose objects are not told apart ({several:,} images)."]
+            * bool(several)
+        ),
+    ]
+    return starts, masks, ("background", *classes)
+
+
+def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple[list[int], Boxes, tuple[str, ...]]:
+    """Return the first row of every file, in order, the boxes of each, in the order of its rows, and their classes; a
+    row with empty cells means that its file has none, and so does one without numbers whose class has no box anywhere.
+
+    Numbers are pixels, or fractions of width and height if none is 2 or more and some are not integers.
+    """
+    drawn, cells = shapes.drawn, shapes.label.cells
+    rows, places = np.arange(len(cells)), np.stack([column.numbers() for column in drawn], axis=1)
+    if len(drawn) == 1:
+        each = [boxes_of_cell(cell) or [[math.nan] * 4] for cell in drawn[0].cells]
+        rows, places = np.repeat(rows, [*map(len, each)]), np.array([*itertools.chain.from_iterable(each)])
+    fine = np.array(np.isfinite(places).all(axis=1))
+    written = [
+        any(cell.lower() not in MISSING for cell in row) for row in zip(*(one.cells for one in drawn), strict=True)
+    ]
+    filled = fine if len(drawn) == 1 else np.array(written, np.bool_)
+    boxed = {cells[row] for row in rows[filled].tolist()}
+    bare = sorted({*cells} - boxed - {""}) if boxed else []
+    if bare:
+        notes.append(f"No row with the class {listed(bare)} has a box: such rows say that their images have none.")
+    filled = filled | np.array([cells[row] not in ("", *bare) for row in rows.tolist()], np.bool_)
+    sizes = shapes.sizes()
+    by_file = np.argsort(shapes.of_file[rows], kind="stable")
+    by_file = by_file[fine[by_file]]
+    owners, begins = np.unique(shapes.of_file[rows[by_file]], return_index=True)
+
+    def size_of(number: int) -> tuple[int, int] | None:
+        row = owners.item(number)
+        return size_in_file(files, row) if sizes is None else (sizes.item(row, 0), sizes.item(row, 1))
+
+    found = find_form(np.split(places[by_file], begins[1:]), size_of, forms=shapes.columns.forms)
+    if found.trouble:
+        shapes.refuse(files, owners.item(0), f"one form of boxes, and these {found.trouble}: columns {_EXPECTED}")
+    places = as_corners(places, found.form)
+    fine &= (places[:, 2:] >= places[:, :2]).all(axis=1)
+    odd = np.flatnonzero(filled & ~(fine & np.array([bool(cells[row]) for row in rows.tolist()], np.bool_)))
+    if len(odd):
+        of_corners = "left before right and top before bottom" if found.form == "xyxy" else "sizes of 0 and more"
+        shapes.refuse(files, rows.item(odd[0]), f"numbers, {of_corners}, and a class")
+    if len(shapes.columns.forms) != 1 or found.form != "xyxy":
+        notes.append(f"{found}.")
     # Files in the order of their first rows, and the rows of each in theirs.
-    of_file = firsts[of_file.reshape(-1)]
-    rows = np.flatnonzero(filled)
-    rows = rows[np.argsort(of_file[rows], kind="stable")]
-    starts = np.sort(firsts).tolist()
-    offsets = np.concatenate([[0], np.searchsorted(of_file[rows], starts, side="right")]).astype(np.int64)
-    numbered = {word: int(word) for word in label.filled if word.isascii() and word.isdecimal() and len(word) < 40}
-    classes = sorted(label.filled, key=lambda word: (word not in numbered, numbered.get(word, 0), word))
+    of_file, starts = shapes.of_file[rows], shapes.starts
+    kept = np.flatnonzero(filled)
+    kept = kept[np.argsort(of_file[kept], kind="stable")]
+    offsets = np.concatenate([[0], np.searchsorted(of_file[kept], starts, side="right")]).astype(np.int64)
+    classes = shapes.classes(rows[kept].tolist())
     index = {word: number for number, word in enumerate(classes)}
-    labels = np.array([index[label.cells[row]] for row in rows.tolist()], np.int64)
-    found = np.ascontiguousarray(places[rows])
-    # Integers up to 1 may be boxes of one pixel; only fractions show that the numbers are parts of the image.
-    relative = bool(len(found)) and float(found.max()) <= 1 and bool(np.any(found != np.rint(found)))
-    sizes = _stated_sizes(sides, places, of_file)
-    boxes = Boxes(offsets, found, {"labels": labels}, relative, None if sizes is None else sizes[starts])
-    return starts, boxes, tuple(classes)
+    labels = np.array([index[cells[row]] for row in rows[kept].tolist()], np.int64)
+    sizes = _stated_sizes(sizes, places, rows)
+    stated = None if sizes is None else sizes[starts]
+    corners = np.ascontiguousarray(places[kept])
+    return starts, Boxes(offsets, corners, {"labels": labels}, found.relative, stated), classes
 
 
 def _stated_sizes(
-    sides: Sequence[Column], places: NDArray[np.float64], of_file: NDArray[np.int64]
+    sizes: NDArray[np.int64] | None, places: NDArray[np.float64], rows: NDArray[np.intp]
 ) -> NDArray[np.int64] | None:
-    """Return height and width of each row's image; `None` if no columns, or only those of the boxes, state them."""
-    if not sides:
-        return None
-    sizes = np.stack([column.numbers() for column in sides], axis=1)
-    if not (np.array_equal(sizes, sizes[of_file]) and np.all(sizes >= 1)):
+    """Return the sizes of rows' images, unless they are those of their boxes, given these and the row of each."""
+    if sizes is None:
         return None
     ends = np.nan_to_num(places[:, [3, 2]])
-    inside = (ends <= sizes).all(axis=1)
-    are_of_boxes = np.array_equal(ends - np.nan_to_num(places[:, [1, 0]]), sizes)
-    return sizes.astype(np.int64) if inside.mean() > _MOSTLY_INSIDE and not are_of_boxes else None
+    inside = (ends <= sizes[rows]).all(axis=1)
+    are_of_boxes = np.array_equal(ends - np.nan_to_num(places[:, [1, 0]]), sizes[rows])
+    return sizes if inside.mean() > _MOSTLY_INSIDE and not are_of_boxes else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from colabstage.io.report import Report, facts
+from colabstage.io.report import Report, Shown, facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -204,8 +204,8 @@ class KeepChoice:
         return f"kept, {self.reason}" if self.most_bytes else f"not kept, {self.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderPlan:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LoaderPlan(Shown):
     """How batches will be loaded: each choice with its reason."""
 
     strategy: Literal["device", "memory", "direct"]
@@ -242,8 +242,5 @@ class LoaderPlan:
         }
         return [(name, str(choice)) for name, choice in chosen.items() if choice is not None]
 
-    def _repr_html_(self) -> str:
-        return Report(f"LoaderPlan: {self.strategy}", (facts(self.facts),))._repr_html_()
-
-    def __str__(self) -> str:
-        return str(facts(self.facts))
+    def shown(self) -> Report:
+        return Report(f"LoaderPlan: {self.strategy}", (facts(self.facts),))

@@ -79,7 +79,7 @@ _NAMES_SHOWN, _MOST_NAMES = 3, 1000
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@%,:=-]+")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FlushReport(Sentences):
     """The result of `flush_drive`."""
 

@@ -41,7 +41,7 @@ from colabstage.images.geometry import ImageOptions, fit_boxes
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly, typed_write_errors
 from colabstage.io.packages import installed_version
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.io.report import Report
+from colabstage.io.report import Sentences
 from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, open_workspace, remove_own, whatever_is_there
 from colabstage.layouts.evidence import take_targets
@@ -168,8 +168,8 @@ _TINY_DECODED_BYTES = 1024
 _ROWS = "rows.npz"
 
 
-@dataclass(frozen=True, slots=True)
-class PackReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class PackReport(Sentences):
     """What packing did."""
 
     path: Path | str
@@ -227,11 +227,7 @@ class PackReport:
             lines.insert(1, f"{self.resumed:,} of them {'was' if self.resumed == 1 else 'were'} already in place")
         if self.skipped:
             lines.append(f"{len(self.skipped):,} left out: " + "; ".join(self.skipped[:3]))
-        return "\n".join(map(printable, lines))
-
-    def _repr_html_(self) -> str:
-        headline, *further = str(self).splitlines()
-        return Report(headline, notes=(*further, f"in {self.path}"))._repr_html_()
+        return "\n".join(map(printable, [*lines, f"Written to '{self.path}'"]))
 
 
 _LOSSES: dict[Loss, tuple[str, str]] = {

@@ -34,7 +34,7 @@ from colabstage.images.decode import (
 from colabstage.images.geometry import ImageOptions
 from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Progress
-from colabstage.io.units import counted
+from colabstage.io.units import counted, listed
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import LayoutFunction, detect_layout, is_table_file
 from colabstage.layouts.formats.items import IndexableDataset, array_of, read_dataset
@@ -50,7 +50,9 @@ from colabstage.layouts.table import (
     SampleSource,
     SampleTable,
     UnreadBoxes,
+    files_of,
 )
+from colabstage.layouts.words import is_split, originals
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
@@ -59,8 +61,10 @@ from colabstage.pack.plan import (
     has_files,
     image_options,
     needs_facts,
+    owners,
     plan_pack,
     plan_target,
+    strata_of,
     why_kept,
 )
 from colabstage.sources.opening import OpenedSource, Opening
@@ -266,7 +270,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     if len(table) == 0:
         msg = "The source has no samples to split."
         raise LayoutError(msg)
-    table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options)))
+    table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options), *_notes_on_names(table, options)))
     facts: Sequence[ImageFacts] = ()
     if options.prepare is not None:
         table = prepared_table(completed(table), options)
@@ -324,6 +328,39 @@ def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
         yield f"image_size={options.image.size} changes nothing: {arrays}; prepare= may resize them"
     if options.image.color_mode in ("rgb", "grayscale"):
         yield f"color_mode={options.image.color_mode!r} changes nothing: {arrays}; prepare= may convert them"
+
+
+def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
+    """Yield how many files belong to others by their names, and whether the source's splits separate copies."""
+    names = files_of(table).names
+    is_divided = options.fractions is not None and options.group_by is None and table.groups is None
+    if names and is_divided and (again := _repeats(names, owners(names, strata_of(table)))):
+        are = counted(len(again), "files", "are", of=len(names))
+        pair = _pair(names, again)
+        yield f"{are} of one person, picture or video with others, by their names ({pair}), and in the same split"
+    if names and table.splits is not None:
+        # In each split's folder the same file would have the same name.
+        bare = ["/".join(part for part in name.split("/") if not is_split(part)) for name in names]
+        apart = [(one, row) for one, row in _repeats(names, originals(bare)) if table.splits[one] != table.splits[row]]
+        # Where numbers begin again in each split, equal ones mean nothing.
+        if apart and all(bare[one] != bare[row] for one, row in apart):
+            are = counted(len(apart), "files", "are", of=len(names))
+            yield (
+                f"{are} copies of others in another split, by their names ({_pair(names, apart)}): results on it look "
+                "better than they are. only= with the folder of one split, and splits=, divide that one with copies "
+                "together"
+            )
+
+
+def _repeats(names: Sequence[str], owned: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the files that have the same owner as an earlier one, each after the first of these."""
+    firsts: dict[str, int] = {}
+    pairs = ((firsts.setdefault(owner, row), row) for row, owner in enumerate(owned))
+    return [(first, row) for first, row in pairs if names[first] != names[row]]
+
+
+def _pair(names: Sequence[str], pairs: Sequence[tuple[int, int]]) -> str:
+    return listed([names[row] for row in pairs[0]])
 
 
 def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts]) -> Iterator[str]:

@@ -35,12 +35,13 @@ _NEWER_RULES = {
     **dict.fromkeys(("images", "coco_classes", "croissant"), 9),
     "file_names": 10,
     "tokens": 11,
-    **dict.fromkeys(("audio", "array_folder", "arrays", "arrow", "webdataset"), 12),
+    **dict.fromkeys(("audio", "array_folder", "arrow", "webdataset"), 12),
+    "arrays": 13,
     "tfrecord": 14,
-    "detection": 16,
+    "detection": 17,
     "pairs": 20,
-    "table": 22,
-    "auto": 26,
+    "table": 23,
+    "auto": 28,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
@@ -104,7 +105,7 @@ class PackOptions:
             without any, everything is `train`.
         group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples with the same
             match (of its first group, if it has one) stay in one split. `None` uses the groups that the layout finds,
-            if any.
+            if any, and otherwise what names tell: pictures of one person, frames of one video, copies of one picture.
         prepare: called with each decoded x (after resizing), in several threads; returns the array to store, of one
             shape and dtype for all samples. Another function makes another dataset: its code, and the content of what
             it refers to, are part of the key.
@@ -258,6 +259,8 @@ class PackOptions:
         further = (*further, "values as written") if self.image.color_mode == "keep" else further
         # JSON's objects are sorted, but the order of splits decides which rows each of them gets.
         values = {**self._to_json(once), "splits": self.fractions}
+        # Since then names tell what stays together, and groups are stratified.
+        further = (*further, "splits 2") if self.fractions else further
         return short_digest(json.dumps([FORMAT_VERSION, rules, values, *further], sort_keys=True))
 
 

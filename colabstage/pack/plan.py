@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -34,7 +35,7 @@ from colabstage.h5.schema import (
 from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Targets, UnreadBoxes, Values, files_of
-from colabstage.layouts.words import same_split
+from colabstage.layouts.words import originals, persons, same_split
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
@@ -94,9 +95,14 @@ def split_rows(
         for (name, fraction), count in zip(fractions, np.bincount(numbers, minlength=len(fractions)), strict=True):
             # An empty split is refused here, not in the first epoch that uses it.
             if count == 0:
+                names = files_of(table).names
+                by_names = (
+                    group_by is None and table.groups is None and _numbered(owners(names, strata_of(table))) is not None
+                )
+                apart = " group_by=r'.+' divides files of one person or picture too." if by_names else ""
                 msg = (
                     f"splits gives '{name}' the fraction {fraction}, which of {len(divided):,} samples comes to none. "
-                    "Give it more, or leave it out."
+                    f"Give it more, or leave it out.{apart}"
                 )
                 raise OptionError(msg)
         assigned[divided] = numbers
@@ -105,7 +111,7 @@ def split_rows(
     # usually submitted.
     if (train := rows.get("train")) is not None:
         # In one expression, so that the hashes of millions are freed before the rows exist twice.
-        rows["train"] = train[np.argsort(key_hashes(_keys_of(table, train), seed=seed, purpose="row"), kind="stable")]
+        rows["train"] = train[np.argsort(key_hashes(_of(table.keys, train), seed=seed, purpose="row"), kind="stable")]
     return rows
 
 
@@ -124,37 +130,46 @@ def why_not_divided(splits: Sequence[str] | None, fractions: Fractions) -> str:
 def divide(
     table: SampleTable, fractions: Fractions, rows: NDArray[np.int64], *, seed: int, group_by: str | None
 ) -> NDArray[np.int64]:
-    """Return the split of each of some samples, an index into `fractions`."""
-    groups = table.groups if group_by is None else groups_of_keys(table.keys, group_by)
+    """Return the split of each of some samples, an index into `fractions`.
+
+    What belongs together stays together: samples of one file, and of one group or, without groups, of one owner.
+    """
+    groups = table.groups if group_by is None else groups_of_keys(group_by, table.keys)
     if groups is not None:
         _check_whole_files(table, groups, "groups")
-        return assign_groups(take_strings(groups, rows), fractions, seed=seed)
-    files, strata, keys = _files(table), _strata(table)[rows], _keys_of(table, rows)
-    if files is None:
-        return assign_splits(keys, strata, fractions, seed=seed)
-    # A file goes where its first sample would.
-    _, firsts, members = np.unique(files[rows], return_index=True, return_inverse=True)
-    return assign_splits(take_strings(keys, firsts), strata[firsts], fractions, seed=seed)[members.reshape(-1)]
+    units = _units(table) if groups is None else _numbered(groups)
+    keys = table.keys if groups is None else groups
+    purpose, labels = "split" if groups is None else "group", strata_of(table)[rows]
+    if units is None:
+        hashes = key_hashes(_of(keys, rows), seed=seed, purpose=purpose)
+        return _assign(hashes, labels, np.ones(len(rows), np.int64), fractions)
+    # All go where the first sample would.
+    _, firsts, members, sizes = np.unique(units[rows], return_index=True, return_inverse=True, return_counts=True)
+    hashes = key_hashes(take_strings(keys, rows[firsts]), seed=seed, purpose=purpose)
+    # The inverse has different shapes in different versions of numpy.
+    return _assign(hashes, labels[firsts], sizes, fractions)[members.reshape(-1)]
 
 
-def _keys_of(table: SampleTable, rows: NDArray[np.int64]) -> Sequence[str]:
-    return table.keys if len(rows) == len(table) else take_strings(table.keys, rows)
+def _of(keys: Sequence[str], rows: NDArray[np.int64]) -> Sequence[str]:
+    """Return the keys of some samples, without a copy if these are all."""
+    return keys if len(rows) == len(keys) else take_strings(keys, rows)
 
 
-def assign_splits(
-    keys: Sequence[str], labels: NDArray[np.int64], fractions: Fractions, *, seed: int
+def _assign(
+    hashes: NDArray[np.uint64], labels: NDArray[np.int64], sizes: NDArray[np.int64], fractions: Fractions
 ) -> NDArray[np.int64]:
-    """Divide samples among splits, stratified: every split gets its fraction of every class, within one sample.
+    """Divide units of samples among splits, in the order of their hashes, and stratified: every split gets its fraction
+    of the samples of every class, within one unit.
 
-    `labels`: int64 `(N,)`. `fractions`: adding up to 1.
+    `hashes`, `labels`, `sizes`: `(N,)`, those of each unit. `fractions`: adding up to 1.
 
     Returns:
-        int64 `(N,)`, index into `fractions` of each sample's split.
+        int64 `(N,)`, index into `fractions` of each unit's split.
     """
     # Each class is rounded by itself, so that adding a sample moves only samples of its own class. Classes are rounded
     # differently, so that errors cancel out and the totals are right as well.
-    hashes, edges = key_hashes(keys, seed=seed, purpose="split"), _edges(fractions)
-    assigned = np.empty(len(keys), dtype=np.int64)
+    edges = np.cumsum([fraction for _, fraction in fractions])[:-1]
+    assigned = np.empty(len(hashes), dtype=np.int64)
     order = np.lexsort((hashes, labels))
     starts = np.unique(labels[order], return_index=True)[1]
     for number, members in enumerate(np.split(order, starts)[1:]):
@@ -162,51 +177,56 @@ def assign_splits(
         # Half, for the first class, rounds to the nearest; the golden ratio spreads the roundings of any number of
         # classes.
         rounding = (0.5 + number * _GOLDEN) % 1
+        ends = np.cumsum(sizes[members])
         # A product that is an integer but for a float's last bit is meant to be one.
-        cuts = np.floor(edges * len(members) + rounding + 1e-9).astype(np.int64)
-        assigned[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+        assigned[members] = np.searchsorted(edges * ends[-1] + 1e-9, ends - rounding * sizes[members])
     return assigned
 
 
-def assign_groups(groups: Sequence[str], fractions: Fractions, *, seed: int) -> NDArray[np.int64]:
-    """Divide samples among splits so that no group is in two: whole groups, in an order given by a hash.
-
-    The fractions hold as closely as the groups allow: each group goes where its middle sample would. Adding or growing
-    a group moves few of the others.
-
-    Returns:
-        int64 `(N,)`, index into `fractions` of each sample's split.
-    """
-    # As objects: numpy's own texts take four bytes a character, at the longest one's length for each.
-    names, members, counts = np.unique(np.array(groups, dtype=object), return_inverse=True, return_counts=True)
-    order = np.argsort(key_hashes(names.tolist(), seed=seed, purpose="group"), kind="stable")
-    middles = np.cumsum(counts[order]) - counts[order] / 2
-    of_group = np.empty(len(names), np.int64)
-    of_group[order] = np.searchsorted(_edges(fractions) * len(groups), middles, side="right")
-    # The inverse has different shapes in different versions of numpy.
-    return of_group[members.reshape(-1)]
-
-
-def _edges(fractions: Fractions) -> NDArray[np.float64]:
-    return np.cumsum([fraction for _, fraction in fractions])[:-1]
-
-
-def groups_of_keys(keys: Sequence[str], pattern: str) -> tuple[str, ...]:
+def groups_of_keys(pattern: str, keys: Sequence[str]) -> list[str]:
     """Return what a regular expression finds in each key: its first group if it has one, otherwise the whole match."""
     found = [re.search(pattern, key) for key in keys]
     missing = next((key for key, match in zip(keys, found, strict=True) if match is None), None)
     if missing is not None:
         msg = f"group_by={pattern!r} finds nothing in '{missing}'; expected a part of every sample's name."
         raise OptionError(msg)
-    return tuple((match[1] or "") if match.re.groups else match[0] for match in found if match is not None)
+    return [(match[1] or "") if match.re.groups else match[0] for match in found if match is not None]
 
 
 def _files(table: SampleTable) -> NDArray[np.int64] | None:
     """Return the number of the file that each sample comes from, int64 `(N,)`; `None` if no two come from one file."""
     names = files_of(table).names
     # Most layouts use file names as keys, which are unique.
-    if names is table.keys:
-        return None
+    return None if names is table.keys else _numbered(names)
+
+
+def _units(table: SampleTable) -> NDArray[np.int64] | None:
+    """Return the number of the file that each sample comes from, or of its owner, int64 `(N,)`; `None` if no two come
+    from one."""
+    return _numbered(owners(files_of(table).names, strata_of(table)))
+
+
+def owners(names: Sequence[str], labels: NDArray[np.int64] | None = None) -> list[str]:
+    """Return what files belong to by their names, so that all of one are in one split: the person whom they show, or
+    the picture or video that they are copies or pieces of.
+
+    `labels`: the class of each. What has half of a class, such as a person who is one, or a single video, is no owner.
+    """
+    owned = list(names)
+    for found in (originals(names), persons(names)):
+        # Of a million names, most tell nothing.
+        if not found or found is names:
+            continue
+        whole = set[str]()
+        if labels is not None:
+            sizes, counts = Counter(labels.tolist()), Counter(zip(found, labels.tolist(), strict=True))
+            whole = {owner for (owner, label), count in counts.items() if count > 1 and sizes[label] <= 2 * count}
+        owned = [one if one and one not in whole else own for one, own in zip(found, owned, strict=True)]
+    return owned
+
+
+def _numbered(names: Sequence[str]) -> NDArray[np.int64] | None:
+    """Return a number for each distinct name, int64 `(N,)`; `None` if all differ."""
     numbers = dict(zip(dict.fromkeys(names), itertools.count(), strict=False))
     return np.fromiter(map(numbers.__getitem__, names), np.int64, len(names)) if len(numbers) < len(names) else None
 
@@ -222,7 +242,7 @@ def _check_whole_files(table: SampleTable, parts: Sequence[str], what: str) -> N
             raise LayoutError(msg)
 
 
-def _strata(table: SampleTable) -> NDArray[np.int64]:
+def strata_of(table: SampleTable) -> NDArray[np.int64]:
     """Return what every split should have its share of: the class of each sample if it has one, otherwise one for all.
 
     Integers count as classes, whatever they are called, unless most samples have one of their own.

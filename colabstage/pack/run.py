@@ -5,10 +5,12 @@ Appended samples must have the form of the existing ones; otherwise they are ref
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Unpack
 
@@ -37,6 +39,7 @@ from colabstage.io.arguments import absolute_path, read_options, refuse_argument
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, lock_for, make_folder
+from colabstage.io.progress import shown_if_slow
 from colabstage.io.units import show_address
 from colabstage.io.workspace import sweep_orphans
 from colabstage.layouts.table import Boxes, Masks, SampleTable, UnreadBoxes, Values
@@ -44,14 +47,14 @@ from colabstage.machine.mounts import place_in, require_answer, required_to_stay
 from colabstage.pack.execute import PackReport, PackRun, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image
-from colabstage.pack.plan import PackPlan, StoredField, divide, groups_of_keys, why_not_divided
+from colabstage.pack.plan import PackPlan, StoredField, divide, groups_of_keys, owners, why_not_divided
 from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import pack_set
 from colabstage.sources.parse import check_outside
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
     from os import PathLike
 
@@ -120,17 +123,21 @@ def split_alike(
             "regular expression that finds the group in each name, as in the names of the samples before."
         )
         raise OptionError(msg)
-    units = names
+    grouped = list(earlier)
+    find: Callable[[Sequence[str]], list[str]] = owners
     if options.group_by is not None:
-        units = groups_of_keys(units, options.group_by)
         # Samples of a source with splits of its own need no groups; that none has one is an error.
-        grouped = [name for name in earlier if re.search(options.group_by, name)] or list(earlier)
-        earlier = dict(zip(groups_of_keys(grouped, options.group_by), map(earlier.__getitem__, grouped), strict=True))
+        grouped = [name for name in earlier if re.search(options.group_by, name)] or grouped
+        find = partial(groups_of_keys, options.group_by)
+    units, homes = find(names), dict[str, str]()
+    for unit, name in zip(find(grouped), grouped, strict=True):
+        # What is in two splits already says nothing.
+        homes[unit] = earlier[name] if homes.get(unit, earlier[name]) == earlier[name] else ""
     splits = list(table.splits or ["train"] * len(table))
     rows = np.flatnonzero(np.array(splits) == "train")
     numbers = divide(table, options.fractions, rows, seed=options.seed, group_by=options.group_by)
     for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
-        splits[row] = earlier.get(units[row], options.fractions[number][0])
+        splits[row] = homes.get(units[row]) or options.fractions[number][0]
     return replace(table, splits=splits)
 
 
@@ -311,8 +318,10 @@ def pack_dataset(
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if in_shards:
             return pack_set(source, path, packing, shown, shards=shards, executor=executor, overwrite=overwrite)
-        with open_source(source, packing, beside=path) as opened:
-            job = plan_job(opened.tree, opened.find(), packing, free_bytes=space_for(path))
+        with contextlib.ExitStack() as stack:
+            with shown_if_slow(shown, "plan"):
+                opened = stack.enter_context(open_source(source, packing, beside=path))
+                job = plan_job(opened.tree, opened.find(), packing, free_bytes=space_for(path))
             make_folder(path.parent)
             return PackRun(job, path, opened.slow, shown, identity=opened.identity, overwrite=overwrite).execute()
 

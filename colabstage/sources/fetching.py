@@ -19,6 +19,7 @@ from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import RetryPolicy, hash_block, make_folder
 from colabstage.io.pipeline import PipelineLimits
+from colabstage.io.progress import shown_if_slow
 from colabstage.io.receipts import (
     Receipt,
     file_seal,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FetchReport(Sentences):
     """The result of `fetch_files`."""
 
@@ -268,7 +269,8 @@ class _FetchCall:
         self, checksum: Checksum | None = None, only: tuple[str, ...] = (), *, reads_next: bool = False
     ) -> OpenedSource:
         opening = Opening(self.target.parent, self.progress, checksum, only, reads_next=reads_next)
-        return open_source(self.source, opening, unpack=False)
+        with shown_if_slow(self.progress, "open source"):
+            return open_source(self.source, opening, unpack=False)
 
     def run(self) -> FetchReport:
         make_folder(self.target if self.to.is_folder else self.target.parent)
@@ -426,7 +428,7 @@ class Extracted:
         return Receipt(_EXTRACTED, asdict(self))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ExtractReport(Sentences):
     """The result of an extraction."""
 
@@ -563,7 +565,7 @@ def _extracted(archive: Path, target: Path, opening: Opening, *, overwrite: bool
             f"Extracting '{base_name(tree.label)}' ({format_count(len(names), 'files')})",
         )
         opened.start()
-        with opening.progress.step(f"Extracting {target.name}", total=sum(sizes), unit="B") as step:
+        with opening.progress.step(f"extract {target.name}", total=sum(sizes), unit="B") as step:
             written = write_folder(
                 tree,
                 target,

@@ -125,7 +125,8 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
 
     By its protocol, the message names a way of giving credentials; `secrets` must not appear in it.
     """
-    reason = hide_secrets(said_by(error), secrets)
+    unknown_server = (one for one in causes(error) if isinstance(one, socket.gaierror))
+    reason = hide_secrets(said_by(next(unknown_server, error)), secrets)
     # Backends wrap the errors of their services, sometimes several times; a refusal as if there were nothing.
     found = [one for one in map(_judge_one, causes(error)) if one != "other"]
     judgement = "access" if found[:1] == ["missing"] and "access" in found else next(iter(found), "other")

@@ -30,6 +30,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
     WebPageError,
+    said_by,
 )
 from colabstage.io.files import RetryPolicy, is_html, stand_in
 from colabstage.io.pipeline import DaemonPool, in_thread
@@ -889,10 +890,7 @@ def connection_error(error: BaseException, label: str) -> SourceError:
     elif isinstance(inner, cut):
         reason = "it was closed before everything had arrived"
     elif isinstance(inner, socket.gaierror):
-        reason = (
-            f"the server's name is not known here ({inner.strerror}). Check the address, and whether this machine has "
-            "internet (in a Kaggle notebook: Settings, Turn on internet)"
-        )
+        reason = said_by(inner)
     elif isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
         reason = f"what the server compressed on the way arrived damaged ({error})"
     else:

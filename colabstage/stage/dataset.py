@@ -12,7 +12,7 @@ from colabstage.h5.arrival import Readiness
 from colabstage.io.boundary import public
 from colabstage.io.environment import logger_of
 from colabstage.io.packages import whole_imports
-from colabstage.io.report import Report, Row, Table, facts
+from colabstage.io.report import Report, Row, Shown, Table, facts, left_out_table
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
 from colabstage.load.plan import LOADER_REMEDIES, ArrayArguments, ArrayOptions, LoaderArguments, LoaderOptions
 
@@ -63,8 +63,6 @@ _ORIGINS = {
     "cache": "from the packed copy in the cache",
     "source": "from the source",
 }
-# Listing a thousand broken images would push the rest of the report off the screen.
-_SKIPPED_SHOWN = 10
 # How times are worded, and bytes if there are any.
 _TOOK = {
     "first_batch_s": "First batch after {}",
@@ -108,8 +106,8 @@ class StageStep:
         return format_rate(self.amount, self.seconds, self.unit) if self.moves and self.unit and self.amount else ""
 
 
-@dataclass(slots=True)
-class StageReport:
+@dataclass(slots=True, repr=False)
+class StageReport(Shown):
     """All steps of one `stage_dataset`."""
 
     origin: Origin = "source"
@@ -201,17 +199,12 @@ class StageReport:
     def shown(self, *, found: bool = True) -> Report:
         """Return a report: headline, what was found (if wanted), steps, what was left out, and notes."""
         steps = (Row((s.name, format_duration(s.seconds), s.quantity, s.rate), s.note) for s in self.steps)
-        skipped, more = self.skipped[:_SKIPPED_SHOWN], len(self.skipped) - _SKIPPED_SHOWN
-        skipped += (f"… and {more:,} more, in report.skipped",) if more > 0 else ()
         tables = (
             facts(self.facts if found else ()),
             Table(tuple(steps), ("step", "time", "amount", "rate"), numbers=frozenset({1, 2, 3})),
-            Table(tuple(Row((one,)) for one in skipped), (f"{format_count(len(self.skipped), 'samples')} left out",)),
+            left_out_table(self.skipped, "report.skipped"),
         )
         return Report(self.headline, tables, tuple(filter(None, (*self.notes, self.arrived))))
-
-    def __str__(self) -> str:
-        return str(self.shown())
 
     @property
     def headline(self) -> str:
@@ -219,9 +212,6 @@ class StageReport:
         # The running step is not among the steps yet.
         seconds = time.monotonic() - self.began_s if self.state == "arriving" else self.seconds
         return _HEADLINES[self.state].format(_ORIGINS[self.origin], format_duration(seconds))
-
-    def _repr_html_(self) -> str:
-        return self.shown()._repr_html_()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, NotEnoughSpaceError, SourceError
 from colabstage.h5.manifest import Manifest, is_whole, read_manifest
 from colabstage.io.files import file_state
+from colabstage.io.progress import shown_if_slow
 from colabstage.io.receipts import Seal, look_at
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import OVERHEAD_BYTES, space_for
@@ -82,7 +83,7 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
         return replace(local, reasons=(*local.reasons, "Cache: none is used."))
     if request.refresh:
         return replace(local, reasons=(*local.reasons, f"Cache: not used, because of {why_again(request)}."))
-    with call.report.timed("look in cache") as step:
+    with call.report.timed("look in cache") as step, shown_if_slow(call.progress, "look in cache"):
         cached = cache.find()
         identity = None if cached is None else cached.identity
         if cached is None or identity is None:
@@ -110,7 +111,7 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
     if record is None:
         return Decision("stage", ("Here: it is not staged on this machine.",))
     seal, problem, freshness = seal_of(request) if request.wants_pack else {}, None, None
-    with report.timed("look") as step:
+    with report.timed("look") as step, shown_if_slow(call.progress, "look"):
         # The cheapest checks first, and the source only if everything else is right.
         if request.wants_pack:
             problem = pack_problem(request, record, thorough=thorough, cancellation=call.cancellation)

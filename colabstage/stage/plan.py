@@ -12,7 +12,7 @@ from colabstage.h5.info import read_info
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.files import temporary_folder
 from colabstage.io.progress import Progress
-from colabstage.io.report import Report, Row, Table, json_values
+from colabstage.io.report import Report, Row, Shown, Table, json_values
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import UNKNOWN_SPACE, free_space
@@ -43,8 +43,8 @@ _WORTH_BYTES = 200_000_000
 _STREAMING_PAYS = "streaming=True would give batches as soon as"
 
 
-@dataclass(frozen=True, slots=True)
-class StagePlan:
+@dataclass(frozen=True, slots=True, repr=False)
+class StagePlan(Shown):
     """What `stage_dataset` would do with the same arguments."""
 
     source: str
@@ -77,14 +77,7 @@ class StagePlan:
         moved = {name: figures[name] for name in ("pack_bytes", "files_bytes", "peak_bytes")}
         return {**values, **moved, "read_bytes": figures["source_bytes"], "found": dict(self.found)}
 
-    def __str__(self) -> str:
-        return str(self._report)
-
-    def _repr_html_(self) -> str:
-        return self._report._repr_html_()
-
-    @property
-    def _report(self) -> Report:
+    def shown(self) -> Report:
         sentence = _IN_PART if self.in_part and self.action == "restore" else _SENTENCES[self.action]
         why = [Row(("why" if not number else "", reason)) for number, reason in enumerate(self.reasons)]
         obstacles = [] if self.fits else [Row(("space", "This does not fit on the disk."), status="fail")]
@@ -109,7 +102,7 @@ class StagePlan:
             if written or figures.peak_bytes:
                 least, room = "" if written else "at least ", "" if self.fits else ": too little"
                 free = "" if self.free_bytes == UNKNOWN_SPACE else f" of {format_bytes(self.free_bytes)} free"
-                peak = f"{least}{format_bytes(figures.peak_bytes)}{free}{room}"
+                peak = f"{least}{format_bytes(figures.room_bytes)}{free}{room}"
                 facts.append(("peak", peak))
         return facts if self.cache is None else [*facts, ("cache", f"'{self.cache}'")]
 

@@ -55,7 +55,7 @@ too, but from Drive's client on this machine, which uploads it later.
 P = TypeVar("P", bound="Path | str")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PublishReport(Sentences, Generic[P]):
     """What publishing did."""
 
@@ -247,7 +247,7 @@ def _md5_of(file: Path, cancellation: Cancellation) -> str:
         return Checksum("md5", "").digest_of(pieces_of(content.pread, content.size, cancellation))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RestoreReport(Sentences):
     """What restoring did."""
 

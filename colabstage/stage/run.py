@@ -23,6 +23,7 @@ from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder, tag_cache_folder
 from colabstage.io.pipeline import in_thread
+from colabstage.io.progress import shown_if_slow
 from colabstage.io.receipts import sweep_receipts
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back, remove_empty, sweep_orphans
@@ -412,7 +413,7 @@ def _plan(
     """Plan what is made, and check that it fits, before anything is fetched or unpacked."""
     request, report = call.request, call.report
     make_folder(spool)
-    with report.timed("plan", unit="files", moves=False) as step:
+    with report.timed("plan", unit="files", moves=False) as step, shown_if_slow(call.progress, "plan"):
         if request.disk_limit is not None and has_to_come(source):
             cost = source.cost
             check_disk_limit(request, None if cost.unpacks_first else staging_figures(request, source))

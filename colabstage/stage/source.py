@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from colabstage.errors import ArchiveError, DriveError, SourceError
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import Cancellation, Progress
+from colabstage.io.progress import Cancellation, Progress, shown_if_slow
 from colabstage.io.units import format_count
 from colabstage.sources.identity import Freshness, SourceIdentity, compare_source
 from colabstage.sources.opening import OpenedSource, Opening, open_source
@@ -70,7 +70,8 @@ class SourceOnce(Closing):
             reads_next=reads_next and not request.options.parts,
             sparing=request.disk_limit is not None,
         )
-        with (report or self._call.report).timed("open source", unit="B", moves=False) as step:
+        timed = (report or self._call.report).timed("open source", unit="B", moves=False)
+        with timed as step, shown_if_slow(self._call.progress, "open source"):
             try:
                 with contextlib.ExitStack() as undo:
                     source = open_source(request.source, opening, unpack=True)

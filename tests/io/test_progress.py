@@ -14,15 +14,22 @@ import pytest
 
 from colabstage.errors import CancelledError, OptionError, SourceReadError
 from colabstage.io.display import Board, LineProgress, Row, TqdmProgress, panel_html, panel_text, resolve_progress
-from colabstage.io.progress import Cancellation, Progress
+from colabstage.io.progress import Cancellation, Progress, shown_if_slow
 from tests.support.deadlines import shorten_deadlines
 from tests.support.steps import wait_until
 
 
-def test_the_argument_chooses_what_is_shown() -> None:
-    """Anything else is an error before any work, with the value."""
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_argument_and_the_stream_choose_what_is_shown() -> None:
+    """Bars where a line can be redrawn, lines in a log; anything else is an error before any work, with the value."""
     own: Any = Progress()
-    assert isinstance(resolve_progress(True), TqdmProgress)
+    for stream, kind in ((Terminal(), TqdmProgress), (io.StringIO(), LineProgress)):
+        with redirect_stderr(stream):
+            assert isinstance(resolve_progress(True), kind)
     assert resolve_progress(False).is_silent
     assert resolve_progress(own) is own
     for own in ("yes", 1, None):
@@ -59,12 +66,12 @@ def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
         screen.truncate()
         step.advance(2)  # not shown from here on
         step.__exit__(None, None, None)
-        # Nothing yet; a tenth; too soon for another line; later; the same tenth; the end, at once.
-        for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0)):
+        # Nothing yet; a tenth; too soon for another line; later; the same tenth; a minute later; the end, at once.
+        for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0), (35, 70.0)):
             lines._print((replace(row, done=done, seconds=seconds, note="training: 9 samples/s"),))
-        lines._print((replace(row, done=100, seconds=9.5, state="done"),))
+        lines._print((replace(row, done=100, seconds=70.5, state="done"),))
     shown = screen.getvalue().splitlines()
-    assert [line.split("  ")[1].partition(" ")[0] for line in shown] == ["10", "30", "100"]
+    assert [line.split("  ")[1].partition(" ")[0] for line in shown] == ["10", "30", "35", "100"]
     assert shown[0].endswith("training: 9 samples/s")
     assert "\r" not in screen.getvalue()
     assert Progress().background().is_silent
@@ -93,6 +100,25 @@ def row(**changes: object) -> Row:
     """A step of 1,000 images, half done after ten seconds."""
     usual: dict[str, object] = {"name": "pack", "unit": "images", "total": 1000, "done": 500, "state": "running"}
     return Row(**{**usual, "seconds": 10.0, "rate": 50.0, **changes})  # type: ignore[arg-type]
+
+
+def test_only_slow_work_without_figures_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For how long it lasts, and how it ends; never as a stall."""
+    drawn: list[tuple[Row, ...]] = []
+    board = Board(drawn.append)
+    with shown_if_slow(board, "list"):
+        pass
+    assert board.rows() == ()
+    shorten_deadlines("io", 0.01, monkeypatch.setattr)
+    with suppress(ValueError), shown_if_slow(board, "plan"):
+        wait_until(lambda: len(drawn) > 3)
+        raise ValueError("bad")
+    (ended,) = board.rows()
+    assert (ended.name, ended.state, ended.problem) == ("plan", "failed", "bad")
+    assert panel_text([replace(ended, state="running", seconds=12.3, idle_s=12.3)]) == "▸ plan  for 12 s"
+    with redirect_stderr(io.StringIO()) as screen, TqdmProgress().step("plan", total=None, unit=""):
+        pass
+    assert screen.getvalue().strip().rpartition("\r")[2] == "plan: 00:00"
 
 
 def test_what_was_done_before_makes_no_rate() -> None:

@@ -50,7 +50,8 @@ REPORT = Measured(
 def test_text_has_everything_in_order() -> None:
     """The headline, bars proportional to their values, rows with advice, columns under their headings, notes."""
     lines = str(REPORT).splitlines()
-    assert lines[0] == repr(REPORT).removeprefix("Measured: ") == REPORT.headline
+    assert lines == repr(REPORT).splitlines()
+    assert lines[0] == REPORT.headline
     lengths = [line.count("#") for line in lines[1:4]]
     assert lengths[0] == pytest.approx(3 * lengths[1], abs=1)
     assert lengths[2] == 0

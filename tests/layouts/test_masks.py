@@ -142,6 +142,32 @@ class Pictures:
         return image, image
 
 
+@pytest.mark.parametrize(("sized", "header"), [(True, "ImageId_ClassId"), (False, "ImageId,ClassId")])
+@pytest.mark.parametrize(("order", "way"), [("F", "down the columns"), ("C", "across the rows")])
+def test_run_lengths_are_the_masks_that_were_drawn(
+    tmp_path: Path, order: Any, way: str, header: str, *, sized: bool
+) -> None:
+    """Read in the direction in which they hold together; a class in a column or behind the name, images of any size."""
+    lines, drawn = [f"{header},EncodedPixels{',Height,Width' * sized}"], dict[int, NDArray[np.uint8]]()
+    for n, mask in enumerate(shapes(3, void=False, seed=1)):
+        drawn[n] = mask[: 40 - n] * np.uint8(n > 0)
+        for kind in (1, 2):
+            edges = np.flatnonzero(np.diff((drawn[n] == kind).flatten(order), prepend=0, append=0))
+            runs = " ".join(f"{first + 1} {end - first}" for first, end in edges.reshape(-1, 2).tolist())
+            lines.append(f"{n}.png{header[7]}{kind},{runs}{f',{40 - n},36' * sized}")
+    write_files(tmp_path / "s", {"train.csv": "\n".join(lines).encode()})
+    for n, mask in drawn.items():
+        Image.fromarray(np.full((*mask.shape, 3), n, np.uint8)).save(tmp_path / "s" / f"{n}.png")
+    report = pack_dataset(tmp_path / "s", tmp_path / "p.h5", image_size=36, resize="stretch")
+    assert any(f"Runs are read {way}, from pixel 1 on: " in note for note in report.notes)
+    packed = dataset_h5(tmp_path / "p.h5", split="train")
+    assert packed.classes == ("background", "1", "2")
+    for number in range(COUNT):
+        x, y = map(np.asarray, packed[number])
+        expected = Image.fromarray(drawn[int(x.flat[0])]).resize((36, 36), Image.Resampling.NEAREST)
+        np.testing.assert_array_equal(y, np.asarray(expected))
+
+
 @pytest.mark.parametrize("mode", ["1", "I"])
 def test_images_of_other_modes_are_as_their_files(tmp_path: Path, mode: str) -> None:
     """Black and white is 0 and 255, and 0 and 1 as a mask; 32 bits are numbers without a range."""

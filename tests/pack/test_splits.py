@@ -1,5 +1,7 @@
 """Dividing samples among splits, and the order of their rows."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -207,3 +209,94 @@ def test_a_file_in_two_splits_or_groups_of_the_source_is_refused(pack: Pack) -> 
         pack(keys, files=files, of_source={"splits": ("train", "test", "test")})
     with pytest.raises(LayoutError, match=r"'a\.png'.*'p1'.*'p2'"):
         pack(keys, files=files, of_source={"groups": ("p1", "p2", "p2")}, splits={"train": 0.5, "test": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("names", "copies"),
+    [
+        ("{}.png {}_aug_0.png {}_aug_1.png", 3),
+        ("{}.png {}_flipLR.png {}_rot90.png rotated_{}.png", 4),
+        ("{}_jpg.rf.0a1b2c3d4e5f60718293a4b5c6d7e8f9.png {}_jpg.rf.ffffffffffffffff0000000000000000.png", 2),
+        ("{}___0001_180deg.png {}___0001_new30degFlipLR.png", 2),
+        ("{}.png {}-Copy.png", 2),
+        ("{}_frame_001.png {}_frame_002.png {}_frame_003.png", 3),
+        # Not copies of each other: another side, a class, a number that a file manager wrote.
+        ("{}_left.png {}_right.png", 0),
+        ("rot_{}.png rotten_{}.png", 0),
+        ("{}-2020 (1).png {}-2020 (2).png", 0),
+    ],
+)
+def test_copies_that_augmentation_made_stay_together(tmp_path: Path, names: str, copies: int) -> None:
+    """Training on a flipped copy of a test image would make any model look good."""
+    for number in range(20):
+        for name in re.findall(r"\S.*?\.png", names.replace("{}", f"img{number}")):
+            path = tmp_path / "in" / "ab"[number % 2] / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(image(number))
+    report = pack_dataset(tmp_path / "in", tmp_path / "out.h5", splits={"train": 0.5, "test": 0.5}, progress=False)
+    with h5py.File(tmp_path / "out.h5") as file:
+        in_test = [name.split("/")[1] for name in file["key_test"].asstr()[()]]
+    number_of = re.compile(r"img(\d+)")
+    counts = Counter(match[1] for name in in_test if (match := number_of.search(name)))
+    assert ({*counts.values()} == {copies}) == bool(copies)
+    assert ("same split" in str(report)) == bool(copies)
+    assert len(in_test) == names.count(".png") * 10
+
+
+def test_an_original_beside_many_of_a_kind_is_none(pack: Pack) -> None:
+    """In a name without a number of its own, such words are the kind of thing that there are many of."""
+    files = [f"apple_{kind}_{number}.png" for kind in ("rot", "fresh") for number in range(20)]
+    found = pack(files, [0] * 20 + [1] * 20, files=files, splits=USUAL)
+    assert [sum("_rot_" in name for name in found[split]) for split in USUAL] == [16, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "said"),
+    [
+        ("img{}_flip.png", "img{}.png", "30 of 60 files are copies of others in another split"),
+        # Numbers begin again in each split.
+        ("img{}.png img{}_flip.png", "img{}.png", ""),
+        ("img{}.png img{}_flip.png", "other{}.png", ""),
+    ],
+)
+def test_copies_in_two_splits_of_the_source_are_noted(tmp_path: Path, train: str, valid: str, said: str) -> None:
+    """Popular datasets were augmented before they were divided."""
+    for split, names in (("train", train), ("valid", valid)):
+        for number in range(30):
+            for name in names.replace("{}", f"{number}").split():
+                path = tmp_path / "in" / split / "ab"[number % 2] / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(image(number))
+    report = str(pack_dataset(tmp_path / "in", tmp_path / "out.h5", progress=False))
+    assert said in report
+    assert ("look better than they are" in report) == bool(said)
+
+
+def test_persons_in_names_stay_in_one_split(pack: Pack) -> None:
+    """As in Chest X-Ray Pneumonia, where only the sick have numbers; each class keeps its share of persons."""
+    sick = [f"person{row // 3}_{'virus' if row % 2 else 'bacteria'}_{row}.png" for row in range(90)]
+    files = [*sick, *(f"IM-{row:04}-0001.png" for row in range(30))]
+    found = pack(files, [0] * 90 + [1] * 30, files=files, splits={"train": 0.8, "test": 0.2})
+    owners = {split: {name.partition("_")[0] for name in names if "person" in name} for split, names in found.items()}
+    assert not owners["train"] & owners["test"]
+    assert [len(owners[split]) for split in found] == [24, 6]
+    assert [sum("IM" in name for name in names) for names in found.values()] == [24, 6]
+
+
+@pytest.mark.parametrize("name", ["subject{:02}.{}.png", "video{}_frame_{}.png"])
+def test_persons_and_videos_that_are_a_class_are_divided(pack: Pack, name: str) -> None:
+    """Faces of each person are in both splits, because the persons are to be told apart; so are frames of a single
+    video of a class."""
+    files = [name.format(row // 10, row % 10) for row in range(50)]
+    found = pack(files, [row // 10 for row in range(50)], files=files, splits={"train": 0.8, "test": 0.2})
+    assert {len(names) for names in found.values()} == {40, 10}
+    assert {name[:9] for name in found["test"]} == {name[:9] for name in files}
+
+
+def test_too_few_persons_for_the_splits_are_told(pack: Pack) -> None:
+    """Three patients are not enough for these; the advice divides their slices all the same."""
+    files = [f"patient{row % 3}_slice{row}.png" for row in range(60)]
+    with pytest.raises(OptionError, match=r"comes to none.*group_by=r'\.\+' divides files of one person"):
+        pack(files, files=files, splits=USUAL)
+    found = pack(files, files=files, splits=USUAL, group_by=".+")
+    assert [len(names) for names in found.values()] == [48, 6, 6]

@@ -295,8 +295,11 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     known = {*stated, *(array.name for array in texts), *(one.x for one in every)}
     rest = {name: array for name, array in stored.items() if name not in known}
     beside = {name: array for name, array in rest.items() if array.shape[:1] == xs[0].shape[:1]}
-    if x is None and targets is None and beside:
-        return near(_unclear([*used, *beside]))
+    # Axes of a grid are called x and y as well; most numbers are then in another array.
+    most = sum(math.prod(array.shape) for array in xs)
+    larger = [name for name, array in rest.items() if math.prod(array.shape) > most]
+    if x is None and (larger or (targets is None and beside)):
+        return near(_unclear([*used, *stated, *(name for name in rest if name in beside or name in larger)]))
     of_rows: Sequence[str] = [one.split for one, x_rows in zip(chosen, xs, strict=True) for _ in range(x_rows.shape[0])]
     splits = {} if any(of_rows) else _splits_beside(source, beside)
     groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")

@@ -7,6 +7,8 @@ the same for all. Polygons and rotated boxes become the boxes around them.
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import itertools
 import json
 import math
@@ -36,7 +38,7 @@ from colabstage.layouts.lists import (
     names_of_numbers,
     read_class_list,
 )
-from colabstage.layouts.reading import Source, broken, decode_text, parse_xml
+from colabstage.layouts.reading import BEGINNING_BYTES, Source, broken, decode_text, parse_xml
 from colabstage.layouts.records import OWN_BOXES, as_column
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Values, offsets_of
 from colabstage.trees.names import first_repeated
@@ -53,6 +55,7 @@ NAME = "detection"
 # What reading a broken file raises.
 _OF_PYTHON = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error, zlib.error,
+    csv.Error,
 )  # fmt: skip
 
 
@@ -799,6 +802,12 @@ def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Rec
             every = ((form, form.records(file, content)) for form in forms)  # noqa: B023
             return next(((form, records) for form, records in every if records), (None, []))
 
+        if extension in words.TABLES:
+            heads = {file.name: source.head(file, BEGINNING_BYTES) for file in files[:_SNIFFED]}
+            marks = [form.marks for form in forms]
+            files = (
+                files if any(all(one in head for one in own) for head in heads.values() for own in marks) else files[:0]
+            )
         # A few files decide, so that thousands of files from another tool are not read.
         read = source.parse(files[:_SNIFFED], fits)
         form = next((one for one, _ in read.values() if one is not None), None)
@@ -864,9 +873,22 @@ def _via(_: str, content: bytes) -> list[Record]:
     found = found.get("_via_img_metadata", found) if isinstance(found, dict) else found
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "regions" in one for one in found.values()):
         return []
+    return _of_via(found.values())
 
+
+def _via_csv(_: str, content: bytes) -> list[Record]:
+    """Read its table, with a region in each row, or none."""
+    of_image: dict[str, dict[str, Any]] = {}
+    for row in csv.DictReader(io.StringIO(decode_text(content), newline=""), strict=True):
+        at, values = (json.loads(row[key] or "{}") for key in ("region_shape_attributes", "region_attributes"))
+        regions = of_image.setdefault(row["filename"], {"filename": row["filename"], "regions": []})["regions"]
+        regions += [{"shape_attributes": at, "region_attributes": values}] if at else []
+    return _of_via(of_image.values())
+
+
+def _of_via(images: Iterable[dict[str, Any]]) -> list[Record]:
     every = []
-    for one in found.values():
+    for one in images:
         # Version 1 of the tool wrote objects with numbers as keys, version 2 writes a list.
         regions = one["regions"].values() if isinstance(one["regions"], dict) else one["regions"]
         every.append((str(one["filename"]), [*map(_via_drawing, regions)]))
@@ -913,6 +935,65 @@ def _supervisely_points(one: dict[str, Any]) -> Points:
     packed, (x, y) = base64.b64decode(one["bitmap"]["data"]), one["bitmap"]["origin"]
     width, height = struct.unpack_from(">II", zlib.decompressobj().decompress(packed, _PNG_HEAD_BYTES), 16)
     return _box(x, y, width, height)
+
+
+ANSWERS = ("accept", "reject", "ignore")
+
+
+def _prodigy(_: str, content: bytes) -> list[Record]:
+    """Read Prodigy's lines, of which only those whose answer is accept say something: what is drawn, or the classes."""
+    found = [json.loads(line) for line in decode_text(content).splitlines() if line.strip()]
+    if not all(isinstance(one, dict) and one.get("answer") in ANSWERS for one in found):
+        return []
+    every = []
+    for one in (one for one in found if one["answer"] == ANSWERS[0]):
+        spans = one.get("spans") or []
+        drawn = [
+            (span["label"], span.get("points") or _box(*map(span.get, ("x", "y", "width", "height")))) for span in spans
+        ]
+        named = {option["id"]: str(option.get("text", option["id"])) for option in one.get("options") or ()}
+        labels = [
+            *([one["label"]] if one.get("label") else []),
+            *(named.get(key, key) for key in one.get("accept") or ()),
+        ]
+        every.append(_record(str(one.get("path") or one["image"]), drawn, _size(one))._replace(labels=labels))
+    return every
+
+
+def _labelbox(_: str, content: bytes) -> list[Record]:
+    """Read Labelbox's lines, or its older JSON: boxes and outlines, points, and the classes of whole images."""
+    text, every = decode_text(content).strip(), list[Record]()
+    lines = json.loads(text if text.startswith("[") else f"[{','.join(text.splitlines())}]")
+    for one in lines:
+        row, size = one.get("data_row") or {}, _size(one.get("media_attributes") or {})
+        labels = [each["annotations"] for project in one.get("projects", {}).values() for each in project["labels"]]
+        labels = labels or [one["Label"]] * isinstance(one.get("Label"), dict)
+        image = str(row.get("external_id") or one["External ID"])
+        if len(labels) > 1:
+            msg = f"'{show(image)}' has {len(labels)} labels, by several people; export one for each"
+            raise ValueError(msg)
+        for label in labels:
+            objects = label.get("objects") or []
+            drawn = [(each.get("name") or each["title"], own) for each in objects if (own := _labelbox_points(each))]
+            answers = [
+                answer
+                for each in label.get("classifications") or ()
+                for key in ("radio_answer", "answer", "checklist_answers", "answers")
+                for answer in (each.get(key) if isinstance(each.get(key), list) else [each.get(key)])
+                if isinstance(answer, dict)
+            ]
+            names = [answer.get("name") or answer["title"] for answer in answers]
+            lost = len(objects) - len(drawn) + len(names)
+            every.append(_record(image, drawn, size, left_out=lost)._replace(labels=names))
+    return every
+
+
+def _labelbox_points(one: dict[str, Any]) -> Points:
+    """Return the points of an object; none for a mask, which is elsewhere."""
+    if at := one.get("bounding_box") or one.get("bbox"):
+        return _box(*map(at.get, ("left", "top", "width", "height")))
+    points = one.get("polygon") or one.get("line") or ([one["point"]] if "point" in one else [])
+    return [(at["x"], at["y"]) for at in points]
 
 
 def _bdd(_: str, content: bytes) -> list[Record]:
@@ -1057,6 +1138,10 @@ _FORMATS = (
     Format("LabelMe", ".json", (b'"shapes"', b'"imagePath"'), _labelme, per_image=True),
     Format("CreateML", ".json", (b'"annotations"', b'"coordinates"'), _createml),
     Format("VGG Image Annotator", ".json", (b'"regions"', b'"shape_attributes"'), _via),
+    Format("VGG Image Annotator", ".csv", (b"region_shape_attributes", b"region_attributes"), _via_csv),
+    Format("Prodigy", ".jsonl", (b'"answer"', b'"accept"'), _prodigy),
+    Format("Labelbox", ".ndjson", (b'"data_row"', b'"projects"'), _labelbox),
+    Format("Labelbox", ".json", (b'"External ID"', b'"Label"'), _labelbox),
     Format("Supervisely", ".json", (b'"objects"',), _supervisely, r"/ann/[^/]+\.json$", per_image=True),
     Format("BDD100K", ".json", (b'"box2d"', b'"category"'), _bdd),
     Format("Label Studio", ".json", (b'"annotations"', b'"result"', b'"data"'), _label_studio),

@@ -6,22 +6,26 @@ import functools
 import itertools
 import posixpath
 import re
+import zlib
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import DecodeError, LayoutError
-from colabstage.images.decode import is_lossy
+from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError
+from colabstage.images.decode import is_lossy, probe_image
 from colabstage.images.geometry import VOID, MaskOptions
 from colabstage.images.masks import (
     AS_PICTURES,
     color_table_advice,
     colors_of,
+    draw_runs,
     is_black_and_white,
     is_picture,
     level_counts,
+    outline_length,
     palette_of,
     read_mask,
 )
@@ -32,7 +36,7 @@ from colabstage.layouts.evidence import Evidence, Found, Miss, gather, left_out_
 from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.lists import NONE, Lookup, check_one_list, lists_state
 from colabstage.layouts.names import bare_stem
-from colabstage.layouts.reading import Source, broken, items_of, read_each
+from colabstage.layouts.reading import BEGINNING_BYTES, Source, broken, items_of, read_each, read_head
 from colabstage.layouts.records import Labels
 from colabstage.layouts.table import BrokenDatasetError, Content, Masks, SampleSource, TreeFiles
 
@@ -240,6 +244,94 @@ def _kinds_of(levels: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """
     between = (levels & _BETWEEN).any(axis=1)
     return np.stack([levels[:, 0] & 0x80, levels[:, 0] & 0x40, between, levels[:, -1] & 1], axis=1).astype(np.bool_)
+
+
+# --- masks as run lengths ---------------------------------------------------------------------------------------------
+
+# Each run is its first pixel and its length, with a blank after each number: Kaggle's form.
+RUNS = re.compile(r"\d{1,18} \d{1,18}(?: \d{1,18} \d{1,18})*", re.ASCII)
+# Read in the wrong direction, a mask falls apart: its outline is longer by more than this.
+_FALLS_APART = 1.25
+
+
+def parse_runs(cell: str) -> NDArray[np.int64]:
+    """Return the runs in a cell, `(M, 2)`: the first pixel and the one after the last, counted as they are written.
+    Raises `ValueError`: they do not follow each other."""
+    runs = np.array(cell.split(" ") if cell else [], np.int64).reshape(-1, 2)
+    runs[:, 1] += runs[:, 0]
+    if (runs[:, 1] <= runs[:, 0]).any() or (runs[1:, 0] < runs[:-1, 1]).any():
+        msg = "its runs overlap, descend or are empty"
+        raise ValueError(msg)
+    return runs
+
+
+class _RunMasks(NamedTuple):
+    """Masks that are drawn from run lengths, as large as their images."""
+
+    images: TreeFiles
+    runs: Sequence[NDArray[np.uint32]]
+    """Those of each image, `(M, 3)`, as `draw_runs` takes them."""
+    sizes: NDArray[np.int64] | None
+    """int64 `(N, 2)`, height and width of each image, if a table states them; otherwise its file does."""
+    is_down: bool
+    """Whether they count pixels down the columns."""
+
+    def source(self) -> SampleSource:
+        nbytes = self.images.sizes if self.sizes is None else self.sizes.prod(axis=1)
+        return SampleSource(nbytes, self.images.positions, name=self.name, stamp=self.stamp, read=self.read)
+
+    def name(self, index: int) -> str:
+        return self.images.name(index)
+
+    def stamp(self, index: int) -> str:
+        return f"{self.images.stamp(index)} {zlib.crc32(self.runs[index].tobytes())} {self.is_down}"
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        return draw_runs(self.runs[index], self.size(index), down=self.is_down)
+
+    def size(self, index: int) -> tuple[int, int]:
+        if self.sizes is not None:
+            return self.sizes.item(index, 0), self.sizes.item(index, 1)
+        try:
+            # Mostly the beginning says it.
+            facts = probe_image(read_head(self.images.tree, self.images.entries[index], BEGINNING_BYTES))
+        except DecodeError:
+            facts = probe_image(self.images.read(index))
+        return facts.height, facts.width
+
+
+def masks_of_runs(
+    images: TreeFiles, runs: Sequence[NDArray[np.int64]], sizes: NDArray[np.int64] | None
+) -> tuple[Masks, str]:
+    """Return masks of runs, `(M, 3)` for each image: the first pixel and the one after the last, as written, and the
+    class, from 1; and a note that says how they are read.
+
+    Pixels count from 0 where a run begins there, otherwise from 1; and down the columns, as Kaggle's do, unless the
+    outlines of some masks are much shorter across the rows.
+    """
+    filled = np.flatnonzero([*map(len, runs)]).tolist()
+    first = min(int(runs[number][:, 0].min()) for number in filled)
+    made = [(own - [min(first, 1), min(first, 1), 0]).astype(np.uint32) for own in runs]
+    down, across = (_RunMasks(images, made, sizes, is_down) for is_down in (True, False))
+    chosen = [filled[place] for place in np.linspace(0, len(filled) - 1, min(_LOOKED_AT, len(filled))).astype(int)]
+    lengths = np.zeros(2, np.int64)
+    for number in chosen:
+        size = None
+        # A broken image is reported when it is packed.
+        with suppress(DecodeError, CorruptArchiveError):
+            size = down.size(number)
+        try:
+            if size is not None:
+                lengths += [outline_length(draw_runs(made[number], size, down=is_down)) for is_down in (True, False)]
+        except DecodeError as error:
+            raise broken(images.name(number), str(error).rstrip(".")) from error
+    is_down, is_shown = lengths[0] <= lengths[1] * _FALLS_APART, lengths.max() > lengths.min() * _FALLS_APART
+    ways = ("down the columns", "across the rows")
+    way, other = ways if is_down else reversed(ways)
+    why = f"{other} their outlines would be {lengths.max() / max(lengths.min(), 1):.1f} times as long"
+    why = why if is_shown else f"Kaggle's form; nothing else shows whether they are meant {other}, so look at some"
+    note = f"Runs are read {way}, from pixel {min(first, 1)} on: {why}."
+    return Masks((down if is_down else across).source(), decoded=True), note
 
 
 def check_lossless(content: Content) -> None:

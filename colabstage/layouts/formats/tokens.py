@@ -381,6 +381,10 @@ def why_no_text(source: Source) -> str:
     """Return what texts hold instead of language, and what to write: classes in folders, names of images, numbers; ""
     if they may be text to learn from."""
     texts = _with(source, () if _with(source, TOKENS) else TEXTS)
+    # The largest, because small ones are about the others.
+    for entry in texts.take(np.argsort(-texts.sizes, kind="stable")[:_LOOKED_AT]):
+        if what := _what_else(entry.name, source.head(entry, _HEAD_BYTES)):
+            return f"'{entry.name}' {what}; layout=\"tokens\" takes it as text to learn from."
     folders = sorted(one for one in {*map(words.folder_of, texts.names)} if one and not words.is_split(one))
     # Parts of one text are numbered too, and dates.
     named = {" ".join(words.letters_of(one)) for one in parts_of_names(texts.names, BEFORE_NUMBER)}
@@ -392,9 +396,6 @@ def why_no_text(source: Source) -> str:
             f"'{source.label}' holds {len(texts):,} texts {where}. {AS_CLASSES}; layout=token_blocks() "
             f"reads all text as one stream, to predict the next token{only and f'; {only} takes one'}."
         )
-    for entry in texts[:_LOOKED_AT]:
-        if what := _what_else(entry.name, source.head(entry, _HEAD_BYTES)):
-            return f"'{entry.name}' {what}; layout=\"tokens\" takes it as text to learn from."
     return ""
 
 
@@ -438,9 +439,9 @@ def _what_else(name: str, head: bytes) -> str:
     found = items_of(lines[0]) if lines and name.lower().endswith(".jsonl") else None
     if labels := words.label_names(one[0] for one in found or () if isinstance(one, tuple)):
         return f"has {listed(labels)} beside the text of each line. {AS_CLASSES}"
-    if what := _columns_in(lines):
-        return f"{what} ('{lines[0][:60]}'). {AS_CLASSES}"
     cells = [word for line in lines for word in _CELL.split(line) if word]
     if _MOSTLY * len(cells) < sum(NUMBER.fullmatch(word) is not None for word in cells):
-        return f"holds numbers, not text ('{lines[0].strip()[:60]}'). Save them as x and y of a .npz"
-    return ""
+        how = "Read them by numpy.loadtxt or pandas.read_csv, and save arrays: numpy.savez('data.npz', x=x, y=y)"
+        return f"holds numbers, not text ('{lines[0].strip()[:60]}'). {how}"
+    what = _columns_in(lines)
+    return what and f"{what} ('{lines[0][:60]}'). {AS_CLASSES}"

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,24 +117,32 @@ def createml(drawn: Drawn) -> Texts:
     return {"_annotations.createml.json": json.dumps(said)}
 
 
-def openimages(drawn: Drawn) -> Texts:
+def a_csv(header: list[str], rows: Iterable[Sequence[Any]]) -> str:
     file = io.StringIO()
-    table = csv.writer(file)
-    table.writerow(["ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax", "IsOccluded"])
+    csv.writer(file).writerows([header, *rows])
+    return file.getvalue()
+
+
+def openimages(drawn: Drawn) -> Texts:
+    rows = []
     for n, shapes in enumerate(drawn):
         for label, x, y, width, height in sides(shapes):
             edges = (x / WIDTH, (x + width) / WIDTH, y / HEIGHT, (y + height) / HEIGHT)
-            table.writerow([f"{n:03}a", "xclick", label, 1, *(f"{edge:.6f}" for edge in edges), 0])
-    return {"train-annotations-bbox.csv": file.getvalue()}
+            rows.append([f"{n:03}a", "xclick", label, 1, *(f"{edge:.6f}" for edge in edges), 0])
+    header = ["ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax", "IsOccluded"]
+    return {"train-annotations-bbox.csv": a_csv(header, rows)}
 
 
 def table(drawn: Drawn) -> Texts:
-    file = io.StringIO()
-    lines = csv.writer(file)
-    lines.writerow(["path", "xmin", "ymin", "xmax", "ymax", "class"])
-    for n, shapes in enumerate(drawn):
-        lines.writerows([f"{n}.jpg", x, y, x + w, y + h, label] for label, x, y, w, h in sides(shapes))
-    return {"boxes.csv": file.getvalue()}
+    rows = [
+        [f"{n}.jpg", x, y, x + w, y + h, label] for n, shapes in enumerate(drawn) for label, x, y, w, h in sides(shapes)
+    ]
+    return {"boxes.csv": a_csv(["path", "xmin", "ymin", "xmax", "ymax", "class"], rows)}
+
+
+def table_of_sizes(drawn: Drawn) -> Texts:
+    rows = [[f"{n}.jpg", WIDTH, HEIGHT, *box, label] for n, shapes in enumerate(drawn) for label, *box in sides(shapes)]
+    return {"b.csv": a_csv(["path", "image_width", "image_height", "x", "y", "width", "height", "class"], rows)}
 
 
 def label_studio(drawn: Drawn) -> Texts:
@@ -170,6 +178,46 @@ def via(drawn: Drawn) -> Texts:
             regions.append({"shape_attributes": at, "region_attributes": {"kind": one.label}})
         said[f"{n}.jpg{n}"] = {"filename": f"{n}.jpg", "size": n, "regions": regions, "file_attributes": {}}
     return {"via_export.json": json.dumps({"_via_settings": {}, "_via_img_metadata": said})}
+
+
+def via_table(drawn: Drawn) -> Texts:
+    empty = {"shape_attributes": {}, "region_attributes": {}}
+    rows = [
+        [one["filename"], json.dumps(at["shape_attributes"]), json.dumps(at["region_attributes"])]
+        for one in json.loads(via(drawn)["via_export.json"])["_via_img_metadata"].values()
+        for at in one["regions"] or [empty]
+    ]
+    return {"via_csv.csv": a_csv(["filename", "region_shape_attributes", "region_attributes"], rows)}
+
+
+def prodigy(drawn: Drawn) -> Texts:
+    """A box has its corner and size, an outline its points; what was not accepted is no answer."""
+    tasks = []
+    for n, shapes in enumerate(drawn):
+        spans: list[dict[str, Any]] = [{"label": label, "points": points} for label, points in shapes]
+        for span, one in zip(spans, shapes, strict=True):
+            if len(one.points) == 2:
+                ((_, x, y, w, h),) = sides([one])
+                span |= {"type": "rect", "x": x, "y": y, "width": w, "height": h, "points": None}
+        tasks += [{"image": f"{n}.jpg", "width": WIDTH, "height": HEIGHT, "spans": spans, "answer": "accept"}]
+        tasks += [{"image": f"{n}.jpg", "spans": [{"label": "no"}], "answer": word} for word in ("reject", "ignore")]
+    return {"annotations.jsonl": "".join(json.dumps(one) + "\n" for one in tasks)}
+
+
+def labelbox(drawn: Drawn) -> Texts:
+    lines = []
+    for n, shapes in enumerate(drawn):
+        objects: list[dict[str, Any]] = [
+            {"name": label, "polygon": [{"x": x, "y": y} for x, y in points]} for label, points in shapes
+        ]
+        for own, one in zip(objects, shapes, strict=True):
+            if len(one.points) == 2:
+                ((_, x, y, w, h),) = sides([one])
+                own["bounding_box"] = {"top": y, "left": x, "height": h, "width": w}
+        said = {"p": {"labels": [{"annotations": {"objects": objects, "classifications": []}}]}}
+        sized = {"height": HEIGHT, "width": WIDTH}
+        lines.append({"data_row": {"external_id": f"{n}.jpg"}, "media_attributes": sized, "projects": said})
+    return {"export.ndjson": "".join(json.dumps(one) + "\n" for one in lines)}
 
 
 def keras_yolo(drawn: Drawn) -> Texts:
@@ -320,8 +368,12 @@ TOOLS = {
     "CreateML": Tool(createml, outlines=False),
     "Open Images": Tool(openimages, "images/{:03}a.jpg", outlines=False),
     "a table": Tool(table, outlines=False),
+    "a table of sizes": Tool(table_of_sizes, outlines=False, sized=True),
     "Label Studio": Tool(label_studio, "a {}.jpg", sized=True),
     "VIA": Tool(via),
+    "VIA's table": Tool(via_table),
+    "Prodigy": Tool(prodigy, sized=True),
+    "Labelbox": Tool(labelbox, sized=True),
     "Keras YOLO": Tool(keras_yolo, outlines=False, whole=True),
     "Supervisely": Tool(supervisely, "ds/img/{}.jpg", sized=True),
     "BDD": Tool(bdd, outlines=False),

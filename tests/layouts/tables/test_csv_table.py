@@ -12,7 +12,7 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.options import SampleTable, Values, table_rows
+from colabstage.options import Boxes, SampleTable, Values, table_rows
 from tests.layouts.readers import read
 
 COUNT = 6
@@ -209,13 +209,19 @@ ASKED = {
     "sizes of the images": ("image,width,height", ["{i}.png,{i},9"], r"'width', 'height'.*labels=\['width'\]"),
     "yes and no beside a number": ("image,age,male", ["{i}.png,{i},True", "{i}.png,{i},False"], r"labels=\['age'\]"),
     "landmarks beside a class": ("image,label,x1,y1,x2,y2,x3,y3", ["{i}.png,a,1,2,3,4,5,6"], r"labels=\['label'\]"),
-    "boxes with a width": ("image,label,x,y,w,h", ["{i}.png,a,1,2,3,4"], r"xmin, ymin, xmax.*labels=\['label'\]"),
+    "boxes that may be either": ("image,label,box", ["{i}.png,a,1 2 3 4"], r"xyxy as well as xywh: columns xmin, ymin"),
+    "outlines in a cell": ("image,label,box", ["{i}.png,a,1 2 3 4 5 6 7 8"], r"'box' holds boxes in another form"),
     "corners, and what may be a class": (
         "image,x1,y1,x2,y2,camera", ["{i}.png,1,2,3,4,a"], r"none their class.*labels=\['x1', 'y1', 'x2', 'y2'\]"
     ),
     "ends of lines": ("image,x1,y1,x2,y2", ["{i}.png,9,2,3,4"], r"9, 2, 3, 4 .*labels=\['x1', 'y1', 'x2', 'y2'\]"),
     "a class without its box": ("image,class,x1,y1,x2,y2", ["{i}.png,a,,,,"], r"leave .*'class' empty;"),
-    "masks under any name": ("image,label,seg", ["{i}.png,a,1 3 10 5 20 2", "{i}.png,a,"], r"'seg' holds masks"),
+    "runs that overlap": ("image,rle", ["{i}.png,1 3 2 5"], r"runs that follow each other.*leave 'rle' empty"),
+    "runs of two classes on one pixel": (
+        "image,class,rle", ["1.png,a,1 3", "1.png,b,3 2"], r"'images/1.png' are of several classes of 'class'"
+    ),
+    "runs beyond the image": ("image,rle,height,width", ["{i}.png,90 12,10,10"], r"end at pixel 101, .* 10 x 10 "),
+    "no mask in any row": ("image,rle", ["{i}.png,"], r"'rle' holds no mask in any row.*layout=\"images\""),
     "an index as the path": (",label", ["{i},a", "{i},b"], r"first row of 't.csv' is '0', 'a'"),
     "nothing beside the paths": ("image", ["{i}.png"], r"no labels beside the paths.*path,label"),
     "a title above the header": ("My data,,", ["{i}.png,a,"], r"no labels beside.*path,label"),
@@ -241,6 +247,7 @@ READ = {
     "columns of numbers": ("image,x,y", ["{i}.png,{i},0.5"], (), [[0, 0.5], [1, 0.5]]),
     "words between bars": ("image,tags", ["{i}.png,a|b", "{i}.png,"], ("a", "b"), [[1, 1], [0, 0]]),
     "no header": ("", ["{i}.png,dog", "{i}.png,cat"], ("cat", "dog"), [1, 0]),
+    "four numbers, no box": ("image,vector,label", ["{i}.png,1 2 3 4,a", "{i}.png,1 2 3 4,b"], ("a", "b"), [0, 1]),
     "tabs": ("image\tkind", ["{i}.png\ta", "{i}.png\tb"], ("a", "b"), [0, 1]),
     "an id without its ending": ("id;breed;width", ["{i};a;17", "{i};b;17"], ("a", "b"), [0, 1]),
     "excel's own line": ("sep=;\nimage;label", ["{i}.png;a", "{i}.png;b"], ("a", "b"), [0, 1]),
@@ -284,6 +291,35 @@ def test_what_a_loss_or_a_reader_would_not_expect_is_noted(case: str) -> None:
     header, forms, says = NOTED[case]
     found = rows(header, *forms)
     assert says in " ".join(found.notes)
+
+
+CELLS = {
+    "sizes": ("bbox", "[5.0, 5.0, 4.0, 4.0]", [[5, 5, 9, 9]]),
+    "corners": ("bbox", "1 2 9 9", [[1, 2, 9, 9]]),
+    "stated": ("bbox_xywh", "(1, 2, 3, 4)", [[1, 2, 4, 6]]),
+    "several in a list": ("boxes", "[[5, 5, 4, 4], [0, 0, 9, 9]]", [[5, 5, 9, 9], [0, 0, 9, 9]]),
+    "several": ("BoxesString", "5 5 4 4;0 0 9 9", [[5, 5, 9, 9], [0, 0, 9, 9]]),
+    "columns": ("x,y,w,h", "1,2,3,4", [[1, 2, 4, 6]]),
+    "columns of centres": ("x,y,w,h", "1,2,2,4", [[0, 0, 2, 4]]),
+}
+
+
+@pytest.mark.parametrize("case", CELLS)
+def test_boxes_in_cells_are_read_in_the_form_that_all_images_show(case: str) -> None:
+    """An image without any has no number, or a class that no row with a box has."""
+    header, cell, boxes = CELLS[case]
+    cells = cell if header == "x,y,w,h" else f'"{cell}"'
+    # Only as centres and sizes both are inside.
+    edge = ["{i}.png,9,9,8,7,2,4,a"] * ("centres" in case)
+    none = "{i}.png,9,9," + "," * header.count(",")
+    found = rows(f"image,width,height,{header},class", *edge, f"{{i}}.png,9,9,{cells},a", f"{none},none", f"{none},")
+    assert isinstance(found.targets, Boxes)
+    assert found.classes == ("a",)
+    first = len(edge)
+    part = slice(found.targets.offsets[first], found.targets.offsets[first + 1])
+    assert found.targets.boxes[part].tolist() == boxes
+    assert np.diff(found.targets.offsets)[first + 1 : first + 3].tolist() == [0, 0]
+    assert "No row with the class 'none' has a box: such rows say that their images have none." in found.notes
 
 
 def test_labels_that_are_corners_are_numbers() -> None:
