@@ -361,7 +361,7 @@ class PackRun:
             work = self._open_work(workspace, stack, order, journal)
             release_freed_memory()  # from planning, sorting and writing names, before hours of packing
             resumed, began, left = journal.finished_samples, time.monotonic(), journal.unfinished()
-            takeover = None if self.base is None else job.takeover or plan_takeover(job, self.base.rows)
+            takeover = None if self.base is None else job.takeover or plan_takeover(job, self.base)
             if self.base is not None and takeover is not None and takeover.taken:
                 take_over(work, journal, self.base, takeover, left=left, progress=self.progress)
             readers = self._pack(work, journal, left, is_part=takeover is not None and takeover.taken > 0)

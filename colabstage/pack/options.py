@@ -111,7 +111,8 @@ class PackOptions:
             it refers to, are part of the key.
         seed: for the splits and the row order of `train`.
         on_error: `"raise"` stops at the first image that cannot be decoded, `"skip"` leaves it out and reports it, and
-            `"skip:1%"` stops once more than that share has been left out. Finished work is kept.
+            `"skip:1%"` stops once more than that share has been left out. Finished work is kept. An address in a list
+            that leads to no file, or to a page, counts as such an image.
         only: a part of the source: a path below it, such as `"train/images"`, a pattern, or a list of these. A single
             folder is read as if it were the source; anything else keeps its names. In patterns a star stands for a
             part of a name, and two stars for any folders.
@@ -248,19 +249,23 @@ class PackOptions:
         """
         return self._digest("", self.on_error)
 
+    def rows_fingerprint(self) -> str:
+        """Return 16 hexadecimal digits that differ whenever some sample's bytes would, wherever it is placed."""
+        return self._digest("", splits=None, group_by=None, seed=0)
+
     def places_fingerprint(self) -> str:
         """Return 16 hexadecimal digits that differ whenever some sample's bytes or place would differ."""
         return self._digest(self.once)
 
-    def _digest(self, once: str, *further: str) -> str:
+    def _digest(self, once: str, *further: str, **instead: Any) -> str:
         # Our own layout functions say which layout's rules they follow; a function of the caller's follows its own.
         name = self.layout if isinstance(self.layout, str) else getattr(self.layout, "layout", "")
         rules = _NEWER_RULES.get(name, RULES_VERSION)
         further = (*further, "values as written") if self.image.color_mode == "keep" else further
         # JSON's objects are sorted, but the order of splits decides which rows each of them gets.
-        values = {**self._to_json(once), "splits": self.fractions}
+        values = {**self._to_json(once), "splits": self.fractions, **instead}
         # Since then names tell what stays together, and groups are stratified.
-        further = (*further, "splits 2") if self.fractions else further
+        further = (*further, "splits 2") if values["splits"] else further
         return short_digest(json.dumps([FORMAT_VERSION, rules, values, *further], sort_keys=True))
 
 

@@ -218,6 +218,8 @@ class BasePack(NamedTuple):
     path: Path
     """The file, or where it will be once it is copied from the cache."""
     rows: PackRows
+    same_source: bool = True
+    """Whether names in it are those of the same files."""
     state: tuple[int, ...] = ()
     """The state of the file whose bytes were verified, from `file_state`."""
 
@@ -271,12 +273,13 @@ def form_of(job: PackJob) -> str:
     decodes = any(part.lengths is None for part in plan.fields)
     versions = [(name, installed_version(name)) for name in ("colabstage", *_DECODERS, *torch)] if decodes else None
     notes_sizes = isinstance(targets, Boxes) or plan.is_open
-    return repr((plan.encoding, plan.resizer, fields, image, masks, notes_sizes, job.options.to_json(), versions))
+    options = job.options.rows_fingerprint()
+    return repr((plan.encoding, plan.resizer, fields, image, masks, notes_sizes, options, versions))
 
 
-def plan_takeover(job: PackJob, base: PackRows) -> Takeover:
+def plan_takeover(job: PackJob, earlier: BasePack) -> Takeover:
     """Decide which rows of an earlier pack become rows of a planned one. Reads nothing."""
-    form = form_of(job)
+    form, base = form_of(job), earlier.rows
     states = states_of(job.table) if form else None
     rows, why = np.full(len(job.table), -1, np.int64), ""
     if states is None:
@@ -284,7 +287,9 @@ def plan_takeover(job: PackJob, base: PackRows) -> Takeover:
     elif form != base.form:
         why = "it was made in another form, or by other versions"
     else:
-        rows = _without_odd(job, _proved(states, base.rows), base.rows)
+        # Times and versions say nothing about files of another source.
+        own = base.rows if earlier.same_source else _without_versions(base.rows)
+        rows = _without_odd(job, _proved(states, own), base.rows)
     names = np.zeros(len(rows), np.uint64) if states is None else states["name"]
     is_read = rows < 0
     is_gone = ~np.isin(base.rows["name"], names)
@@ -311,6 +316,12 @@ def _proved(states: NDArray[np.void], base: NDArray[np.void]) -> NDArray[np.int6
     # If both have a checksum, that alone decides: times may be equal although a file was written.
     both = (states["digest"] != 0) & (base["digest"][same_name] != 0)
     return np.where((rows < 0) & ~both, same_name, rows)
+
+
+def _without_versions(rows: NDArray[np.void]) -> NDArray[np.void]:
+    found = rows.copy()
+    found["version"] = 0
+    return found
 
 
 def _find(known: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> NDArray[np.int64]:

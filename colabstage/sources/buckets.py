@@ -9,13 +9,12 @@ it has arrived, and most services can write one only if the name is free.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import threading
 import warnings
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -88,6 +87,40 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+class _Service:
+    """The connections to a service with one login, for all addresses in one bucket."""
+
+    def __init__(self, backend: Any, options: dict[str, Any]) -> None:
+        self.options = options
+        self.chose_login = not _LOGIN_OPTIONS.isdisjoint(options)
+        self.is_anonymous = False
+        self.is_shared = bool(backend.async_impl) or backend.protocol == "memory"
+        self.lock, self.trying = threading.Lock(), threading.Lock()
+        # File systems that no thread uses; one that all share stays here.
+        self.idle: list[Any] = []
+        self.free = threading.BoundedSemaphore(_CONNECTIONS)
+
+    def hang_up(self) -> None:
+        with self.lock:
+            idle, self.idle = self.idle, []
+        for fs in idle:
+            _hang_up(fs)
+
+
+class Services(Closing):
+    """What the addresses of one run share, because making a client, and logging in, takes longer than a request."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Any, str], _Service] = {}
+
+    def of(self, backend: Any, options: dict[str, Any], bucket: str) -> _Service:
+        return self._found.setdefault((backend, f"{bucket} {sorted(options.items())}"), _Service(backend, options))
+
+    def close(self) -> None:
+        for service in list(self._found.values()):
+            service.hang_up()
+
+
 class ObjectStore(Closing):
     """The service behind an address. Every method may be called from any thread; each has a deadline, and raises
     `SourceNotFoundError`, `SourceAccessError`, `TransientError` or `SourceReadError`, or `TargetNotWritableError` when
@@ -101,9 +134,10 @@ class ObjectStore(Closing):
     file can have the name of a folder. `connections`: how many parts of one file it sends concurrently at full speed.
     """
 
-    def __init__(self, url: str, cancellation: Cancellation | None = None) -> None:
-        """Load the backend; the service itself is not contacted yet. `cancellation` ends all calls at once."""
-        self.label = show_address(url)
+    def __init__(self, url: str, cancellation: Cancellation | None = None, services: Services | None = None) -> None:
+        """Load the backend; the service itself is not contacted yet. `cancellation` ends all calls at once.
+        `services`: have the connections, and outlive this; by default it has its own."""
+        self.label, self._url = show_address(url), url
         self.protocol = protocol_of(url)
         self._class = _load(self.protocol, self.label)
         given = _options_of_environment(self._class)
@@ -113,45 +147,57 @@ class ObjectStore(Closing):
         except ValueError:
             msg = f"'{self.label}' is not a complete address."
             raise OptionError(msg) from None
-        self._chose_login = not _LOGIN_OPTIONS.isdisjoint([*given, *in_url])
-        self._options = {**_DEFAULTS.get(self.protocol, {}), **given, **in_url}
-        self._secrets = secrets_in(self._options)
+        options = {**_DEFAULTS.get(self.protocol, {}), **given, **in_url}
+        self._secrets = secrets_in(options)
+        self._services, self._owns_services = services or Services(), services is None
+        self._service = self._services.of(self._class, options, self.path.partition("/")[0])
         self.folders_are_prefixes = self._on_loop = bool(self._class.async_impl)
-        self._is_shared = self._on_loop or self.protocol == "memory"
         self.connections = 8 if self._on_loop else _CONNECTIONS
-        self.notes: tuple[str, ...] = ()
-        self._lock = threading.Lock()
-        # File systems that no thread uses; one that all share stays here.
-        self._idle: list[Any] = []
-        self._free = threading.BoundedSemaphore(_CONNECTIONS)
         # Completed when the store is closed, to wake callers that wait for a response.
         self._closed: Future[None] = Future()
         self._cancellation = cancellation or Cancellation()
         self._leave = self._cancellation.follow(self._wake)
 
+    def open_again(self) -> ObjectStore | None:
+        """Return one for the same address with the same connections, if these outlive this one."""
+        return None if self._owns_services else ObjectStore(self._url, self._cancellation, self._services)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if not self._service.is_anonymous:
+            return ()
+        return (f"'{self.label}' was read anonymously: no login was found that it accepts.",)
+
     def info(self, path: str = "") -> dict[str, Any]:
         """Return fsspec's facts on the address itself, or on another path."""
-        asked = path or self.path
+        asked, was_anonymous = path or self.path, self._service.is_anonymous
         try:
             found = dict(self._ask("info", asked))
         except SourceAccessError as refused:
-            found = self._info_anonymously(asked, refused)
+            with self._service.trying:
+                found = self._info_anonymously(asked, refused, was_anonymous=was_anonymous)
         # From now on a refusal means that the login has expired. It is kept, because other threads may use it.
-        self._chose_login = True
+        self._service.chose_login = True
         return found
 
-    def _info_anonymously(self, path: str, refused: SourceAccessError) -> dict[str, Any]:
+    def _info_anonymously(self, path: str, refused: SourceAccessError, *, was_anonymous: bool) -> dict[str, Any]:
         # Public buckets allow it, and most notebooks have no login.
-        anonymous = _ANONYMOUS.get(self.protocol)
-        if anonymous is None or self._chose_login:
+        anonymous, service = _ANONYMOUS.get(self.protocol), self._service
+        is_tried = service.is_anonymous and not was_anonymous  # by another thread meanwhile
+        if not is_tried and (anonymous is None or service.chose_login):
             raise refused
-        self._options = {**self._options, **anonymous}
-        self._hang_up_idle()
+        before = service.options
+        if not is_tried:
+            service.options = {**before, **(anonymous or {})}
+            service.hang_up()
         try:
             answer = dict(self._ask("info", path))
         except SourceAccessError:
+            if not is_tried:
+                service.options = before
+                service.hang_up()
             raise refused from None
-        self.notes = (f"'{self.label}' was read anonymously: no login was found that it accepts.",)
+        service.is_anonymous = True
         return answer
 
     def list_files(self, *, workers: int) -> list[dict[str, Any]]:
@@ -361,12 +407,12 @@ class ObjectStore(Closing):
         """Close the connections, and wake callers that wait for a response. Calling it twice is fine."""
         self._leave()
         self._wake()
-        self._hang_up_idle()
+        if self._owns_services:
+            self._services.close()
 
     def _wake(self) -> None:
-        with self._lock:
-            if not self._closed.done():
-                self._closed.set_result(None)
+        with suppress(InvalidStateError):
+            self._closed.set_result(None)
 
     def _change(self, path: str, verb: str, *arguments: Any, seconds: float = _PATIENCE_S, **options: Any) -> Any:
         try:
@@ -383,6 +429,9 @@ class ObjectStore(Closing):
 
     def _start(self, fs: Any, verb: str, *arguments: Any, **options: Any) -> Future[Any]:
         if self._on_loop:
+            # Imported late: most sources are not of such a service.
+            import asyncio
+
             return asyncio.run_coroutine_threadsafe(getattr(fs, f"_{verb}")(*arguments, **options), fs.loop)
         return in_thread(lambda: getattr(fs, verb)(*arguments, **options), "colabstage-remote")
 
@@ -401,10 +450,11 @@ class ObjectStore(Closing):
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Any]:
         """Lend a file system to this thread, and translate its errors."""
+        service = self._service
         try:
-            with contextlib.nullcontext() if self._is_shared else self._free:
+            with contextlib.nullcontext() if service.is_shared else service.free:
                 fs = self._take()
-                is_usable = self._is_shared
+                is_usable = service.is_shared
                 try:
                     yield fs
                     is_usable = True
@@ -414,7 +464,7 @@ class ObjectStore(Closing):
                 finally:
                     # After an error the protocol may be out of step: the next request could get the last one's
                     # response.
-                    if not self._is_shared:
+                    if not service.is_shared:
                         self._give_back(fs, is_usable=is_usable)
         except ColabstageError:
             raise
@@ -424,32 +474,27 @@ class ObjectStore(Closing):
             raise translate_error(error, self.protocol, self.label, self._secrets) from None
 
     def _take(self) -> Any:
-        with self._lock:
+        service = self._service
+        with service.lock:
             self._check_open()
-            if self._is_shared:
-                if not self._idle:
-                    self._idle.append(self._make())
-                return self._idle[0]
-            if self._idle:
-                return self._idle.pop()
+            if service.is_shared:
+                if not service.idle:
+                    service.idle.append(self._make())
+                return service.idle[0]
+            if service.idle:
+                return service.idle.pop()
         return self._make()
 
     def _make(self) -> Any:
-        made = in_thread(lambda: self._class(**self._options, skip_instance_cache=True), "colabstage-remote")
-        return self._result(made, CALL_TIMEOUT_S)
+        options = {**self._service.options, "skip_instance_cache": True}
+        return self._result(in_thread(lambda: self._class(**options), "colabstage-remote"), CALL_TIMEOUT_S)
 
     def _give_back(self, fs: Any, *, is_usable: bool) -> None:
-        with self._lock:
+        with self._service.lock:
             if is_usable and not self._closed.done():
-                self._idle.append(fs)
+                self._service.idle.append(fs)
                 return
         _hang_up(fs)
-
-    def _hang_up_idle(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for fs in idle:
-            _hang_up(fs)
 
     def _check_open(self) -> None:
         """Refuse to continue after `close`: nobody would close a new connection."""

@@ -194,7 +194,6 @@ class HttpFile(RemoteFile):
         return (f"The server of '{facts.label}' {why}: compare its length with what is expected.",)
 
     def open_again(self) -> HttpFile:
-        """Return the same file with connections of its own, without a request."""
         return HttpFile(self._session.open_again(), self.facts, self._first, self._head)
 
     def known(self, offset: int, stop: int) -> bytes:

@@ -20,6 +20,7 @@ from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.workspace import current_world
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, silence_of, slow_mounts_below
+from colabstage.sources.buckets import Services
 from colabstage.sources.gdrive import SharedFolder, open_share
 from colabstage.sources.kaggle import find_kaggle_folder, find_login, newest_version
 from colabstage.sources.parse import (
@@ -37,7 +38,7 @@ from colabstage.sources.parse import (
     parts_of,
     paths_of,
 )
-from colabstage.sources.remote_files import RemoteFileTree, open_remote
+from colabstage.sources.remote_files import LEADS_NOWHERE, NOTHING, RemoteFileTree, open_remote
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.folder import FolderTree, folder_stamps
 from colabstage.trees.listing import FileEntries, Tree
@@ -416,6 +417,7 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, unpack: bool) -
     asker = _Asker()
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
     answer = in_thread(lambda: asker.ask(lambda: expand_source(source, unpack=unpack), recorded), "colabstage-look")
+    answer.add_done_callback(lambda _: asker.services.close())
     while not wait([answer], max(0.01, asker.responded_at + _SILENCE_S - time.monotonic())).done:
         if time.monotonic() - asker.responded_at >= _SILENCE_S:
             return Look("unknown", f"nothing arrived from it for {_SILENCE_S:.0f} s")
@@ -427,6 +429,7 @@ class _Asker:
 
     def __init__(self) -> None:
         self.responded_at = time.monotonic()
+        self.services = Services()
 
     def on_response(self) -> None:
         self.responded_at = time.monotonic()
@@ -437,6 +440,8 @@ class _Asker:
         try:
             return self._ask(expand(), recorded)
         except ColabstageError as error:
+            if isinstance(error, LEADS_NOWHERE) and recorded.version == NOTHING:
+                return Look("same", "addresses that led nowhere still do")
             return Look("unknown", str(error))
         except OSError as error:
             named = f"'{error.filename}': " if error.filename else ""
@@ -449,7 +454,7 @@ class _Asker:
             case LocalSource():
                 return self._ask_disk(source.files, recorded, source.leave_out)
             case WebSource() | ObjectSource() | ShareSource():
-                return _ask_service(source, recorded)
+                return _ask_service(source, recorded, self.services)
             case KaggleSource():
                 return self._ask_kaggle(source, recorded)
             case ManySource():
@@ -545,12 +550,12 @@ def _untold(why: str) -> str:
     return f"Drive's client reports no MD5 to compare: {why}"
 
 
-def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: SourceIdentity) -> Look:
+def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: SourceIdentity, services: Services) -> Look:
     # One try, because a look has a deadline, and the local data can be used without it.
     if isinstance(source, ShareSource):
         found: Any = open_share(source, policy=_ONE_TRY)
     elif recorded.kind in ("archive", "file"):
-        found = open_remote(source, policy=_ONE_TRY)
+        found = open_remote(source, policy=_ONE_TRY, services=services)
     else:
         return Look("unproved")
     if isinstance(found, SharedFolder):

@@ -16,7 +16,7 @@ from colabstage.io.environment import require_online
 from colabstage.io.files import PATIENT, RetryPolicy, hash_block
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import left_out, show_address
-from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
+from colabstage.sources.buckets import PIECE_BYTES, ObjectStore, Services
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
 from colabstage.sources.parse import split_pattern
 from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, TransientError, given_up, with_retries
@@ -95,6 +95,10 @@ class ObjectFile(RemoteFile):
     def without_version_check(self) -> ObjectFile:
         """Return the same object, for a reader that compares hashes; it is closed with this one."""
         return ObjectFile(self._store, self._path, self.facts, owns_store=False, asks_version=False)
+
+    def open_again(self) -> ObjectFile | None:
+        store = self._store.open_again()
+        return None if store is None else ObjectFile(store, self._path, self.facts)
 
     def close(self) -> None:
         if self._owns_store:
@@ -202,16 +206,17 @@ def open_address(
     workers: int = 32,
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     cancellation: Cancellation | None = None,
+    services: Services | None = None,
 ) -> RemoteFile | RemoteFileTree:
     """Open what is at an address of a service that fsspec knows, or that an installed package adds: a file or a folder.
 
     If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker. A star in
     an address makes it a pattern of what is below the folder before it. Without a `checksum` of the caller, the
     service's own counts, if it is certain. `workers`: how many folders are listed at once. `cancellation`: ends calls
-    to what fsspec knows, then and while it is read.
+    to what fsspec knows, then and while it is read. `services`: as of `ObjectStore`.
     """
     service = _service_of(url)
-    found = _open_in_store(url, cancellation, workers, retry) if service is None else service(url)
+    found = _open_in_store(url, cancellation, services, workers, retry) if service is None else service(url)
     if isinstance(found, Mapping):
         return RemoteFileTree(show_address(url), list(found.items()), policy=retry, askers=workers)
     if checksum is not None and not isinstance(found, RemoteFileTree):
@@ -235,10 +240,10 @@ def _find(store: ObjectStore) -> dict[str, Any]:
 
 
 def _open_in_store(
-    url: str, cancellation: Cancellation | None, workers: int, retry: RetryPolicy
+    url: str, cancellation: Cancellation | None, services: Services | None, workers: int, retry: RetryPolicy
 ) -> ObjectFile | RemoteFileTree:
     folder, pattern = split_pattern(url)
-    store = ObjectStore(folder, cancellation)
+    store = ObjectStore(folder, cancellation, services)
     with contextlib.ExitStack() as on_error:
         on_error.callback(store.close)
         if pattern and store.exists(whole := f"{store.path}/{pattern}"):
@@ -266,12 +271,12 @@ def _open_in_store(
     return found
 
 
-def is_object_folder(url: str) -> bool:
+def is_object_folder(url: str, services: Services) -> bool:
     """Return whether an address is of a folder, or with a star stands for files, without listing it."""
     if split_pattern(url)[1] or _service_of(url) is not None:
         return bool(split_pattern(url)[1])
     require_online(show_address(url))
-    with given_up(), ObjectStore(url) as store:
+    with given_up(), ObjectStore(url, services=services) as store:
         return bool(_find(store).get("type") == "directory")
 
 

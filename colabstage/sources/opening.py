@@ -32,6 +32,7 @@ from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer, slow_mounts_below
 from colabstage.machine.resources import check_space
 from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, fetch_file
+from colabstage.sources.buckets import Services
 from colabstage.sources.gdrive import IN_FLIGHT
 from colabstage.sources.http_file import HttpFile
 from colabstage.sources.identity import (
@@ -69,7 +70,14 @@ from colabstage.sources.remote import (
     pieces_of,
     read_through,
 )
-from colabstage.sources.remote_files import RemoteFileTree, bytes_along, name_remote_files, open_remote, remote_opener
+from colabstage.sources.remote_files import (
+    LEADS_NOWHERE,
+    RemoteFileTree,
+    bytes_along,
+    name_remote_files,
+    open_remote,
+    remote_opener,
+)
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
@@ -148,6 +156,10 @@ class Opening:
     sparing: bool = False
     """Whether the source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
     through in place."""
+    skips: bool = False
+    """Whether single addresses may lead nowhere, as of `RemoteFileTree`."""
+    services: Services = field(default_factory=Services)
+    """The connections that its addresses share, until it is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,7 +478,7 @@ class OpenedSource(Closing):
     def __init__(self, source: Source, opening: Opening, *, unpack: bool) -> None:
         self.parts: list[Part] = []
         self.files: RemoteFileTree | None = None
-        self._source, self._opening = source, opening
+        self._source, self._opening, self._unpacks = source, opening, unpack
         self._closed = False
         self._stack = contextlib.ExitStack()
         self._whole: Tree | None = None
@@ -506,15 +518,25 @@ class OpenedSource(Closing):
 
     def _open_archives(self, source: ManySource) -> None:
         first, *others = source.parts
-        opened = self._open_one(first)
         # The first source determines the kind of list. Single files are opened when they are read, because there may be
         # thousands of addresses.
         have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
         require_answer(*paths_of(source))
         # Tables and lists may come before the archives or folders that they are about.
         about = [part for part in source.parts if not base_name(part.label).lower().endswith(BESIDE)]
-        are_whole = bool(about) and all(part.label.lower().endswith(ARCHIVE_SUFFIXES) or _lists(part) for part in about)
-        if not are_whole and have_addresses and opened.file is not None and not opened.is_archive():
+        services = self._opening.services
+        are_whole = bool(about) and all(
+            part.label.lower().endswith(ARCHIVE_SUFFIXES) or _lists(part, services) for part in about
+        )
+        are_loose = have_addresses and not are_whole
+        opened = None
+        try:
+            opened = self._open_one(first)
+        except LEADS_NOWHERE:
+            # All are asked then, and the error says how to do without it.
+            if not are_loose:
+                raise
+        if opened is None or (are_loose and opened.file is not None and not opened.is_archive()):
             self._stack.pop_all().close()
             self._whole = self._list([(part.label, part) for part in source.parts], {})
         else:
@@ -559,14 +581,17 @@ class OpenedSource(Closing):
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
         asking = Cancellation()
         self._stack.callback(self._opening.progress.cancellation.follow(asking.cancel))
-        open_one = partial(remote_opener, along=along, cancellation=asking)
+        open_one = partial(remote_opener, along=along, cancellation=asking, services=self._opening.services)
         openers = [again.get(one.address) or open_one(one) for _, one in loose]
         files = list(zip(names, openers, strict=True))
         try:
-            self.files = RemoteFileTree(self._source.label, files, cancellation=asking)
-        except BaseException:
+            self.files = RemoteFileTree(self._source.label, files, cancellation=asking, skips=self._opening.skips)
+        except BaseException as error:
             # Otherwise the requests for the others would go on, and be repeated where they fail.
             asking.cancel()
+            if isinstance(error, LEADS_NOWHERE) and self._unpacks and not self._opening.skips:
+                msg = f"{error} Or leave out all addresses of the list that lead nowhere: on_error='skip'."
+                raise type(error)(msg) from error
             raise
         if loose:
             sources = tuple(source for _, source in loose)
@@ -713,16 +738,17 @@ class OpenedSource(Closing):
         """Release connections and handles; copied data stays for the next run."""
         self._closed = True
         self._stack.close()
+        self._opening.services.close()
 
 
-def _lists(source: SingleSource) -> bool:
+def _lists(source: SingleSource, services: Services) -> bool:
     """Return whether a source is a folder, as far as its service says so before it is listed."""
     if not isinstance(source, ObjectSource):
         return isinstance(source, LocalSource) and is_folder(source.path)
     # Imported late, as in `open_remote`.
     from colabstage.sources.objects import is_object_folder
 
-    return is_object_folder(source.url)
+    return is_object_folder(source.url, services)
 
 
 def _reached(source: SingleSource) -> tuple[Transport, bool]:
@@ -772,6 +798,7 @@ def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, ope
         along=(along, along),
         reads_next=opening.reads_next,
         cancellation=opening.progress.cancellation,
+        services=opening.services,
     )
     if isinstance(found, KaggleFolder):
         part = _open_path(source, found.path, opening)

@@ -205,6 +205,10 @@ class RemoteFile(Protocol):
         """Return what arrived of these bytes when it was opened, from `offset` on; with most files nothing."""
         return b""
 
+    def open_again(self) -> RemoteFile | None:
+        """Return the same file without a request, also after this one is closed; `None` if that takes one."""
+        return None
+
     def without_version_check(self) -> RemoteFile:
         """Return the same file for a reader that compares hashes of what it reads; closed with this one.
 

@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from colabstage.errors import OptionError, SourceReadError
+from colabstage.errors import DecodeError, OptionError, SourceError, SourceNotFoundError, SourceReadError, WebPageError
 from colabstage.io.environment import require_online
 from colabstage.io.files import PATIENT, RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import HIDDEN
 from colabstage.sources.gdrive import IN_FLIGHT, SharedFolder, open_share
-from colabstage.sources.http_file import HttpFile, open_http
+from colabstage.sources.http_file import open_http
 from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
 from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, SingleSource, WebSource
 from colabstage.sources.remote import LOOK_BYTES, Checksum, MountedFile, RemoteFacts, RemoteFile, given_up, read_through
@@ -26,10 +26,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from colabstage.io.progress import Cancellation
+    from colabstage.sources.buckets import Services
 
 # Sources that can be a single file with an address.
 FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource | KaggleSource
 
+# What an address raises at which there is no file, or a page in its place.
+LEADS_NOWHERE = (SourceNotFoundError, WebPageError)
+# What stands for the version of such a file.
+NOTHING = "nothing"
 # How many files are asked for their size at once.
 _ASKERS = 16
 # How much of a small file arrives with the first answer.
@@ -71,7 +76,8 @@ class RemoteFileTree(Tree):
     without an ending gets that of the file as its service names it. A file on the web is only opened by it once: what
     came with its facts is not requested again.
     `stamp`: what is the same while no file is added, removed or renamed; "" if nothing tells. `facts`: what is known of
-    each file already, as from a listing; otherwise each is opened for it. `on_close`: called when the tree is closed.
+    each file already, as from a listing; otherwise each is opened for it. `skips`: whether an address that leads to no
+    file counts as a file that cannot be decoded, unless all do. `on_close`: called when the tree is closed.
     """
 
     kind = "folder"
@@ -88,6 +94,7 @@ class RemoteFileTree(Tree):
         stamp: str = "",
         facts: Sequence[RemoteFacts] | None = None,
         notes: tuple[str, ...] = (),
+        skips: bool = False,
         on_close: Callable[[], object] = lambda: None,
     ) -> None:
         self.label = label
@@ -95,16 +102,25 @@ class RemoteFileTree(Tree):
         self._on_close = on_close
         self._stamp = stamp
         self._policy = policy
+        self._skips, dead = skips, list[SourceError]()
         names, openers = [clean_member_name(label, name) for name, _ in files], [opener for _, opener in files]
         check_collisions(label, names, ())
         if facts is None:
             # A service that hangs must not delay the interpreter's exit.
             with DaemonPool(min(askers, len(files)) or 1, "colabstage-list") as pool:
-                asked = pool.run(self._ask, openers, cancellation=cancellation)
-            facts, first = [one for one, _ in asked], [again for _, again in asked]
+                asked = pool.run(partial(self._ask, dead), openers, cancellation=cancellation)
+            if dead and len(dead) == len(files):
+                raise dead[0]
+            facts = [one for one, _ in asked]
             if len(files) <= _KEPT_BYTES // LOOK_BYTES:
-                openers = [again or opener for again, opener in zip(first, openers, strict=True)]
+                openers = [opener for _, opener in asked]
         endings = ["" if extension_of(name) else extension_of(one.name) for name, one in zip(names, facts, strict=True)]
+        if dead:
+            usual = max(endings, key=endings.count)
+            endings = [
+                ending or ("" if one.label or extension_of(name) else usual)
+                for name, one, ending in zip(names, facts, endings, strict=True)
+            ]
         if any(endings):
             names = list(distinct_names(map("".join, zip(names, endings, strict=True)), of_files=True))
         self._open = dict(zip(names, openers, strict=True))
@@ -119,14 +135,26 @@ class RemoteFileTree(Tree):
     def close(self) -> None:
         self._on_close()
 
-    def _ask(self, opener: Callable[[], RemoteFile]) -> tuple[RemoteFacts, Callable[[], RemoteFile] | None]:
-        """Return the facts of a file, and what opens it without another request, if anything does."""
-        with given_up(), contextlib.closing(opener()) as file:
-            facts = file.facts
-            if facts.size is None:
-                # A plan needs the length, which only reading all of it shows.
-                facts = replace(facts, size=sum(map(len, read_through(file, policy=self._policy))))
-            return facts, file.open_again if isinstance(file, HttpFile) else None
+    def _ask(
+        self, dead: list[SourceError], opener: Callable[[], RemoteFile]
+    ) -> tuple[RemoteFacts, Callable[[], RemoteFile]]:
+        """Return the facts of a file, and what opens it, without another request if it can."""
+        try:
+            with given_up(), contextlib.closing(opener()) as file:
+                facts = file.facts
+                if facts.size is None:
+                    # A plan needs the length, which only reading all of it shows.
+                    facts = replace(facts, size=sum(map(len, read_through(file, policy=self._policy))))
+                return facts, lambda: file.open_again() or opener()
+        except LEADS_NOWHERE as error:
+            if not self._skips:
+                raise
+            dead.append(found := error)
+
+        def open_nothing() -> RemoteFile:
+            raise DecodeError(str(found)) from found
+
+        return RemoteFacts("", "", 0, version=NOTHING), open_nothing
 
     @property
     def stamp(self) -> str:
@@ -221,17 +249,21 @@ def bytes_along(files: int, reads_next: bool) -> int:
 
 
 def remote_opener(
-    source: SingleSource, *, along: int = 0, cancellation: Cancellation | None = None
+    source: SingleSource,
+    *,
+    along: int = 0,
+    cancellation: Cancellation | None = None,
+    services: Services | None = None,
 ) -> Callable[[], RemoteFile]:
     """Return a function that opens one file with an address, any number of times. `along`: how many bytes to request
-    at its beginning, for `RemoteFile.known`."""
+    at its beginning, for `RemoteFile.known`. `services`: as of `open_remote`."""
     if not isinstance(source, FileSource):
         msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
         raise OptionError(msg)
 
     def open_it() -> RemoteFile:
         if not isinstance(source, LocalSource):
-            found = open_remote(source, along=(along, 0), cancellation=cancellation)
+            found = open_remote(source, along=(along, 0), cancellation=cancellation, services=services)
             if not isinstance(found, RemoteFileTree | KaggleFolder):
                 return found
             if isinstance(found, RemoteFileTree):
@@ -253,13 +285,14 @@ def open_remote(
     along: tuple[int, int] = (0, 0),
     reads_next: bool = False,
     cancellation: Cancellation | None = None,
+    services: Services | None = None,
 ) -> RemoteFile | RemoteFileTree | KaggleFolder:
     """Open the file or the folder at an address: the only place that maps sources to transports.
 
     `checksum`: the expected one, if the caller knows it. `policy`: how often to retry a web server; `along`: how many
     bytes to request at its beginning and end, for `RemoteFile.known`. `reads_next`: whether all files of a folder are
     read next, so that small ones come whole with their facts. `cancellation`: ends requests, then and while
-    the file is read.
+    the file is read. `services`: of the run, whose addresses share connections; closed after all files.
     """
     if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source)) is not None:
         return mounted
@@ -273,7 +306,9 @@ def open_remote(
             # Imported late: other sources do not need what it loads.
             from colabstage.sources.objects import open_address
 
-            return open_address(source.url, checksum=checksum, retry=PATIENT, cancellation=cancellation)
+            return open_address(
+                source.url, checksum=checksum, retry=PATIENT, cancellation=cancellation, services=services
+            )
         case ShareSource():
             shared = open_share(source, checksum=checksum, along=along, cancellation=cancellation)
             if not isinstance(shared, SharedFolder):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -71,6 +71,8 @@ if TYPE_CHECKING:
 
     from colabstage.stage.request import CacheDir, StageRequest
 
+
+T = TypeVar("T")
 
 # A pack that is read in part keeps the index of each shard here, and as many blocks again; a smaller limit would be
 # refused.
@@ -246,11 +248,19 @@ class Cache:
 
     def find(self) -> CachedPack | None:
         """Return the requested pack; `None` if there is none, or none is wanted."""
-        place = self.place if self.request.wants_pack else None
+        return self._ask(_find_cached) if self.request.wants_pack else None
+
+    def find_all(self) -> list[CachedPack]:
+        """Return all packs in one file each."""
+        return self._ask(_find_all) or []
+
+    def _ask(self, question: Callable[[StageRequest, Place], T]) -> T | None:
+        """Return an answer about the cache; `None` if there is none, or none any more."""
+        place = self.place
         if place is None:
             return None
         try:
-            return place.ask(lambda: _find_cached(self.request, place))
+            return place.ask(lambda: question(self.request, place))
         # It answered a moment ago. The data can be staged without the cache, and the report will say why it was.
         except (DriveError, SourceReadError) as error:
             why = str(error)
@@ -309,6 +319,10 @@ def _find_cached(request: StageRequest, place: Place) -> CachedPack | None:
         if len(parts) == count and first is not None and all(same):
             return CachedPack.of_set(parts, place)
     return None
+
+
+def _find_all(_: StageRequest, place: Place) -> list[CachedPack]:
+    return [CachedPack((one,), one.manifest, place) for one in place.files() if one.is_whole and not one.manifest.shard]
 
 
 def find_shards(request: StageRequest, place: Place) -> list[CachedFile]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, NotEnoughSpaceError, SourceError
 from colabstage.h5.manifest import Manifest, is_whole, read_manifest
@@ -15,7 +15,8 @@ from colabstage.io.receipts import Seal, look_at
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import OVERHEAD_BYTES, space_for
 from colabstage.pack.job import PackJob, prepare_pack
-from colabstage.pack.rows import BasePack, parse_rows, plan_takeover, read_rows
+from colabstage.pack.rows import BasePack, PackRows, Takeover, parse_rows, plan_takeover, read_rows
+from colabstage.sources.identity import SourceIdentity
 from colabstage.stage.cache import (
     OUTDATED,
     Cache,
@@ -39,14 +40,15 @@ from colabstage.stage.record import (
     seal_of,
     write_record,
 )
+from colabstage.stage.request import StageRequest, staged_folders
 from colabstage.trees.listing import Tree, total_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from colabstage.sources.identity import Freshness
     from colabstage.sources.opening import OpenedSource
-    from colabstage.stage.request import StageRequest
     from colabstage.stage.source import SourceOnce, StageCall
 
 
@@ -137,7 +139,7 @@ def why_again(request: StageRequest) -> str:
     return f"what layout= or prepare= holds and cannot be compared ({held})" if held else "refresh=True"
 
 
-# --- the earlier pack of a changed source, local or cached: a new pack takes over its rows ---
+# --- an earlier pack: of a changed source, with other splits, of a source that was moved: a new one takes over its rows
 
 
 class Base(NamedTuple):
@@ -146,30 +148,55 @@ class Base(NamedTuple):
     pack: BasePack
     """The local pack, or where it will be."""
     manifest: Manifest
+    is_own: bool
+    """Whether it is of the same dataset, so that it is about to be replaced."""
     cached: CachedPack | None = None
     """Where it must be copied from first; `None` if it is local."""
     record: bytes = b""
 
 
-def find_base(call: StageCall, cache: Cache) -> Base | None:
-    """Return a complete pack, with its row record, of an earlier state of the same source with the same options."""
-    request, pack = call.request, call.request.pack_path
+def find_bases(call: StageCall, source: OpenedSource, cache: Cache) -> Iterator[Base]:
+    """Yield complete packs with their row records: that of this dataset, then others that may have the same files."""
+    request, own = call.request, call.request.pack_path
     # Plain files are fetched anyway, and packed from the local disk; workers read what they pack.
     if request.refresh or request.wants_files or call.executor is not None:
-        return None
-    if pack.exists():
+        return
+
+    def base(rows: PackRows | None, manifest: Manifest, *further: Any, path: Path = own) -> Iterator[Base]:
+        if rows is not None:
+            pack = BasePack(path, rows, same_source=_is_same_source(manifest, source, request))
+            yield Base(pack, manifest, manifest.key == request.key, *further)
+
+    def from_cache(cached: CachedPack) -> Iterator[Base]:
+        if (record := read_cached_rows(cached)) is not None:
+            yield from base(parse_rows(record, cached.manifest), cached.manifest, cached, record)
+
+    for pack in (own, *(folder / f"{folder.name}.h5" for folder in staged_folders(request.folder.parent))):
         with contextlib.suppress(NewerFormatError):
-            manifest = read_manifest(pack)
-            rows = None if manifest is None or manifest.key != request.key else read_rows(pack, manifest)
-            return None if manifest is None or rows is None else Base(BasePack(pack, rows), manifest)
-        return None
-    # Under a limit, the disk would have to hold both.
-    cached = cache.find() if request.cache_dir is not None and request.disk_limit is None else None
-    record = None if cached is None or cached.in_shards else read_cached_rows(cached)
-    if cached is None or record is None:
-        return None
-    rows = parse_rows(record, cached.manifest)
-    return None if rows is None else Base(BasePack(pack, rows), cached.manifest, cached, record)
+            manifest = read_manifest(pack) if pack.is_file() else None
+            # Its own comes first.
+            if manifest is not None and (pack == own or manifest.key != request.key):
+                yield from base(read_rows(pack, manifest), manifest, path=pack)
+    # Under a limit, the disk would have to hold both; and there is one place for a copy.
+    if request.cache_dir is None or request.disk_limit is not None or own.exists():
+        return
+    found = cache.find()
+    yield from () if found is None or found.in_shards else from_cache(found)
+    for cached in cache.find_all():
+        # Reading each record would take long on a mount.
+        recorded = cached.identity
+        is_alike = recorded is not None and (recorded.files, recorded.nbytes) == source.take_state()
+        if is_alike or _is_same_source(cached.manifest, source, request):
+            yield from from_cache(cached)
+
+
+def _is_same_source(manifest: Manifest, source: OpenedSource, request: StageRequest) -> bool:
+    """Return whether a pack is of the same source, or of a local folder that has another name now."""
+    recorded = SourceIdentity.from_json(manifest.identity)
+    if recorded is None or recorded.address == request.source.address:
+        return recorded is not None
+    now = source.identify() if recorded.inodes else recorded
+    return (recorded.inodes, recorded.times) == (now.inodes, now.times) and bool(recorded.inodes)
 
 
 def bring_base(call: StageCall, base: Base) -> BasePack | None:
@@ -194,7 +221,7 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
     keep_rows(request, cached, base.record)
     # It is a complete pack of an earlier state, and recorded as one until the new one takes its place.
     identity = identity_of(cached.manifest)
-    if identity is not None:
+    if identity is not None and base.is_own:
         write_record(request, LocalRecord(request.key, identity, seal_of(request), False, True, cache_name(request)))
     return base.pack._replace(state=file_state(base.pack.path))
 
@@ -215,6 +242,8 @@ class Reading:
     in_shards: bool = False
     """Whether it exceeds `disk_limit`, and is packed into the cache shard by shard."""
     base: Base | None = None
+    away: CachedPack | None = None
+    """The cached pack of an earlier state; `None` if there is none, or one is local."""
     note: str = ""
     """A sentence on what is taken over from an earlier pack, or why nothing is; "" without an earlier pack."""
     in_place: bool = False
@@ -222,12 +251,12 @@ class Reading:
 
 
 def plan_reading(
-    request: StageRequest, source: OpenedSource, spool: Path, *, packs: bool, base: Base | None = None
+    request: StageRequest, source: OpenedSource, spool: Path, *, packs: bool, bases: Iterable[Base] = ()
 ) -> Reading:
     """Plan everything that is made from a source, as far as possible without writing.
 
-    `spool`: where an archive inside an archive may be unpacked. `packs`: whether a pack is made. `base`: an earlier
-    pack, whose rows may be taken over.
+    `spool`: where an archive inside an archive may be unpacked. `packs`: whether a pack is made. `bases`: earlier
+    packs; rows of the first that has half of the samples are taken over, or else of this dataset's own.
     """
     tree, room = source.open_tree(spool), space_for(request.pack_path)
     job = prepare_pack(tree, request.options, free_bytes=room) if packs else None
@@ -236,17 +265,30 @@ def plan_reading(
         if has_to_come(source):
             check_disk_limit(request, reading.figures)
         return replace(reading, in_shards=True)
-    if job is None or base is None:
+    if job is None:
         return reading
-    takeover = plan_takeover(job, base.pack.rows)
-    note = str(takeover)
+    chosen: tuple[Base, Takeover] | None = None
+    for one in bases:
+        takeover = plan_takeover(job, one.pack)
+        # To hash, or to copy, an earlier pack takes the time of all its rows.
+        has_half = takeover.taken and 2 * takeover.taken >= len(job.table)
+        if has_half or one.is_own:
+            chosen = one, takeover
+        if one.is_own:
+            reading = replace(reading, away=one.cached)
+        if has_half:
+            break
+    if chosen is None:
+        return reading
+    base, takeover = chosen
+    name = base.pack.path.name if base.cached is None else base.cached.label.rpartition("/")[2]
+    note = str(takeover) if base.is_own else f"{takeover}. It is '{name}', which has the same files"
     if takeover.taken and base.cached is not None:
-        # Copying the earlier pack takes the time of all its rows, and room beside the new one.
         needed = reading.figures.room_bytes + base.cached.figures.peak_bytes
         if 2 * takeover.taken < len(job.table) or needed > free_space(request.folder):
             note = "The earlier pack in the cache has too few of the samples, or no room here, so all are read"
             return replace(reading, note=note)
-        note = f"{takeover}. It is copied here from the cache first"
+        note += ". It is copied here from the cache first"
     if not takeover.taken:
         return replace(reading, note=note)
     figures, cost = replace(reading.figures, source_bytes=takeover.nbytes), source.cost

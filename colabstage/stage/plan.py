@@ -19,7 +19,7 @@ from colabstage.machine.resources import UNKNOWN_SPACE, free_space
 from colabstage.pack.arrival import PackStream
 from colabstage.stage.cache import Cache, StageFigures, is_published, less_room, on_wrong_disks
 from colabstage.stage.dataset import Found, found_in
-from colabstage.stage.decide import Action, Decision, decide, find_base, has_to_come, plan_reading, staging_figures
+from colabstage.stage.decide import Action, Decision, decide, find_bases, has_to_come, plan_reading, staging_figures
 from colabstage.stage.record import check_targets
 from colabstage.stage.request import SOURCE_REMEDIES, StageArguments, StageRequest, make_request
 from colabstage.stage.shards import plan_shards
@@ -196,8 +196,8 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     if has_to_come(opened) or opened.cost.is_walked:
         reasons.append("What is in it is known only after all of it was read: it has no table of contents in place.")
         return _plan(request, cache, decision, reasons, staging_figures(request, opened))
-    base = find_base(call, cache) if request.wants_pack else None
-    reading = plan_reading(request, opened, spool, packs=request.wants_pack, base=base)
+    bases = find_bases(call, opened, cache) if request.wants_pack else ()
+    reading = plan_reading(request, opened, spool, packs=request.wants_pack, bases=bases)
     # The report's notes, which say what would be left out: that is worth knowing before, not after.
     job, figures, source_notes = reading.job, reading.figures, [*opened.notes, *reading.tree.notes]
     if job is None:

@@ -190,6 +190,11 @@ def make_request(
     return StageRequest(parsed, key, name, packing, keep, base / name, cache, again, verify, wanted, limit)
 
 
+def staged_folders(base: Path) -> list[Path]:
+    """Return the folders of datasets below a `local_dir=`, found by their records."""
+    return sorted(record.parent for record in base.glob(f"*-{'[0-9a-f]' * 8}/{RECORD_NAME}"))
+
+
 def _without_ours(source: Source, base: Path, name: str, cache: CacheDir) -> Source:
     """Return the source without what colabstage keeps in it: staged datasets and the cache."""
     # Found by records, if datasets are in the source folder itself. Nothing on a slow mount is checked, because it
@@ -209,8 +214,7 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDi
     # One walk for each path, which finds the links that lead there.
     inside = [place_in(base, source.path)]
     if inside == [PurePath()]:
-        ours = [base / name, *(record.parent for record in base.glob(f"*-{'[0-9a-f]' * 8}/{RECORD_NAME}"))]
-        inside = [place_in(place, source.path) for place in ours]
+        inside = [place_in(place, source.path) for place in (base / name, *staged_folders(base))]
     places: list[Path] = []
     if isinstance(cache, Path):
         places.append(cache)

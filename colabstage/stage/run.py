@@ -63,7 +63,7 @@ from colabstage.stage.decide import (
     bring_base,
     decide,
     decide_here,
-    find_base,
+    find_bases,
     has_to_come,
     plan_reading,
     staging_figures,
@@ -98,7 +98,7 @@ from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import Tree, total_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Executor
 
     from colabstage.io.progress import Progress
@@ -367,9 +367,9 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
     try:
         # The pack's leftovers stay: packing continues what an interrupted run has finished.
         sweep_orphans(request.folder, name=request.copy_path.name)
-        base = find_base(call, cache) if packs and cache is not None else None
+        bases = find_bases(call, source, cache) if packs and cache is not None else ()
         with open_spool(request.folder / _SPOOL) as spool:
-            reading, stream = _plan(call, source, spool, packs=packs, base=base)
+            reading, stream = _plan(call, source, spool, packs=packs, bases=bases)
             if reading.in_shards and reading.job is not None and cache is not None:
                 large = plan_without_room(reading.tree, request, reading.job)
                 return pack_into_cache(call, source, large, cache, reading.figures.peak_bytes)
@@ -378,7 +378,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
                 report.note(reading.note)
             if reading.job is not None:
                 # One in the cache of which too little is taken over stays there.
-                away = base.cached if base is not None and taken_from is None else None
+                away = None if request.pack_path.exists() else reading.away
                 earlier = request.pack_path if away is None else Path(away.files[0].path)
                 report.doubts = [*renumbered(earlier, reading.job.table.classes)]
                 report.note(*report.doubts)
@@ -408,7 +408,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
 
 
 def _plan(
-    call: StageCall, source: OpenedSource, spool: Path, *, packs: bool, base: Base | None
+    call: StageCall, source: OpenedSource, spool: Path, *, packs: bool, bases: Iterable[Base]
 ) -> tuple[Reading, PackStream | None]:
     """Plan what is made, and check that it fits, before anything is fetched or unpacked."""
     request, report = call.request, call.report
@@ -420,7 +420,7 @@ def _plan(
         if request.checksum is not None:
             # Before the listing is trusted: a wrong file may well have one.
             source.verify(request.checksum)
-        reading = plan_reading(request, source, spool, packs=packs, base=base)
+        reading = plan_reading(request, source, spool, packs=packs, bases=bases)
         step.amount = len(reading.tree.entries)
         report.found = () if reading.job is None else reading.job.table.summary()
         if reading.in_shards:

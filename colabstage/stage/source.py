@@ -69,6 +69,7 @@ class SourceOnce(Closing):
             zip_encoding=request.options.zip_encoding,
             reads_next=reads_next and not request.options.parts,
             sparing=request.disk_limit is not None,
+            skips=request.options.skip_share is not None,
         )
         timed = (report or self._call.report).timed("open source", unit="B", moves=False)
         with timed as step, shown_if_slow(self._call.progress, "open source"):

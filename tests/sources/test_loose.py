@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from colabstage import fetch_files
-from colabstage.errors import SourceNotFoundError
+from colabstage import StagedDataset, fetch_files, stage_dataset
+from colabstage.errors import DecodeError, SourceError, SourceNotFoundError
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import WebServer
-from tests.support.images import make_tree, read_tree
+from tests.support.images import make_tree, noise, read_tree
 
 FILES = {f"pets/{kind}/{n}.bin": f"{kind}{n}".encode() * 1000 for kind in ("cat", "dog") for n in range(3)}
 
@@ -69,3 +69,34 @@ def test_a_long_file_of_a_list_comes_with_one_request(server: WebServer, tmp_pat
     found = fetched([server.url("pets/long.bin"), server.url("pets/cat/1.bin")], tmp_path / "out")
     assert found["long.bin"] == content
     assert sum(request.path == "pets/long.bin" for request in server.requests) == 2
+
+
+@pytest.mark.parametrize("ending", [".png", ""])
+@pytest.mark.parametrize("fault", [{"kind": "status", "status": 404}, {"kind": "html"}])
+def test_addresses_that_lead_nowhere_are_left_out_as_broken_images_are(
+    tmp_path: Path, ending: str, fault: dict[str, Any]
+) -> None:
+    """The report names each; a later call asks again, and has the one that came back."""
+    names = [f"{kind}/{kind[0]}{number}{ending}" for kind in ("cat", "dog") for number in range(10)]
+    with WebServer({name: noise(number) for number, name in enumerate(names)}) as server:
+        dead = [WebFault(path=name, **fault) for name in (names[0], names[13])]
+        server.set_faults(*dead)
+
+        def stage(on_error: str) -> StagedDataset:
+            where: dict[str, Any] = {"local_dir": tmp_path, "cache_dir": None, "progress": False}
+            return stage_dataset([server.url(name) for name in names], image_size=8, on_error=on_error, **where)
+
+        with pytest.raises(SourceError, match="on_error='skip'"):
+            stage("raise")
+        with pytest.raises(DecodeError, match="2 of 20 samples cannot be used"):
+            stage("skip:5%")
+        data = stage("skip")
+        assert [why.partition(": ")[0] for why in data.report.skipped] == ["cat/c0.png", "dog/d3.png"]
+        assert (data.splits, data.report.origin) == ({"train": 18}, "source")
+        again = stage("skip")
+        assert (again.report.origin, again.report.notes) == ("local", [])
+        server.set_faults(dead[1])
+        assert stage("skip").splits == {"train": 19}
+        server.set_faults(WebFault(**fault))
+        with pytest.raises(SourceError):
+            stage_dataset([server.url(name) for name in names[1:]], local_dir=tmp_path, progress=False, on_error="skip")

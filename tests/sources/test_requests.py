@@ -19,6 +19,7 @@ from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.open import open_archive
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
+from tests.sources.servers import BucketService
 from tests.support.archives import stored_zip, tar_bytes
 from tests.support.far import POLICY
 from tests.support.http_knobs import WebFault, WebKnobs
@@ -55,6 +56,27 @@ LABELLED: dict[str, Any] = {
     "boxes": {f"images/{number}.png": number for number in range(15)}
     | {f"labels/{number}.txt": b"0 0.5 0.5 0.5 0.5\n" for number in range(15)},
 }
+
+
+def test_addresses_in_a_bucket_share_a_client(
+    s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make one takes longer than to read an image; here the facts of each are requested, then its content."""
+    from s3fs import S3FileSystem
+
+    made, make = [], S3FileSystem.__init__
+    monkeypatch.setattr(
+        S3FileSystem, "__init__", lambda self, *given, **named: made.append(make(self, *given, **named))
+    )
+    for name in (names := [f"{kind}/{number}.png" for kind in ("cat", "dog") for number in range(10)]):
+        s3.put(name, noise(7))
+    s3.hold(2 * len(names) + 4, lambda: None)
+    found = []
+    for _ in range(2):
+        addresses = [f"s3://{s3.bucket}/{name}" for name in names]
+        data = stage_dataset(addresses, local_dir=tmp_path / "local", cache_dir=None, image_size=8, progress=False)
+        found.append((data.report.origin, len(made), s3.is_holding))
+    assert found == [("source", 1, True), ("local", 2, False)]
 
 
 def test_each_file_of_a_folder_and_of_the_cache_is_opened_once(tmp_path: Path) -> None:

@@ -101,6 +101,15 @@ def test_on_drive_only_what_needs_it_is_opened(drive: SimulatedDrive, my_drive: 
     fresh = stage(my_drive / "photos", tmp_path / "fresh")
     assert counts(fresh.report) is None
     assert updated.path.read_bytes() == fresh.path.read_bytes()
+    # The folder has another name, and the person other splits.
+    photos.rename(photos.with_name("pictures"))
+    drive.new_machine()
+    drive.mount(my_drive.parent)
+    before = drive.stats()
+    moved_away = stage(my_drive / "pictures", tmp_path / "local", splits=0.8)
+    after = drive.stats()
+    assert counts(moved_away.report) == (0, 0, 0, 40, 0)
+    assert after.cold_opens + after.warm_opens == before.cold_opens + before.warm_opens
 
 
 def test_of_a_bucket_only_changed_objects_are_asked_for(s3: BucketService, tmp_path: Path) -> None:
@@ -126,6 +135,45 @@ def test_of_a_bucket_only_changed_objects_are_asked_for(s3: BucketService, tmp_p
     assert counts(planned) == (8, 4, 8, 20, 12)
     assert planned.figures.source_bytes < 15 * len(jpeg(0)) * 1.2
     assert updated.path.read_bytes() == stage("s3://data/photos", tmp_path / "fresh").path.read_bytes()
+
+
+Now = tuple[Path, dict[str, Any]]
+_IN_ANOTHER_WAY: dict[str, Callable[[Path], Now]] = {
+    "splits": lambda source: (source, {"splits": 0.8}),
+    "seed": lambda source: (source, {"seed": 3}),
+    "groups": lambda source: (source, {"splits": 0.5, "group_by": r"\d(?=\.)"}),
+    "name": lambda source: (source.rename(source.with_name(f"other{source.suffix}")), {}),
+    "both": lambda source: (source.rename(source.with_name(f"other{source.suffix}")), {"splits": 0.8, "seed": 1}),
+}
+
+
+@pytest.mark.parametrize("way", _IN_ANOTHER_WAY)
+@pytest.mark.parametrize("kind", ["folder", "zip", "cached"])
+def test_the_same_files_in_another_order_or_under_another_name_are_not_read(
+    tmp_path: Path, kind: str, way: str
+) -> None:
+    """Where their rows are is for the pack to say, and what the source is called for nothing."""
+    write_photos(tmp_path / "photos", 40)
+    source, cache = tmp_path / "photos", tmp_path / "cache" if kind == "cached" else None
+    if kind == "zip":
+        source = tmp_path / "photos.zip"
+        source.write_bytes(zip_of(tmp_path / "photos"))
+    stage(source, tmp_path / "first", cache_dir=cache)
+    source, options = _IN_ANOTHER_WAY[way](source)
+    again = stage(source, tmp_path / ("second" if kind == "cached" else "first"), cache_dir=cache, **options)
+    assert counts(again.report) == (0, 0, 0, 40, 0)
+    assert again.path.read_bytes() == stage(source, tmp_path / "fresh", **options).path.read_bytes()
+
+
+def test_of_other_files_with_the_same_names_sizes_and_times_nothing_is_taken(tmp_path: Path) -> None:
+    for number, folder in enumerate(("photos", "others")):
+        for name in range(8):
+            write(tmp_path / folder / "cat" / f"{name}.bmp", image(8 * number + name, size=(24, 32), form="BMP"))
+        for path in (tmp_path / folder).rglob("*.bmp"):
+            os.utime(path, ns=(10**18, 10**18))
+        found = stage(tmp_path / folder, tmp_path / "local")
+        assert counts(found.report) is None
+        assert found.path.read_bytes() == stage(tmp_path / folder, tmp_path / "fresh").path.read_bytes()
 
 
 def zip_of(folder: Path) -> bytes:

@@ -263,7 +263,7 @@ def _parse_lines(name: str, text: str) -> Table:
 
 def _has_files(name: str, found: Any) -> bool:
     """Tell whether a key of JSON is a class that has a list of its files."""
-    is_other = any(one(name) for one in (words.is_sample, words.is_split, words.is_role, words.is_part))
+    is_other = any(one(name) for one in (words.is_sample, words.is_split, words.is_role)) or words.parts_among([name])
     return (
         isinstance(found, list) and not is_other and all(isinstance(one, str) and words.is_sample(one) for one in found)
     )
