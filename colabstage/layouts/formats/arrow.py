@@ -22,6 +22,7 @@ from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
+from colabstage.layouts.columns import as_arrays
 from colabstage.layouts.evidence import Evidence, require_files, size_in_file
 from colabstage.layouts.formats.masks import is_mask_name, mask_field, masks_of_records
 from colabstage.layouts.reading import Source, broken
@@ -470,14 +471,9 @@ def _content_columns(source: Source, entries: FileEntries, schema: Any) -> tuple
     images = [name for name in binary if types.get(name) == "Image"] or [name for name in binary if name not in sounds]
     if not images and not sounds:
         rows, kinds = _as_object(source, entries, types, ()), [*map(str, schema.types)]
-        have_lists = any("list<element: " in kind or "list<item: " in kind for kind in kinds)
-        x = "numpy.stack(table[COLUMN])" if have_lists else "table[COLUMNS].to_numpy('float32')"
-        texts = f"Write texts as lines: {rows}.to_json('train.jsonl'). " * any("string" in kind for kind in kinds)
-        msg = (
-            f"The files of '{source.label}' have no column of images or clips, but {', '.join(schema.names)}. {texts}"
-            f"Make arrays of numbers: table = {rows}.to_pandas(), numpy.savez('data.npz', x={x}, "
-            "y=table[LABEL].tolist())."
-        )
+        texts = f"Of text make lines: {rows}.to_json('train.jsonl'). " * any("string" in kind for kind in kinds)
+        how = texts + as_arrays(f"{rows}.to_pandas()", are_lists=any("list<" in kind for kind in kinds))
+        msg = f"The files of '{source.label}' have no column of images or clips, but {', '.join(schema.names)}. {how}"
         raise LayoutError(msg)
     pictures = [name for name in images if not is_mask_name(name)] or images
     content = next((name for name in _IMAGE_COLUMNS if name in images), [*pictures, *sounds][0])
