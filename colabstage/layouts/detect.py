@@ -436,8 +436,7 @@ def _classes_of_others(case: Case, found: Evidence) -> Evidence | None:
 
 
 def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
-    """Return folders that look like classes and divide the samples of a table otherwise, unless they are patients,
-    visits, parts or shards."""
+    """Return folders like classes that divide a table's samples otherwise; not patients, visits, parts or shards."""
     kind = _KIND_OF.get(found.table.layout, IMAGE_FOLDER)
     files = case.source.ending_in(kind.extensions)
     if len(files.folders[0]) < 2 or found.is_guess:
@@ -704,8 +703,7 @@ LAYOUTS: tuple[Layout, ...] = (
 
 
 def catalogue() -> tuple[Layout, ...]:
-    """Return all layouts, those of installed packages last: an entry point in the group "colabstage.layouts" leads to a
-    `Layout`."""
+    """Return all layouts, those of installed packages last: entry points in the group "colabstage.layouts"."""
     return (*LAYOUTS, *(found.load() for found in added_by_packages("colabstage.layouts")))
 
 
@@ -780,8 +778,7 @@ def _weigh_all(case: Case) -> Evidence:
 
 
 def is_table_file(path: Path, layout: object) -> bool:
-    """Tell whether a path names a table that lists samples beside it, and the requested layout does not contradict
-    that."""
+    """Tell whether a path names a table of samples beside it, which the requested layout does not contradict."""
     return layout in ("auto", "table") and path.suffix.lower() in (".csv", ".tsv") and not path.is_dir()
 
 

@@ -356,12 +356,8 @@ def _pair_among(table: SampleTable, parts: Sequence[str]) -> tuple[str, str]:
     # Several masks of an image, for example, are no pairs.
     do_not = last and isinstance(gather(lambda: pair_names(Source(tree), first, last)), Miss)
     pair = "a function as layout=" if do_not else f"layout=parts(x='{first}', y='{last}')"
-    are_masks = words.holds_targets(last)
-    ways = [
-        f"images and masks: {pair}" if are_masks or not do_not else "",
-        "" if are_masks else "pictures and no masks: a dataset object whose items are (x, y)",
-    ]
-    return first, "; ".join(filter(None, ways)) if last else ""
+    more = "" if words.holds_targets(last) else "; pictures and no masks: a dataset object whose items are (x, y)"
+    return first, f"images and masks: {pair}{more}" if last else ""
 
 
 def _only_folder(table: SampleTable, name: str) -> str:
@@ -947,8 +943,7 @@ def other_rows(source: Source, table: SampleTable, texts: FileEntries) -> tuple[
 
 
 def _statements_in(source: Source, files: FileEntries) -> dict[str, list[Statement]]:
-    """Return what the beginnings of some files state, those of the fewest folders first; nothing for other files than
-    texts."""
+    """Return what the beginnings of some files state, those of the fewest folders first; of texts alone."""
     first = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
     are_texts = ((one, extension_of(one.name) in TEXTS) for one in first)
     heads = {one.name: source.head(one, BEGINNING_BYTES) if is_text else b"" for one, is_text in are_texts}

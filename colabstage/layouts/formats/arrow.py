@@ -160,8 +160,7 @@ def _types(files: Sequence[_ArrowFile]) -> dict[str, Any]:
 def _mask_column(
     source: Source, kinds: Mapping[str, Any], masks: Sequence[str], dataset: str, about: Sequence[str]
 ) -> str:
-    """Return the column of masks; "" for none. Refuse several, also in one column, and one beside columns `about`
-    boxes."""
+    """Return the column of masks; "" for none. Refuse several, also in one column, and one beside boxes (`about`)."""
     lists = {name: str(getattr(kind, "value_type", "")) for name, kind in kinds.items() if is_mask_name(name)}
     if several := [name for name, kind in lists.items() if kind.startswith(_BYTES)]:
         how = f"one mask; pack_dataset({dataset}.remove_columns({several}), 'packed.h5') leaves them out"
@@ -462,8 +461,7 @@ def _bytes_column(column: Any) -> Any:
 
 
 def _content_columns(source: Source, entries: FileEntries, schema: Any) -> tuple[str, list[str], bool]:
-    """Return the column of the samples' contents, those of further images, and whether the samples are clips of
-    sound."""
+    """Return the column of the samples' contents, those of further images, and whether the samples are clips."""
     types = {name: one.get("_type") for name, one in _features(schema).items()}
     binary = [name for name in schema.names if str(schema.field(name).type).startswith(_BYTES)]
     # Without types, a column of the name that `datasets` gives it.
