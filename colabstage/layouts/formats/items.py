@@ -380,7 +380,7 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
         raise LayoutError(f"{msg} Of arrays {_SEVERAL}." if _is_list(value) else msg) from error
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > _WIDEST_BYTES:
         has = f"{type(value).__name__} values ({values.dtype})"
-        raise _odd(name, has, "an image, an array or a number, of at most 64 bits")
+        raise _odd(name, has, "an image, an array (of a text its tokens) or a number, of at most 64 bits")
     return values
 
 
