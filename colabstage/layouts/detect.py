@@ -445,9 +445,8 @@ def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
     if not isinstance(folders, Evidence):
         return None
     names = folders.table.classes
-    odd = (words.is_role, re.compile(r"\d|^.$").search)
-    are_parts = words.parts_among(names) or any(words.splits_of_folders(names))
-    is_odd = are_parts or any(one(name) for name in names for one in odd)
+    odd = (words.is_role, re.compile(r"\d|^.$").search, words.parts_among(names).__contains__)
+    is_odd = any(words.splits_of_folders(names)) or any(one(name) for name in names for one in odd)
     return None if is_odd or not 2 <= len(names) <= len(files) / 2 else _divided_otherwise(found, folders)
 
 
@@ -602,8 +601,7 @@ def _weigh_folders(case: Case) -> Found:
 
 
 def _weigh_clips(case: Case) -> Found:
-    """Weigh clips of one length; where they have several, what else speaks against them is first, because the line that
-    chooses a length takes the rest as it is."""
+    """Weigh clips; of several lengths what else speaks against them is first: the line for lengths takes the rest."""
     stated = gather(case.state_clips)
     found = gather(lambda: _as_clips(stated, AS_THEY_ARE))
     judged = case.judge(stated) if isinstance(found, Miss) else found

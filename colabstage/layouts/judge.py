@@ -177,7 +177,9 @@ def _trained_in_held_out(source: Source, found: Evidence) -> str:
         where = f"'{table.keys[row]}' is in 'train', and its folder in '{splits[folder_of[row]]}'"
         if not other:
             return f"{where}. Correct one of them."
-        tops = {name for folder in folders for name in folder.split("/") if words.is_split(name)}
+        depth = len(words.shared_folders(f"{folder}/" for folder in folders))
+        paths = [folder.split("/") for folder, split in zip(folders, splits, strict=True) if split]
+        tops = {next(filter(words.is_split, path), path[depth]) for path in paths}
         only = only_line(source.tree, *paths_to(folders, *tops))
         return f"{where}, because '{other}' is of no split. Take the splits alone, {only}, or move it away or into one."
     return ""
