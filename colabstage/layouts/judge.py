@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from colabstage.images.masks import AS_PICTURES
 from colabstage.io.units import counted, format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, Column, divides_further, same_partition, show
@@ -358,7 +359,7 @@ def _pair_among(table: SampleTable, parts: Sequence[str]) -> tuple[str, str]:
     # Several masks of an image, for example, are no pairs.
     do_not = last and isinstance(gather(lambda: pair_names(Source(tree), first, last)), Miss)
     pair = "a function as layout=" if do_not else f"layout=parts(x='{first}', y='{last}')"
-    more = "" if words.holds_targets(last) else "; pictures and no masks: a dataset object whose items are (x, y)"
+    more = "" if words.holds_targets(last) else f" ({AS_PICTURES[0].lower()}{AS_PICTURES[1:]})"
     return first, f"images and masks: {pair}{more}" if last else ""
 
 
@@ -685,8 +686,7 @@ def _not_here(source: Source, beside: str) -> Iterator[str]:
 
 
 def _of_other_kinds(source: Source, found: Evidence) -> tuple[str, bool]:
-    """Return why files of another kind may be the samples, "" if they are few or something states what the samples are;
-    and whether the samples are few beside them."""
+    """Return why files of another kind may be the samples, "" if nothing says so; and whether these are far more."""
     table, own = found.table, files_of(found.table)
     is_stated = not found.is_guess if own else table.targets is not None and table.layout not in _OF_SHARDS
     if is_stated:
