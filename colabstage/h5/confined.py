@@ -129,8 +129,7 @@ class Reach:
 
     @contextlib.contextmanager
     def _root_of(self, written: str, node: Any) -> Iterator[Any]:
-        """Open the file that HDF5 would open for the name `written` in `node`'s file, and yield its root; `None` if
-        there is none."""
+        """Open the file of the name `written` in `node`'s file, as HDF5 would, and yield its root; or `None`."""
         if written == ".":
             yield h5g.open(node, b"/")
             return

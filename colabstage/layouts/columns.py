@@ -59,12 +59,11 @@ def show(value: object) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def as_arrays(read: str) -> str:
-    """Return what to write if a table, which `read` reads, holds samples and not paths to them."""
-    return (
-        f"Of numbers make arrays: table = {read}, numpy.savez('data.npz', x=table[COLUMNS].to_numpy('float32'), "
-        "y=numpy.array(table[LABEL].tolist()))."
-    )
+def as_arrays(read: str, *, are_lists: bool = False) -> str:
+    """Return what to write if a table, which `read` reads, holds samples, as numbers or lists, and not their paths."""
+    x = "numpy.stack(table[COLUMN])" if are_lists else "table[COLUMNS].to_numpy('float32')"
+    made = f"numpy.savez('data.npz', x={x}, y=numpy.array(table[LABEL].tolist()))"
+    return f"Of numbers make arrays: table = {read}, {made}."
 
 
 class NumberedCells(Sequence[str]):

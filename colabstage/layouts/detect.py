@@ -436,8 +436,7 @@ def _classes_of_others(case: Case, found: Evidence) -> Evidence | None:
 
 
 def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
-    """Return folders that look like classes and divide the samples of a table otherwise, unless they are patients,
-    visits, parts or shards."""
+    """Return folders like classes that divide a table's samples otherwise; not patients, visits, parts or shards."""
     kind = _KIND_OF.get(found.table.layout, IMAGE_FOLDER)
     files = case.source.ending_in(kind.extensions)
     if len(files.folders[0]) < 2 or found.is_guess:
@@ -446,9 +445,8 @@ def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
     if not isinstance(folders, Evidence):
         return None
     names = folders.table.classes
-    odd = (words.is_role, re.compile(r"\d|^.$").search)
-    are_parts = words.parts_among(names) or any(words.splits_of_folders(names))
-    is_odd = are_parts or any(one(name) for name in names for one in odd)
+    odd = (words.is_role, re.compile(r"\d|^.$").search, words.parts_among(names).__contains__)
+    is_odd = any(words.splits_of_folders(names)) or any(one(name) for name in names for one in odd)
     return None if is_odd or not 2 <= len(names) <= len(files) / 2 else _divided_otherwise(found, folders)
 
 
@@ -603,8 +601,7 @@ def _weigh_folders(case: Case) -> Found:
 
 
 def _weigh_clips(case: Case) -> Found:
-    """Weigh clips of one length; where they have several, what else speaks against them is first, because the line that
-    chooses a length takes the rest as it is."""
+    """Weigh clips; of several lengths what else speaks against them is first: the line for lengths takes the rest."""
     stated = gather(case.state_clips)
     found = gather(lambda: _as_clips(stated, AS_THEY_ARE))
     judged = case.judge(stated) if isinstance(found, Miss) else found
@@ -704,8 +701,7 @@ LAYOUTS: tuple[Layout, ...] = (
 
 
 def catalogue() -> tuple[Layout, ...]:
-    """Return all layouts, those of installed packages last: an entry point in the group "colabstage.layouts" leads to a
-    `Layout`."""
+    """Return all layouts, those of installed packages last: entry points in the group "colabstage.layouts"."""
     return (*LAYOUTS, *(found.load() for found in added_by_packages("colabstage.layouts")))
 
 
@@ -780,8 +776,7 @@ def _weigh_all(case: Case) -> Evidence:
 
 
 def is_table_file(path: Path, layout: object) -> bool:
-    """Tell whether a path names a table that lists samples beside it, and the requested layout does not contradict
-    that."""
+    """Tell whether a path names a table of samples beside it, which the requested layout does not contradict."""
     return layout in ("auto", "table") and path.suffix.lower() in (".csv", ".tsv") and not path.is_dir()
 
 

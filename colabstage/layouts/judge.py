@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from colabstage.images.masks import AS_PICTURES
 from colabstage.io.units import counted, format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, Column, divides_further, same_partition, show
@@ -177,7 +178,9 @@ def _trained_in_held_out(source: Source, found: Evidence) -> str:
         where = f"'{table.keys[row]}' is in 'train', and its folder in '{splits[folder_of[row]]}'"
         if not other:
             return f"{where}. Correct one of them."
-        tops = {name for folder in folders for name in folder.split("/") if words.is_split(name)}
+        depth = len(words.shared_folders(f"{folder}/" for folder in folders))
+        paths = [folder.split("/") for folder, split in zip(folders, splits, strict=True) if split]
+        tops = {next(filter(words.is_split, path), path[depth]) for path in paths}
         only = only_line(source.tree, *paths_to(folders, *tops))
         return f"{where}, because '{other}' is of no split. Take the splits alone, {only}, or move it away or into one."
     return ""
@@ -356,12 +359,8 @@ def _pair_among(table: SampleTable, parts: Sequence[str]) -> tuple[str, str]:
     # Several masks of an image, for example, are no pairs.
     do_not = last and isinstance(gather(lambda: pair_names(Source(tree), first, last)), Miss)
     pair = "a function as layout=" if do_not else f"layout=parts(x='{first}', y='{last}')"
-    are_masks = words.holds_targets(last)
-    ways = [
-        f"images and masks: {pair}" if are_masks or not do_not else "",
-        "" if are_masks else "pictures and no masks: a dataset object whose items are (x, y)",
-    ]
-    return first, "; ".join(filter(None, ways)) if last else ""
+    more = "" if words.holds_targets(last) else f" ({AS_PICTURES[0].lower()}{AS_PICTURES[1:]})"
+    return first, f"images and masks: {pair}{more}" if last else ""
 
 
 def _only_folder(table: SampleTable, name: str) -> str:
@@ -687,8 +686,7 @@ def _not_here(source: Source, beside: str) -> Iterator[str]:
 
 
 def _of_other_kinds(source: Source, found: Evidence) -> tuple[str, bool]:
-    """Return why files of another kind may be the samples, "" if they are few or something states what the samples are;
-    and whether the samples are few beside them."""
+    """Return why files of another kind may be the samples, "" if nothing says so; and whether these are far more."""
     table, own = found.table, files_of(found.table)
     is_stated = not found.is_guess if own else table.targets is not None and table.layout not in _OF_SHARDS
     if is_stated:
@@ -947,8 +945,7 @@ def other_rows(source: Source, table: SampleTable, texts: FileEntries) -> tuple[
 
 
 def _statements_in(source: Source, files: FileEntries) -> dict[str, list[Statement]]:
-    """Return what the beginnings of some files state, those of the fewest folders first; nothing for other files than
-    texts."""
+    """Return what the beginnings of some files state, those of the fewest folders first; of texts alone."""
     first = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
     are_texts = ((one, extension_of(one.name) in TEXTS) for one in first)
     heads = {one.name: source.head(one, BEGINNING_BYTES) if is_text else b"" for one, is_text in are_texts}

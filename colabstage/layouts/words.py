@@ -31,7 +31,10 @@ RECORDS = re.compile(r".*\.(tfrecords?|tfrec|mdb|lmdb)(-\d+-of-\d+)?(\.(gz|zst))
 RECORD_ENDS = (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zst", "", ".mdb", ".lmdb")
 # Files that hold no labels, whatever their names.
 HARMLESS = frozenset({*IMAGES, "", ".md", ".rst", ".py", ".ipynb", ".m", ".html", ".pdf", ".docx", ".db", ".ini"})
-_NOTES = ("readme", "license", "licence", "requirements", "changelog", "attribution")
+_NOTES = (
+    "readme", "license", "licence", "requirements", "changelog", "attribution",
+    "dataset_info.json", "dataset_dict.json", "state.json",
+)  # fmt: skip
 
 # Names that people give splits, and the stored name of each; in the order of a table.
 SPLITS = {
@@ -154,8 +157,7 @@ def stems_of(names: Iterable[str]) -> list[str]:
 
 
 def is_telling(stem: str) -> bool:
-    """Tell whether a word is the stem of a sample rather than a word or a number: it has letters and digits, or many
-    digits."""
+    """Tell whether a word is the stem of a sample, no word or number: it has letters and digits, or many digits."""
     return _TELLING.fullmatch(stem) is not None
 
 
@@ -225,7 +227,7 @@ def is_table(name: str) -> bool:
 
 
 def is_note(name: str) -> bool:
-    """Tell whether a file's name says that it is not about single samples: a readme, a licence."""
+    """Tell whether a file's name says that it is not about single samples: a readme, what `save_to_disk` adds."""
     return posixpath.basename(name).lower().startswith(_NOTES)
 
 
@@ -235,8 +237,7 @@ def may_hold_labels(name: str) -> bool:
 
 
 def may_hold_names(name: str) -> bool:
-    """Tell whether a file's name says that it holds names of classes, beside labels: signnames.csv, cat_to_name.json,
-    class_to_idx.json."""
+    """Tell whether a file's name says that it holds labels, or names of classes: signnames.csv, class_to_idx.json."""
     return may_hold_labels(name) or any(word.endswith(("name", "names")) for word in words_of(stem_of(name)))
 
 
@@ -327,8 +328,7 @@ def same_split(one: str, other: str) -> bool:
 
 
 def names_classes(name: str, header: Iterable[str]) -> bool:
-    """Tell whether a table names the classes of masks, by their colours or numbers: class_dict.csv, Roboflow's
-    _classes.csv."""
+    """Tell whether a table names the classes of masks, by their colours or numbers: class_dict.csv, _classes.csv."""
     columns = {column.strip().lower() for column in header}
     is_about_classes = {"name", "r", "g", "b"} <= columns or {"pixel value", "class"} <= columns
     return is_about_classes and "class" in posixpath.basename(name).lower()
@@ -488,8 +488,7 @@ def plain_name(column: str) -> str:
 
 
 def split_field(name: str) -> str:
-    """Return the field of splits that a file is called after: partition for list_eval_partition.txt, split for
-    splits.json; "" for none."""
+    """Return the field of splits that a file is called after: partition for list_eval_partition.txt; "" for none."""
     stem = stem_of(name)
     found = (word.removesuffix("s") for word in (plain_name(stem), *words_of(stem)))
     return next((word for word in found if word in SPLIT_FIELDS), "")

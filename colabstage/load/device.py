@@ -337,8 +337,7 @@ class CudaDataLoader(Iterated, Generic[T]):
 
 
 def _gives_new_batches(loader: Any) -> bool:
-    """Return whether each batch certainly has memory of its own, as of a `DataLoader` that stacks samples, or whose
-    processes send them."""
+    """Return whether each batch certainly has memory of its own: of stacked samples, or sent by processes."""
     # Other classes may keep anything, and a copy costs less than a wrong batch.
     if not isinstance(loader, DataLoader):
         return False

@@ -345,8 +345,7 @@ class SampledOrder:
 
 
 def numpy_state() -> tuple[Any, ...]:
-    """Return the state of numpy's global generator; an OptionError if another kind, which cannot be seeded, is in its
-    place."""
+    """Return the state of numpy's global generator; an OptionError if another, which has no seed, replaced it."""
     state = np.random.get_state(legacy=False)  # noqa: NPY002 - what training code draws from
     if (kind := state["bit_generator"]) != "MT19937":
         msg = (

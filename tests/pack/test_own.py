@@ -178,10 +178,12 @@ def test_what_a_dataset_calls_its_classes_may_be_their_number(tmp_path: Path, na
         (lambda i: (np.zeros(3), i), r"Items\[2\] has the class 2, and the dataset names 2 classes"),
         (lambda i: (np.zeros(3), np.array([i])), r"Items\[2\] has the class 2, and the dataset names 2 classes"),
         (lambda i: (np.ma.masked_less(np.arange(3.0), 1), i), r"do not make an array: some are masked.*filled"),
+        (lambda i: (picture(i), picture(i)), r"of shape \(8, 9, 3\).*pictures and no masks.*y a numpy array"),
+        (lambda i: (f"text {i}", i % 2), r"str values.*of a text its tokens"),
     ],
     ids=[
         "three", "mapping", "longdouble", "dict target", "objects", "ragged", "many sizes", "no target",
-        "no target later", "class", "class in an array", "masked",
+        "no target later", "class", "class in an array", "masked", "a picture as target", "text",
     ],
 )  # fmt: skip
 def test_items_of_other_forms_are_typed_errors(tmp_path: Path, item: Any, words: str) -> None:

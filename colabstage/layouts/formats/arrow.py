@@ -22,6 +22,7 @@ from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
+from colabstage.layouts.columns import as_arrays
 from colabstage.layouts.evidence import Evidence, require_files, size_in_file
 from colabstage.layouts.formats.masks import is_mask_name, mask_field, masks_of_records
 from colabstage.layouts.reading import Source, broken
@@ -70,8 +71,6 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 _PARQUET, _FEATHER = b"PAR1", b"ARROW1"
 # Types whose values all fit into int64.
 _WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"})
-# Files that `save_to_disk` writes beside the rows.
-_ABOUT_ROWS = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
 _IMAGE_COLUMNS = ("image", "img", "jpg", "png", "picture", "photo")
 
 
@@ -149,8 +148,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
         notes=[*notes, *lost],
     )
     complete = partial(_measured, files, views) if any(file.is_parquet for file in files) else None
-    about_rows = source.ending_in((".json",)).where(lambda name: posixpath.basename(name) in _ABOUT_ROWS)
-    return replace(made, table=replace(made.table, complete=complete), used=made.used.union(about_rows.names))
+    return replace(made, table=replace(made.table, complete=complete))
 
 
 def _types(files: Sequence[_ArrowFile]) -> dict[str, Any]:
@@ -162,8 +160,7 @@ def _types(files: Sequence[_ArrowFile]) -> dict[str, Any]:
 def _mask_column(
     source: Source, kinds: Mapping[str, Any], masks: Sequence[str], dataset: str, about: Sequence[str]
 ) -> str:
-    """Return the column of masks; "" for none. Refuse several, also in one column, and one beside columns `about`
-    boxes."""
+    """Return the column of masks; "" for none. Refuse several, also in one column, and one beside boxes (`about`)."""
     lists = {name: str(getattr(kind, "value_type", "")) for name, kind in kinds.items() if is_mask_name(name)}
     if several := [name for name, kind in lists.items() if kind.startswith(_BYTES)]:
         how = f"one mask; pack_dataset({dataset}.remove_columns({several}), 'packed.h5') leaves them out"
@@ -464,8 +461,7 @@ def _bytes_column(column: Any) -> Any:
 
 
 def _content_columns(source: Source, entries: FileEntries, schema: Any) -> tuple[str, list[str], bool]:
-    """Return the column of the samples' contents, those of further images, and whether the samples are clips of
-    sound."""
+    """Return the column of the samples' contents, those of further images, and whether the samples are clips."""
     types = {name: one.get("_type") for name, one in _features(schema).items()}
     binary = [name for name in schema.names if str(schema.field(name).type).startswith(_BYTES)]
     # Without types, a column of the name that `datasets` gives it.
@@ -473,14 +469,9 @@ def _content_columns(source: Source, entries: FileEntries, schema: Any) -> tuple
     images = [name for name in binary if types.get(name) == "Image"] or [name for name in binary if name not in sounds]
     if not images and not sounds:
         rows, kinds = _as_object(source, entries, types, ()), [*map(str, schema.types)]
-        have_lists = any("list<element: " in kind or "list<item: " in kind for kind in kinds)
-        x = "numpy.stack(table[COLUMN])" if have_lists else "table[COLUMNS].to_numpy('float32')"
-        texts = f"Write texts as lines: {rows}.to_json('train.jsonl'). " * any("string" in kind for kind in kinds)
-        msg = (
-            f"The files of '{source.label}' have no column of images or clips, but {', '.join(schema.names)}. {texts}"
-            f"Make arrays of numbers: table = {rows}.to_pandas(), numpy.savez('data.npz', x={x}, "
-            "y=table[LABEL].tolist())."
-        )
+        texts = f"Of text make lines: {rows}.to_json('train.jsonl'). " * any("string" in kind for kind in kinds)
+        how = texts + as_arrays(f"{rows}.to_pandas()", are_lists=any("list<" in kind for kind in kinds))
+        msg = f"The files of '{source.label}' have no column of images or clips, but {', '.join(schema.names)}. {how}"
         raise LayoutError(msg)
     pictures = [name for name in images if not is_mask_name(name)] or images
     content = next((name for name in _IMAGE_COLUMNS if name in images), [*pictures, *sounds][0])

@@ -380,7 +380,7 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
         raise LayoutError(f"{msg} Of arrays {_SEVERAL}." if _is_list(value) else msg) from error
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > _WIDEST_BYTES:
         has = f"{type(value).__name__} values ({values.dtype})"
-        raise _odd(name, has, "an image, an array or a number, of at most 64 bits")
+        raise _odd(name, has, "an image, an array (of a text its tokens) or a number, of at most 64 bits")
     return values
 
 
@@ -390,8 +390,7 @@ def _odd(name: str, has: str, expected: str = "", kind: type[ColabstageError] = 
 
 
 def array_of(value: Any) -> NDArray[Any]:
-    """Return what numpy makes of a tensor, a list or an array; a ValueError for masked values, whose numbers mean
-    nothing."""
+    """Return what numpy makes of a tensor, list or array; a ValueError for masked values, which mean nothing."""
     if np.ma.is_masked(value):
         msg = "some are masked; give them a value, array.filled(0)"
         raise ValueError(msg)
@@ -459,8 +458,7 @@ def _may_hold_boxes(target: Any) -> bool:
 
 
 def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
-    """Decide by a dataset's first items how all boxes are read; the dataset names the classes, as Hugging Face's,
-    torchvision's and others do."""
+    """Decide by a dataset's first items how all boxes are read; the dataset names the classes, if it has names."""
     seen = [(name, x, y, *_objects(y, name)) for name, (x, y) in pairs.readable()]
     fields = ObjectFields.of([objects for *_, objects, _ in seen])
     # Broken items are reported when they are packed.
@@ -486,8 +484,7 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
 
 
 def _objects(target: Any, name: str) -> tuple[dict[str, Any], BoxForm | None]:
-    """Return a target as the objects of a record, a list for each field of them; and what its numbers mean, if it says
-    so."""
+    """Return a target as objects, a list for each field of them; and what its numbers mean, if it says so."""
     # Some have `None` instead of an empty list.
     target = [] if target is None else target
     if not _may_hold_boxes(target):

@@ -86,9 +86,8 @@ def _parse_cells(name: str, text: str) -> Table:
     # The header decides, because text cells may contain any delimiter; but not one of other numbers in other rows.
     first, *others = text.split("\n", _COMPARED)[:_COMPARED]
     is_tabbed = name.lower().endswith(".tsv") and "\t" in first
-    counts = {mark: {line.count(mark) for line in (first, *filter(str.strip, others))} for mark in _DELIMITERS}
-    even = [mark for mark, found in counts.items() if len(found) == 1 and mark in first]
-    delimiter = stated[1] if stated else "\t" if is_tabbed else max(even or _DELIMITERS, key=first.count)
+    marks = even_marks([first, *filter(str.strip, others)], _DELIMITERS) or _DELIMITERS
+    delimiter = stated[1] if stated else "\t" if is_tabbed else max(marks, key=first.count)
     plain = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
     columns = None if '"' in text else _split_evenly(plain, delimiter)
     if columns is not None:
@@ -110,6 +109,11 @@ def _parse_cells(name: str, text: str) -> Table:
         )
     cells = itertools.islice(itertools.zip_longest(*rows, fillvalue=""), width)
     return _make_table(name, ((first, rest) for first, *rest in cells), fault)
+
+
+def even_marks(lines: Sequence[str], marks: Iterable[str]) -> list[str]:
+    """Return the marks that are in each line, and as often: the delimiters of a table without quotes."""
+    return [mark for mark in marks if mark in lines[0] and len({line.count(mark) for line in lines}) == 1]
 
 
 def _parse_list(name: str, text: str) -> Table:

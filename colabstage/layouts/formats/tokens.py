@@ -23,6 +23,7 @@ from colabstage.io.workspace import short_digest
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, show
 from colabstage.layouts.evidence import Evidence, Found, described_splits, near, require_files
+from colabstage.layouts.formats.tables import even_marks
 from colabstage.layouts.names import BEFORE_NUMBER, parts_of_names
 from colabstage.layouts.reading import Source, broken, decode_text, is_comment, items_of, open_member, spool_folder
 from colabstage.layouts.records import ShardFile, scan_each
@@ -299,10 +300,9 @@ def _documents(pieces: Iterator[bytes], entry: FileEntry, field: str) -> Iterato
             fields = found if isinstance(found, dict) else {}
             # The longest is the text; unless that is a chat.
             name = max(fields, key=lambda name: len(str(fields[name])), default="")
-            is_text = isinstance(fields.get(name), str)
-            own = f", layout=token_blocks(field={name!r}), from colabstage.options" if is_text else ""
-            more = f"{own}, or for chats and pairs of texts {_AS_OBJECT}"
-            raise broken(entry.name, f"it has {kind_of(text)} under '{field}'", f"text{more}", line=number)
+            own = f", layout=token_blocks(field={name!r}), from colabstage.options"
+            how = f"text{own * isinstance(fields.get(name), str)}, or for chats and pairs of texts {_AS_OBJECT}"
+            raise broken(entry.name, f"it has {kind_of(text)} under '{field}'", how, line=number)
         yield text
 
 
@@ -409,15 +409,15 @@ def _columns_in(lines: Sequence[str]) -> str:
     rows = [line for line in dict.fromkeys(lines) if not is_comment(line)]
     if rows and all(line.startswith("__label__") for line in rows):
         return "has a label before each text, as fastText writes them"
+    if len(rows) < _FEWEST_ROWS:
+        return ""
+    marks = even_marks(rows, ["\t", ";", "|", *_RULE.findall(rows[0])])
     cells = [line.split() for line in rows]
     # Words with their tags repeat some of these; pairs of words, and verses of one length, do not.
     columns = [*zip(*cells, strict=True)] if len({*map(len, cells)}) == 1 else []
     are_tagged = len(columns) > 1 and any(2 <= len({*column}) <= len(rows) / 2 for column in columns)
-    marks = ["\t", ";", "|", *_RULE.findall(rows[0] if rows else "")]
-    marks = [mark for mark in marks if rows and mark in rows[0] and len({line.count(mark) for line in rows}) == 1]
-    if len(rows) < _FEWEST_ROWS or not (marks or are_tagged):
-        return ""
-    return f"has {rows[0].count(marks[0]) + 1 if marks else len(columns)} cells in each line, as a table has"
+    count = rows[0].count(marks[0]) + 1 if marks else len(columns) * are_tagged
+    return f"has {count} cells in each line, as a table has" if count else ""
 
 
 def _what_else(name: str, head: bytes) -> str:
