@@ -153,7 +153,7 @@ def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uin
     """Bring class indices `(H, W)` to the options' size: by the nearest pixel, so that no class appears by mixing."""
     placement = place_image((indices.shape[0], indices.shape[1]), options.size, options.resize)
     if placement.is_identity:
-        return np.array(indices)
+        return np.array(indices, order="C")
     from PIL import Image
 
     height, width = placement.scaled

@@ -59,14 +59,6 @@ def show(value: object) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def as_arrays(read: str) -> str:
-    """Return what to write if a table, which `read` reads, holds samples and not paths to them."""
-    return (
-        f"Of numbers make arrays: table = {read}, numpy.savez('data.npz', x=table[COLUMNS].to_numpy('float32'), "
-        "y=numpy.array(table[LABEL].tolist()))."
-    )
-
-
 class NumberedCells(Sequence[str]):
     """Cells as numbers of the distinct ones, which may be few: a table has millions of cells, whose texts would
     dominate time and memory."""

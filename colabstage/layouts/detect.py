@@ -25,10 +25,11 @@ from colabstage.errors import (
     ended,
     said_by,
 )
+from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
-from colabstage.layouts.columns import NUMBER, as_arrays, divides_further
+from colabstage.layouts.columns import NUMBER, divides_further
 from colabstage.layouts.evidence import (
     FEW,
     IMAGE_FOLDER,

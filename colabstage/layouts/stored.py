@@ -118,7 +118,8 @@ class NpyHeader(NamedTuple):
     @property
     def trouble(self) -> str:
         if self.dtype.hasobject:
-            return "it holds pickled Python objects, which may run code and are never loaded; save numbers of one shape"
+            how = "save numbers or words of one shape, numpy.array(values.tolist())"
+            return f"it holds pickled Python objects, which may run code and are never loaded; {how}"
         names = self.dtype.names
         return "" if names is None else f"it holds records ({', '.join(names)}); save each field as an array"
 
@@ -307,7 +308,7 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
         return np.moveaxis(values.T, -1, 0) if matlab and not is_table else values.T if matlab else values
 
     base = h5py.check_vlen_dtype(dataset.dtype)
-    trouble = "" if dataset.dtype.kind in "biuf" else f"it holds {dataset.dtype}, which are not numbers of one kind"
+    trouble = "" if dataset.dtype.kind in "biufc" else f"it holds {dataset.dtype}, which are not numbers of one kind"
     if dataset.attrs.get("MATLAB_class") == b"cell" or "MATLAB_object_decode" in dataset.attrs:
         trouble = OF_MATLAB
     if base is not None:

@@ -121,6 +121,16 @@ def mat(**arrays: Any) -> dict[str, bytes]:
     return {"train.mat": matlab(arrays)}
 
 
+def mat73(**arrays: Any) -> dict[str, bytes]:
+    """As MATLAB's -v7.3 stores them: with their axes in the other order."""
+    file = io.BytesIO()
+    with h5py.File(file, "w", userblock_size=512) as made:
+        for name, values in arrays.items():
+            made[name] = values.T
+            made[name].attrs["MATLAB_class"] = np.bytes_("double")
+    return {"train.mat": file.getvalue()}
+
+
 VOC = "<annotation><filename>{0}.jpg</filename><size><width>64</width><height>48</height><depth>3</depth></size><object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"
 VOC2012 = files(
     "VOC2012/JPEGImages/2007_{0..5}.jpg",
@@ -1086,6 +1096,11 @@ TEXTS = [
     row("a label beside a text", {"train.jsonl": b'{"text": "to be or not to be, that is the question", "intent": "doubt"}\n' * 90}, right=[noted("Not used.*'intent'")]),
     *(row(f"no format of ours: {name}", files("", made), right=[refused(f"not read.*{ends}.*items are")])
       for name, made, ends in [("meshes", {"{train,test}/{bed,sofa}/{0,1}.off": "OFF"}, "8 .off"), ("DICOM without ending", {"IM/IM000{0,1}": "DICM"}, "IM0000"), ("scans and a table", {"{0,1}.mhd": "x", "{0,1}.raw": "x", "labels.csv": "id,label\n0,a\n"}, ".mhd")]),
+    *(row(f"what reads {name}", files("", made), right=[refused(re.escape(line))])
+      for name, made, line in [
+          ("volumes", {"{a,b}/{0,1}.nii.gz": "x"}, "[(nibabel.load(path).get_fdata(dtype='float32'), TARGET) for path in sorted(pathlib.Path('"), ("signals", {"{0,1}.hea": "x", "{0,1}.dat": "x"}, ".rglob('*.hea'))]"),
+          ("a table without a header", {"HIGGS.csv": "1.0,2.5\n0.0,3.5\n"}, "HIGGS.csv', header=None), numpy.savez('data.npz', "), ("a table beside a smaller one", {"train.csv": "id,age\n1,2\n2,3\n", "answers.csv": "id,y\n1,2\n"}, "train.csv'), numpy"),
+          ("a table in Excel", {"x.xlsx": "PK"}, "x.xlsx'), numpy.savez"), ("numbers in texts beside a description", {"a/README.txt": "of signals", "{a,b}/X.txt": "  1.5e-1 2.5 3.5\n" * 9}, "'a/X.txt' holds numbers, not text")]),
     *(row(f"an archive beside {name}", files("", made), right=[right])
       for name, made, right in [
           ("DICOM", {"{0,1}.dcm": "DICM" * 99, "more.zip": "PK"}, refused("2 .dcm.*pydicom", but_not="as the source")), ("films", {"{0,1}.mp4": "x" * 99, "labels.zip": "PK"}, refused("2 .mp4.*items are", but_not="as the source")),
@@ -1139,6 +1154,9 @@ OF_LIBRARIES = [
       for features, right in list[Any]([
           ({"one_hot_class": [0, 1, 0]}, refused("'one_hot_class'")), ({"image/coat": "long"}, refused("'coat'")), ({"label": 1, "image/coat": "long"}, noted("Not used: 'coat'")),
           ({"id": "a", "image/width": 64, "image/height": 48, "image/format": "PNG"}, found("train: 3 without targets"))])),
+    row("masks in MATLAB 7.3", mat73(images=np.zeros((16, 12, 3, 6), np.uint8), labels=np.ones((16, 12, 6), np.uint8)), right=[found("train: 6 masks.*")]),
+    *(row(f"complex numbers in {kind}", made, right=[found(r"train: 0 2, 1 1 \(complex64\)")])
+      for kind, made in [("HDF5", files("", {"x.h5": h5(x=np.ones((3, 4), np.complex64), y=np.array([0, 1, 0]))})), ("MATLAB", lambda: mat(x=np.ones((3, 4), np.complex64), y=np.array([0, 1, 0])))]),
     *(row(f"labels from 1 in {kind}", made, right=FROM_ONE) for kind, made in [("MATLAB", lambda: mat(X=np.ones((12, 8)), y=FROM_1[:, None])), ("Parquet", lambda: hub({}, label=FROM_1.tolist()))]),
 ]
 # fmt: on

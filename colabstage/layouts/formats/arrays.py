@@ -513,7 +513,7 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     numeric = words_of | {
         key: values.astype(values.dtype.newbyteorder("="), copy=False)
         for key, values in arrays.items()
-        if values.dtype.kind in "biuf"
+        if values.dtype.kind in "biufc"
     }
     # MATLAB has no arrays of one axis, so labels may be a row as well as a column. Without any, the samples are along
     # the axis that all arrays share.
