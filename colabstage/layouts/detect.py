@@ -69,6 +69,7 @@ from colabstage.layouts.judge import (
     Naming,
     Says,
     files_called,
+    first_extract,
     judge,
     may_label,
     other_rows,
@@ -855,12 +856,15 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
 
 def _by_library(source: Source) -> str:
     """Return how to make samples of files that no layout reads."""
+    # A workbook is a zip, and a scan compressed by gzip: their own names are what is given.
+    label = source.label
     for how, ends in _READ_BY.items():
-        if found := files_called(source, ends)[:1]:
-            folder, (file,) = source.addresses(found)
-            extract = f"Extract all of it, {TO_EXTRACT}. " if folder == "FOLDER" else ""
+        found, is_own = files_called(source, ends)[:1], label.lower().endswith(ends)
+        if found or is_own:
+            folder, (file,) = (posixpath.dirname(label), [label]) if is_own else source.addresses(found)
             end = next(file[-len(end) :] for end in ends if file.lower().endswith(end))
-            return extract + how.replace("*END", f"*{end}").replace("FOLDER", repr(folder)).replace("FILE", repr(file))
+            line = how.replace("*END", f"*{end}").replace("FOLDER", repr(folder)).replace("FILE", repr(file))
+            return first_extract(folder) + line
     return _AS_OBJECT
 
 
@@ -892,5 +896,6 @@ def _how_to_give(source: Source) -> str:
     bare = ", header=None" if all(map(NUMBER.fullmatch, table.header)) else ""
     return (
         f"A table is read with the files it names: give a folder of both, or ['{given}', 'FOLDER_OF_THE_IMAGES']. "
+        f"{first_extract(folder)}"
         f"{as_arrays(f'pandas.read_csv({shown[0]!r}{bare})')} {tokens.AS_CLASSES}."
     )
