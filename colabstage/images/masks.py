@@ -43,10 +43,11 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
     if values.ndim == 3 and values.shape[2] == 1:
         values = values[..., 0]
     if values.ndim != 2 or values.dtype.kind not in "biu":
-        msg = f"The mask is {values.dtype} of shape {values.shape}; expected integers (height, width)."
+        msg = f"The mask is {values.dtype} of shape {values.shape}; expected integers (height, width). {AS_PICTURES}."
         raise DecodeError(msg)
     if values.dtype.itemsize > 1 and values.size and not 0 <= int(values.min()) <= int(values.max()) <= VOID:
-        msg = f"The mask has values from {values.min()} to {values.max()}; expected class indices from 0 to {VOID}."
+        expected = f"expected class indices from 0 to {VOID}. {AS_PICTURES}."
+        msg = f"The mask has values from {values.min()} to {values.max()}; {expected}"
         raise DecodeError(msg)
     indices = values.astype(np.uint8, copy=False)
     if not options.foreground:

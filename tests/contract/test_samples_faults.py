@@ -863,6 +863,8 @@ CLIPS = [
           ("others, and the kind chosen", ("xxyy", "xyxy"), {"wav": "audio", "npy": "array_folder"}[end], None, refused(rf"'l\.csv' and by folders.*{ways}")),
           ("others, chosen", ("xxyy", "xyxy"), layout, None, found("train: x 4, y 4.*")), ("others, left out", ("xxyy", "xyxy"), "auto", f"**/*.{end}", found("train: no 4, yes 4.*"))]),
     row("arrays, one in each file, and a table of their labels", files("", {**{f"train/{i}/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "labels.csv": "id,target\n" + "".join(f"a{i},{i % 2}\n" for i in range(6))}), right=[found("train: 0 3, 1 3.*")]),
+    row("arrays in folders of patients, and their table", files("", {f"p{i}/{j}.npy": npy(np.ones((4, 5))) for i in range(4) for j in range(3)} | {"participants.csv": "participant_id,group\n" + "".join(f"p{i},{'ab'[i % 2]}\n" for i in range(4))}), right=[found("train: a 6, b 6 .*", note="'participant_id' stay in one split")]),
+    row("arrays in folders of classes, and facts about these", files("", {f"{one}/{j}.npy": npy(np.ones((4, 5))) for one in ("walk", "run") for j in range(3)} | {"speeds.csv": "activity,speed\nwalk,5\nrun,9\n"}), right=[found("train: run 3, walk 3 .*")]),
     row("arrays and two columns of their targets", files("", {**{f"x/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "t.csv": "file,age,weight,name\n" + "".join(f"a{i}.npy,{i},{i / 2},n{i}\n" for i in range(6))}), layout=table_rows(labels=["age", "weight"]), right=[found(r"train: 6 rows with targets of \(2,\).*")]),
     row("clips of each actor", {f"Actor_0{a}/03-0{i}.wav": wav() for a in (1, 2) for i in (1, 2)}, right=[refused(r"audio_clips\(pattern=PATTERN\)", but_not="only=")]),
     row("clips of one name in each class", {f"{one}/{name}.wav": wav() for one in "ab" for name in ("x", "y", "z")}, right=[refused(r"audio_clips\(pattern=", but_not="mask")]),
@@ -1023,6 +1025,8 @@ ARRAYS = [
     row("files of rows, the same names", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), y=np.array([0, 1, 0, 1]), classes=np.array(["a", "b"])) for i in range(2)}), right=[found("train: a 4, b 4.*")]),
     row("files of rows, each of a split", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), y=np.array([0, 1, 0, 1]), split=np.array([name] * 4)) for i, name in enumerate(["train", "test"])}),
         right=[found("train: 0 2, 1 2 .*; test: 0 2, 1 2.*")]),
+    *(row(f"files of rows, {name}", files("", {f"{one}{i}.npz": npz(X=np.ones((4, 8)), y=np.full(4, i)) for i in range(4)}), splits={"train": 0.5, "test": 0.5}, right=[right])
+      for name, one, right in [("a patient in each", "patient_", found(r"train: \d 4, \d 4 .*; test: \d 4, \d 4 .*")), ("parts", "part-", noted(re.escape(r"group_by=r'.+\.npz' keeps")))]),
     row("files of rows, one without labels", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), **({"y": np.zeros(4)} if i else {})) for i in range(3)}), right=[refused("part")]),
     row("one .h5 for each sample", files("", {f"{part}/{name}_{i}.h5": h5(**{part: array}) for i in range(1, 7) for part, name, array in
         (("img", "image", np.full((16, 16, 14), float(i))), ("mask", "mask", np.eye(16, dtype=np.uint8)))}), right=ONE_EACH),

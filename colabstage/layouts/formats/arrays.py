@@ -303,6 +303,15 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     splits = {} if any(of_rows) else _splits_beside(source, beside)
     groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")
     unused = [name for name in rest if name not in splits and name != groups]
+    parts = [part for array in xs for part in array.parts or (array,)]
+    of_parts = [_file_and_key(part.name)[0] for part in parts]
+    # A file for each patient or recording is a group; numbered parts of a dataset are none.
+    ids = ("_".join((*words.letters_of(words.stem_of(file)), "id")) for file in of_parts)
+    are_groups = bool(joined) and all(map(words.PERSONS.fullmatch, ids))
+    of_files = [file for file, part in zip(of_parts, parts, strict=True) for _ in range(part.shape[0])]
+    end = posixpath.splitext(of_parts[0])[1]
+    stay = "each stays in one split" if are_groups else rf"group_by=r'.+\{end}' keeps each in one split"
+    files_joined = f"Each of {joined:,} files holds rows of samples, one label for each; they are joined, and {stay}."
     bare = [one.x for one in every if one not in chosen]
     of_y = f", targets those of {listed(stated)}" if ys else "; there are no targets"
     notes = [
@@ -311,17 +320,16 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         *_notes_on_files(source, [*xs, *ys]),
         *([f"Other arrays were left out: {listed(unused)}."] if unused else []),
         *([f"Rows with the same '{groups}' stay in one split."] if groups else []),
-        *([f"Each of {joined:,} files holds rows of samples, one label for each; they are joined."] if joined else []),
+        *([files_joined] if joined else []),
         *(note_on_numbers(stated[0], targets.values, classes) if isinstance(targets, Values) else ()),
     ]
-    parts = [part for array in xs for part in array.parts or (array,)]
     table = SampleTable(
         layout=NAME,
         keys=tuple(f"{part.name}[{row}]" for part in parts for row in range(part.shape[0])),
         inputs=inputs,
         targets=targets,
         splits=known_splits(next(iter(splits.values()), of_rows)),
-        groups=_as_words(stored[groups].whole().reshape(-1)) if groups else None,
+        groups=_as_words(stored[groups].whole().reshape(-1)) if groups else of_files if are_groups else None,
         classes=classes,
         notes=tuple(notes),
     )
