@@ -799,12 +799,8 @@ _EACH = (
     "sorted(pathlib.Path(FOLDER).rglob('*END'))]. TARGET is a number or an array; of classes in folders, it is "
     "CLASSES.index(path.parent.name)."
 )
-# The libraries of their fields make a table of a file, or a sample of each.
+# The libraries of their fields make a sample of each file, or a table of one; beside others, that is about them.
 _READ_BY = {
-    as_arrays("pandas.read_csv(FILE)"): (".csv.gz",),
-    as_arrays("pandas.read_csv(FILE, header=None)"): (".data",),
-    as_arrays("pandas.read_excel(FILE)"): (".xlsx", ".xls", ".ods"),
-    as_arrays("pandas.read_feather(FILE)"): (".feather",),
     _EACH.format("pydicom.dcmread(path).pixel_array"): (".dcm", ".dicom", ".ima"),
     _EACH.format("nibabel.load(path).get_fdata(dtype='float32')"): (".nii", ".nii.gz", ".mgz"),
     _EACH.format("SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(path))"): (".mha", ".mhd", ".nrrd"),
@@ -814,6 +810,10 @@ _READ_BY = {
     _EACH.format("xarray.open_dataset(path)[VARIABLE].to_numpy()"): (".nc", ".nc4", ".grib"),
     _EACH.format("imageio.v3.imread(path)"): (".mp4", ".avi", ".mov", ".mkv", ".webm"),
     _EACH.format("trimesh.load(path).sample(2048)"): (".off", ".obj", ".stl"),
+    as_arrays("pandas.read_csv(FILE)"): (".csv.gz",),
+    as_arrays("pandas.read_csv(FILE, header=None)"): (".data",),
+    as_arrays("pandas.read_excel(FILE)"): (".xlsx", ".xls", ".ods"),
+    as_arrays("pandas.read_feather(FILE)"): (".feather",),
 }
 # So much of a table says what it holds.
 _HEAD_BYTES = 64 * 1024
