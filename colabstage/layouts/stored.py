@@ -79,6 +79,8 @@ class StoredArray:
     """The arrays that it joins, if it spans several files."""
     unwritten: str = ""
     """How many of its chunks or values HDF5 gives as 0, because they were never written; "" for none."""
+    is_turned: bool = False
+    """Whether its rows are along the last of MATLAB's three axes or more, as its own programs store images."""
 
     @classmethod
     def joined(cls, name: str, parts: Sequence[StoredArray]) -> StoredArray:
@@ -313,7 +315,10 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
         trouble = OF_MATLAB
     if base is not None:
         trouble = f"each row has any number of {base} values; cut them to one length, or read it with dataset_h5"
-    return StoredArray(name, shape, native, rows, whole, trouble, unwritten=unwritten_part(dataset))
+    is_turned = matlab and not is_table
+    return StoredArray(
+        name, shape, native, rows, whole, trouble, unwritten=unwritten_part(dataset), is_turned=is_turned
+    )
 
 
 def _text(dataset: Any, name: str) -> NDArray[Any]:

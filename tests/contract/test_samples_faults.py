@@ -1158,6 +1158,10 @@ OF_LIBRARIES = [
       for features, right in list[Any]([
           ({"one_hot_class": [0, 1, 0]}, refused("'one_hot_class'")), ({"image/coat": "long"}, refused("'coat'")), ({"label": 1, "image/coat": "long"}, noted("Not used: 'coat'")),
           ({"id": "a", "image/width": 64, "image/height": 48, "image/format": "PNG"}, found("train: 3 without targets"))])),
+    *(row(f"axes of MATLAB: {name}", lambda made=made: made, layout=array_rows(x="a", y="u"), right=[right])  # type: ignore[misc]
+      for name, made, right in [
+          ("three, and no labels", mat(a=np.ones((6, 9, 9)), u=np.ones((6, 9, 9))), refused(r"\(6, 9, 9\).*the first or the last")), ("three in 7.3, and no labels", mat73(a=np.ones((6, 9, 9)), u=np.ones((6, 9, 9))), refused(r"\(6, 9, 9\).*the first or the last")),
+          ("a grid beside", mat(a=np.ones((6, 8)), u=np.ones((6, 8)), x=np.ones(8)), found("train: 6 rows .*")), ("times beside", mat(a=np.ones((6, 8, 8)), u=np.ones((6, 8, 8, 10)), t=np.ones(10)), found("train: 6 rows .*"))]),
     row("masks in MATLAB 7.3", mat73(images=np.zeros((16, 12, 3, 6), np.uint8), labels=np.ones((16, 12, 6), np.uint8)), right=[found("train: 6 masks.*")]),
     *(row(f"complex numbers in {kind}", made, right=[found(r"train: 0 2, 1 1 \(complex64\)")])
       for kind, made in [("HDF5", files("", {"x.h5": h5(x=np.ones((3, 4), np.complex64), y=np.array([0, 1, 0]))})), ("MATLAB", lambda: mat(x=np.ones((3, 4), np.complex64), y=np.array([0, 1, 0])))]),

@@ -61,7 +61,7 @@ from colabstage.trees.bytes import ByteSource, SourceFile
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -286,6 +286,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     chosen = [one for one in every if one.y is not None] or every
     used, stated = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
     xs, ys = ([_usable(stored[name]) for name in names] for names in (used, stated))
+    _check_turned([*xs, *ys], stored.values())
     _check_lengths(chosen, stored)
     inputs = _as_inputs(xs)
     targets, classes = _as_targets(ys, inputs, xs) if ys else (None, ())
@@ -525,8 +526,8 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     }
     # MATLAB has no arrays of one axis, so labels may be a row as well as a column. Without any, the samples are along
     # the axis that all arrays share.
-    counts = {values.size for values in numeric.values() if values.size == max(values.shape) > 1}
-    ends = [{values.shape[0], values.shape[-1]} for values in numeric.values()]
+    counts = {values.size for key, values in numeric.items() if _may_count(key, values.shape)}
+    ends = [{one.shape[0], one.shape[-1]} for one in numeric.values() if one.size > max(one.shape)]
     counts = counts or (set.intersection(*ends) if len(ends) > 1 else set())
     found = []
     for key, values in numeric.items():
@@ -540,7 +541,8 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
         # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
         rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
         name = f"{entry.name}/{key}"
-        found.append(StoredArray.in_memory(name, rows, stamp_of(entry), trouble if is_square else ""))
+        made = StoredArray.in_memory(name, rows, stamp_of(entry), trouble if is_square else "")
+        found.append(replace(made, is_turned=is_moved and values.ndim > 2))
     for key, values in arrays.items():
         if values.dtype.kind in "OV":
             # scipy calls each object "None"; its own name is in it.
@@ -584,6 +586,25 @@ def _check_lengths(chosen: Sequence[SplitArrays], stored: Mapping[str, StoredArr
             raise LayoutError(msg)
         if y is not None and stored[y].shape[0] != shape[0]:
             msg = f"{why} and '{y}' {stored[y].shape}; expected as many targets as inputs along their first axes."
+            raise LayoutError(msg)
+
+
+def _may_count(key: str, shape: Sequence[int]) -> bool:
+    """Tell whether an array may have one number for each sample, and is not the axis of a grid or of times."""
+    is_axis = _split_and_role(key)[1] == "x" or posixpath.basename(key).lower() in ("t", "time")
+    return math.prod(shape) == max(shape, default=0) > 1 and not is_axis
+
+
+def _check_turned(used: Sequence[StoredArray], every: Collection[StoredArray]) -> None:
+    """Refuse arrays of MATLAB if neither vectors nor images in colour show which axis counts the samples."""
+    counts = {math.prod(one.shape) for one in every if _may_count(_file_and_key(one.name)[1], one.shape)}
+    counts |= {
+        one.shape[0] for one in every if one.is_turned and one.dtype == np.uint8 and one.shape[3:] in ((1,), (3,), (4,))
+    }
+    for one in used:
+        if one.is_turned and one.shape[0] not in counts:
+            what = f"'{one.name}' has the axes {(*one.shape[1:], one.shape[0])}; nothing shows which counts samples"
+            msg = f"{what}, the first or the last. Save it with that axis first: numpy.savez('data.npz', x=x, y=y)."
             raise LayoutError(msg)
 
 
