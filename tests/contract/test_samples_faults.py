@@ -1150,7 +1150,7 @@ OF_LIBRARIES = [
     *(row(f"samples of MATLAB of {shape} with labels of {np.shape(y)}", lambda shape=shape, y=y: mat(X=CELLS if shape is None else np.zeros(shape, np.uint8), y=y), right=[right])  # type: ignore[misc]
       for shape, y, right in list[Any]([
           *((shape, y, found("train: 1 4, 2 4, 3 4.*")) for shape, y in [((4, 4, 3, 12), FROM_1[:, None]), ((12, 4, 4, 3), FROM_1[:, None]), ((12, 4, 4), FROM_1[None]), ((64, 12), FROM_1[None])]),
-          ((12, 4, 12), FROM_1[:, None], refused("first and the last axis")), (None, FROM_1[:, None], refused("'train.mat/X'.*cell")),
+          ((12, 4, 12), FROM_1[:, None], refused("the first or the last")), (None, FROM_1[:, None], refused("'train.mat/X'.*cell")),
           ((12, 4, 5), np.zeros((12, 3), np.uint8), found(r"train: 12 rows with targets of \(3,\).*")), ((12, 4), np.array(["cat", "horse"] * 6), found("train: cat 6, horse 6.*"))])),
     *(row(f"numbers of Parquet beside two names: {labels}", lambda labels=labels: hub({"image": {"_type": "Image"}, "label": ["cat", "dog"]}, label=labels), right=[right])  # type: ignore[misc]
       for labels, right in [([0, 1, 2], refused(r"parquet\[2\].*2 classes")), ([0, 1, 1], found("train: cat 1, dog 2"))]),

@@ -82,6 +82,7 @@ _DIGITS = re.compile(r"\d+")
 _Numbers = tuple[str, ...]
 # Fewer files may each hold many rows.
 _FEW_FILES = 4
+_CHANNELS = ((1,), (3,), (4,))
 # No machine here lists more samples.
 _MOST_ROWS = 1 << 32
 # Targets up to this size are read when the table is made; larger ones are read with their samples.
@@ -532,8 +533,6 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     found = []
     for key, values in numeric.items():
         first, last = values.shape[0] in counts, values.shape[-1] in counts
-        is_square = values.ndim > 2 and first and values.shape[0] == values.shape[-1]
-        trouble = f"the first and the last axis of {values.shape} are as long as the targets; save it as a .npz"
         # With more than two axes the last one counts samples where nothing says otherwise.
         is_moved = (last or values.ndim > 2) and not (first and (values.ndim == 2 or not last))
         rows = np.moveaxis(values, -1, 0) if is_moved else values
@@ -541,7 +540,7 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
         # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
         rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
         name = f"{entry.name}/{key}"
-        made = StoredArray.in_memory(name, rows, stamp_of(entry), trouble if is_square else "")
+        made = StoredArray.in_memory(name, rows, stamp_of(entry))
         found.append(replace(made, is_turned=is_moved and values.ndim > 2))
     for key, values in arrays.items():
         if values.dtype.kind in "OV":
@@ -597,12 +596,10 @@ def _may_count(key: str, shape: Sequence[int]) -> bool:
 
 def _check_turned(used: Sequence[StoredArray], every: Collection[StoredArray]) -> None:
     """Refuse arrays of MATLAB if neither vectors nor images in colour show which axis counts the samples."""
+    colours = {one.shape[0] for one in every if one.is_turned and one.dtype == np.uint8 and one.shape[3:] in _CHANNELS}
     counts = {math.prod(one.shape) for one in every if _may_count(_file_and_key(one.name)[1], one.shape)}
-    counts |= {
-        one.shape[0] for one in every if one.is_turned and one.dtype == np.uint8 and one.shape[3:] in ((1,), (3,), (4,))
-    }
-    for one in used:
-        if one.is_turned and one.shape[0] not in counts:
+    for one in (one for one in used if one.is_turned and one.shape[0] not in colours):
+        if one.shape[0] not in counts or one.shape[0] == one.shape[1]:
             what = f"'{one.name}' has the axes {(*one.shape[1:], one.shape[0])}; nothing shows which counts samples"
             msg = f"{what}, the first or the last. Save it with that axis first: numpy.savez('data.npz', x=x, y=y)."
             raise LayoutError(msg)
