@@ -894,8 +894,8 @@ def _how_to_give(source: Source) -> str:
         listing = f"[{shown[0]!r}, *pandas.read_csv({shown[0]!r})[{far[0]!r}]]"
         return f"Addresses in a table are read if they are given beside it, as in the list {listing}."
     bare = ", header=None" if all(map(NUMBER.fullmatch, table.header)) else ""
+    reader = {".tsv": "table", ".parquet": "parquet"}.get(posixpath.splitext(shown[0])[1].lower(), "csv")
     return (
         f"A table is read with the files it names: give a folder of both, or ['{given}', 'FOLDER_OF_THE_IMAGES']. "
-        f"{first_extract(folder)}"
-        f"{as_arrays(f'pandas.read_csv({shown[0]!r}{bare})')} {tokens.AS_CLASSES}."
+        f"{first_extract(folder)}{as_arrays(f'pandas.read_{reader}({shown[0]!r}{bare})')} {tokens.AS_CLASSES}."
     )

@@ -295,19 +295,19 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
         return StoredArray(name, shape, np.dtype(object), lambda: rows_of_array(text(), name, ""), text)
     # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) is (N, c, w, h) here.
     matlab = "MATLAB_class" in dataset.attrs and dataset.ndim > 1
-    is_table = matlab and dataset.ndim == 2
+    is_table, is_turned = matlab and dataset.ndim == 2, matlab and dataset.ndim > 2
     shape = dataset.shape[::-1] if is_table else (dataset.shape[0], *dataset.shape[:0:-1]) if matlab else dataset.shape
     native = dataset.dtype.newbyteorder("=")
 
     def rows() -> SampleSource:
         source = _hdf5_rows(tree, entry, dataset, name, along_last=is_table)
-        if matlab and not is_table:
+        if is_turned:
             return map_samples(source, lambda row: row.T.astype(native, copy=False))
         return source if native == dataset.dtype else map_samples(source, lambda row: row.astype(native))
 
     def whole() -> NDArray[Any]:
         values: NDArray[Any] = dataset[()].astype(native, copy=False)
-        return np.moveaxis(values.T, -1, 0) if matlab and not is_table else values.T if matlab else values
+        return np.moveaxis(values.T, -1, 0) if is_turned else values.T if matlab else values
 
     base = h5py.check_vlen_dtype(dataset.dtype)
     trouble = "" if dataset.dtype.kind in "biufc" else f"it holds {dataset.dtype}, which are not numbers of one kind"
@@ -315,10 +315,7 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
         trouble = OF_MATLAB
     if base is not None:
         trouble = f"each row has any number of {base} values; cut them to one length, or read it with dataset_h5"
-    is_turned = matlab and not is_table
-    return StoredArray(
-        name, shape, native, rows, whole, trouble, unwritten=unwritten_part(dataset), is_turned=is_turned
-    )
+    return StoredArray(name, shape, native, rows, whole, trouble, (), unwritten_part(dataset), is_turned)
 
 
 def _text(dataset: Any, name: str) -> NDArray[Any]:
