@@ -46,7 +46,8 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
         msg = f"The mask is {values.dtype} of shape {values.shape}; expected integers (height, width). {AS_PICTURES}."
         raise DecodeError(msg)
     if values.dtype.itemsize > 1 and values.size and not 0 <= int(values.min()) <= int(values.max()) <= VOID:
-        msg = f"The mask has values from {values.min()} to {values.max()}; expected class indices from 0 to {VOID}."
+        expected = f"expected class indices from 0 to {VOID}. {AS_PICTURES}."
+        msg = f"The mask has values from {values.min()} to {values.max()}; {expected}"
         raise DecodeError(msg)
     indices = values.astype(np.uint8, copy=False)
     if not options.foreground:
@@ -174,7 +175,7 @@ def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uin
     """Bring class indices `(H, W)` to the options' size: by the nearest pixel, so that no class appears by mixing."""
     placement = place_image((indices.shape[0], indices.shape[1]), options.size, options.resize)
     if placement.is_identity:
-        return np.array(indices)
+        return np.array(indices, order="C")
     from PIL import Image
 
     height, width = placement.scaled

@@ -59,13 +59,6 @@ def show(value: object) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def as_arrays(read: str, *, are_lists: bool = False) -> str:
-    """Return what to write if a table, which `read` reads, holds samples, as numbers or lists, and not their paths."""
-    x = "numpy.stack(table[COLUMN])" if are_lists else "table[COLUMNS].to_numpy('float32')"
-    made = f"numpy.savez('data.npz', x={x}, y=numpy.array(table[LABEL].tolist()))"
-    return f"Of numbers make arrays: table = {read}, {made}."
-
-
 class NumberedCells(Sequence[str]):
     """Cells as numbers of the distinct ones, which may be few: a table has millions of cells, whose texts would
     dominate time and memory."""

@@ -25,10 +25,11 @@ from colabstage.errors import (
     ended,
     said_by,
 )
+from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
-from colabstage.layouts.columns import NUMBER, as_arrays, divides_further
+from colabstage.layouts.columns import NUMBER, divides_further
 from colabstage.layouts.evidence import (
     FEW,
     IMAGE_FOLDER,
@@ -68,6 +69,7 @@ from colabstage.layouts.judge import (
     Naming,
     Says,
     files_called,
+    first_extract,
     judge,
     may_label,
     other_rows,
@@ -795,12 +797,8 @@ _EACH = (
     "sorted(pathlib.Path(FOLDER).rglob('*END'))]. TARGET is a number or an array; of classes in folders, it is "
     "CLASSES.index(path.parent.name)."
 )
-# The libraries of their fields make a table of a file, or a sample of each.
+# The libraries of their fields make a sample of each file, or a table of one; beside others, that is about them.
 _READ_BY = {
-    as_arrays("pandas.read_csv(FILE)"): (".csv.gz",),
-    as_arrays("pandas.read_csv(FILE, header=None)"): (".data",),
-    as_arrays("pandas.read_excel(FILE)"): (".xlsx", ".xls", ".ods"),
-    as_arrays("pandas.read_feather(FILE)"): (".feather",),
     _EACH.format("pydicom.dcmread(path).pixel_array"): (".dcm", ".dicom", ".ima"),
     _EACH.format("nibabel.load(path).get_fdata(dtype='float32')"): (".nii", ".nii.gz", ".mgz"),
     _EACH.format("SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(path))"): (".mha", ".mhd", ".nrrd"),
@@ -810,6 +808,10 @@ _READ_BY = {
     _EACH.format("xarray.open_dataset(path)[VARIABLE].to_numpy()"): (".nc", ".nc4", ".grib"),
     _EACH.format("imageio.v3.imread(path)"): (".mp4", ".avi", ".mov", ".mkv", ".webm"),
     _EACH.format("trimesh.load(path).sample(2048)"): (".off", ".obj", ".stl"),
+    as_arrays("pandas.read_csv(FILE)"): (".csv.gz",),
+    as_arrays("pandas.read_csv(FILE, header=None)"): (".data",),
+    as_arrays("pandas.read_excel(FILE)"): (".xlsx", ".xls", ".ods"),
+    as_arrays("pandas.read_feather(FILE)"): (".feather",),
 }
 # So much of a table says what it holds.
 _HEAD_BYTES = 64 * 1024
@@ -852,12 +854,20 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
 
 def _by_library(source: Source) -> str:
     """Return how to make samples of files that no layout reads."""
-    kinds = ((how, end, files_called(source, (end,))[:1]) for how, ends in _READ_BY.items() for end in ends)
-    how, end, found = next((kind for kind in kinds if kind[2]), (_AS_OBJECT, "", source.files[:0]))
-    folder, (file, *_) = source.addresses(found) if found else ("", [""])
-    named = {"END": file[-len(end) :], "FOLDER": repr(folder), "FILE": repr(file)}
-    extract = f"Extract all of it, {TO_EXTRACT}. " if folder == "FOLDER" else ""
-    return extract + re.sub("END|FOLDER|FILE", lambda part: named[part[0]], how)
+    # A workbook is a zip, and a scan compressed by gzip: their own names are what is given.
+    label = source.label
+    for how, ends in _READ_BY.items():
+        found, is_own = files_called(source, ends)[:1], label.lower().endswith(ends)
+        if found or is_own:
+            folder, (file, *_) = (posixpath.dirname(label), [label]) if is_own else source.addresses(found)
+            end = next(file[-len(end) :] for end in ends if file.lower().endswith(end))
+            return first_extract(folder) + _filled(how, {"END": end, "FOLDER": repr(folder), "FILE": repr(file)})
+    return _AS_OBJECT
+
+
+def _filled(line: str, values: Mapping[str, str]) -> str:
+    # At once, because a value may contain the name of another.
+    return re.sub("|".join(values), lambda name: values[name[0]], line)
 
 
 def _how_to_give(source: Source) -> str:
@@ -886,7 +896,8 @@ def _how_to_give(source: Source) -> str:
         listing = f"[{shown[0]!r}, *pandas.read_csv({shown[0]!r})[{far[0]!r}]]"
         return f"Addresses in a table are read if they are given beside it, as in the list {listing}."
     bare = ", header=None" if all(map(NUMBER.fullmatch, table.header)) else ""
+    reader = {".tsv": "table", ".parquet": "parquet"}.get(posixpath.splitext(shown[0])[1].lower(), "csv")
     return (
         f"A table is read with the files it names: give a folder of both, or ['{given}', 'FOLDER_OF_THE_IMAGES']. "
-        f"{as_arrays(f'pandas.read_csv({shown[0]!r}{bare})')} {tokens.AS_TEXT}"
+        f"{first_extract(folder)}{as_arrays(f'pandas.read_{reader}({shown[0]!r}{bare})')} {tokens.AS_TEXT}"
     )

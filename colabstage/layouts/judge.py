@@ -583,6 +583,11 @@ def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
 # --- files that are left over -----------------------------------------------------------------------------------------
 
 
+def first_extract(folder: str) -> str:
+    """Return a sentence for files without an address, as from `Source.addresses`."""
+    return f"Extract all of it, {TO_EXTRACT}. " if folder == "FOLDER" else ""
+
+
 def files_called(source: Source, ends: tuple[str, ...]) -> FileEntries:
     """Return the files whose names have one of these endings, in any case; .tar.gz is longer than an extension."""
     files = source.ending_in(tuple(map(extension_of, ends)))
@@ -647,7 +652,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     archives = archives.without(used)
     if archives:
         folder, paths = source.addresses(archives[:1])
-        extract = "" if source.tree.address_of(archives[0]) else f"Extract all of it, {TO_EXTRACT}. "
+        extract = first_extract(folder)
         only = source.only(source.without({*archives.names}).files.names, archives.names)
         unpacked = only and f"; or, if it was unpacked here, leave it out: {only}"
         how = f"{extract}Give it in a list of sources, {[folder, *paths]}{unpacked}."

@@ -250,10 +250,12 @@ class TableSearch:
     @cached_property
     def claiming(self) -> list[LeadingTable]:
         """Return those; or, if no table leads to files, the tables whose rows name images' folders, as for patients."""
-        if self.kind.layout != TABLE.layout or any({*one.leads.values()} != {SEVERAL} for one in self.leading):
+        if self.kind.layout == "audio" or any({*one.leads.values()} != {SEVERAL} for one in self.leading):
             return self.leading
         found = [found for table in self.tables.values() if (found := self._lead_to_folders(table)) is not None]
-        return found or self.leading
+        # Other folders of arrays are mostly the classes themselves.
+        of_persons = [one for one in found if words.PERSONS.fullmatch(words.plain_name(one.folders))]
+        return (found if self.kind.layout == TABLE.layout else of_persons) or self.leading
 
     def agree(self, class_of: Mapping[str, str]) -> bool:
         """Tell whether all tables that lead to files state the classes in `class_of`, by name, whatever their other

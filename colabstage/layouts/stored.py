@@ -79,6 +79,8 @@ class StoredArray:
     """The arrays that it joins, if it spans several files."""
     unwritten: str = ""
     """How many of its chunks or values HDF5 gives as 0, because they were never written; "" for none."""
+    is_turned: bool = False
+    """Whether its rows are along the last of MATLAB's three axes or more, as its own programs store images."""
 
     @classmethod
     def joined(cls, name: str, parts: Sequence[StoredArray]) -> StoredArray:
@@ -118,7 +120,8 @@ class NpyHeader(NamedTuple):
     @property
     def trouble(self) -> str:
         if self.dtype.hasobject:
-            return "it holds pickled Python objects, which may run code and are never loaded; save numbers of one shape"
+            how = "save numbers or words of one shape, numpy.array(values.tolist())"
+            return f"it holds pickled Python objects, which may run code and are never loaded; {how}"
         names = self.dtype.names
         return "" if names is None else f"it holds records ({', '.join(names)}); save each field as an array"
 
@@ -292,27 +295,27 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
         return StoredArray(name, shape, np.dtype(object), lambda: rows_of_array(text(), name, ""), text)
     # MATLAB counts axes from the other end: what it shows as (height, width, channels, N) is (N, c, w, h) here.
     matlab = "MATLAB_class" in dataset.attrs and dataset.ndim > 1
-    is_table = matlab and dataset.ndim == 2
+    is_table, is_turned = matlab and dataset.ndim == 2, matlab and dataset.ndim > 2
     shape = dataset.shape[::-1] if is_table else (dataset.shape[0], *dataset.shape[:0:-1]) if matlab else dataset.shape
     native = dataset.dtype.newbyteorder("=")
 
     def rows() -> SampleSource:
         source = _hdf5_rows(tree, entry, dataset, name, along_last=is_table)
-        if matlab and not is_table:
+        if is_turned:
             return map_samples(source, lambda row: row.T.astype(native, copy=False))
         return source if native == dataset.dtype else map_samples(source, lambda row: row.astype(native))
 
     def whole() -> NDArray[Any]:
         values: NDArray[Any] = dataset[()].astype(native, copy=False)
-        return np.moveaxis(values.T, -1, 0) if matlab and not is_table else values.T if matlab else values
+        return np.moveaxis(values.T, -1, 0) if is_turned else values.T if matlab else values
 
     base = h5py.check_vlen_dtype(dataset.dtype)
-    trouble = "" if dataset.dtype.kind in "biuf" else f"it holds {dataset.dtype}, which are not numbers of one kind"
+    trouble = "" if dataset.dtype.kind in "biufc" else f"it holds {dataset.dtype}, which are not numbers of one kind"
     if dataset.attrs.get("MATLAB_class") == b"cell" or "MATLAB_object_decode" in dataset.attrs:
         trouble = OF_MATLAB
     if base is not None:
         trouble = f"each row has any number of {base} values; cut them to one length, or read it with dataset_h5"
-    return StoredArray(name, shape, native, rows, whole, trouble, unwritten=unwritten_part(dataset))
+    return StoredArray(name, shape, native, rows, whole, trouble, (), unwritten_part(dataset), is_turned)
 
 
 def _text(dataset: Any, name: str) -> NDArray[Any]:

@@ -121,6 +121,16 @@ def mat(**arrays: Any) -> dict[str, bytes]:
     return {"train.mat": matlab(arrays)}
 
 
+def mat73(**arrays: Any) -> dict[str, bytes]:
+    """As MATLAB's -v7.3 stores them: with their axes in the other order."""
+    file = io.BytesIO()
+    with h5py.File(file, "w", userblock_size=512) as made:
+        for name, values in arrays.items():
+            made[name] = values.T
+            made[name].attrs["MATLAB_class"] = np.bytes_("double")
+    return {"train.mat": file.getvalue()}
+
+
 VOC = "<annotation><filename>{0}.jpg</filename><size><width>64</width><height>48</height><depth>3</depth></size><object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"
 VOC2012 = files(
     "VOC2012/JPEGImages/2007_{0..5}.jpg",
@@ -860,6 +870,8 @@ CLIPS = [
           ("others, and the kind chosen", ("xxyy", "xyxy"), {"wav": "audio", "npy": "array_folder"}[end], None, refused(rf"'l\.csv' and by folders.*{ways}")),
           ("others, chosen", ("xxyy", "xyxy"), layout, None, found("train: x 4, y 4.*")), ("others, left out", ("xxyy", "xyxy"), "auto", f"**/*.{end}", found("train: no 4, yes 4.*"))]),
     row("arrays, one in each file, and a table of their labels", files("", {**{f"train/{i}/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "labels.csv": "id,target\n" + "".join(f"a{i},{i % 2}\n" for i in range(6))}), right=[found("train: 0 3, 1 3.*")]),
+    row("arrays in folders of patients, and their table", files("", {f"p{i}/{j}.npy": npy(np.ones((4, 5))) for i in range(4) for j in range(3)} | {"participants.csv": "participant_id,group\n" + "".join(f"p{i},{'ab'[i % 2]}\n" for i in range(4))}), right=[found("train: a 6, b 6 .*", note="'participant_id' stay in one split")]),
+    row("arrays in folders of classes, and facts about these", files("", {f"{one}/{j}.npy": npy(np.ones((4, 5))) for one in ("walk", "run") for j in range(3)} | {"speeds.csv": "activity,speed\nwalk,5\nrun,9\n"}), right=[found("train: run 3, walk 3 .*")]),
     row("arrays and two columns of their targets", files("", {**{f"x/a{i}.npy": npy(np.full((4, 5), i)) for i in range(6)}, "t.csv": "file,age,weight,name\n" + "".join(f"a{i}.npy,{i},{i / 2},n{i}\n" for i in range(6))}), layout=table_rows(labels=["age", "weight"]), right=[found(r"train: 6 rows with targets of \(2,\).*")]),
     *(row(f"texts with commas between bars, {what}", files("", {**{f"s{i % 2}/a{i}.wav": wav() for i in range(4)}, "metadata.csv": "".join(f"s{i % 2}/a{i}|Of {i}, and{', or' * i}, more|{label}\n" for i, label in enumerate(labels))}), right=[right])
       for what, labels, right in [("and classes", "ccdd", found("train: c 2, d 2.*")), ("and no more", ["A, b", "B, c, d", "C", "D"], refused("'metadata.csv' leads to the clips"))]),
@@ -1024,6 +1036,8 @@ ARRAYS = [
     row("files of rows, the same names", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), y=np.array([0, 1, 0, 1]), classes=np.array(["a", "b"])) for i in range(2)}), right=[found("train: a 4, b 4.*")]),
     row("files of rows, each of a split", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), y=np.array([0, 1, 0, 1]), split=np.array([name] * 4)) for i, name in enumerate(["train", "test"])}),
         right=[found("train: 0 2, 1 2 .*; test: 0 2, 1 2.*")]),
+    *(row(f"files of rows, {name}", files("", {f"{one}{i}.npz": npz(X=np.ones((4, 8)), y=np.full(4, i)) for i in range(4)}), splits={"train": 0.5, "test": 0.5}, right=[right])
+      for name, one, right in [("a patient in each", "patient_", found(r"train: \d 4, \d 4 .*; test: \d 4, \d 4 .*")), ("parts", "part-", noted(re.escape(r"group_by=r'.+\.npz' keeps")))]),
     row("files of rows, one without labels", files("", {f"part{i}.npz": npz(X=np.ones((4, 8)), **({"y": np.zeros(4)} if i else {})) for i in range(3)}), right=[refused("part")]),
     row("one .h5 for each sample", files("", {f"{part}/{name}_{i}.h5": h5(**{part: array}) for i in range(1, 7) for part, name, array in
         (("img", "image", np.full((16, 16, 14), float(i))), ("mask", "mask", np.eye(16, dtype=np.uint8)))}), right=ONE_EACH),
@@ -1097,6 +1111,11 @@ TEXTS = [
     row("a label beside a text", {"train.jsonl": b'{"text": "to be or not to be, that is the question", "intent": "doubt"}\n' * 90}, right=[noted("Not used.*'intent'")]),
     *(row(f"no format of ours: {name}", files("", made), right=[refused(f"not read.*{ends}.*items are")])
       for name, made, ends in [("meshes", {"{train,test}/{bed,sofa}/{0,1}.off": "OFF"}, "8 .off"), ("DICOM without ending", {"IM/IM000{0,1}": "DICM"}, "IM0000"), ("scans and a table", {"{0,1}.mhd": "x", "{0,1}.raw": "x", "labels.csv": "id,label\n0,a\n"}, ".mhd")]),
+    *(row(f"what reads {name}", files("", made), right=[refused(re.escape(line))])
+      for name, made, line in [
+          ("volumes", {"{a,b}/{0,1}.nii.gz": "x"}, "[(nibabel.load(path).get_fdata(dtype='float32'), TARGET) for path in sorted(pathlib.Path('"), ("signals", {"{0,1}.hea": "x", "{0,1}.dat": "x"}, ".rglob('*.hea'))]"),
+          ("a table without a header", {"HIGGS.csv": "1.0,2.5\n0.0,3.5\n"}, "HIGGS.csv', header=None), numpy.savez('data.npz', "), ("a table beside a smaller one", {"train.csv": "id,age\n1,2\n2,3\n", "answers.csv": "id,y\n1,2\n"}, "train.csv'), numpy"),
+          ("a table in Excel", {"x.xlsx": "PK"}, "x.xlsx'), numpy.savez"), ("numbers in texts beside a description", {"a/README.txt": "of signals", "{a,b}/X.txt": "  1.5e-1 2.5 3.5\n" * 9}, "'a/X.txt' holds numbers, not text")]),
     *(row(f"an archive beside {name}", files("", made), right=[right])
       for name, made, right in [
           ("DICOM", {"{0,1}.dcm": "DICM" * 99, "more.zip": "PK"}, refused("2 .dcm.*pydicom", but_not="as the source")), ("films", {"{0,1}.mp4": "x" * 99, "labels.zip": "PK"}, refused("2 .mp4.*items are", but_not="as the source")),
@@ -1144,7 +1163,7 @@ OF_LIBRARIES = [
     *(row(f"samples of MATLAB of {shape} with labels of {np.shape(y)}", lambda shape=shape, y=y: mat(X=CELLS if shape is None else np.zeros(shape, np.uint8), y=y), right=[right])  # type: ignore[misc]
       for shape, y, right in list[Any]([
           *((shape, y, found("train: 1 4, 2 4, 3 4.*")) for shape, y in [((4, 4, 3, 12), FROM_1[:, None]), ((12, 4, 4, 3), FROM_1[:, None]), ((12, 4, 4), FROM_1[None]), ((64, 12), FROM_1[None])]),
-          ((12, 4, 12), FROM_1[:, None], refused("first and the last axis")), (None, FROM_1[:, None], refused("'train.mat/X'.*cell")),
+          ((12, 4, 12), FROM_1[:, None], refused("the first or the last")), (None, FROM_1[:, None], refused("'train.mat/X'.*cell")),
           ((12, 4, 5), np.zeros((12, 3), np.uint8), found(r"train: 12 rows with targets of \(3,\).*")), ((12, 4), np.array(["cat", "horse"] * 6), found("train: cat 6, horse 6.*"))])),
     *(row(f"numbers of Parquet beside two names: {labels}", lambda labels=labels: hub({"image": {"_type": "Image"}, "label": ["cat", "dog"]}, label=labels), right=[right])  # type: ignore[misc]
       for labels, right in [([0, 1, 2], refused(r"parquet\[2\].*2 classes")), ([0, 1, 1], found("train: cat 1, dog 2"))]),
@@ -1155,6 +1174,13 @@ OF_LIBRARIES = [
     *(row(f"Parquet without images: {', '.join(columns)}", lambda columns=columns: {"a.parquet": parquet_of(columns)}, right=[refused(right)])  # type: ignore[misc]
       for columns, right in list[Any]([({"text": ["to be"] * 3}, r"load_dataset\(.*\)\.to_json\('train.jsonl'\)"), ({"input_ids": [[1, 2]] * 3}, r"images or clips.*x=numpy.stack\(table")])),
     row("captions of images that save_to_disk wrote", lambda: hub({}, text=["a cat", "a dog"]) | {"state.json": b"{}", "dataset_info.json": b"{}"}, right=[noted("Not used: 'text'")]),
+    *(row(f"axes of MATLAB: {name}", lambda made=made: made, layout=array_rows(x="a", y="u"), right=[right])  # type: ignore[misc]
+      for name, made, right in [
+          ("three, and no labels", mat(a=np.ones((6, 9, 9)), u=np.ones((6, 9, 9))), refused(r"\(6, 9, 9\).*the first or the last")), ("three in 7.3, and no labels", mat73(a=np.ones((6, 9, 9)), u=np.ones((6, 9, 9))), refused(r"\(6, 9, 9\).*the first or the last")),
+          ("a grid beside", mat(a=np.ones((6, 8)), u=np.ones((6, 8)), x=np.ones(8)), found("train: 6 rows .*")), ("times beside", mat(a=np.ones((6, 8, 8)), u=np.ones((6, 8, 8, 10)), t=np.ones(10)), found("train: 6 rows .*"))]),
+    row("masks in MATLAB 7.3", mat73(images=np.zeros((16, 12, 3, 6), np.uint8), labels=np.ones((16, 12, 6), np.uint8)), right=[found("train: 6 masks.*")]),
+    *(row(f"complex numbers in {kind}", made, right=[found(r"train: 0 2, 1 1 \(complex64\)")])
+      for kind, made in [("HDF5", files("", {"x.h5": h5(x=np.ones((3, 4), np.complex64), y=np.array([0, 1, 0]))})), ("MATLAB", lambda: mat(x=np.ones((3, 4), np.complex64), y=np.array([0, 1, 0])))]),
     *(row(f"labels from 1 in {kind}", made, right=FROM_ONE) for kind, made in [("MATLAB", lambda: mat(X=np.ones((12, 8)), y=FROM_1[:, None])), ("Parquet", lambda: hub({}, label=FROM_1.tolist()))]),
 ]
 # fmt: on

@@ -61,7 +61,7 @@ from colabstage.trees.bytes import ByteSource, SourceFile
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -82,6 +82,7 @@ _DIGITS = re.compile(r"\d+")
 _Numbers = tuple[str, ...]
 # Fewer files may each hold many rows.
 _FEW_FILES = 4
+_CHANNELS = ((1,), (3,), (4,))
 # No machine here lists more samples.
 _MOST_ROWS = 1 << 32
 # Targets up to this size are read when the table is made; larger ones are read with their samples.
@@ -292,6 +293,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     chosen = [one for one in every if one.y is not None] or every
     used, stated = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
     xs, ys = ([_usable(stored[name]) for name in names] for names in (used, stated))
+    _check_turned([*xs, *ys], stored.values())
     _check_lengths(chosen, stored)
     inputs = _as_inputs(xs)
     targets, classes = _as_targets(ys, inputs, xs) if ys else (None, ())
@@ -308,6 +310,15 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     splits = {} if any(of_rows) else _splits_beside(source, beside)
     groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")
     unused = [name for name in rest if name not in splits and name != groups]
+    parts = [part for array in xs for part in array.parts or (array,)]
+    of_parts = [_file_and_key(part.name)[0] for part in parts]
+    # A file for each patient or recording is a group; numbered parts of a dataset are none.
+    ids = ("_".join((*words.letters_of(words.stem_of(file)), "id")) for file in of_parts)
+    are_groups = bool(joined) and all(map(words.PERSONS.fullmatch, ids))
+    of_files = [file for file, part in zip(of_parts, parts, strict=True) for _ in range(part.shape[0])]
+    end = posixpath.splitext(of_parts[0])[1]
+    stay = "each stays in one split" if are_groups else rf"group_by=r'.+\{end}' keeps each in one split"
+    files_joined = f"Each of {joined:,} files holds rows of samples, one label for each; they are joined, and {stay}."
     bare = [one.x for one in every if one not in chosen]
     of_y = f", targets those of {listed(stated)}" if ys else "; there are no targets"
     notes = [
@@ -316,17 +327,16 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         *_notes_on_files(source, [*xs, *ys]),
         *([f"Other arrays were left out: {listed(unused)}."] if unused else []),
         *([f"Rows with the same '{groups}' stay in one split."] if groups else []),
-        *([f"Each of {joined:,} files holds rows of samples, one label for each; they are joined."] if joined else []),
+        *([files_joined] if joined else []),
         *(note_on_numbers(stated[0], targets.values, classes) if isinstance(targets, Values) else ()),
     ]
-    parts = [part for array in xs for part in array.parts or (array,)]
     table = SampleTable(
         layout=NAME,
         keys=tuple(f"{part.name}[{row}]" for part in parts for row in range(part.shape[0])),
         inputs=inputs,
         targets=targets,
         splits=known_splits(next(iter(splits.values()), of_rows)),
-        groups=_as_words(stored[groups].whole().reshape(-1)) if groups else None,
+        groups=_as_words(stored[groups].whole().reshape(-1)) if groups else of_files if are_groups else None,
         classes=classes,
         notes=tuple(notes),
     )
@@ -518,18 +528,16 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     numeric = words_of | {
         key: values.astype(values.dtype.newbyteorder("="), copy=False)
         for key, values in arrays.items()
-        if values.dtype.kind in "biuf"
+        if values.dtype.kind in "biufc"
     }
     # MATLAB has no arrays of one axis, so labels may be a row as well as a column. Without any, the samples are along
     # the axis that all arrays share.
-    counts = {values.size for values in numeric.values() if values.size == max(values.shape) > 1}
-    ends = [{values.shape[0], values.shape[-1]} for values in numeric.values()]
+    counts = {values.size for key, values in numeric.items() if _may_count(key, values.shape)}
+    ends = [{one.shape[0], one.shape[-1]} for one in numeric.values() if one.size > max(one.shape)]
     counts = counts or (set.intersection(*ends) if len(ends) > 1 else set())
     found = []
     for key, values in numeric.items():
         first, last = values.shape[0] in counts, values.shape[-1] in counts
-        is_square = values.ndim > 2 and first and values.shape[0] == values.shape[-1]
-        trouble = f"the first and the last axis of {values.shape} are as long as the targets; save it as a .npz"
         # With more than two axes the last one counts samples where nothing says otherwise.
         is_moved = (last or values.ndim > 2) and not (first and (values.ndim == 2 or not last))
         rows = np.moveaxis(values, -1, 0) if is_moved else values
@@ -537,7 +545,8 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
         # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
         rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
         name = f"{entry.name}/{key}"
-        found.append(StoredArray.in_memory(name, rows, stamp_of(entry), trouble if is_square else ""))
+        made = StoredArray.in_memory(name, rows, stamp_of(entry))
+        found.append(replace(made, is_turned=is_moved and values.ndim > 2))
     for key, values in arrays.items():
         if values.dtype.kind in "OV":
             # scipy calls each object "None"; its own name is in it.
@@ -581,6 +590,23 @@ def _check_lengths(chosen: Sequence[SplitArrays], stored: Mapping[str, StoredArr
             raise LayoutError(msg)
         if y is not None and stored[y].shape[0] != shape[0]:
             msg = f"{why} and '{y}' {stored[y].shape}; expected as many targets as inputs along their first axes."
+            raise LayoutError(msg)
+
+
+def _may_count(key: str, shape: Sequence[int]) -> bool:
+    """Tell whether an array may have one number for each sample, and is not the axis of a grid or of times."""
+    is_axis = _split_and_role(key)[1] == "x" or posixpath.basename(key).lower() in ("t", "time")
+    return math.prod(shape) == max(shape, default=0) > 1 and not is_axis
+
+
+def _check_turned(used: Sequence[StoredArray], every: Collection[StoredArray]) -> None:
+    """Refuse arrays of MATLAB if neither vectors nor images in colour show which axis counts the samples."""
+    colours = {one.shape[0] for one in every if one.is_turned and one.dtype == np.uint8 and one.shape[3:] in _CHANNELS}
+    counts = {math.prod(one.shape) for one in every if _may_count(_file_and_key(one.name)[1], one.shape)}
+    for one in (one for one in used if one.is_turned and one.shape[0] not in colours):
+        if one.shape[0] not in counts or one.shape[0] == one.shape[1]:
+            what = f"'{one.name}' has the axes {(*one.shape[1:], one.shape[0])}; nothing shows which counts samples"
+            msg = f"{what}, the first or the last. Save it with that axis first: numpy.savez('data.npz', x=x, y=y)."
             raise LayoutError(msg)
 
 

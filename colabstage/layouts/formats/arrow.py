@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
+from colabstage.io.arguments import as_arrays
 from colabstage.io.files import read_with_retry
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
-from colabstage.layouts.columns import as_arrays
 from colabstage.layouts.evidence import Evidence, require_files, size_in_file
 from colabstage.layouts.formats.masks import is_mask_name, mask_field, masks_of_records
 from colabstage.layouts.reading import Source, broken

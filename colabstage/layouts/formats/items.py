@@ -59,8 +59,6 @@ _Y_KEYS = ("label", "labels", "fine_label", "target", "targets", "y", "class", "
 # As many items are kept as are examined before packing begins.
 _FIRST = 16
 _SEVERAL = "several inputs are a pack each, which loaders with one seed= visit in the same order"
-# Wider floats have a different layout on each machine.
-_WIDEST_BYTES = 8
 # Modes of Pillow whose pixels are kept as they are.
 _KEPT_MODES = ("L", "RGB", "RGBA", "P", "1", "I;16", "I", "F")
 
@@ -378,10 +376,11 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError) as error:
         msg = ended(f"{name} has {type(value).__name__} values that do not make an array: {error}")
         raise LayoutError(f"{msg} Of arrays {_SEVERAL}." if _is_list(value) else msg) from error
-    if values.dtype.kind not in "biuf" or values.dtype.itemsize > _WIDEST_BYTES:
-        has = f"{type(value).__name__} values ({values.dtype})"
-        raise _odd(name, has, "an image, an array (of a text its tokens) or a number, of at most 64 bits")
-    return values
+    if values.dtype.kind not in "biufc":
+        how = "; the number of a word is CLASSES.index(word)" if values.dtype.kind in "US" else ""
+        expected = f"an image, an array (of a text its tokens) or a number{how}"
+        raise _odd(name, f"{type(value).__name__} values ({values.dtype})", expected)
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 def _odd(name: str, has: str, expected: str = "", kind: type[ColabstageError] = LayoutError) -> ColabstageError:
