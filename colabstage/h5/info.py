@@ -171,7 +171,8 @@ def read_info(
 
 def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInfo:
     """Return what an open file of `open_fields` holds, inside `reading_contents`; raises as `read_info`."""
-    version = int(file.attrs[schema.FORMAT_ATTRIBUTE]) if schema.FORMAT_ATTRIBUTE in file.attrs else None
+    attributes = file.attrs  # h5py opens the file's root each time it is asked for them
+    version = int(attributes[schema.FORMAT_ATTRIBUTE]) if schema.FORMAT_ATTRIBUTE in attributes else None
     # A newer version may have changed the meaning of bytes; reading on would give wrong pixels without an error.
     if version is not None and version > schema.FORMAT_VERSION:
         msg = (
@@ -182,7 +183,7 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
     splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)
 
     def text(name: str) -> str | None:
-        return str(file.attrs[name]) if name in file.attrs else None
+        return str(attributes[name]) if name in attributes else None
 
     # Only shown to people. Another tool may use the same name, which is no reason to refuse its file.
     options: Any = {}

@@ -671,12 +671,15 @@ class BucketPlace(Place):
         # One store for all calls: a cache is asked a few times in hours, and never closed.
         self._store = ObjectStore(self.url)
         self._folder = self._store.path.rstrip("/")
+        self._has_bucket = self._store.protocol not in _WITH_BUCKETS
         weakref.finalize(self, self._store.close).atexit = False
 
     def entries(self, names: Sequence[str] | None = None) -> dict[str, StoredFile]:
         found = self._store.objects(self._folder)
         bucket = self._folder.strip("/").partition("/")[0]
-        if not found and self._store.protocol in _WITH_BUCKETS and not self._store.exists(bucket):
+        # Two requests more, which a new cache would take at each of its looks.
+        self._has_bucket = self._has_bucket or bool(found) or self._store.exists(bucket)
+        if not self._has_bucket:
             msg = f"There is no bucket '{bucket}' for the cache '{self.label}'. Make it first, or correct cache_dir=."
             raise SourceNotFoundError(msg)
         chosen = sorted(found) if names is None else [name for name in names if name in found]
