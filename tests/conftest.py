@@ -227,15 +227,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _spare_the_compiler() -> None:
-    """Have optimizers call their own methods. At the first call of each, they would import torch's compiler, which
-    takes three seconds, to have it leave the method alone."""
-    optimizer = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
-    for method in vars(optimizer).values() if optimizer else ():
-        if inner := getattr(method, "__wrapped__", None):
-            inner.__dynamo_disable = inner
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Exclude everything imported with the tests from garbage collection: with torch, it is half a million objects."""
@@ -243,7 +234,6 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        _spare_the_compiler()
         gc.freeze()
         gc.enable()
         # Collections took a twentieth of the run: what tests leave behind in cycles is little.
