@@ -460,9 +460,8 @@ def _read_encoded(group: Any, name: str) -> FieldInfo:
         raise PackFormatError(msg)
     # Masks have their own attribute, because their pixels are classes: resizing them like images would mix classes.
     masks = group.attrs.get(schema.MASK_OPTIONS_ATTRIBUTE)
-    image = (
-        None if masks is not None else image_options_from_json(group.attrs.get(schema.IMAGE_OPTIONS_ATTRIBUTE, "{}"))
-    )
+    images = None if masks is not None else group.attrs.get(schema.IMAGE_OPTIONS_ATTRIBUTE, "{}")
+    image = None if images is None else image_options_from_json(images)
     mask = None if masks is None else mask_options_from_json(masks)
     rows, nbytes = max(0, group[schema.OFFSETS].shape[0] - 1), int(group[schema.BYTES].shape[0])
     return FieldInfo(name, "encoded", rows, None, np.dtype(np.uint8), nbytes, image, mask)
