@@ -217,7 +217,8 @@ def read_info(
 
 def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInfo:
     """Return what an open file of `open_fields` holds, inside `reading_contents`; raises as `read_info`."""
-    version = int(file.attrs[schema.FORMAT_ATTRIBUTE]) if schema.FORMAT_ATTRIBUTE in file.attrs else None
+    attributes = file.attrs  # h5py opens the file's root each time it is asked for them
+    version = int(attributes[schema.FORMAT_ATTRIBUTE]) if schema.FORMAT_ATTRIBUTE in attributes else None
     # A newer version may have changed the meaning of bytes; reading on would give wrong pixels without an error.
     if version is not None and version > schema.FORMAT_VERSION:
         msg = (
@@ -228,7 +229,7 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
     splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)
 
     def text(name: str) -> str | None:
-        return str(file.attrs[name]) if name in file.attrs else None
+        return str(attributes[name]) if name in attributes else None
 
     # Only shown to people. Another tool may use the same name, which is no reason to refuse its file.
     options: Any = {}
@@ -505,9 +506,8 @@ def _read_encoded(group: Any, name: str) -> FieldInfo:
         raise PackFormatError(msg)
     # Masks have their own attribute, because their pixels are classes: resizing them like images would mix classes.
     masks = group.attrs.get(schema.MASK_OPTIONS_ATTRIBUTE)
-    image = (
-        None if masks is not None else image_options_from_json(group.attrs.get(schema.IMAGE_OPTIONS_ATTRIBUTE, "{}"))
-    )
+    images = None if masks is not None else group.attrs.get(schema.IMAGE_OPTIONS_ATTRIBUTE, "{}")
+    image = None if images is None else image_options_from_json(images)
     mask = None if masks is None else mask_options_from_json(masks)
     rows, nbytes = max(0, group[schema.OFFSETS].shape[0] - 1), int(group[schema.BYTES].shape[0])
     return FieldInfo(name, "encoded", rows, None, np.dtype(np.uint8), nbytes, image, mask)

@@ -325,8 +325,7 @@ class Place(ABC):
         return run_each(look, names, _READERS)
 
     def _now(self, name: str) -> Present:
-        (there,) = self._present([name])
-        return there
+        return self._present([name])[0]
 
     def _check(self, found: Sequence[Present]) -> None:
         """Refuse to replace anything but an unchanged version that colabstage wrote, or its manifest. `found`: the
@@ -671,16 +670,17 @@ class BucketPlace(Place):
         # One store for all calls: a cache is asked a few times in hours, and never closed.
         self._store = ObjectStore(self.url)
         self._folder = self._store.path.rstrip("/")
+        self._has_bucket = self._store.protocol not in _WITH_BUCKETS  # asked once: a new cache is looked at often
         weakref.finalize(self, self._store.close).atexit = False
 
     def entries(self, names: Sequence[str] | None = None) -> dict[str, StoredFile]:
         found = self._store.objects(self._folder)
         bucket = self._folder.strip("/").partition("/")[0]
-        if not found and self._store.protocol in _WITH_BUCKETS and not self._store.exists(bucket):
+        self._has_bucket = self._has_bucket or bool(found) or self._store.exists(bucket)
+        if not self._has_bucket:
             msg = f"There is no bucket '{bucket}' for the cache '{self.label}'. Make it first, or correct cache_dir=."
             raise SourceNotFoundError(msg)
-        chosen = sorted(found) if names is None else [name for name in names if name in found]
-        return {name: found[name] for name in chosen}
+        return {name: found[name] for name in (sorted(found) if names is None else names) if name in found}
 
     def read(self, name: str) -> bytes | None:
         return self._store.content(self._path(name))

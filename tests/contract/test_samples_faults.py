@@ -42,7 +42,8 @@ from tests.layouts.known import batch, coco, voc, wav
 from tests.layouts.shards.test_shards import hub
 from tests.layouts.shards.writing import parquet_of, records_of
 from tests.support.archives import tar_bytes as tar
-from tests.support.made_files import files, grey, h5, image, matlab, npy, npz, png16, tiff16, write_files
+from tests.support.images import png
+from tests.support.made_files import files, grey, h5, image, matlab, npy, npz, tiff16, write_files
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -942,7 +943,7 @@ FOLLOWED = [
     ]
 ]
 
-DEEP, GREY = deep(png16, "png", 3), deep(lambda x: grey(x[..., 0]), "png", 1)
+DEEP, GREY = deep(png, "png", 3), deep(lambda x: grey(x[..., 0]), "png", 1)
 OF_16_BITS: list[tuple[str, dict[str, bytes], dict[str, Any], Callable[[Packed], bool]]] = [
     ("colour, resized", DEEP, {"image_size": 8}, noted("16 bits")), ("colour, as files", DEEP, {"encoding": "encoded"}, noted("16 bits")),
     ("colour, kept as files", DEEP, {"encoding": "encoded", "color_mode": "keep"}, refused("16 bits")),
@@ -959,7 +960,7 @@ PIXELS = [
     *(row(f"tables of pixels of one name and length: {name}", files("", {f"{one}/train.csv": "label," + ",".join(f"pixel{i}" for i in range(16)) + "\n" + ("1," + ",".join(cell * 16) + "\n") * 4 for one, cell in zip("ab", cells, strict=True)}), right=[found(f"train: 1 {count}.*")])
       for name, cells, count in [("others", "35", 8), ("copies", "33", 4)]),
     *(row(f"16 bits of colour: {name}, {mode}", made, color_mode=mode, right=[noted("16 bits") if mode == "auto" else found(r".*\(uint16\)"), refused("16 bits")])
-      for name, made in [("PNG", deep(png16, "png", 3)), ("TIFF", deep(tiff16, "tif", 3)), ("four channels", deep(png16, "png", 4))] for mode in ("auto", "keep")),
+      for name, made in [("PNG", deep(png, "png", 3)), ("TIFF", deep(tiff16, "tif", 3)), ("four channels", deep(png, "png", 4))] for mode in ("auto", "keep")),
     *(row(f"16 bits of {what}", made, right=[right], **options) for what, made, options, right in OF_16_BITS),
     # The first rows, of one class, look like rows whose first pixel is the class.
     row("pixels without a header, sorted by the class in the last column", files("", {"t.csv": "\n".join(",".join(map(str, [*pixels, n // 100])) for n, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (300, 784)).tolist())) + "\n"}), right=[refused("no header.*which column is the class")]),

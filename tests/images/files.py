@@ -1,8 +1,6 @@
 """Image files of every kind, and packs of them."""
 
 import io
-import struct
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,10 +39,6 @@ def exif(orientation: int) -> bytes:
     block = Image.Exif()
     block[0x0112] = orientation
     return block.tobytes()
-
-
-def png_chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
 def by_pillow(data: bytes, mode: str = "RGB") -> NDArray[Any]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image
 
-from tests.images.files import encode, photograph, png_chunk
+from tests.images.files import encode, photograph
+from tests.support.images import png, png_chunk
 
 _SUFFIX = {"JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
 HEIGHT, WIDTH = 41, 53
@@ -111,11 +112,7 @@ def _deep() -> Iterator[tuple[str, bytes]]:
     yield "deep-16-lzw.tif", encode(deep, "TIFF", compression="tiff_lzw")
     yield "float-32.tif", encode(Image.fromarray(values.astype(np.float32) / 65535), "TIFF")
     yield "float-int.tif", encode(Image.fromarray(values.astype(np.int32)), "TIFF")
-    color = np.asarray(picture(4)).astype(">u2") * 257
-    rows = b"".join(b"\0" + row.tobytes() for row in color)
-    head = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 16, 2, 0, 0, 0)
-    chunks = png_chunk(b"IHDR", head) + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
-    yield "deep-color-16.png", b"\x89PNG\r\n\x1a\n" + chunks
+    yield "deep-color-16.png", png(np.asarray(picture(4)).astype(np.uint16) * 257)
 
 
 def _jpegs() -> Iterator[tuple[str, bytes]]:

@@ -14,8 +14,9 @@ from PIL import Image, ImageOps
 
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DecodeError
-from tests.images.files import by_pillow, encode, exif, noise, packed, packed_or_skipped, photograph, png_chunk
+from tests.images.files import by_pillow, encode, exif, noise, packed, packed_or_skipped, photograph
 from tests.images.odd_images import odd_images
+from tests.support.images import png_chunk
 from tests.support.made_files import tiff16, write_files
 
 Image.init()

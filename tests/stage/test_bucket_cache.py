@@ -58,10 +58,13 @@ def staged(source: Path, local: Path, **options: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketService, tmp_path: Path) -> None:
+def test_shards_go_to_the_bucket_and_are_read_in_part(
+    many: Path, s3: BucketService, tmp_path: Path, sent: list[int]
+) -> None:
     """Only shards and manifests stay in the bucket; another machine reads them, or joins them if it has room; and the
     set is listed and removed as one dataset. After a kill it is continued as in a folder: test_shards.py."""
     plan = plan_stage(many, cache_dir=CACHE, local_dir=tmp_path / "one", disk_limit=LIMIT)
+    assert len(sent) <= 8, "a new cache was asked again whether it has a bucket"
     assert f"goes to the cache in '{CACHE}'" in str(plan)
     assert objects(s3) == {}
     with disk_sampled(tmp_path / "one") as taken:

@@ -6,7 +6,6 @@ In a pattern, `{a,b}` and `{0..3}` stand for each of these, and `~` for a blank.
 import io
 import json
 import struct
-import zlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -54,17 +53,6 @@ def grey(pixels: NDArray[np.uint8] | NDArray[np.uint16]) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def png16(pixels: NDArray[np.uint16]) -> bytes:
-    """Return a 16-bit PNG with three or four channels, which Pillow cannot write."""
-    height, width, channels = pixels.shape
-    head = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
-    content = zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels))
-    parts = [(b"IHDR", head), (b"IDAT", content), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
-    )
 
 
 def tiff16(pixels: NDArray[np.uint16], *, planes: bool = False) -> bytes:
