@@ -523,7 +523,11 @@ class TableSearch:
             label = Column("class", [name if any(row) else "" for row in cells])
             notes.append(f"No column has the class of the {what}: all are of one, '{name}'.")
         _, firsts, of_file = np.unique(rows.files, return_index=True, return_inverse=True)
-        shapes = _Shapes(columns, drawn, label, firsts[of_file.reshape(-1)], sides)
+        of_file = firsts[of_file.reshape(-1)]
+        sizes = np.stack([column.numbers() for column in sides], axis=1) if sides else np.zeros((len(of_file), 2))
+        is_one = np.array_equal(sizes, sizes[of_file]) and np.all(sizes >= 1)
+        stated = sizes.astype(np.int64) if is_one else None
+        shapes = _Shapes(columns, drawn, label, of_file, np.sort(firsts).tolist(), stated)
         files = TreeFiles(self.source.tree, self.files.take(rows.files))
         return (_masks_of_rows if columns.are_runs else _boxes_of_rows)(shapes, files, notes)
 
@@ -935,13 +939,10 @@ class _Shapes(NamedTuple):
     label: Column
     of_file: NDArray[np.intp]
     """The first row of the file of each."""
-    sides: Sequence[Column]
-    """The columns that may be height and width of the image."""
-
-    @property
-    def starts(self) -> list[int]:
-        """Return the first row of each file."""
-        return np.flatnonzero(self.of_file == np.arange(len(self.of_file))).tolist()
+    starts: list[int]
+    """The first row of each file."""
+    sizes: NDArray[np.int64] | None
+    """Height and width of each row's image, `(N, 2)`, if columns state them."""
 
     def classes(self, rows: Iterable[int]) -> tuple[str, ...]:
         """Return the classes that some rows have, numbers by their value."""
@@ -961,14 +962,6 @@ class _Shapes(NamedTuple):
             f"layout=table_rows(labels={names}), from colabstage.options."
         )
         raise LayoutError(msg)
-
-    def sizes(self) -> NDArray[np.int64] | None:
-        """Return the height and width of each row's image as their columns state them; `None` if none do."""
-        if not self.sides:
-            return None
-        sizes = np.stack([column.numbers() for column in self.sides], axis=1)
-        is_one = np.array_equal(sizes, sizes[self.of_file]) and np.all(sizes >= 1)
-        return sizes.astype(np.int64) if is_one else None
 
 
 def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple[list[int], Masks, tuple[str, ...]]:
@@ -998,16 +991,10 @@ def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
                 'Keep the rows of one class alone, or take the images without labels: layout="images".'
             )
             raise LayoutError(msg)
-    sizes, images = shapes.sizes(), TreeFiles(files.tree, files.entries.take(np.array(starts)))
-    masks, note = masks_of_runs(images, every, None if sizes is None else sizes[starts])
-    several = sum(len(own) > 1 for own in of_start.values())
-    notes += [
-        note,
-        *(
-            [f"The rows of an image are one mask, whose objects are not told apart ({several:,} images)."]
-            * bool(several)
-        ),
-    ]
+    images = TreeFiles(files.tree, files.entries.take(np.array(starts)))
+    masks, note = masks_of_runs(images, every, None if shapes.sizes is None else shapes.sizes[starts])
+    are_several = any(len(own) > 1 for own in of_start.values())
+    notes += [note, "The rows of an image are one mask, which does not tell its objects apart."][: 1 + are_several]
     return starts, masks, ("background", *classes)
 
 
@@ -1017,7 +1004,7 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
 
     Numbers are pixels, or fractions of width and height if none is 2 or more and some are not integers.
     """
-    drawn, cells = shapes.drawn, shapes.label.cells
+    drawn, cells = shapes.drawn, list(shapes.label.cells)
     rows, places = np.arange(len(cells)), np.stack([column.numbers() for column in drawn], axis=1)
     if len(drawn) == 1:
         each = [boxes_of_cell(cell) or [[math.nan] * 4] for cell in drawn[0].cells]
@@ -1032,7 +1019,7 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
     if bare:
         notes.append(f"No row with the class {listed(bare)} has a box: such rows say that their images have none.")
     filled = filled | np.array([cells[row] not in ("", *bare) for row in rows.tolist()], np.bool_)
-    sizes = shapes.sizes()
+    sizes = shapes.sizes
     by_file = np.argsort(shapes.of_file[rows], kind="stable")
     by_file = by_file[fine[by_file]]
     owners, begins = np.unique(shapes.of_file[rows[by_file]], return_index=True)
@@ -1060,19 +1047,11 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
     classes = shapes.classes(rows[kept].tolist())
     index = {word: number for number, word in enumerate(classes)}
     labels = np.array([index[cells[row]] for row in rows[kept].tolist()], np.int64)
-    sizes = _stated_sizes(sizes, places, rows)
-    stated = None if sizes is None else sizes[starts]
+    if sizes is not None:
+        # They may be those of the boxes.
+        ends = np.nan_to_num(places[:, [3, 2]])
+        are_of_boxes = np.array_equal(ends - np.nan_to_num(places[:, [1, 0]]), sizes[rows])
+        are_inside = (ends <= sizes[rows]).all(axis=1).mean() > _MOSTLY_INSIDE
+        sizes = sizes[starts] if are_inside and not are_of_boxes else None
     corners = np.ascontiguousarray(places[kept])
-    return starts, Boxes(offsets, corners, {"labels": labels}, found.relative, stated), classes
-
-
-def _stated_sizes(
-    sizes: NDArray[np.int64] | None, places: NDArray[np.float64], rows: NDArray[np.intp]
-) -> NDArray[np.int64] | None:
-    """Return the sizes of rows' images, unless they are those of their boxes, given these and the row of each."""
-    if sizes is None:
-        return None
-    ends = np.nan_to_num(places[:, [3, 2]])
-    inside = (ends <= sizes[rows]).all(axis=1)
-    are_of_boxes = np.array_equal(ends - np.nan_to_num(places[:, [1, 0]]), sizes[rows])
-    return sizes if inside.mean() > _MOSTLY_INSIDE and not are_of_boxes else None
+    return starts, Boxes(offsets, corners, {"labels": labels}, found.relative, sizes), classes
