@@ -532,13 +532,13 @@ def other_form(boxes: Boxes) -> tuple[str, int]:
     outside, first, last = boxes.outside(sizes), boxes.boxes[:, :2], boxes.boxes[:, 2:]
     if not outside.any() or outside.mean() < _MANY_OUTSIDE:
         return "", 0
-    begin = (first + last) / 2 if boxes.relative else first
-    ends = {"two corners": last - first, "first corner, width and height": begin + last - first}
-    forms = {form: np.concatenate([begin, end], axis=1) for form, end in ends.items() if not np.array_equal(end, last)}
+    written = np.concatenate([(first + last) / 2 if boxes.relative else first, last - first], axis=1)
+    forms: dict[str, BoxForm] = {"two corners": "xyxy", "first corner, width and height": "xywh"}
+    corners = {name: as_corners(written, form) for name, form in forms.items()}
     fitting = [
-        form
-        for form, places in forms.items()
-        if (places[:, 2:] >= begin).all() and not replace(boxes, boxes=places).outside(sizes).any()
+        name
+        for name, places in corners.items()
+        if (places[:, 2:] >= places[:, :2]).all() and not replace(boxes, boxes=places).outside(sizes).any()
     ]
     return " or ".join(fitting), int(boxes.owners[np.argmax(outside)])
 

@@ -835,6 +835,7 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
     """Return the columns of a table that are boxes, or masks; `None` if there are none. Others are an error."""
     names, forms = _box_columns(columns)
     runs = [name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)][:1]
+    cells = [name for name, one in columns.items() if _OTHER_FORMS.fullmatch(one.plain) or _holds_boxes(one)]
     named = [one for one in columns.values() if words.is_label_name(one.name) or one.plain in _BOX_LABELS]
     # In words, where another one says the same.
     same = (one for one in named if not one.is_numeric and same_partition(one.cells, named[0].cells))
@@ -849,15 +850,10 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
     others = [name for name in others if not words.is_index_name(name)]
     label = "" if label is None and (runs or not others) else label
     unread: dict[str, Sequence[str]] = {
-        "no mask in any row": [name for name in runs if not columns[name].filled],
-        "something else than masks as run lengths": [name for name in runs if not columns[name].are_all(RUNS)],
+        "no masks as run lengths": [name for name in runs if not columns[name].are_all(RUNS)],
         "more points than the corners of a box": [] if runs else points,
         "boxes, and none their class": names if label is None else (),
-        "boxes in another form": [
-            name
-            for name, one in columns.items()
-            if not (names or runs) and (_holds_boxes(one) or _OTHER_FORMS.fullmatch(one.plain))
-        ],
+        "boxes in another form": [] if names or runs else cells,
     }
     what, found = next(((what, found) for what, found in unread.items() if found), ("", ()))
     if not found and label is not None and (names or runs):
@@ -1010,18 +1006,18 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
         each = [boxes_of_cell(cell) or [[math.nan] * 4] for cell in drawn[0].cells]
         rows, places = np.repeat(rows, [*map(len, each)]), np.array([*itertools.chain.from_iterable(each)])
     fine = np.array(np.isfinite(places).all(axis=1))
-    written = [
-        any(cell.lower() not in MISSING for cell in row) for row in zip(*(one.cells for one in drawn), strict=True)
-    ]
-    filled = fine if len(drawn) == 1 else np.array(written, np.bool_)
+    filled = fine
+    if len(drawn) > 1:
+        each_row = zip(*(one.cells for one in drawn), strict=True)
+        filled = np.array([any(cell.lower() not in MISSING for cell in row) for row in each_row], np.bool_)
     boxed = {cells[row] for row in rows[filled].tolist()}
     bare = sorted({*cells} - boxed - {""}) if boxed else []
     if bare:
         notes.append(f"No row with the class {listed(bare)} has a box: such rows say that their images have none.")
     filled = filled | np.array([cells[row] not in ("", *bare) for row in rows.tolist()], np.bool_)
     sizes = shapes.sizes
-    by_file = np.argsort(shapes.of_file[rows], kind="stable")
-    by_file = by_file[fine[by_file]]
+    by_file = np.flatnonzero(fine)
+    by_file = by_file[np.argsort(shapes.of_file[rows[by_file]], kind="stable")]
     owners, begins = np.unique(shapes.of_file[rows[by_file]], return_index=True)
 
     def size_of(number: int) -> tuple[int, int] | None:
