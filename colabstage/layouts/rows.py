@@ -804,6 +804,7 @@ _CORNERS: dict[tuple[str, str], tuple[BoxForm, ...]] = {
 _EXPECTED = "xmin, ymin, xmax, ymax and class, one box in each row"
 # Run-length encoded masks, as in competitions.
 _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
+_MAY_BE_RUNS = re.compile("rle|runs|mask|seg|encod|annotation|pixels")
 _BOX_LABELS = ("labelname", "name", "cell_type")
 _IMAGE_SIDES = (("height", "width"), ("image_height", "image_width"), ("img_height", "img_width"))
 _MOSTLY_INSIDE = 0.9
@@ -851,6 +852,9 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
     label = "" if label is None and (runs or not others) else label
     unread: dict[str, Sequence[str]] = {
         "no masks as run lengths": [name for name in runs if not columns[name].are_all(RUNS)],
+        "what may be masks as run lengths; if it is, call it 'rle'": [
+            name for name in runs if not _MAY_BE_RUNS.search(columns[name].plain)
+        ],
         "more points than the corners of a box": [] if runs else points,
         "boxes, and none their class": names if label is None else (),
         "boxes in another form": [] if names or runs else cells,

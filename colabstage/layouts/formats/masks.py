@@ -248,8 +248,8 @@ def _kinds_of(levels: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 # Each run is its first pixel and its length, with a blank after each number: Kaggle's form.
 RUNS = re.compile(r"\d{1,18} \d{1,18}(?: \d{1,18} \d{1,18})*", re.ASCII)
-# Read in the wrong direction, a mask falls apart: its outline is longer by more than this.
-_FALLS_APART = 1.25
+# Read in the wrong direction, masks fall apart, and their outlines are longer, by a part and in pixels.
+_LONGER_PART, _LONGER_PIXELS = 1.25, 64
 
 
 def parse_runs(cell: str) -> NDArray[np.int64]:
@@ -313,7 +313,7 @@ def masks_of_runs(
         outlines[way] += int(np.count_nonzero(mask[1:] != mask[:-1]) + np.count_nonzero(mask[:, 1:] != mask[:, :-1]))
     (way, shorter), (other, longer) = sorted(outlines.items(), key=lambda one: one[1])
     why = f"{other} their outlines would be {longer / shorter:.1f} times as long"
-    if longer <= shorter * _FALLS_APART:
+    if longer <= shorter * _LONGER_PART + _LONGER_PIXELS:
         way, other = ways
         why = f"Kaggle's form; nothing else shows whether they are meant {other}, so look at some"
     source = SampleSource(
