@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_args
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.images.geometry import VOID
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import (
@@ -55,11 +56,11 @@ from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out
 from colabstage.layouts.reading import BEGINNING_BYTES, Source
 from colabstage.layouts.records import (
     BoxForm,
+    ObjectRows,
     as_corners,
     box_fields,
     boxes_of_cell,
     boxes_of_records,
-    find_form,
     objects_of,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleSource, Targets, TreeFiles, Values
@@ -970,6 +971,11 @@ def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
     cells, label = shapes.drawn[0].cells, shapes.label.cells
     filled = [row for row, cell in enumerate(cells) if cell]
     classes = shapes.classes(filled)
+    if not 0 < len(classes) < VOID:
+        msg = (
+            f'The masks have {len(classes)} classes; expected 1 to {VOID - 1}. layout="images" takes the images alone.'
+        )
+        raise LayoutError(msg)
     number_of, starts = {name: number for number, name in enumerate(classes, 1)}, shapes.starts
     of_start: dict[int, list[NDArray[np.int64]]] = {row: [] for row in starts}
     for row in filled:
@@ -1019,39 +1025,35 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
     if bare:
         notes.append(f"No row with the class {listed(bare)} has a box: such rows say that their images have none.")
     filled = filled | np.array([cells[row] not in ("", *bare) for row in rows.tolist()], np.bool_)
-    sizes = shapes.sizes
-    by_file = np.flatnonzero(fine)
-    by_file = by_file[np.argsort(shapes.of_file[rows[by_file]], kind="stable")]
-    owners, begins = np.unique(shapes.of_file[rows[by_file]], return_index=True)
-
-    def size_of(number: int) -> tuple[int, int] | None:
-        row = owners.item(number)
-        return size_in_file(files, row) if sizes is None else (sizes.item(row, 0), sizes.item(row, 1))
-
-    found = find_form(np.split(places[by_file], begins[1:]), size_of, forms=shapes.columns.forms)
-    if found.trouble:
-        shapes.refuse(files, owners.item(0), f"one form of boxes, and these {found.trouble}: columns {_EXPECTED}")
-    places = as_corners(places, found.form)
-    fine &= (places[:, 2:] >= places[:, :2]).all(axis=1)
-    odd = np.flatnonzero(filled & ~(fine & np.array([bool(cells[row]) for row in rows.tolist()], np.bool_)))
-    if len(odd):
-        of_corners = "left before right and top before bottom" if found.form == "xyxy" else "sizes of 0 and more"
-        shapes.refuse(files, rows.item(odd[0]), f"numbers, {of_corners}, and a class")
-    if len(shapes.columns.forms) != 1 or found.form != "xyxy":
-        notes.append(f"{found}.")
+    is_odd = filled & ~(fine & np.array([bool(cells[row]) for row in rows.tolist()], np.bool_))
+    for odd in rows[is_odd][:1].tolist():
+        shapes.refuse(files, odd, "four numbers and a class")
     # Files in the order of their first rows, and the rows of each in theirs.
-    of_file, starts = shapes.of_file[rows], shapes.starts
+    of_file, starts, sizes = shapes.of_file[rows], shapes.starts, shapes.sizes
     kept = np.flatnonzero(filled)
     kept = kept[np.argsort(of_file[kept], kind="stable")]
     offsets = np.concatenate([[0], np.searchsorted(of_file[kept], starts, side="right")]).astype(np.int64)
-    classes = shapes.classes(rows[kept].tolist())
+    rows = rows[kept]
+
+    def size_of(number: int) -> tuple[int, int] | None:
+        row = starts[number]
+        return size_in_file(files, row) if sizes is None else (sizes.item(row, 0), sizes.item(row, 1))
+
+    written = ObjectRows([files.name(row) for row in starts], offsets, places[kept], [], [], {})
+    found = written.form(size_of, shapes.columns.forms, expected=f"columns {_EXPECTED}")
+    corners = np.ascontiguousarray(as_corners(places[kept], found.form))
+    for odd in rows[(corners[:, 2:] < corners[:, :2]).any(axis=1)][:1].tolist():
+        shapes.refuse(
+            files, odd, "left before right and top before bottom" if found.form == "xyxy" else "no size below 0"
+        )
+    if len(shapes.columns.forms) != 1 or found.form != "xyxy":
+        notes.append(f"{found}.")
+    classes = shapes.classes(rows.tolist())
     index = {word: number for number, word in enumerate(classes)}
-    labels = np.array([index[cells[row]] for row in rows[kept].tolist()], np.int64)
+    labels = np.array([index[cells[row]] for row in rows.tolist()], np.int64)
     if sizes is not None:
         # They may be those of the boxes.
-        ends = np.nan_to_num(places[:, [3, 2]])
-        are_of_boxes = np.array_equal(ends - np.nan_to_num(places[:, [1, 0]]), sizes[rows])
-        are_inside = (ends <= sizes[rows]).all(axis=1).mean() > _MOSTLY_INSIDE
-        sizes = sizes[starts] if are_inside and not are_of_boxes else None
-    corners = np.ascontiguousarray(places[kept])
+        of_boxes = np.array_equal(corners[:, [3, 2]] - corners[:, [1, 0]], sizes[rows])
+        are_inside = (corners[:, [3, 2]] <= sizes[rows]).all(axis=1).mean() > _MOSTLY_INSIDE
+        sizes = sizes[starts] if are_inside and not of_boxes else None
     return starts, Boxes(offsets, corners, {"labels": labels}, found.relative, sizes), classes

@@ -267,7 +267,7 @@ class _RunMasks(NamedTuple):
     """Masks that are drawn from run lengths, as large as their images."""
 
     images: TreeFiles
-    runs: Sequence[NDArray[np.uint32]]
+    runs: Sequence[NDArray[np.int64]]
     """Those of each image, `(M, 3)`, as `draw_runs` takes them."""
     sizes: NDArray[np.int64] | None
     """int64 `(N, 2)`, height and width of each image, if a table states them; otherwise its file does."""
@@ -296,8 +296,8 @@ def masks_of_runs(
     outlines of some masks are much shorter across the rows.
     """
     filled = np.flatnonzero([*map(len, runs)]).tolist()
-    first = min(1, *(int(runs[number][0, 0]) for number in filled))
-    made = [(own - [first, first, 0]).astype(np.uint32) for own in runs]
+    first = min(1, *(int(runs[number][:, 0].min()) for number in filled))
+    made = [own - np.array([first, first, 0]) for own in runs]
     ways = {"down the columns": True, "across the rows": False}
     every = {way: _RunMasks(images, made, sizes, down) for way, down in ways.items()}
     chosen = [filled[place] for place in np.linspace(0, len(filled) - 1, min(_LOOKED_AT, len(filled))).astype(int)]
@@ -316,9 +316,8 @@ def masks_of_runs(
     if longer <= shorter * _LONGER_PART + _LONGER_PIXELS:
         way, other = ways
         why = f"Kaggle's form; nothing else shows whether they are meant {other}, so look at some"
-    source = SampleSource(
-        images.sizes, images.positions, name=every[way].name, stamp=every[way].stamp, read=every[way].read
-    )
+    made_so = every[way]
+    source = SampleSource(images.sizes, images.positions, name=made_so.name, stamp=made_so.stamp, read=made_so.read)
     return Masks(source, decoded=True), f"Runs are read {way}, from pixel {first} on: {why}."
 
 
