@@ -1040,7 +1040,10 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
         return size_in_file(files, row) if sizes is None else (sizes.item(row, 0), sizes.item(row, 1))
 
     written = ObjectRows([files.name(row) for row in starts], offsets, places[kept], [], [], {})
-    found = written.form(size_of, shapes.columns.forms, expected=f"columns {_EXPECTED}")
+    named = [shapes.columns.label] if shapes.columns.label else [*shapes.columns.names]
+    how = f"layout=table_rows(labels={named}), from colabstage.options, for numbers that are no boxes"
+    expected = f"columns {_EXPECTED}; or the form in the name of their column, bbox_xywh; or {how}"
+    found = written.form(size_of, shapes.columns.forms, expected=expected)
     corners = np.ascontiguousarray(as_corners(places[kept], found.form))
     for odd in rows[(corners[:, 2:] < corners[:, :2]).any(axis=1)][:1].tolist():
         shapes.refuse(
