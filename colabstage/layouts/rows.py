@@ -1042,7 +1042,8 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
     written = ObjectRows([files.name(row) for row in starts], offsets, places[kept], [], [], {})
     named = [shapes.columns.label] if shapes.columns.label else [*shapes.columns.names]
     how = f"layout=table_rows(labels={named}), from colabstage.options, for numbers that are no boxes"
-    expected = f"columns {_EXPECTED}; or the form in the name of their column, bbox_xywh; or {how}"
+    called = f"; or '{drawn[0].name}' called after its form, such as bbox_xywh" if len(drawn) == 1 else ""
+    expected = f"columns {_EXPECTED}{called}; or {how}"
     found = written.form(size_of, shapes.columns.forms, expected=expected)
     corners = np.ascontiguousarray(as_corners(places[kept], found.form))
     for odd in rows[(corners[:, 2:] < corners[:, :2]).any(axis=1)][:1].tolist():

@@ -209,7 +209,7 @@ ASKED = {
     "sizes of the images": ("image,width,height", ["{i}.png,{i},9"], r"'width', 'height'.*labels=\['width'\]"),
     "yes and no beside a number": ("image,age,male", ["{i}.png,{i},True", "{i}.png,{i},False"], r"labels=\['age'\]"),
     "landmarks beside a class": ("image,label,x1,y1,x2,y2,x3,y3", ["{i}.png,a,1,2,3,4,5,6"], r"labels=\['label'\]"),
-    "boxes that may be either": ("image,label,box", ["{i}.png,a,1 2 3 4"], r"xyxy as well as xywh .*bbox_xywh.*\['label'\]"),
+    "boxes that may be either": ("image,label,box", ["{i}.png,a,1 2 3 4"], r"xyxy as well as xywh .*_xywh.*'label'"),
     "outlines in a cell": ("image,label,box", ["{i}.png,a,1 2 3 4 5 6 7 8"], r"'box' holds boxes in another form"),
     "corners, and what may be a class": (
         "image,x1,y1,x2,y2,camera", ["{i}.png,1,2,3,4,a"], r"none their class.*labels=\['x1', 'y1', 'x2', 'y2'\]"
