@@ -146,21 +146,13 @@ def draw_runs(runs: NDArray[np.integer[Any]], size: tuple[int, int], *, down: bo
     """Draw a mask `(H, W)` of 0 and the values of its runs, `(M, 3)`: the first pixel, the one after the last, and the
     value. Pixels are counted from 0, `down` the columns or across the rows."""
     height, width = size
-    if len(runs) and int(runs[:, 1].max()) > height * width:
-        msg = (
-            f"The mask's runs end at pixel {int(runs[:, 1].max()):,}, and the image has {height} x {width} "
-            f"({height * width:,}). Take the image that it was drawn on, or correct the table."
-        )
+    if len(runs) and (end := int(runs[:, 1].max())) > height * width:
+        msg = f"Its mask's runs end at pixel {end:,} of {height} x {width}. Take the image that it was drawn on."
         raise DecodeError(msg)
     flat = np.zeros(height * width, np.uint8)
     for first, end, value in runs.tolist():
         flat[first:end] = value
     return np.ascontiguousarray(flat.reshape(width, height).T) if down else flat.reshape(height, width)
-
-
-def outline_length(mask: NDArray[np.uint8]) -> int:
-    """Return how many neighbours in a mask `(H, W)` differ."""
-    return sum(int(np.count_nonzero(np.diff(mask, axis=axis))) for axis in (0, 1))
 
 
 def level_counts(indices: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import NAMES_SHOWN, left_out, listed
 from colabstage.layouts.columns import NUMBER, show
-from colabstage.layouts.reading import Source, T, broken
+from colabstage.layouts.reading import BEGINNING_BYTES, Source, T, broken, read_head
 from colabstage.layouts.table import (
     Boxes,
     BrokenDatasetError,
@@ -353,8 +353,12 @@ def state_of(table: SampleTable, key: str) -> str:
 
 
 def size_in_file(source: SampleSource, number: int) -> tuple[int, int] | None:
-    """Return the height and width of an image from its file; `None` if it is broken."""
+    """Return the height and width of an image from its file, mostly from its beginning; `None` if it is broken."""
     with suppress(DecodeError, CorruptArchiveError):
+        if isinstance(source, TreeFiles):
+            with suppress(DecodeError):
+                facts = probe_image(read_head(source.tree, source.entries[number], BEGINNING_BYTES))
+                return facts.height, facts.width
         facts = probe_image(bytes(read_with_retry(lambda: source.read(number), source.name(number))))
         return facts.height, facts.width
     return None

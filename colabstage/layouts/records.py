@@ -453,7 +453,7 @@ class FoundForm(NamedTuple):
         return f"The boxes are written as {self.form}{' as parts of width and height' if self.relative else ''}"
 
 
-def find_form(
+def _find_form(
     boxes: Sequence[NDArray[np.float64]],
     size_of: Callable[[int], tuple[int, int] | None],
     *,
@@ -532,13 +532,13 @@ def other_form(boxes: Boxes) -> tuple[str, int]:
     outside, first, last = boxes.outside(sizes), boxes.boxes[:, :2], boxes.boxes[:, 2:]
     if not outside.any() or outside.mean() < _MANY_OUTSIDE:
         return "", 0
-    begin = (first + last) / 2 if boxes.relative else first
-    ends = {"two corners": last - first, "first corner, width and height": begin + last - first}
-    forms = {form: np.concatenate([begin, end], axis=1) for form, end in ends.items() if not np.array_equal(end, last)}
+    written = np.concatenate([(first + last) / 2 if boxes.relative else first, last - first], axis=1)
+    forms: dict[str, BoxForm] = {"two corners": "xyxy", "first corner, width and height": "xywh"}
+    corners = {name: as_corners(written, form) for name, form in forms.items()}
     fitting = [
-        form
-        for form, places in forms.items()
-        if (places[:, 2:] >= begin).all() and not replace(boxes, boxes=places).outside(sizes).any()
+        name
+        for name, places in corners.items()
+        if (places[:, 2:] >= places[:, :2]).all() and not replace(boxes, boxes=places).outside(sizes).any()
     ]
     return " or ".join(fitting), int(boxes.owners[np.argmax(outside)])
 
@@ -633,17 +633,23 @@ class ObjectRows(NamedTuple):
         """Return the sample of each box."""
         return [one for one, count in zip(self.samples, np.diff(self.offsets), strict=True) for _ in range(count)]
 
-    def form(self, size_of: Callable[[int], tuple[int, int] | None], stated: BoxForm | None) -> FoundForm:
-        """Return what the four numbers mean. `size_of`: returns the height and width of a sample's image. `stated`: the
-        form, if something says it."""
+    def form(
+        self,
+        size_of: Callable[[int], tuple[int, int] | None],
+        forms: Sequence[BoxForm | None],
+        *,
+        expected: str = f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{OWN_BOXES}",
+    ) -> FoundForm:
+        """Return what the four numbers mean. `size_of`: returns the height and width of a sample's image. `forms`: as
+        for `find_form`. `expected`: of what may be several forms, or none."""
         filled = np.flatnonzero(np.diff(self.offsets)).tolist()
         each = [self.places[self.offsets[number] : self.offsets[number + 1]] for number in filled]
         areas = self.columns.get("area")
-        forms = () if stated is None else (stated,)
-        found = find_form(each, lambda number: size_of(filled[number]), forms=forms, areas=areas)
+        stated = [form for form in forms if form is not None]
+        found = _find_form(each, lambda number: size_of(filled[number]), forms=stated, areas=areas)
         if found.trouble:
             what = f"its boxes and others {found.trouble} (first {_format_box(self.places[0])})"
-            raise broken(self.samples[filled[0]], what, f"corners (x0, y0, x1, y1), called '{BOX_KEYS[0]}'{OWN_BOXES}")
+            raise broken(self.samples[filled[0]], what, expected)
         return found
 
     def corners(self, form: BoxForm) -> NDArray[np.float64]:
@@ -740,7 +746,7 @@ def boxes_of_records(
     """
     fields = ObjectFields.of(values)
     rows = fields.read(values, samples)
-    form = found or rows.form(size_of, fields.stated)
+    form = found or rows.form(size_of, (fields.stated,))
     labels, owners = rows.labels, rows.owners
     names = _named(labels, names_of(fields.label), owners, fields.label) or _words_of(
         compare_fields(labels, rows.texts, owners)

@@ -56,11 +56,11 @@ from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out
 from colabstage.layouts.reading import BEGINNING_BYTES, Source
 from colabstage.layouts.records import (
     BoxForm,
+    ObjectRows,
     as_corners,
     box_fields,
     boxes_of_cell,
     boxes_of_records,
-    find_form,
     objects_of,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Masks, SampleSource, Targets, TreeFiles, Values
@@ -526,7 +526,11 @@ class TableSearch:
             label = Column("class", [name if any(row) else "" for row in cells])
             notes.append(f"No column has the class of the {what}: all are of one, '{name}'.")
         _, firsts, of_file = np.unique(rows.files, return_index=True, return_inverse=True)
-        shapes = _Shapes(columns, drawn, label, firsts[of_file.reshape(-1)], sides)
+        of_file = firsts[of_file.reshape(-1)]
+        sizes = np.stack([column.numbers() for column in sides], axis=1) if sides else np.zeros((len(of_file), 2))
+        is_one = np.array_equal(sizes, sizes[of_file]) and np.all(sizes >= 1)
+        stated = sizes.astype(np.int64) if is_one else None
+        shapes = _Shapes(columns, drawn, label, of_file, np.sort(firsts).tolist(), stated)
         files = TreeFiles(self.source.tree, self.files.take(rows.files))
         return (_masks_of_rows if columns.are_runs else _boxes_of_rows)(shapes, files, notes)
 
@@ -805,6 +809,7 @@ _EXPECTED = "xmin, ymin, xmax, ymax and class, one box in each row"
 _CLASSES = re.compile(r"[^\s,;|\[\]()]+")
 # Run-length encoded masks, as in competitions.
 _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
+_MAY_BE_RUNS = re.compile("rle|runs|mask|seg|encod|annotation|pixels")
 _BOX_LABELS = ("labelname", "name", "cell_type")
 _IMAGE_SIDES = (("height", "width"), ("image_height", "image_width"), ("img_height", "img_width"))
 _MOSTLY_INSIDE = 0.9
@@ -836,6 +841,7 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
     """Return the columns of a table that are boxes, or masks; `None` if there are none. Others are an error."""
     names, forms = _box_columns(columns)
     runs = [name for name, one in columns.items() if one.plain in _RUNS or _are_runs(one)][:1]
+    cells = [name for name, one in columns.items() if _OTHER_FORMS.fullmatch(one.plain) or _holds_boxes(one)]
     named = [one for one in columns.values() if words.is_label_name(one.name) or one.plain in _BOX_LABELS]
     # In words, where another one says the same.
     same = (one for one in named if not one.is_numeric and same_partition(one.cells, named[0].cells))
@@ -850,15 +856,13 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
     others = [name for name in others if not words.is_index_name(name)]
     label = "" if label is None and (runs or not others) else label
     unread: dict[str, Sequence[str]] = {
-        "no mask in any row": [name for name in runs if not columns[name].filled],
-        "something else than masks as run lengths": [name for name in runs if not columns[name].are_all(RUNS)],
+        "no masks as run lengths": [name for name in runs if not columns[name].are_all(RUNS)],
+        "what may be masks as run lengths; if it is, call it 'rle'": [
+            name for name in runs if not _MAY_BE_RUNS.search(columns[name].plain)
+        ],
         "more points than the corners of a box": [] if runs else points,
         "boxes, and none their class": names if label is None else (),
-        "boxes in another form": [
-            name
-            for name, one in columns.items()
-            if not (names or runs) and (_holds_boxes(one) or _OTHER_FORMS.fullmatch(one.plain))
-        ],
+        "boxes in another form": [] if names or runs else cells,
     }
     what, found = next(((what, found) for what, found in unread.items() if found), ("", ()))
     if not found and label is not None and (names or runs):
@@ -940,19 +944,25 @@ class _Shapes(NamedTuple):
     label: Column
     of_file: NDArray[np.intp]
     """The first row of the file of each."""
-    sides: Sequence[Column]
-    """The columns that may be height and width of the image."""
-
-    @property
-    def starts(self) -> list[int]:
-        """Return the first row of each file."""
-        return np.flatnonzero(self.of_file == np.arange(len(self.of_file))).tolist()
+    starts: list[int]
+    """The first row of each file."""
+    sizes: NDArray[np.int64] | None
+    """Height and width of each row's image, `(N, 2)`, if columns state them."""
 
     def classes(self, rows: Iterable[int]) -> tuple[str, ...]:
         """Return the classes that some rows have, numbers by their value."""
         found = {self.label.cells[row] for row in rows}
         numbered = {word: int(word) for word in found if word.isascii() and word.isdecimal() and len(word) < 40}
         return tuple(sorted(found, key=lambda word: (word not in numbered, numbered.get(word, 0), word)))
+
+    def bare(self, filled: Iterable[int], what: str, notes: list[str]) -> list[str]:
+        """Return the classes that none of the rows that draw something has, with a note; none if no row does."""
+        drawn = {self.label.cells[row] for row in filled}
+        bare = sorted({*self.label.cells} - drawn - {""}) if drawn else []
+        if bare:
+            rows = f"No row with the class {listed(bare)} has a {what}"
+            notes.append(f"{rows}: such rows say that their images have none.")
+        return bare
 
     def refuse(self, files: SampleSource, row: int, expected: str) -> NoReturn:
         """Refuse what a row draws."""
@@ -968,24 +978,6 @@ class _Shapes(NamedTuple):
         )
         raise LayoutError(msg)
 
-    def bare(self, filled: Iterable[int], what: str, notes: list[str]) -> list[str]:
-        """Return the classes that none of the rows that draw something has, with a note; none if no row does."""
-        drawn = {self.label.cells[row] for row in filled}
-        bare = sorted({*self.label.cells} - drawn - {""}) if drawn else []
-        if bare:
-            notes.append(
-                f"No row with the class {listed(bare)} has a {what}: such rows say that their images have none."
-            )
-        return bare
-
-    def sizes(self) -> NDArray[np.int64] | None:
-        """Return the height and width of each row's image as their columns state them; `None` if none do."""
-        if not self.sides:
-            return None
-        sizes = np.stack([column.numbers() for column in self.sides], axis=1)
-        is_one = np.array_equal(sizes, sizes[self.of_file]) and np.all(sizes >= 1)
-        return sizes.astype(np.int64) if is_one else None
-
 
 def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple[list[int], Masks, tuple[str, ...]]:
     """Return the first row of every file, in order, its mask, and the classes of its pixels; the rows of a file are
@@ -993,9 +985,12 @@ def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
     cells, label = shapes.drawn[0].cells, shapes.label.cells
     filled = [row for row, cell in enumerate(cells) if cell]
     shapes.bare(filled, "mask", notes)
+    # A class may be the background itself.
     classes, starts = tuple(dict.fromkeys(("background", *shapes.classes(filled)))), shapes.starts
-    if len(classes) > VOID:
-        shapes.refuse(files, filled[0], f"up to {VOID - 1} classes, and '{shapes.label.name}' has {len(classes) - 1:,}")
+    if not 1 < len(classes) <= VOID:
+        found = f"The masks have {len(classes) - 1} classes"
+        msg = f'{found}; expected 1 to {VOID - 1}. layout="images" takes the images alone.'
+        raise LayoutError(msg)
     number_of = {name: number for number, name in enumerate(classes)}
     of_start: dict[int, list[NDArray[np.int64]]] = {row: [] for row in starts}
     for row in filled:
@@ -1017,16 +1012,10 @@ def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
                 'Keep the rows of one class alone, or take the images without labels: layout="images".'
             )
             raise LayoutError(msg)
-    sizes, images = shapes.sizes(), TreeFiles(files.tree, files.entries.take(np.array(starts)))
-    masks, note = masks_of_runs(images, every, None if sizes is None else sizes[starts])
-    several = sum(len(own) > 1 for own in of_start.values())
-    notes += [
-        note,
-        *(
-            [f"The rows of an image are one mask, whose objects are not told apart ({several:,} images)."]
-            * bool(several)
-        ),
-    ]
+    images = TreeFiles(files.tree, files.entries.take(np.array(starts)))
+    masks, note = masks_of_runs(images, every, None if shapes.sizes is None else shapes.sizes[starts])
+    are_several = any(len(own) > 1 for own in of_start.values())
+    notes += [note, "The rows of an image are one mask, which does not tell its objects apart."][: 1 + are_several]
     return starts, masks, classes
 
 
@@ -1036,7 +1025,7 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
 
     Numbers are pixels, or fractions of width and height if none is 2 or more and some are not integers.
     """
-    drawn, cells = shapes.drawn, shapes.label.cells
+    drawn, cells = shapes.drawn, list(shapes.label.cells)
     rows, places = np.arange(len(cells)), np.stack([column.numbers() for column in drawn], axis=1)
     if len(drawn) == 1:
         each = [boxes_of_cell(cell) or [[math.nan] * 4] for cell in drawn[0].cells]
@@ -1045,55 +1034,45 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
         if several and all(len(_CLASSES.findall(cells[row])) == len(each[row]) for row in several):
             shapes.refuse(files, several[0], "one class: write each box, with its class, in a row of its own")
     fine = np.array(np.isfinite(places).all(axis=1))
-    written = [
-        any(cell.lower() not in MISSING for cell in row) for row in zip(*(one.cells for one in drawn), strict=True)
-    ]
-    filled = fine if len(drawn) == 1 else np.array(written, np.bool_)
+    filled = fine
+    if len(drawn) > 1:
+        each_row = zip(*(one.cells for one in drawn), strict=True)
+        filled = np.array([any(cell.lower() not in MISSING for cell in row) for row in each_row], np.bool_)
     bare = shapes.bare(rows[filled].tolist(), "box", notes)
     filled = filled | np.array([cells[row] not in ("", *bare) for row in rows.tolist()], np.bool_)
-    sizes = shapes.sizes()
-    by_file = np.argsort(shapes.of_file[rows], kind="stable")
-    by_file = by_file[fine[by_file]]
-    owners, begins = np.unique(shapes.of_file[rows[by_file]], return_index=True)
-
-    def size_of(number: int) -> tuple[int, int] | None:
-        row = owners.item(number)
-        return size_in_file(files, row) if sizes is None else (sizes.item(row, 0), sizes.item(row, 1))
-
-    found = find_form(np.split(places[by_file], begins[1:]), size_of, forms=shapes.columns.forms)
-    if found.trouble:
-        ways = " or ".join(f"'{drawn[0].name}_{form}'" for form in get_args(BoxForm)[:2]) if len(drawn) == 1 else ""
-        how = f"{ways and f'call the column {ways}, or give '}columns {_EXPECTED}"
-        shapes.refuse(files, owners.item(0), f"one form of boxes, and these {found.trouble}: {how}")
-    places = as_corners(places, found.form)
-    fine &= (places[:, 2:] >= places[:, :2]).all(axis=1)
-    odd = np.flatnonzero(filled & ~(fine & np.array([bool(cells[row]) for row in rows.tolist()], np.bool_)))
-    if len(odd):
-        of_corners = "left before right and top before bottom" if found.form == "xyxy" else "sizes of 0 and more"
-        shapes.refuse(files, rows.item(odd[0]), f"numbers, {of_corners}, and a class")
-    if len(shapes.columns.forms) != 1 or found.form != "xyxy":
-        notes.append(f"{found}.")
+    is_odd = filled & ~(fine & np.array([bool(cells[row]) for row in rows.tolist()], np.bool_))
+    for odd in rows[is_odd][:1].tolist():
+        shapes.refuse(files, odd, "four numbers and a class")
     # Files in the order of their first rows, and the rows of each in theirs.
-    of_file, starts = shapes.of_file[rows], shapes.starts
+    of_file, starts, sizes = shapes.of_file[rows], shapes.starts, shapes.sizes
     kept = np.flatnonzero(filled)
     kept = kept[np.argsort(of_file[kept], kind="stable")]
     offsets = np.concatenate([[0], np.searchsorted(of_file[kept], starts, side="right")]).astype(np.int64)
-    classes = shapes.classes(rows[kept].tolist())
+    rows = rows[kept]
+
+    def size_of(number: int) -> tuple[int, int] | None:
+        row = starts[number]
+        return size_in_file(files, row) if sizes is None else (sizes.item(row, 0), sizes.item(row, 1))
+
+    written = ObjectRows([files.name(row) for row in starts], offsets, places[kept], [], [], {})
+    named = [shapes.columns.label] if shapes.columns.label else [*shapes.columns.names]
+    how = f"layout=table_rows(labels={named}), from colabstage.options, for numbers that are no boxes"
+    called = f"; or '{drawn[0].name}' called after its form, such as bbox_xywh" if len(drawn) == 1 else ""
+    expected = f"columns {_EXPECTED}{called}; or {how}"
+    found = written.form(size_of, shapes.columns.forms, expected=expected)
+    corners = np.ascontiguousarray(as_corners(places[kept], found.form))
+    for odd in rows[(corners[:, 2:] < corners[:, :2]).any(axis=1)][:1].tolist():
+        shapes.refuse(
+            files, odd, "left before right and top before bottom" if found.form == "xyxy" else "no size below 0"
+        )
+    if len(shapes.columns.forms) != 1 or found.form != "xyxy":
+        notes.append(f"{found}.")
+    classes = shapes.classes(rows.tolist())
     index = {word: number for number, word in enumerate(classes)}
-    labels = np.array([index[cells[row]] for row in rows[kept].tolist()], np.int64)
-    sizes = _stated_sizes(sizes, places, rows)
-    stated = None if sizes is None else sizes[starts]
-    corners = np.ascontiguousarray(places[kept])
-    return starts, Boxes(offsets, corners, {"labels": labels}, found.relative, stated), classes
-
-
-def _stated_sizes(
-    sizes: NDArray[np.int64] | None, places: NDArray[np.float64], rows: NDArray[np.intp]
-) -> NDArray[np.int64] | None:
-    """Return the sizes of rows' images, unless they are those of their boxes, given these and the row of each."""
-    if sizes is None:
-        return None
-    ends = np.nan_to_num(places[:, [3, 2]])
-    inside = (ends <= sizes[rows]).all(axis=1)
-    are_of_boxes = np.array_equal(ends - np.nan_to_num(places[:, [1, 0]]), sizes[rows])
-    return sizes if inside.mean() > _MOSTLY_INSIDE and not are_of_boxes else None
+    labels = np.array([index[cells[row]] for row in rows.tolist()], np.int64)
+    if sizes is not None:
+        # They may be those of the boxes.
+        of_boxes = np.array_equal(corners[:, [3, 2]] - corners[:, [1, 0]], sizes[rows])
+        are_inside = (corners[:, [3, 2]] <= sizes[rows]).all(axis=1).mean() > _MOSTLY_INSIDE
+        sizes = sizes[starts] if are_inside and not of_boxes else None
+    return starts, Boxes(offsets, corners, {"labels": labels}, found.relative, sizes), classes

@@ -947,9 +947,9 @@ def _prodigy(_: str, content: bytes) -> list[Record]:
         return []
     every = []
     for one in (one for one in found if one["answer"] == ANSWERS[0]):
-        spans = one.get("spans") or []
         drawn = [
-            (span["label"], span.get("points") or _box(*map(span.get, ("x", "y", "width", "height")))) for span in spans
+            (span["label"], span.get("points") or _box(*map(span.get, ("x", "y", "width", "height"))))
+            for span in one.get("spans") or ()
         ]
         named = {option["id"]: str(option.get("text", option["id"])) for option in one.get("options") or ()}
         labels = [
@@ -961,35 +961,24 @@ def _prodigy(_: str, content: bytes) -> list[Record]:
 
 
 def _labelbox(_: str, content: bytes) -> list[Record]:
-    """Read Labelbox's lines, or its older JSON: boxes and outlines, points, and the classes of whole images."""
+    """Read Labelbox's lines, or its older JSON: boxes and outlines; masks are elsewhere, and so left out."""
     text, every = decode_text(content).strip(), list[Record]()
-    lines = json.loads(text if text.startswith("[") else f"[{','.join(text.splitlines())}]")
-    for one in lines:
-        row, size = one.get("data_row") or {}, _size(one.get("media_attributes") or {})
+    for one in json.loads(text if text.startswith("[") else f"[{','.join(text.splitlines())}]"):
         labels = [each["annotations"] for project in one.get("projects", {}).values() for each in project["labels"]]
-        labels = labels or [label for label in (one.get("Label"),) if isinstance(label, dict)]
-        image = str(row.get("external_id") or one["External ID"])
+        labels += [found] if isinstance(found := one.get("Label"), dict) else []
+        image = one["data_row"]["external_id"] if "data_row" in one else one["External ID"]
         if len(labels) > 1:
             msg = f"'{show(image)}' has {len(labels)} labels, by several people; export one for each"
             raise ValueError(msg)
         for label in labels:
-            objects = label.get("objects") or []
-            drawn = [(each.get("name") or each["title"], own) for each in objects if (own := _labelbox_points(each))]
-            answers = [
-                answer
-                for each in label.get("classifications") or ()
-                for key in ("radio_answer", "answer", "checklist_answers", "answers")
-                for answer in (each.get(key) if isinstance(each.get(key), list) else [each.get(key)])
-                if isinstance(answer, dict)
-            ]
-            names = [answer.get("name") or answer["title"] for answer in answers]
-            lost = len(objects) - len(drawn) + len(names)
-            every.append(_record(image, drawn, size, left_out=lost)._replace(labels=names))
+            pairs = [(each.get("name") or each["title"], _labelbox_points(each)) for each in label.get("objects") or ()]
+            lost = sum(not points for _, points in pairs) + len(label.get("classifications") or ())
+            drawn = [pair for pair in pairs if pair[1]]
+            every.append(_record(image, drawn, _size(one.get("media_attributes") or {}), left_out=lost))
     return every
 
 
 def _labelbox_points(one: dict[str, Any]) -> Points:
-    """Return the points of an object; none for a mask, which is elsewhere."""
     if at := one.get("bounding_box") or one.get("bbox"):
         return _box(*map(at.get, ("left", "top", "width", "height")))
     points = one.get("polygon") or one.get("line") or ([one["point"]] if "point" in one else [])

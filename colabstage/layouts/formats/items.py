@@ -469,7 +469,7 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     else:
         raise _unknown(ys[0], names[0], "no boxes, like the items after it")
     stated = next(filter(None, forms), fields.stated)
-    form = found.form(lambda number: _size_of_item(xs[number]), stated)
+    form = found.form(lambda number: _size_of_item(xs[number]), (stated,))
     planned, faults = _BoxItems(fields, form, _class_names(dataset, pairs.feature(), fields.label)), []
     # Other faults, and one in all of them, are reported before anything is written.
     for name, target in zip(names, ys, strict=True):

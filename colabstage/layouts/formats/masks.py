@@ -8,14 +8,13 @@ import posixpath
 import re
 import zlib
 from collections import Counter, defaultdict
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError
-from colabstage.images.decode import is_lossy, probe_image
+from colabstage.errors import DecodeError, LayoutError, said_by
+from colabstage.images.decode import is_lossy
 from colabstage.images.geometry import VOID, MaskOptions
 from colabstage.images.masks import (
     AS_PICTURES,
@@ -25,18 +24,17 @@ from colabstage.images.masks import (
     is_black_and_white,
     is_picture,
     level_counts,
-    outline_length,
     palette_of,
     read_mask,
 )
 from colabstage.io.units import counted, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import show
-from colabstage.layouts.evidence import Evidence, Found, Miss, gather, left_out_notes, near, require_files
+from colabstage.layouts.evidence import Evidence, Found, Miss, gather, left_out_notes, near, require_files, size_in_file
 from colabstage.layouts.formats.tables import Table, parse_table
 from colabstage.layouts.lists import NONE, Lookup, check_one_list, lists_state
 from colabstage.layouts.names import bare_stem
-from colabstage.layouts.reading import BEGINNING_BYTES, Source, broken, items_of, read_each, read_head
+from colabstage.layouts.reading import Source, broken, items_of, read_each
 from colabstage.layouts.records import Labels
 from colabstage.layouts.table import BrokenDatasetError, Content, Masks, SampleSource, TreeFiles
 
@@ -250,8 +248,8 @@ def _kinds_of(levels: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 # Each run is its first pixel and its length, with a blank after each number: Kaggle's form.
 RUNS = re.compile(r"\d{1,18} \d{1,18}(?: \d{1,18} \d{1,18})*", re.ASCII)
-# Read in the wrong direction, a mask falls apart: its outline is longer by more than this.
-_FALLS_APART = 1.25
+# Read in the wrong direction, masks fall apart, and their outlines are longer, by a part and in pixels.
+_LONGER_PART, _LONGER_PIXELS = 1.25, 64
 
 
 def parse_runs(cell: str) -> NDArray[np.int64]:
@@ -269,35 +267,23 @@ class _RunMasks(NamedTuple):
     """Masks that are drawn from run lengths, as large as their images."""
 
     images: TreeFiles
-    runs: Sequence[NDArray[np.uint32]]
+    runs: Sequence[NDArray[np.int64]]
     """Those of each image, `(M, 3)`, as `draw_runs` takes them."""
     sizes: NDArray[np.int64] | None
     """int64 `(N, 2)`, height and width of each image, if a table states them; otherwise its file does."""
-    is_down: bool
-    """Whether they count pixels down the columns."""
-
-    def source(self) -> SampleSource:
-        nbytes = self.images.sizes if self.sizes is None else self.sizes.prod(axis=1)
-        return SampleSource(nbytes, self.images.positions, name=self.name, stamp=self.stamp, read=self.read)
+    down: bool
 
     def name(self, index: int) -> str:
         return self.images.name(index)
 
     def stamp(self, index: int) -> str:
-        return f"{self.images.stamp(index)} {zlib.crc32(self.runs[index].tobytes())} {self.is_down}"
+        return f"{self.images.stamp(index)} {zlib.crc32(self.runs[index].tobytes())} {self.down}"
 
     def read(self, index: int) -> NDArray[np.uint8]:
-        return draw_runs(self.runs[index], self.size(index), down=self.is_down)
-
-    def size(self, index: int) -> tuple[int, int]:
-        if self.sizes is not None:
-            return self.sizes.item(index, 0), self.sizes.item(index, 1)
-        try:
-            # Mostly the beginning says it.
-            facts = probe_image(read_head(self.images.tree, self.images.entries[index], BEGINNING_BYTES))
-        except DecodeError:
-            facts = probe_image(self.images.read(index))
-        return facts.height, facts.width
+        stated = None if self.sizes is None else (self.sizes.item(index, 0), self.sizes.item(index, 1))
+        size = stated or size_in_file(self.images, index)
+        # A broken image is reported itself.
+        return np.zeros((0, 0), np.uint8) if size is None else draw_runs(self.runs[index], size, down=self.down)
 
 
 def masks_of_runs(
@@ -310,28 +296,29 @@ def masks_of_runs(
     outlines of some masks are much shorter across the rows.
     """
     filled = np.flatnonzero([*map(len, runs)]).tolist()
-    first = min(int(runs[number][:, 0].min()) for number in filled)
-    made = [(own - [min(first, 1), min(first, 1), 0]).astype(np.uint32) for own in runs]
-    down, across = (_RunMasks(images, made, sizes, is_down) for is_down in (True, False))
+    first = min(1, *(int(runs[number][:, 0].min()) for number in filled))
+    made = [own - np.array([first, first, 0]) for own in runs]
+    ways = {"down the columns": True, "across the rows": False}
+    every = {way: _RunMasks(images, made, sizes, down) for way, down in ways.items()}
     chosen = [filled[place] for place in np.linspace(0, len(filled) - 1, min(_LOOKED_AT, len(filled))).astype(int)]
-    lengths = np.zeros(2, np.int64)
-    for number in chosen:
-        size = None
-        # A broken image is reported when it is packed.
-        with suppress(DecodeError, CorruptArchiveError):
-            size = down.size(number)
+    outlines = dict.fromkeys(ways, 1)
+    for number, way in itertools.product(chosen, ways):
         try:
-            if size is not None:
-                lengths += [outline_length(draw_runs(made[number], size, down=is_down)) for is_down in (True, False)]
+            mask = every[way].read(number)
         except DecodeError as error:
-            raise broken(images.name(number), str(error).rstrip(".")) from error
-    is_down, is_shown = lengths[0] <= lengths[1] * _FALLS_APART, lengths.max() > lengths.min() * _FALLS_APART
-    ways = ("down the columns", "across the rows")
-    way, other = ways if is_down else reversed(ways)
-    why = f"{other} their outlines would be {lengths.max() / max(lengths.min(), 1):.1f} times as long"
-    why = why if is_shown else f"Kaggle's form; nothing else shows whether they are meant {other}, so look at some"
-    note = f"Runs are read {way}, from pixel {min(first, 1)} on: {why}."
-    return Masks((down if is_down else across).source(), decoded=True), note
+            # A few are reported when they are packed.
+            if number == chosen[-1] and {*outlines.values()} == {1}:
+                raise broken(images.name(number), said_by(error).rstrip(".")) from error
+            continue
+        outlines[way] += int(np.count_nonzero(mask[1:] != mask[:-1]) + np.count_nonzero(mask[:, 1:] != mask[:, :-1]))
+    (way, shorter), (other, longer) = sorted(outlines.items(), key=lambda one: one[1])
+    why = f"{other} their outlines would be {longer / shorter:.1f} times as long"
+    if longer <= shorter * _LONGER_PART + _LONGER_PIXELS:
+        way, other = ways
+        why = f"Kaggle's form; nothing else shows whether they are meant {other}, so look at some"
+    made_so = every[way]
+    source = SampleSource(images.sizes, images.positions, name=made_so.name, stamp=made_so.stamp, read=made_so.read)
+    return Masks(source, decoded=True), f"Runs are read {way}, from pixel {first} on: {why}."
 
 
 def check_lossless(content: Content) -> None:

@@ -140,8 +140,6 @@ def _parse_items(name: str, text: str) -> Table:
             (split, one[0] if isinstance(one, list) and one else one) for split, own in below.items() for one in own
         )
         records = [{**_record_of(one), words.SPLIT_COLUMNS[0]: words.split_name(split).split} for split, one in stated]
-    elif items and all(isinstance(one, tuple) and _has_files(*one) for one in items):
-        records = [{"path": file, "label": label} for label, files in items for file in files]
     else:
         records = list(map(_record_of, items))
     return _of_records(name, list(map(_cells_of, records))) if all(records) else Table(name)
@@ -263,14 +261,6 @@ def _parse_lines(name: str, text: str) -> Table:
             # Other programs write other things into lines; whether that matters is known later.
             return Table(name, fault=f"'{name}' has no mapping in line {number}: {show(line)!r}.")
     return _of_records(name, found)
-
-
-def _has_files(name: str, found: Any) -> bool:
-    """Tell whether a key of JSON is a class that has a list of its files."""
-    is_other = any(one(name) for one in (words.is_sample, words.is_split, words.is_role)) or words.parts_among([name])
-    return (
-        isinstance(found, list) and not is_other and all(isinstance(one, str) and words.is_sample(one) for one in found)
-    )
 
 
 def _record_of(item: Any) -> dict[str, Any]:

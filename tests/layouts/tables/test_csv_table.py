@@ -209,7 +209,7 @@ ASKED = {
     "sizes of the images": ("image,width,height", ["{i}.png,{i},9"], r"'width', 'height'.*labels=\['width'\]"),
     "yes and no beside a number": ("image,age,male", ["{i}.png,{i},True", "{i}.png,{i},False"], r"labels=\['age'\]"),
     "landmarks beside a class": ("image,label,x1,y1,x2,y2,x3,y3", ["{i}.png,a,1,2,3,4,5,6"], r"labels=\['label'\]"),
-    "boxes that may be either": ("image,label,box", ["{i}.png,a,1 2 3 4"], r"'box_xyxy' or 'box_xywh'.*\['label'\]"),
+    "boxes that may be either": ("image,label,box", ["{i}.png,a,1 2 3 4"], r"xyxy as well as xywh .*_xywh.*'label'"),
     "a class for each box in a cell": ("image,label,box", ["{i}.png,a b,1 2 3 4;1 2 3 4"], r"one class: write"),
     "outlines in a cell": ("image,label,box", ["{i}.png,a,1 2 3 4 5 6 7 8"], r"'box' holds boxes in another form"),
     "corners, and what may be a class": (
@@ -222,10 +222,11 @@ ASKED = {
         "image,class,rle", ["1.png,a,1 3", "1.png,b,3 2"], r"'images/1.png' are of several classes of 'class'"
     ),
     "more classes than a mask can hold": (
-        "image,class,rle", ["\n".join(f"{{i}}.png,{n},1 3" for n in range(255))], r"up to 254 .* 'class' has 255"
+        "image,class,rle", ["\n".join(f"{{i}}.png,{n},1 3" for n in range(255))], r"has 255 classes|have 255 classes"
     ),
-    "runs beyond the image": ("image,rle,height,width", ["{i}.png,90 12,10,10"], r"end at pixel 101, .* 10 x 10 "),
-    "no mask in any row": ("image,rle", ["{i}.png,"], r"'rle' holds no mask in any row.*layout=\"images\""),
+    "runs beyond the image": ("image,rle,height,width", ["{i}.png,90 12,10,10"], r"end at pixel 101 of 10 x 10"),
+    "runs under any name": ("image,label,code", ["{i}.png,a,1 3 10 5 20 2", "{i}.png,a,"], r"'code'.*call it 'rle'"),
+    "no mask in any row": ("image,rle", ["{i}.png,"], r"'rle' holds no masks as run lengths.*layout=\"images\""),
     "an index as the path": (",label", ["{i},a", "{i},b"], r"first row of 't.csv' is '0', 'a'"),
     "nothing beside the paths": ("image", ["{i}.png"], r"no labels beside the paths.*path,label"),
     "a title above the header": ("My data,,", ["{i}.png,a,"], r"no labels beside.*path,label"),
