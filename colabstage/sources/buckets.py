@@ -37,7 +37,7 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.units import secrets_in, show_address
 from colabstage.sources.fsspec_answers import mtime_ns_of, size_of, translate_error, version_of
 from colabstage.sources.parse import protocol_of
-from colabstage.sources.remote import StoredFile
+from colabstage.sources.remote import Services, StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -87,7 +87,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-class _Service:
+class _Service(Closing):
     """The connections to a service with one login, for all addresses in one bucket."""
 
     def __init__(self, backend: Any, options: dict[str, Any]) -> None:
@@ -99,26 +99,18 @@ class _Service:
         # File systems that no thread uses; one that all share stays here.
         self.idle: list[Any] = []
         self.free = threading.BoundedSemaphore(_CONNECTIONS)
+        # What is below a folder, by the path with a star that it was listed for, until that is opened.
+        self.listings: dict[str, list[dict[str, Any]]] = {}
+
+    def close(self) -> None:
+        self.listings.clear()
+        self.hang_up()
 
     def hang_up(self) -> None:
         with self.lock:
             idle, self.idle = self.idle, []
         for fs in idle:
             _hang_up(fs)
-
-
-class Services(Closing):
-    """What the addresses of one run share, because making a client, and logging in, takes longer than a request."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[Any, str], _Service] = {}
-
-    def of(self, backend: Any, options: dict[str, Any], bucket: str) -> _Service:
-        return self._found.setdefault((backend, f"{bucket} {sorted(options.items())}"), _Service(backend, options))
-
-    def close(self) -> None:
-        for service in list(self._found.values()):
-            service.hang_up()
 
 
 class ObjectStore(Closing):
@@ -150,7 +142,10 @@ class ObjectStore(Closing):
         options = {**_DEFAULTS.get(self.protocol, {}), **given, **in_url}
         self._secrets = secrets_in(options)
         self._services, self._owns_services = services or Services(), services is None
-        self._service = self._services.of(self._class, options, self.path.partition("/")[0])
+        # A bucket may be public although others need a login.
+        key = self._class, self.path.partition("/")[0], repr(sorted(options.items()))
+        self._service = self._services.of(key, lambda: _Service(self._class, options))
+        self.listings = self._service.listings
         self.folders_are_prefixes = self._on_loop = bool(self._class.async_impl)
         self.connections = 8 if self._on_loop else _CONNECTIONS
         # Completed when the store is closed, to wake callers that wait for a response.

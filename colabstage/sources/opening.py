@@ -32,7 +32,6 @@ from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer, slow_mounts_below
 from colabstage.machine.resources import check_space
 from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, fetch_file
-from colabstage.sources.buckets import Services
 from colabstage.sources.gdrive import IN_FLIGHT
 from colabstage.sources.http_file import HttpFile
 from colabstage.sources.identity import (
@@ -65,6 +64,7 @@ from colabstage.sources.remote import (
     JoinedFile,
     MountedFile,
     RemoteFile,
+    Services,
     closing_pieces,
     given_up,
     pieces_of,
@@ -769,7 +769,8 @@ def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenedSour
 
     A list or pattern is expanded. `unpack`: whether an archive in a list stands for its files, not for itself.
     """
-    return OpenedSource(expand_source(source, unpack=unpack), opening, unpack=unpack)
+    whole = expand_source(source, unpack=unpack, services=opening.services)
+    return OpenedSource(whole, opening, unpack=unpack)
 
 
 def _open_part(source: SingleSource, opening: Opening) -> Part:

@@ -17,7 +17,16 @@ from colabstage.sources.gdrive import IN_FLIGHT, SharedFolder, open_share
 from colabstage.sources.http_file import open_http
 from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
 from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, SingleSource, WebSource
-from colabstage.sources.remote import LOOK_BYTES, Checksum, MountedFile, RemoteFacts, RemoteFile, given_up, read_through
+from colabstage.sources.remote import (
+    LOOK_BYTES,
+    Checksum,
+    MountedFile,
+    RemoteFacts,
+    RemoteFile,
+    Services,
+    given_up,
+    read_through,
+)
 from colabstage.trees.bytes import ByteSource, RequestedBytes
 from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts, unknown_entry
 from colabstage.trees.names import check_collisions, clean_member_name, distinct_names, extension_of
@@ -26,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from colabstage.io.progress import Cancellation
-    from colabstage.sources.buckets import Services
 
 # Sources that can be a single file with an address.
 FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource | KaggleSource
