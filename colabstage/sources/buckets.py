@@ -102,13 +102,14 @@ class _Service(Closing):
         # What is below a folder, by the path with a star that it was listed for, until that is opened.
         self.listings: dict[str, list[dict[str, Any]]] = {}
 
-    def close(self) -> None:
-        self.listings.clear()
-        self.hang_up()
+    def use(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.close()
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         with self.lock:
             idle, self.idle = self.idle, []
+        self.listings.clear()
         for fs in idle:
             _hang_up(fs)
 
@@ -165,32 +166,29 @@ class ObjectStore(Closing):
 
     def info(self, path: str = "") -> dict[str, Any]:
         """Return fsspec's facts on the address itself, or on another path."""
-        asked, was_anonymous = path or self.path, self._service.is_anonymous
+        asked, options = path or self.path, self._service.options
         try:
             found = dict(self._ask("info", asked))
         except SourceAccessError as refused:
             with self._service.trying:
-                found = self._info_anonymously(asked, refused, was_anonymous=was_anonymous)
+                found = self._info_anonymously(asked, refused, options)
         # From now on a refusal means that the login has expired. It is kept, because other threads may use it.
         self._service.chose_login = True
         return found
 
-    def _info_anonymously(self, path: str, refused: SourceAccessError, *, was_anonymous: bool) -> dict[str, Any]:
-        # Public buckets allow it, and most notebooks have no login.
+    def _info_anonymously(self, path: str, refused: SourceAccessError, options: dict[str, Any]) -> dict[str, Any]:
         anonymous, service = _ANONYMOUS.get(self.protocol), self._service
-        is_tried = service.is_anonymous and not was_anonymous  # by another thread meanwhile
-        if not is_tried and (anonymous is None or service.chose_login):
-            raise refused
-        before = service.options
-        if not is_tried:
-            service.options = {**before, **(anonymous or {})}
-            service.hang_up()
+        # Another thread may have tried it meanwhile.
+        if service.options is options:
+            # Public buckets allow it, and most notebooks have no login.
+            if anonymous is None or service.chose_login:
+                raise refused
+            service.use({**options, **anonymous})
         try:
             answer = dict(self._ask("info", path))
         except SourceAccessError:
-            if not is_tried:
-                service.options = before
-                service.hang_up()
+            if not service.chose_login:
+                service.use(options)
             raise refused from None
         service.is_anonymous = True
         return answer
@@ -481,8 +479,8 @@ class ObjectStore(Closing):
         return self._make()
 
     def _make(self) -> Any:
-        options = {**self._service.options, "skip_instance_cache": True}
-        return self._result(in_thread(lambda: self._class(**options), "colabstage-remote"), CALL_TIMEOUT_S)
+        made = in_thread(lambda: self._class(**self._service.options, skip_instance_cache=True), "colabstage-remote")
+        return self._result(made, CALL_TIMEOUT_S)
 
     def _give_back(self, fs: Any, *, is_usable: bool) -> None:
         with self._service.lock:

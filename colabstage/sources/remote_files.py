@@ -119,16 +119,12 @@ class RemoteFileTree(Tree):
                 asked = pool.run(partial(self._ask, dead), openers, cancellation=cancellation)
             if dead and len(dead) == len(files):
                 raise dead[0]
-            facts = [one for one, _ in asked]
+            # The name of a dead address has the ending of others.
+            name = next((one.name for one, _ in asked if one.version != NOTHING), "")
+            facts = [replace(one, name=name) if one.version == NOTHING else one for one, _ in asked]
             if len(files) <= _KEPT_BYTES // LOOK_BYTES:
                 openers = [opener for _, opener in asked]
         endings = ["" if extension_of(name) else extension_of(one.name) for name, one in zip(names, facts, strict=True)]
-        if dead:
-            usual = max(endings, key=endings.count)
-            endings = [
-                ending or ("" if one.label or extension_of(name) else usual)
-                for name, one, ending in zip(names, facts, endings, strict=True)
-            ]
         if any(endings):
             names = list(distinct_names(map("".join, zip(names, endings, strict=True)), of_files=True))
         self._open = dict(zip(names, openers, strict=True))

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, NotEnoughSpaceError, SourceError
 from colabstage.h5.manifest import Manifest, is_whole, read_manifest
@@ -14,7 +15,7 @@ from colabstage.io.receipts import Seal, look_at
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import OVERHEAD_BYTES, space_for
 from colabstage.pack.job import PackJob, prepare_pack
-from colabstage.pack.rows import BasePack, PackRows, Takeover, parse_rows, plan_takeover, read_rows
+from colabstage.pack.rows import BasePack, Takeover, parse_rows, plan_takeover, read_rows
 from colabstage.sources.identity import SourceIdentity
 from colabstage.stage.cache import (
     OUTDATED,
@@ -44,7 +45,6 @@ from colabstage.trees.listing import Tree, total_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     from colabstage.sources.identity import Freshness
     from colabstage.sources.opening import OpenedSource
@@ -161,41 +161,32 @@ def find_bases(call: StageCall, source: OpenedSource, cache: Cache) -> Iterator[
     if request.refresh or request.wants_files or call.executor is not None:
         return
 
-    def base(rows: PackRows | None, manifest: Manifest, *further: Any, path: Path = own) -> Iterator[Base]:
-        if rows is not None:
-            pack = BasePack(path, rows, same_source=_is_same_source(manifest, source, request))
-            yield Base(pack, manifest, manifest.key == request.key, *further)
-
-    def from_cache(cached: CachedPack) -> Iterator[Base]:
-        if (record := read_cached_rows(cached)) is not None:
-            yield from base(parse_rows(record, cached.manifest), cached.manifest, cached, record)
-
-    for pack in (own, *(folder / f"{folder.name}.h5" for folder in staged_folders(request.folder.parent))):
+    packs = [own, *(folder / f"{folder.name}.h5" for folder in staged_folders(request.folder.parent))]
+    for pack in filter(Path.is_file, dict.fromkeys(packs)):
         with contextlib.suppress(NewerFormatError):
-            manifest = read_manifest(pack) if pack.is_file() else None
-            # Its own comes first.
-            if manifest is not None and (pack == own or manifest.key != request.key):
-                yield from base(read_rows(pack, manifest), manifest, path=pack)
+            if (manifest := read_manifest(pack)) is not None and (rows := read_rows(pack, manifest)) is not None:
+                same_source = _is_same_source(manifest, source, request)
+                yield Base(BasePack(pack, rows, same_source), manifest, manifest.key == request.key)
     # Under a limit, the disk would have to hold both; and there is one place for a copy.
     if request.cache_dir is None or request.disk_limit is not None or own.exists():
         return
-    found = cache.find()
-    yield from () if found is None or found.in_shards else from_cache(found)
-    for cached in cache.find_all():
-        # Reading each record would take long on a mount.
-        recorded = cached.identity
+    for cached in cache.find_each():
+        recorded, is_own = cached.identity, cached.manifest.key == request.key
         is_alike = recorded is not None and (recorded.files, recorded.nbytes) == source.take_state()
-        if is_alike or _is_same_source(cached.manifest, source, request):
-            yield from from_cache(cached)
+        same_source = _is_same_source(cached.manifest, source, request)
+        # Reading each record would take long on a mount.
+        record = read_cached_rows(cached) if is_own or is_alike or same_source else None
+        if record is not None and (rows := parse_rows(record, cached.manifest)) is not None:
+            yield Base(BasePack(own, rows, same_source), cached.manifest, is_own, cached, record)
 
 
 def _is_same_source(manifest: Manifest, source: OpenedSource, request: StageRequest) -> bool:
     """Return whether a pack is of the same source, or of a local folder that has another name now."""
     recorded = SourceIdentity.from_json(manifest.identity)
-    if recorded is None or recorded.address == request.source.address:
-        return recorded is not None
-    now = source.identify() if recorded.inodes else recorded
-    return (recorded.inodes, recorded.times) == (now.inodes, now.times) and bool(recorded.inodes)
+    if recorded is None or recorded.address == request.source.address or not recorded.inodes:
+        return recorded is not None and recorded.address == request.source.address
+    now = source.identify()
+    return (recorded.inodes, recorded.times) == (now.inodes, now.times)
 
 
 def bring_base(call: StageCall, base: Base) -> BasePack | None:
