@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, NotEnoughSpaceError, SourceError
 from colabstage.h5.manifest import Manifest, is_whole, read_manifest
@@ -15,7 +15,7 @@ from colabstage.io.receipts import Seal, look_at
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import OVERHEAD_BYTES, space_for
 from colabstage.pack.job import PackJob, prepare_pack
-from colabstage.pack.rows import BasePack, Takeover, parse_rows, plan_takeover, read_rows
+from colabstage.pack.rows import BasePack, Takeover, form_of, parse_rows, plan_takeover, read_rows
 from colabstage.sources.identity import SourceIdentity
 from colabstage.stage.cache import (
     OUTDATED,
@@ -44,7 +44,7 @@ from colabstage.stage.request import StageRequest, staged_folders
 from colabstage.trees.listing import Tree, total_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from colabstage.sources.identity import Freshness
     from colabstage.sources.opening import OpenedSource
@@ -154,23 +154,28 @@ class Base(NamedTuple):
     record: bytes = b""
 
 
-def find_bases(call: StageCall, source: OpenedSource, cache: Cache) -> Iterator[Base]:
-    """Yield complete packs with their row records: that of this dataset, then others that may have the same files."""
+Bases: TypeAlias = "Callable[[str], Iterator[Base]]"
+
+
+def find_bases(call: StageCall, source: OpenedSource, cache: Cache, form: str) -> Iterator[Base]:
+    """Yield complete packs with their row records: that of this dataset, then others in the form of the planned one."""
     request, own = call.request, call.request.pack_path
     # Plain files are fetched anyway, and packed from the local disk; workers read what they pack.
     if request.refresh or request.wants_files or call.executor is not None:
         return
-
-    packs = [own, *(folder / f"{folder.name}.h5" for folder in staged_folders(request.folder.parent))]
+    others = staged_folders(request.folder.parent) if form else ()
+    packs = [own, *(folder / f"{folder.name}.h5" for folder in others)]
     for pack in filter(Path.is_file, dict.fromkeys(packs)):
         with contextlib.suppress(NewerFormatError):
-            if (manifest := read_manifest(pack)) is not None and (rows := read_rows(pack, manifest)) is not None:
+            manifest = read_manifest(pack)
+            rows = None if manifest is None else read_rows(pack, manifest)
+            if manifest is not None and rows is not None and (pack == own or rows.form == form):
                 same_source = _is_same_source(manifest, source, request)
                 yield Base(BasePack(pack, rows, same_source), manifest, manifest.key == request.key)
     # Under a limit, the disk would have to hold both; and there is one place for a copy.
     if request.cache_dir is None or request.disk_limit is not None or own.exists():
         return
-    for cached in cache.find_each():
+    for cached in cache.find_each(others=bool(form)):
         recorded, is_own = cached.identity, cached.manifest.key == request.key
         is_alike = recorded is not None and (recorded.files, recorded.nbytes) == source.take_state()
         same_source = _is_same_source(cached.manifest, source, request)
@@ -183,10 +188,10 @@ def find_bases(call: StageCall, source: OpenedSource, cache: Cache) -> Iterator[
 def _is_same_source(manifest: Manifest, source: OpenedSource, request: StageRequest) -> bool:
     """Return whether a pack is of the same source, or of a local folder that has another name now."""
     recorded = SourceIdentity.from_json(manifest.identity)
-    if recorded is None or recorded.address == request.source.address or not recorded.inodes:
-        return recorded is not None and recorded.address == request.source.address
-    now = source.identify()
-    return (recorded.inodes, recorded.times) == (now.inodes, now.times)
+    if recorded is None or recorded.address == request.source.address:
+        return recorded is not None
+    now = source.identify() if recorded.inodes else None
+    return now is not None and (recorded.inodes, recorded.times) == (now.inodes, now.times)
 
 
 def bring_base(call: StageCall, base: Base) -> BasePack | None:
@@ -240,13 +245,11 @@ class Reading:
     """Whether only the few members that are read are fetched from an archive, instead of copying it."""
 
 
-def plan_reading(
-    request: StageRequest, source: OpenedSource, spool: Path, *, packs: bool, bases: Iterable[Base] = ()
-) -> Reading:
+def plan_reading(request: StageRequest, source: OpenedSource, spool: Path, *, packs: bool, bases: Bases) -> Reading:
     """Plan everything that is made from a source, as far as possible without writing.
 
-    `spool`: where an archive inside an archive may be unpacked. `packs`: whether a pack is made. `bases`: earlier
-    packs; rows of the first that has half of the samples are taken over, or else of this dataset's own.
+    `spool`: where an archive inside an archive may be unpacked. `packs`: whether a pack is made. `bases`: returns
+    earlier packs; rows of the first that has half of the samples are taken over, or else of this dataset's own.
     """
     tree, room = source.open_tree(spool), space_for(request.pack_path)
     job = prepare_pack(tree, request.options, free_bytes=room) if packs else None
@@ -258,7 +261,7 @@ def plan_reading(
     if job is None:
         return reading
     chosen: tuple[Base, Takeover] | None = None
-    for one in bases:
+    for one in bases(form_of(job)):
         takeover = plan_takeover(job, one.pack)
         # To hash, or to copy, an earlier pack takes the time of all its rows.
         has_half = takeover.taken and 2 * takeover.taken >= len(job.table)

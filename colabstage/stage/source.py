@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from colabstage.errors import ArchiveError, DriveError, SourceError
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import Cancellation, Progress
+from colabstage.io.progress import Cancellation, Progress, ProgressStep
 from colabstage.io.units import format_count
 from colabstage.sources.identity import Freshness, SourceIdentity, compare_source
 from colabstage.sources.opening import OpenedSource, Opening, open_source
+from colabstage.sources.parse import LocalSource, is_on_drive, parts_of
 from colabstage.stage.dataset import StageReport
 
 if TYPE_CHECKING:
@@ -71,13 +72,17 @@ class SourceOnce(Closing):
             sparing=request.disk_limit is not None,
             skips=request.options.skip_share is not None,
         )
-        with (report or self._call.report).timed("open source", unit="B", moves=False) as step:
+        # A disk answers at once; a service, or a mount with thousands of files, may take a minute.
+        is_far = any(not isinstance(part, LocalSource) or is_on_drive(part) for part in parts_of(request.source))
+        shown = opening.progress.step("open source", total=None, unit="files") if is_far else ProgressStep()
+        with shown, (report or self._call.report).timed("open source", unit="B", moves=False) as step:
             try:
                 with contextlib.ExitStack() as undo:
                     source = open_source(request.source, opening, unpack=True)
                     undo.callback(source.close)
                     # Before anything is read: a write to the source meanwhile must show as a change.
                     files, step.amount = source.take_state()
+                    shown.advance(files)
                     # Some servers do not say how long a file is.
                     step.unit = step.unit if step.amount else ""
                     undo.pop_all()
