@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 # "colabstage.sources": a file; or for each file of a folder its name in it, and what opens it, any number of times.
 Found: TypeAlias = RemoteFile | Mapping[str, Callable[[], RemoteFile]]
 
-# The length to request if an object is expected to be shorter.
-_SHORT_BYTES = 1024 * 1024
-
 
 class ObjectFile(RemoteFile):
     """Read one object as a `RemoteFile`. All bytes are of `facts.version`: this is checked at the end of each range,
@@ -303,20 +300,3 @@ def archives_matching(url: str, services: Services | None) -> list[str]:
         names = found.entries.names if isinstance(found, RemoteFileTree) else []
     are_archives = all(name.lower().endswith(ARCHIVE_SUFFIXES) for name in names)
     return [f"{folder}/{name}" for name in names] if are_archives else []
-
-
-def read_at_once(url: str) -> bytes | None:
-    """Return all of a short object with one request; `None` if that is not enough: an object of a mebibyte or more,
-    another kind of service, a refused login, a transient failure. `open_address` then reads it, or says what is wrong.
-    """
-    if _service_of(url) is not None:
-        return None
-    with ObjectStore(url) as store:
-        try:
-            # Other services must be asked for the size first, as must s3fs for ranges without an end.
-            data = b"".join(store.read(store.path, 0, _SHORT_BYTES)) if store.folders_are_prefixes else b""
-        except SourceNotFoundError:
-            raise
-        except SourceError:
-            return None
-    return data if 0 < len(data) < _SHORT_BYTES else None

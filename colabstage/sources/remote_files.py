@@ -329,14 +329,9 @@ def open_remote(
             )
 
 
-def read_small_file(source: SingleSource) -> bytes:
-    """Return the whole content of a file that fits into memory, in one round trip if it is short and its service allows
-    that. It is not checked for changes while it is read."""
-    if isinstance(source, ObjectSource):
-        from colabstage.sources.objects import read_at_once
-
-        if (data := read_at_once(source.url)) is not None:
-            return data
+def read_small_file(source: SingleSource, services: Services | None = None) -> bytes:
+    """Return the whole content of a file that fits into memory, from the web in one round trip if it is short. It is
+    not checked for changes while it is read."""
     along = _SMALL_BYTES if isinstance(source, WebSource) else 0
-    with given_up(), contextlib.closing(remote_opener(source, along=along)()) as file:
+    with given_up(), contextlib.closing(remote_opener(source, along=along, services=services)()) as file:
         return b"".join(read_through(file.without_version_check(), policy=RetryPolicy()))
