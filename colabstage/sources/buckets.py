@@ -146,7 +146,7 @@ class ObjectStore(Closing):
         # A bucket may be public although others need a login.
         key = self._class, self.path.partition("/")[0], repr(sorted(options.items()))
         self._service = self._services.of(key, lambda: _Service(self._class, options))
-        self.listings = self._service.listings
+        self.listings, self.is_one_of_many = self._service.listings, self._services.are_many
         self.folders_are_prefixes = self._on_loop = bool(self._class.async_impl)
         self.connections = 8 if self._on_loop else _CONNECTIONS
         # Completed when the store is closed, to wake callers that wait for a response.

@@ -239,6 +239,8 @@ def _find(store: ObjectStore) -> dict[str, Any]:
     try:
         return store.info()
     except SourceNotFoundError as error:
+        if store.is_one_of_many:
+            raise
         above, _, name = store.path.rstrip("/").rpartition("/")
         names: list[str] = []
         with contextlib.suppress(SourceError):

@@ -14,7 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from colabstage.errors import ChecksumMismatchError, CorruptArchiveError, OptionError, SourceChangedError
+from colabstage.errors import (
+    ChecksumMismatchError,
+    CorruptArchiveError,
+    OptionError,
+    SourceChangedError,
+    SourceNotFoundError,
+)
 from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation, LateStep, Progress
@@ -579,7 +585,7 @@ class OpenedSource(Closing):
     ) -> RemoteFileTree:
         """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
-        asking = Cancellation()
+        self._opening.services.are_many, asking = True, Cancellation()
         self._stack.callback(self._opening.progress.cancellation.follow(asking.cancel))
         open_one = partial(remote_opener, along=along, cancellation=asking, services=self._opening.services)
         openers = [again.get(one.address) or open_one(one) for _, one in loose]
@@ -748,7 +754,9 @@ def _lists(source: SingleSource, services: Services) -> bool:
     # Imported late, as in `open_remote`.
     from colabstage.sources.objects import is_object_folder
 
-    return is_object_folder(source.url, services)
+    with contextlib.suppress(SourceNotFoundError):
+        return is_object_folder(source.url, services)
+    return False
 
 
 def _reached(source: SingleSource) -> tuple[Transport, bool]:

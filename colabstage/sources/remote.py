@@ -105,6 +105,7 @@ class Services(Closing):
     """What the addresses of one run share, because making a client, and logging in, takes longer than a request."""
 
     def __init__(self) -> None:
+        self.are_many = False  # addresses: for each that leads nowhere, names like it would take a listing
         self._found: dict[Hashable, Any] = {}
 
     def of(self, key: Hashable, make: Callable[[], C]) -> C:

@@ -70,13 +70,16 @@ def test_addresses_in_a_bucket_share_a_client(
     )
     for name in (names := [f"{kind}/{number}.png" for kind in ("cat", "dog") for number in range(10)]):
         s3.put(name, noise(7))
-    s3.hold(2 * len(names) + 4, lambda: None)
+    s3.hold(2 * len(names) + 12, lambda: None)
     found = []
+    addresses = [f"s3://{s3.bucket}/{name}" for name in ("cat/none.png", *names)]
     for _ in range(2):
-        addresses = [f"s3://{s3.bucket}/{name}" for name in names]
-        data = stage_dataset(addresses, local_dir=tmp_path / "local", cache_dir=None, image_size=8, progress=False)
+        data = stage_dataset(
+            addresses, local_dir=tmp_path, cache_dir=None, image_size=8, progress=False, on_error="skip"
+        )
         found.append((data.report.origin, len(made), s3.is_holding))
     assert found == [("source", 1, True), ("local", 2, False)]
+    assert data.report.skipped == (f"cat/none.png: There is nothing at '{addresses[0]}'",)
 
 
 def test_a_folder_with_a_star_is_listed_once(
