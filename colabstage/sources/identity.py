@@ -38,8 +38,8 @@ from colabstage.sources.parse import (
     parts_of,
     paths_of,
 )
-from colabstage.sources.remote import Services
-from colabstage.sources.remote_files import LEADS_NOWHERE, NOTHING, RemoteFileTree, open_remote
+from colabstage.sources.remote import LEADS_NOWHERE, NOTHING, Services
+from colabstage.sources.remote_files import RemoteFileTree, open_remote
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.folder import FolderTree, folder_stamps
 from colabstage.trees.listing import FileEntries, Tree

@@ -14,13 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from colabstage.errors import (
-    ChecksumMismatchError,
-    CorruptArchiveError,
-    OptionError,
-    SourceChangedError,
-    SourceNotFoundError,
-)
+from colabstage.errors import ChecksumMismatchError, CorruptArchiveError, OptionError, SourceChangedError
 from colabstage.io.files import PATIENT, Closing, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation, LateStep, Progress
@@ -66,6 +60,7 @@ from colabstage.sources.parse import (
     paths_of,
 )
 from colabstage.sources.remote import (
+    LEADS_NOWHERE,
     Checksum,
     JoinedFile,
     MountedFile,
@@ -76,14 +71,7 @@ from colabstage.sources.remote import (
     pieces_of,
     read_through,
 )
-from colabstage.sources.remote_files import (
-    LEADS_NOWHERE,
-    RemoteFileTree,
-    bytes_along,
-    name_remote_files,
-    open_remote,
-    remote_opener,
-)
+from colabstage.sources.remote_files import RemoteFileTree, bytes_along, name_remote_files, open_remote, remote_opener
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
@@ -754,7 +742,7 @@ def _lists(source: SingleSource, services: Services) -> bool:
     # Imported late, as in `open_remote`.
     from colabstage.sources.objects import is_object_folder
 
-    with contextlib.suppress(SourceNotFoundError):
+    with contextlib.suppress(*LEADS_NOWHERE):
         return is_object_folder(source.url, services)
     return False
 

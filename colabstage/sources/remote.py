@@ -14,7 +14,15 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from colabstage.errors import OptionError, SourceChangedError, SourceReadError, ended, said_by
+from colabstage.errors import (
+    OptionError,
+    SourceChangedError,
+    SourceNotFoundError,
+    SourceReadError,
+    WebPageError,
+    ended,
+    said_by,
+)
 from colabstage.io.arguments import check_argument
 from colabstage.io.files import Closing, RetryPolicy, close_quietly, is_transient, read_with_retry, translate_read_error
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
@@ -99,6 +107,10 @@ class TransientError(SourceReadError):
         super().__init__(message)
         self.wait_s = wait_s
         self.slow = slow
+
+
+# What an address raises at which there is no file, or a page in its place; and what stands for such a file's version.
+LEADS_NOWHERE, NOTHING = (SourceNotFoundError, WebPageError), "nothing"
 
 
 class Services(Closing):

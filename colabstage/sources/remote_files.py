@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from colabstage.errors import DecodeError, OptionError, SourceError, SourceNotFoundError, SourceReadError, WebPageError
+from colabstage.errors import DecodeError, OptionError, SourceError, SourceReadError
 from colabstage.io.environment import require_online
 from colabstage.io.files import PATIENT, RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
@@ -18,7 +18,9 @@ from colabstage.sources.http_file import open_http
 from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
 from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, SingleSource, WebSource
 from colabstage.sources.remote import (
+    LEADS_NOWHERE,
     LOOK_BYTES,
+    NOTHING,
     Checksum,
     MountedFile,
     RemoteFacts,
@@ -39,10 +41,6 @@ if TYPE_CHECKING:
 # Sources that can be a single file with an address.
 FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource | KaggleSource
 
-# What an address raises at which there is no file, or a page in its place.
-LEADS_NOWHERE = (SourceNotFoundError, WebPageError)
-# What stands for the version of such a file.
-NOTHING = "nothing"
 # How many files are asked for their size at once.
 _ASKERS = 16
 # How much of a small file arrives with the first answer.
