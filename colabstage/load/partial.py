@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from colabstage.sources.packs import (
     source_of,
 )
 from colabstage.sources.parse import SingleSource, local_source, read_local_dir
+from colabstage.sources.remote import Services
 from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
@@ -428,11 +430,11 @@ def open_partial(
     wanted_files = find_files(files)
     sources = [source for source, _ in wanted_files]
     first, opened = remote_opener(sources[0]), list[Any]()
-    with DaemonPool(_OPENERS, "colabstage-open") as pool:
+    with DaemonPool(_OPENERS, "colabstage-open") as pool, Services() as services:
         # In parallel, because each takes a round trip or more.
         opening = pool.submit(lambda: opened.append(first()))
         try:
-            manifests = manifests or pool.run(find_manifest, wanted_files)
+            manifests = manifests or pool.run(partial(find_manifest, services=services), wanted_files)
             pool.results([opening])
             wanted = FileSet(name_files(sources, manifests), label_of(files, sources))
             folder = _folder_of(sources, base, wanted.digest[:_CONTENT_LENGTH])

@@ -219,7 +219,7 @@ class BasePack(NamedTuple):
     """The file, or where it will be once it is copied from the cache."""
     rows: PackRows
     same_source: bool = True
-    """Whether names in it are those of the same files."""
+    """Whether its names are those of the same files."""
     state: tuple[int, ...] = ()
     """The state of the file whose bytes were verified, from `file_state`."""
 
@@ -287,9 +287,7 @@ def plan_takeover(job: PackJob, earlier: BasePack) -> Takeover:
     elif form != base.form:
         why = "it was made in another form, or by other versions"
     else:
-        # Times and versions say nothing about files of another source.
-        own = base.rows if earlier.same_source else _without_versions(base.rows)
-        rows = _without_odd(job, _proved(states, own), base.rows)
+        rows = _without_odd(job, _proved(states, base.rows, by_versions=earlier.same_source), base.rows)
     names = np.zeros(len(rows), np.uint64) if states is None else states["name"]
     is_read = rows < 0
     is_gone = ~np.isin(base.rows["name"], names)
@@ -308,20 +306,17 @@ def plan_takeover(job: PackJob, earlier: BasePack) -> Takeover:
     )
 
 
-def _proved(states: NDArray[np.void], base: NDArray[np.void]) -> NDArray[np.int64]:
-    """Return the row of each sample that is proved to have the same content; -1 for all others."""
+def _proved(states: NDArray[np.void], base: NDArray[np.void], *, by_versions: bool) -> NDArray[np.int64]:
+    """Return the row of each sample that is proved to have the same content; -1 for all others.
+
+    `by_versions`: whether times and versions tell, which say nothing about files of another source.
+    """
     rows, same_name = _find(base["digest"], states["digest"]), _find(base["version"], states["version"])
-    if not len(base):
+    if not len(base) or not by_versions:
         return rows
     # If both have a checksum, that alone decides: times may be equal although a file was written.
     both = (states["digest"] != 0) & (base["digest"][same_name] != 0)
     return np.where((rows < 0) & ~both, same_name, rows)
-
-
-def _without_versions(rows: NDArray[np.void]) -> NDArray[np.void]:
-    found = rows.copy()
-    found["version"] = 0
-    return found
 
 
 def _find(known: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> NDArray[np.int64]:

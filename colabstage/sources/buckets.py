@@ -37,7 +37,7 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.units import secrets_in, show_address
 from colabstage.sources.fsspec_answers import mtime_ns_of, size_of, translate_error, version_of
 from colabstage.sources.parse import protocol_of
-from colabstage.sources.remote import StoredFile
+from colabstage.sources.remote import Services, StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -87,7 +87,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-class _Service:
+class _Service(Closing):
     """The connections to a service with one login, for all addresses in one bucket."""
 
     def __init__(self, backend: Any, options: dict[str, Any]) -> None:
@@ -99,26 +99,19 @@ class _Service:
         # File systems that no thread uses; one that all share stays here.
         self.idle: list[Any] = []
         self.free = threading.BoundedSemaphore(_CONNECTIONS)
+        # What is below a folder, by the path with a star that it was listed for, until that is opened.
+        self.listings: dict[str, list[dict[str, Any]]] = {}
 
-    def hang_up(self) -> None:
-        with self.lock:
-            idle, self.idle = self.idle, []
-        for fs in idle:
-            _hang_up(fs)
-
-
-class Services(Closing):
-    """What the addresses of one run share, because making a client, and logging in, takes longer than a request."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[Any, str], _Service] = {}
-
-    def of(self, backend: Any, options: dict[str, Any], bucket: str) -> _Service:
-        return self._found.setdefault((backend, f"{bucket} {sorted(options.items())}"), _Service(backend, options))
+    def use(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.close()
 
     def close(self) -> None:
-        for service in list(self._found.values()):
-            service.hang_up()
+        with self.lock:
+            idle, self.idle = self.idle, []
+        self.listings.clear()
+        for fs in idle:
+            _hang_up(fs)
 
 
 class ObjectStore(Closing):
@@ -150,7 +143,10 @@ class ObjectStore(Closing):
         options = {**_DEFAULTS.get(self.protocol, {}), **given, **in_url}
         self._secrets = secrets_in(options)
         self._services, self._owns_services = services or Services(), services is None
-        self._service = self._services.of(self._class, options, self.path.partition("/")[0])
+        # A bucket may be public although others need a login.
+        key = self._class, self.path.partition("/")[0], repr(sorted(options.items()))
+        self._service = self._services.of(key, lambda: _Service(self._class, options))
+        self.listings, self.is_one_of_many = self._service.listings, self._services.are_many
         self.folders_are_prefixes = self._on_loop = bool(self._class.async_impl)
         self.connections = 8 if self._on_loop else _CONNECTIONS
         # Completed when the store is closed, to wake callers that wait for a response.
@@ -170,32 +166,29 @@ class ObjectStore(Closing):
 
     def info(self, path: str = "") -> dict[str, Any]:
         """Return fsspec's facts on the address itself, or on another path."""
-        asked, was_anonymous = path or self.path, self._service.is_anonymous
+        asked, options = path or self.path, self._service.options
         try:
             found = dict(self._ask("info", asked))
         except SourceAccessError as refused:
             with self._service.trying:
-                found = self._info_anonymously(asked, refused, was_anonymous=was_anonymous)
+                found = self._info_anonymously(asked, refused, options)
         # From now on a refusal means that the login has expired. It is kept, because other threads may use it.
         self._service.chose_login = True
         return found
 
-    def _info_anonymously(self, path: str, refused: SourceAccessError, *, was_anonymous: bool) -> dict[str, Any]:
-        # Public buckets allow it, and most notebooks have no login.
+    def _info_anonymously(self, path: str, refused: SourceAccessError, options: dict[str, Any]) -> dict[str, Any]:
         anonymous, service = _ANONYMOUS.get(self.protocol), self._service
-        is_tried = service.is_anonymous and not was_anonymous  # by another thread meanwhile
-        if not is_tried and (anonymous is None or service.chose_login):
-            raise refused
-        before = service.options
-        if not is_tried:
-            service.options = {**before, **(anonymous or {})}
-            service.hang_up()
+        # Another thread may have tried it meanwhile.
+        if service.options is options:
+            # Public buckets allow it, and most notebooks have no login.
+            if anonymous is None or service.chose_login:
+                raise refused
+            service.use({**options, **anonymous})
         try:
             answer = dict(self._ask("info", path))
         except SourceAccessError:
-            if not is_tried:
-                service.options = before
-                service.hang_up()
+            if not service.chose_login:
+                service.use(options)
             raise refused from None
         service.is_anonymous = True
         return answer
@@ -486,8 +479,8 @@ class ObjectStore(Closing):
         return self._make()
 
     def _make(self) -> Any:
-        options = {**self._service.options, "skip_instance_cache": True}
-        return self._result(in_thread(lambda: self._class(**options), "colabstage-remote"), CALL_TIMEOUT_S)
+        made = in_thread(lambda: self._class(**self._service.options, skip_instance_cache=True), "colabstage-remote")
+        return self._result(made, CALL_TIMEOUT_S)
 
     def _give_back(self, fs: Any, *, is_usable: bool) -> None:
         with self._service.lock:

@@ -10,6 +10,7 @@ import itertools
 import time
 from concurrent.futures import wait
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -20,7 +21,6 @@ from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.workspace import current_world
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, silence_of, slow_mounts_below
-from colabstage.sources.buckets import Services
 from colabstage.sources.gdrive import SharedFolder, open_share
 from colabstage.sources.kaggle import find_kaggle_folder, find_login, newest_version
 from colabstage.sources.parse import (
@@ -38,7 +38,8 @@ from colabstage.sources.parse import (
     parts_of,
     paths_of,
 )
-from colabstage.sources.remote_files import LEADS_NOWHERE, NOTHING, RemoteFileTree, open_remote
+from colabstage.sources.remote import LEADS_NOWHERE, NOTHING, Services
+from colabstage.sources.remote_files import RemoteFileTree, open_remote
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.folder import FolderTree, folder_stamps
 from colabstage.trees.listing import FileEntries, Tree
@@ -414,9 +415,15 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, unpack: bool) -
     silence = silence_of(*paths_of(source))
     if silence is not None:
         return Look("unknown", str(silence))
+    if isinstance(source, ObjectSource) and recorded.kind == "folder":
+        # To look is to list it, as opening does.
+        return Look("unproved")
     asker = _Asker()
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
-    answer = in_thread(lambda: asker.ask(lambda: expand_source(source, unpack=unpack), recorded), "colabstage-look")
+    answer = in_thread(
+        lambda: asker.ask(partial(expand_source, source, unpack=unpack, services=asker.services), recorded),
+        "colabstage-look",
+    )
     answer.add_done_callback(lambda _: asker.services.close())
     while not wait([answer], max(0.01, asker.responded_at + _SILENCE_S - time.monotonic())).done:
         if time.monotonic() - asker.responded_at >= _SILENCE_S:
@@ -517,6 +524,7 @@ class _Asker:
         # Another list is another dataset, in whatever state its parts are.
         if [part.address for part in parts] != [part.address for part in recorded.parts]:
             return Look("changed")
+        self.services.are_many = True
         far = sum(isinstance(part, WebSource | ObjectSource) for part in parts)
         if far > _MOST_ASKED:
             return Look("unknown", f"its {far:,} addresses were not asked, which verify='full' does")

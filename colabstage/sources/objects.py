@@ -16,10 +16,18 @@ from colabstage.io.environment import require_online
 from colabstage.io.files import PATIENT, RetryPolicy, hash_block
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import left_out, show_address
-from colabstage.sources.buckets import PIECE_BYTES, ObjectStore, Services
+from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
 from colabstage.sources.parse import split_pattern
-from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, TransientError, given_up, with_retries
+from colabstage.sources.remote import (
+    Checksum,
+    RemoteFacts,
+    RemoteFile,
+    Services,
+    TransientError,
+    given_up,
+    with_retries,
+)
 from colabstage.sources.remote_files import RemoteFileTree
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders, with_wildcards
@@ -30,9 +38,6 @@ if TYPE_CHECKING:
 # What an installed package opens at an address of its scheme, the name of an entry point in the group
 # "colabstage.sources": a file; or for each file of a folder its name in it, and what opens it, any number of times.
 Found: TypeAlias = RemoteFile | Mapping[str, Callable[[], RemoteFile]]
-
-# The length to request if an object is expected to be shorter.
-_SHORT_BYTES = 1024 * 1024
 
 
 class ObjectFile(RemoteFile):
@@ -136,8 +141,13 @@ def _open_folder(store: ObjectStore, *, pattern: str = "", workers: int, retry: 
             return [row for row in rows if row not in folders]
         return store.list_files(workers=workers)
 
-    with given_up():
-        rows = with_retries(list_rows, retry)
+    # To see whether they are archives, the files of a pattern were listed right before.
+    rows = store.listings.pop(whole := f"{store.path}/{pattern}", None)
+    if rows is None:
+        with given_up():
+            rows = with_retries(list_rows, retry)
+        if pattern:
+            store.listings[whole] = rows
     listing, notes = _sort_listing(store, rows)
     members = {name: member for name, member in listing.items() if wanted.fullmatch(name)}
     if pattern and not members:
@@ -229,6 +239,8 @@ def _find(store: ObjectStore) -> dict[str, Any]:
     try:
         return store.info()
     except SourceNotFoundError as error:
+        if store.is_one_of_many:
+            raise
         above, _, name = store.path.rstrip("/").rpartition("/")
         names: list[str] = []
         with contextlib.suppress(SourceError):
@@ -280,30 +292,13 @@ def is_object_folder(url: str, services: Services) -> bool:
         return bool(_find(store).get("type") == "directory")
 
 
-def archives_matching(url: str) -> list[str]:
+def archives_matching(url: str, services: Services | None) -> list[str]:
     """Return the address of each archive that an address with a star stands for; none if it stands for other files."""
     folder, pattern = split_pattern(url)
     if not pattern or _service_of(url) is not None:
         return []
     require_online(show_address(url))
-    with contextlib.closing(open_address(url, retry=PATIENT)) as found:
+    with contextlib.closing(open_address(url, retry=PATIENT, services=services)) as found:
         names = found.entries.names if isinstance(found, RemoteFileTree) else []
     are_archives = all(name.lower().endswith(ARCHIVE_SUFFIXES) for name in names)
     return [f"{folder}/{name}" for name in names] if are_archives else []
-
-
-def read_at_once(url: str) -> bytes | None:
-    """Return all of a short object with one request; `None` if that is not enough: an object of a mebibyte or more,
-    another kind of service, a refused login, a transient failure. `open_address` then reads it, or says what is wrong.
-    """
-    if _service_of(url) is not None:
-        return None
-    with ObjectStore(url) as store:
-        try:
-            # Other services must be asked for the size first, as must s3fs for ranges without an end.
-            data = b"".join(store.read(store.path, 0, _SHORT_BYTES)) if store.folders_are_prefixes else b""
-        except SourceNotFoundError:
-            raise
-        except SourceError:
-            return None
-    return data if 0 < len(data) < _SHORT_BYTES else None

@@ -32,7 +32,6 @@ from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer, slow_mounts_below
 from colabstage.machine.resources import check_space
 from colabstage.sources.arriving import ALONG_BYTES, ArchiveWalk, StreamingCopy, fetch_file
-from colabstage.sources.buckets import Services
 from colabstage.sources.gdrive import IN_FLIGHT
 from colabstage.sources.http_file import HttpFile
 from colabstage.sources.identity import (
@@ -61,23 +60,18 @@ from colabstage.sources.parse import (
     paths_of,
 )
 from colabstage.sources.remote import (
+    LEADS_NOWHERE,
     Checksum,
     JoinedFile,
     MountedFile,
     RemoteFile,
+    Services,
     closing_pieces,
     given_up,
     pieces_of,
     read_through,
 )
-from colabstage.sources.remote_files import (
-    LEADS_NOWHERE,
-    RemoteFileTree,
-    bytes_along,
-    name_remote_files,
-    open_remote,
-    remote_opener,
-)
+from colabstage.sources.remote_files import RemoteFileTree, bytes_along, name_remote_files, open_remote, remote_opener
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
@@ -579,7 +573,7 @@ class OpenedSource(Closing):
     ) -> RemoteFileTree:
         """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
-        asking = Cancellation()
+        self._opening.services.are_many, asking = True, Cancellation()
         self._stack.callback(self._opening.progress.cancellation.follow(asking.cancel))
         open_one = partial(remote_opener, along=along, cancellation=asking, services=self._opening.services)
         openers = [again.get(one.address) or open_one(one) for _, one in loose]
@@ -748,7 +742,9 @@ def _lists(source: SingleSource, services: Services) -> bool:
     # Imported late, as in `open_remote`.
     from colabstage.sources.objects import is_object_folder
 
-    return is_object_folder(source.url, services)
+    with contextlib.suppress(*LEADS_NOWHERE):
+        return is_object_folder(source.url, services)
+    return False
 
 
 def _reached(source: SingleSource) -> tuple[Transport, bool]:
@@ -769,7 +765,8 @@ def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenedSour
 
     A list or pattern is expanded. `unpack`: whether an archive in a list stands for its files, not for itself.
     """
-    return OpenedSource(expand_source(source, unpack=unpack), opening, unpack=unpack)
+    whole = expand_source(source, unpack=unpack, services=opening.services)
+    return OpenedSource(whole, opening, unpack=unpack)
 
 
 def _open_part(source: SingleSource, opening: Opening) -> Part:

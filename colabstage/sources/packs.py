@@ -24,7 +24,7 @@ from colabstage.io.units import NAMES_SHOWN, format_names, show_address
 from colabstage.sources.blocks import Edges
 from colabstage.sources.in_part import BlockwiseFile, FileOfSet, WholeFile
 from colabstage.sources.parse import LocalSource, ShareSource, SingleSource, parse_source
-from colabstage.sources.remote import given_up
+from colabstage.sources.remote import Services, given_up
 from colabstage.sources.remote_files import FileSource, read_small_file, remote_opener
 from colabstage.trees.bytes import RequestedBytes, SourceFile
 
@@ -118,7 +118,7 @@ def _find_shared(source: ShareSource) -> list[tuple[SingleSource, SingleSource]]
     return [(packs[name], shared[f"{name}.json"]) for name in in_order]
 
 
-def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
+def find_manifest(wanted: tuple[SingleSource, SingleSource], services: Services) -> Manifest:
     """Read the manifest of a packed file, from what `find_files` found; an error if it is missing."""
     source, beside = wanted
     if isinstance(source, LocalSource):
@@ -127,14 +127,14 @@ def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
         label, content = beside.label, None
         # Another version's manifest has other hashes than the blocks.
         with suppress(SourceNotFoundError, ValueError, RecursionError):
-            content = json.loads(read_small_file(beside))
+            content = json.loads(read_small_file(beside, services))
         found = parse_manifest(content, label)
     if found is None:
         # If the file is missing too, that is the error to report.
         if isinstance(source, LocalSource):
             size_of_file(source.path)
         else:
-            remote_opener(source)().close()
+            remote_opener(source, services=services)().close()
         msg = (
             f"'{label}' is missing or incomplete, so a damaged block of '{source.label}' would not be noticed. Publish "
             "both files together; packs that colabstage made have one beside them."

@@ -40,6 +40,7 @@ from colabstage.trees.names import parts_of as parts_of_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from colabstage.sources.remote import Services
     from colabstage.trees.listing import Tree
 
 
@@ -466,9 +467,9 @@ def _without_suffixes(name: str) -> str:
     return name
 
 
-def expand_source(source: Source, *, unpack: bool) -> Source:
+def expand_source(source: Source, *, unpack: bool, services: Services | None = None) -> Source:
     """Return all that a source stands for; with `unpack`, whose caller takes the files in archives, whole archives."""
-    return whole_of(expand_pattern(source)) if unpack else expand_pattern(source)
+    return whole_of(expand_pattern(source, services)) if unpack else expand_pattern(source, services)
 
 
 def whole_of(source: Source) -> Source:
@@ -491,7 +492,7 @@ def whole_of(source: Source) -> Source:
     return _list_of(source, parts)
 
 
-def expand_pattern(source: Source) -> Source:
+def expand_pattern(source: Source, services: Services | None = None) -> Source:
     """Return a source itself, or everything that it stands for: the parts of a list, the files of a row such as
     `train-{000..146}.tar` in its order, or what matches a pattern, sorted by name. At a service, a pattern of other
     files than archives stays one source, which is listed as a folder is.
@@ -506,7 +507,7 @@ def expand_pattern(source: Source) -> Source:
     """
     if isinstance(source, ManySource):
         # Checking for each of thousands of files whether its mount responds would take minutes.
-        parts = [part if _is_plain(part) else expand_pattern(part) for part in source.parts]
+        parts = [part if _is_plain(part) else expand_pattern(part, services) for part in source.parts]
     elif isinstance(source, LocalSource):
         require_answer(source.path)
         if _is_plain(source) or os.path.lexists(source.path):
@@ -519,8 +520,8 @@ def expand_pattern(source: Source) -> Source:
             # Imported late: it imports this module, and other sources do not need what it loads.
             from colabstage.sources.objects import archives_matching
 
-            urls = archives_matching(source.url)
-        parts = [expand_pattern(_parse_one(url)) for url in urls]
+            urls = archives_matching(source.url, services)
+        parts = [expand_pattern(_parse_one(url), services) for url in urls]
     else:
         return source
     return _list_of(source, (one for part in parts for one in parts_of(part))) if parts else source

@@ -12,21 +12,30 @@ import string
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from colabstage.errors import OptionError, SourceChangedError, SourceReadError, ended, said_by
+from colabstage.errors import (
+    OptionError,
+    SourceChangedError,
+    SourceNotFoundError,
+    SourceReadError,
+    WebPageError,
+    ended,
+    said_by,
+)
 from colabstage.io.arguments import check_argument
-from colabstage.io.files import RetryPolicy, close_quietly, is_transient, read_with_retry, translate_read_error
+from colabstage.io.files import Closing, RetryPolicy, close_quietly, is_transient, read_with_retry, translate_read_error
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
 from colabstage.machine.mounts import is_slow_mount
 from colabstage.trees.names import UNFINISHED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Closing)
 
 # Hexadecimal digits of each algorithm. hashlib's others are left out, because nobody publishes them.
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
@@ -98,6 +107,27 @@ class TransientError(SourceReadError):
         super().__init__(message)
         self.wait_s = wait_s
         self.slow = slow
+
+
+# What an address raises at which there is no file, or a page in its place; and what stands for such a file's version.
+LEADS_NOWHERE, NOTHING = (SourceNotFoundError, WebPageError), "nothing"
+
+
+class Services(Closing):
+    """What the addresses of one run share, because making a client, and logging in, takes longer than a request."""
+
+    def __init__(self) -> None:
+        self.are_many = False  # addresses: for each that leads nowhere, names like it would take a listing
+        self._found: dict[Hashable, Any] = {}
+
+    def of(self, key: Hashable, make: Callable[[], C]) -> C:
+        """Return what was made for this key; it is closed with this."""
+        found: C = self._found.setdefault(key, make())
+        return found
+
+    def close(self) -> None:
+        for one in list(self._found.values()):
+            one.close()
 
 
 # A longer silence at the beginning looks like a program that hangs.

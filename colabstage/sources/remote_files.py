@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from colabstage.errors import DecodeError, OptionError, SourceError, SourceNotFoundError, SourceReadError, WebPageError
+from colabstage.errors import DecodeError, OptionError, SourceError, SourceReadError
 from colabstage.io.environment import require_online
 from colabstage.io.files import PATIENT, RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
@@ -17,7 +17,18 @@ from colabstage.sources.gdrive import IN_FLIGHT, SharedFolder, open_share
 from colabstage.sources.http_file import open_http
 from colabstage.sources.kaggle import KaggleFolder, find_kaggle_folder, open_kaggle
 from colabstage.sources.parse import KaggleSource, LocalSource, ObjectSource, ShareSource, SingleSource, WebSource
-from colabstage.sources.remote import LOOK_BYTES, Checksum, MountedFile, RemoteFacts, RemoteFile, given_up, read_through
+from colabstage.sources.remote import (
+    LEADS_NOWHERE,
+    LOOK_BYTES,
+    NOTHING,
+    Checksum,
+    MountedFile,
+    RemoteFacts,
+    RemoteFile,
+    Services,
+    given_up,
+    read_through,
+)
 from colabstage.trees.bytes import ByteSource, RequestedBytes
 from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts, unknown_entry
 from colabstage.trees.names import check_collisions, clean_member_name, distinct_names, extension_of
@@ -26,15 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from colabstage.io.progress import Cancellation
-    from colabstage.sources.buckets import Services
 
 # Sources that can be a single file with an address.
 FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource | KaggleSource
 
-# What an address raises at which there is no file, or a page in its place.
-LEADS_NOWHERE = (SourceNotFoundError, WebPageError)
-# What stands for the version of such a file.
-NOTHING = "nothing"
 # How many files are asked for their size at once.
 _ASKERS = 16
 # How much of a small file arrives with the first answer.
@@ -111,16 +117,12 @@ class RemoteFileTree(Tree):
                 asked = pool.run(partial(self._ask, dead), openers, cancellation=cancellation)
             if dead and len(dead) == len(files):
                 raise dead[0]
-            facts = [one for one, _ in asked]
+            # The name of a dead address has the ending of others.
+            name = next((one.name for one, _ in asked if one.version != NOTHING), "")
+            facts = [replace(one, name=name) if one.version == NOTHING else one for one, _ in asked]
             if len(files) <= _KEPT_BYTES // LOOK_BYTES:
                 openers = [opener for _, opener in asked]
         endings = ["" if extension_of(name) else extension_of(one.name) for name, one in zip(names, facts, strict=True)]
-        if dead:
-            usual = max(endings, key=endings.count)
-            endings = [
-                ending or ("" if one.label or extension_of(name) else usual)
-                for name, one, ending in zip(names, facts, endings, strict=True)
-            ]
         if any(endings):
             names = list(distinct_names(map("".join, zip(names, endings, strict=True)), of_files=True))
         self._open = dict(zip(names, openers, strict=True))
@@ -325,14 +327,9 @@ def open_remote(
             )
 
 
-def read_small_file(source: SingleSource) -> bytes:
-    """Return the whole content of a file that fits into memory, in one round trip if it is short and its service allows
-    that. It is not checked for changes while it is read."""
-    if isinstance(source, ObjectSource):
-        from colabstage.sources.objects import read_at_once
-
-        if (data := read_at_once(source.url)) is not None:
-            return data
+def read_small_file(source: SingleSource, services: Services | None = None) -> bytes:
+    """Return the whole content of a file that fits into memory, from the web in one round trip if it is short. It is
+    not checked for changes while it is read."""
     along = _SMALL_BYTES if isinstance(source, WebSource) else 0
-    with given_up(), contextlib.closing(remote_opener(source, along=along)()) as file:
+    with given_up(), contextlib.closing(remote_opener(source, along=along, services=services)()) as file:
         return b"".join(read_through(file.without_version_check(), policy=RetryPolicy()))

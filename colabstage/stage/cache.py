@@ -250,9 +250,11 @@ class Cache:
         """Return the requested pack; `None` if there is none, or none is wanted."""
         return self._ask(_find_cached) if self.request.wants_pack else None
 
-    def find_all(self) -> list[CachedPack]:
-        """Return all packs in one file each."""
-        return self._ask(_find_all) or []
+    def find_each(self, *, others: bool) -> Iterator[CachedPack]:
+        """Yield the requested pack, and then all `others`; each in one file."""
+        own = self.find()
+        yield from () if own is None or own.in_shards else (own,)
+        yield from (self._ask(_find_all) if others else None) or ()
 
     def _ask(self, question: Callable[[StageRequest, Place], T]) -> T | None:
         """Return an answer about the cache; `None` if there is none, or none any more."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, NotEnoughSpaceError, SourceError
 from colabstage.h5.manifest import Manifest, is_whole, read_manifest
@@ -14,7 +15,7 @@ from colabstage.io.receipts import Seal, look_at
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import OVERHEAD_BYTES, space_for
 from colabstage.pack.job import PackJob, prepare_pack
-from colabstage.pack.rows import BasePack, PackRows, Takeover, parse_rows, plan_takeover, read_rows
+from colabstage.pack.rows import BasePack, Takeover, form_of, parse_rows, plan_takeover, read_rows
 from colabstage.sources.identity import SourceIdentity
 from colabstage.stage.cache import (
     OUTDATED,
@@ -43,8 +44,7 @@ from colabstage.stage.request import StageRequest, staged_folders
 from colabstage.trees.listing import Tree, total_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from colabstage.sources.identity import Freshness
     from colabstage.sources.opening import OpenedSource
@@ -154,39 +154,35 @@ class Base(NamedTuple):
     record: bytes = b""
 
 
-def find_bases(call: StageCall, source: OpenedSource, cache: Cache) -> Iterator[Base]:
-    """Yield complete packs with their row records: that of this dataset, then others that may have the same files."""
+Bases: TypeAlias = "Callable[[str], Iterator[Base]]"
+
+
+def find_bases(call: StageCall, source: OpenedSource, cache: Cache, form: str) -> Iterator[Base]:
+    """Yield complete packs with their row records: that of this dataset, then others in the form of the planned one."""
     request, own = call.request, call.request.pack_path
     # Plain files are fetched anyway, and packed from the local disk; workers read what they pack.
     if request.refresh or request.wants_files or call.executor is not None:
         return
-
-    def base(rows: PackRows | None, manifest: Manifest, *further: Any, path: Path = own) -> Iterator[Base]:
-        if rows is not None:
-            pack = BasePack(path, rows, same_source=_is_same_source(manifest, source, request))
-            yield Base(pack, manifest, manifest.key == request.key, *further)
-
-    def from_cache(cached: CachedPack) -> Iterator[Base]:
-        if (record := read_cached_rows(cached)) is not None:
-            yield from base(parse_rows(record, cached.manifest), cached.manifest, cached, record)
-
-    for pack in (own, *(folder / f"{folder.name}.h5" for folder in staged_folders(request.folder.parent))):
+    others = staged_folders(request.folder.parent) if form else ()
+    packs = [own, *(folder / f"{folder.name}.h5" for folder in others)]
+    for pack in filter(Path.is_file, dict.fromkeys(packs)):
         with contextlib.suppress(NewerFormatError):
-            manifest = read_manifest(pack) if pack.is_file() else None
-            # Its own comes first.
-            if manifest is not None and (pack == own or manifest.key != request.key):
-                yield from base(read_rows(pack, manifest), manifest, path=pack)
+            manifest = read_manifest(pack)
+            rows = None if manifest is None else read_rows(pack, manifest)
+            if manifest is not None and rows is not None and (pack == own or rows.form == form):
+                same_source = _is_same_source(manifest, source, request)
+                yield Base(BasePack(pack, rows, same_source), manifest, manifest.key == request.key)
     # Under a limit, the disk would have to hold both; and there is one place for a copy.
     if request.cache_dir is None or request.disk_limit is not None or own.exists():
         return
-    found = cache.find()
-    yield from () if found is None or found.in_shards else from_cache(found)
-    for cached in cache.find_all():
-        # Reading each record would take long on a mount.
-        recorded = cached.identity
+    for cached in cache.find_each(others=bool(form)):
+        recorded, is_own = cached.identity, cached.manifest.key == request.key
         is_alike = recorded is not None and (recorded.files, recorded.nbytes) == source.take_state()
-        if is_alike or _is_same_source(cached.manifest, source, request):
-            yield from from_cache(cached)
+        same_source = _is_same_source(cached.manifest, source, request)
+        # Reading each record would take long on a mount.
+        record = read_cached_rows(cached) if is_own or is_alike or same_source else None
+        if record is not None and (rows := parse_rows(record, cached.manifest)) is not None:
+            yield Base(BasePack(own, rows, same_source), cached.manifest, is_own, cached, record)
 
 
 def _is_same_source(manifest: Manifest, source: OpenedSource, request: StageRequest) -> bool:
@@ -194,8 +190,8 @@ def _is_same_source(manifest: Manifest, source: OpenedSource, request: StageRequ
     recorded = SourceIdentity.from_json(manifest.identity)
     if recorded is None or recorded.address == request.source.address:
         return recorded is not None
-    now = source.identify() if recorded.inodes else recorded
-    return (recorded.inodes, recorded.times) == (now.inodes, now.times) and bool(recorded.inodes)
+    now = source.identify() if recorded.inodes else None
+    return now is not None and (recorded.inodes, recorded.times) == (now.inodes, now.times)
 
 
 def bring_base(call: StageCall, base: Base) -> BasePack | None:
@@ -249,13 +245,11 @@ class Reading:
     """Whether only the few members that are read are fetched from an archive, instead of copying it."""
 
 
-def plan_reading(
-    request: StageRequest, source: OpenedSource, spool: Path, *, packs: bool, bases: Iterable[Base] = ()
-) -> Reading:
+def plan_reading(request: StageRequest, source: OpenedSource, spool: Path, *, packs: bool, bases: Bases) -> Reading:
     """Plan everything that is made from a source, as far as possible without writing.
 
-    `spool`: where an archive inside an archive may be unpacked. `packs`: whether a pack is made. `bases`: earlier
-    packs; rows of the first that has half of the samples are taken over, or else of this dataset's own.
+    `spool`: where an archive inside an archive may be unpacked. `packs`: whether a pack is made. `bases`: returns
+    earlier packs; rows of the first that has half of the samples are taken over, or else of this dataset's own.
     """
     tree, room = source.open_tree(spool), space_for(request.pack_path)
     job = prepare_pack(tree, request.options, free_bytes=room) if packs else None
@@ -267,7 +261,7 @@ def plan_reading(
     if job is None:
         return reading
     chosen: tuple[Base, Takeover] | None = None
-    for one in bases:
+    for one in bases(form_of(job)):
         takeover = plan_takeover(job, one.pack)
         # To hash, or to copy, an earlier pack takes the time of all its rows.
         has_half = takeover.taken and 2 * takeover.taken >= len(job.table)

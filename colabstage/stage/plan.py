@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -195,7 +196,7 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     if has_to_come(opened) or opened.cost.is_walked:
         reasons.append("What is in it is known only after all of it was read: it has no table of contents in place.")
         return _plan(request, cache, decision, reasons, staging_figures(request, opened))
-    bases = find_bases(call, opened, cache) if request.wants_pack else ()
+    bases = partial(find_bases, call, opened, cache)
     reading = plan_reading(request, opened, spool, packs=request.wants_pack, bases=bases)
     # The report's notes, which say what would be left out: that is worth knowing before, not after.
     job, figures, source_notes = reading.job, reading.figures, [*opened.notes, *reading.tree.notes]

@@ -56,7 +56,6 @@ from colabstage.stage.cache import (
 )
 from colabstage.stage.dataset import StagedDataset, StageReport, which_file
 from colabstage.stage.decide import (
-    Base,
     Decision,
     Reading,
     bring_base,
@@ -97,7 +96,7 @@ from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import Tree, total_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from concurrent.futures import Executor
 
     from colabstage.io.progress import Progress
@@ -366,9 +365,8 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
     try:
         # The pack's leftovers stay: packing continues what an interrupted run has finished.
         sweep_orphans(request.folder, name=request.copy_path.name)
-        bases = find_bases(call, source, cache) if packs and cache is not None else ()
         with open_spool(request.folder / _SPOOL) as spool:
-            reading, stream = _plan(call, source, spool, packs=packs, bases=bases)
+            reading, stream = _plan(call, source, spool, cache if packs else None)
             if reading.in_shards and reading.job is not None and cache is not None:
                 large = plan_without_room(reading.tree, request, reading.job)
                 return pack_into_cache(call, source, large, cache, reading.figures.peak_bytes)
@@ -406,11 +404,10 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
         remove_empty(request.folder)  # after an error, unless something was kept for the next try; or with shards
 
 
-def _plan(
-    call: StageCall, source: OpenedSource, spool: Path, *, packs: bool, bases: Iterable[Base]
-) -> tuple[Reading, PackStream | None]:
+def _plan(call: StageCall, source: OpenedSource, spool: Path, cache: Cache | None) -> tuple[Reading, PackStream | None]:
     """Plan what is made, and check that it fits, before anything is fetched or unpacked."""
-    request, report = call.request, call.report
+    request, report, packs = call.request, call.report, cache is not None
+    bases = partial(find_bases, call, source, cache or Cache(request))
     make_folder(spool)
     with report.timed("plan", unit="files", moves=False) as step, call.progress.quiet_step("plan"):
         if request.disk_limit is not None and has_to_come(source):

@@ -70,13 +70,36 @@ def test_addresses_in_a_bucket_share_a_client(
     )
     for name in (names := [f"{kind}/{number}.png" for kind in ("cat", "dog") for number in range(10)]):
         s3.put(name, noise(7))
-    s3.hold(2 * len(names) + 4, lambda: None)
+    s3.hold(2 * len(names) + 12, lambda: None)
     found = []
+    addresses = [f"s3://{s3.bucket}/{name}" for name in ("cat/none.png", *names)]
     for _ in range(2):
-        addresses = [f"s3://{s3.bucket}/{name}" for name in names]
-        data = stage_dataset(addresses, local_dir=tmp_path / "local", cache_dir=None, image_size=8, progress=False)
+        data = stage_dataset(
+            addresses, local_dir=tmp_path, cache_dir=None, image_size=8, progress=False, on_error="skip"
+        )
         found.append((data.report.origin, len(made), s3.is_holding))
     assert found == [("source", 1, True), ("local", 2, False)]
+    assert data.report.skipped == (f"cat/none.png: There is nothing at '{addresses[0]}'",)
+
+
+def test_a_folder_with_a_star_is_listed_once(
+    s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the next call, whose look it is."""
+    from s3fs import S3FileSystem
+
+    listed, find = list[str](), S3FileSystem._find
+
+    def note(self: Any, path: str, **options: Any) -> Any:
+        listed.append(path)
+        return find(self, path, **options)
+
+    monkeypatch.setattr(S3FileSystem, "_find", note)
+    for number in range(6):
+        s3.put(f"pets/{'cat' if number % 2 else 'dog'}/a{number}.png", noise(number))
+    for calls in (1, 2):
+        stage_dataset(f"s3://{s3.bucket}/pets/*/a*", local_dir=tmp_path, cache_dir=None, image_size=8, progress=False)
+        assert len(listed) == calls
 
 
 def test_each_file_of_a_folder_and_of_the_cache_is_opened_once(tmp_path: Path) -> None:
