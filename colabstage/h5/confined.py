@@ -129,7 +129,8 @@ class Reach:
 
     @contextlib.contextmanager
     def _root_of(self, written: str, node: Any) -> Iterator[Any]:
-        """Open the file of the name `written` in `node`'s file, as HDF5 would, and yield its root; or `None`."""
+        """Open the file that HDF5 would open for the name `written` in `node`'s file, and yield its root; `None` if
+        there is none."""
         if written == ".":
             yield h5g.open(node, b"/")
             return

@@ -263,7 +263,8 @@ def resample(
 
 
 def can_torch_resize() -> bool:
-    """Import torch, and return whether it resizes by its fast kernel, within one grey level of Pillow."""
+    """Return whether torch is installed, has its fast kernel on this processor, and is within one grey level of Pillow;
+    imports torch."""
     try:
         # Checked each time: a kernel found earlier is useless if torch has been uninstalled since.
         return find_spec("torch") is not None and _is_torch_fast()

@@ -603,7 +603,8 @@ def _weigh_folders(case: Case) -> Found:
 
 
 def _weigh_clips(case: Case) -> Found:
-    """Weigh clips; of several lengths what else speaks against them is first: the line for lengths takes the rest."""
+    """Weigh clips of one length; where they have several, what else speaks against them is first, because the line that
+    chooses a length takes the rest as it is."""
     stated = gather(case.state_clips)
     found = gather(lambda: _as_clips(stated, AS_THEY_ARE))
     judged = case.judge(stated) if isinstance(found, Miss) else found
@@ -703,7 +704,8 @@ LAYOUTS: tuple[Layout, ...] = (
 
 
 def catalogue() -> tuple[Layout, ...]:
-    """Return all layouts, those of installed packages last: entry points in the group "colabstage.layouts"."""
+    """Return all layouts, those of installed packages last: an entry point in the group "colabstage.layouts" leads to a
+    `Layout`."""
     return (*LAYOUTS, *(found.load() for found in added_by_packages("colabstage.layouts")))
 
 
@@ -778,7 +780,8 @@ def _weigh_all(case: Case) -> Evidence:
 
 
 def is_table_file(path: Path, layout: object) -> bool:
-    """Tell whether a path names a table of samples beside it, which the requested layout does not contradict."""
+    """Tell whether a path names a table that lists samples beside it, and the requested layout does not contradict
+    that."""
     return layout in ("auto", "table") and path.suffix.lower() in (".csv", ".tsv") and not path.is_dir()
 
 

@@ -691,7 +691,8 @@ def _not_here(source: Source, beside: str) -> Iterator[str]:
 
 
 def _of_other_kinds(source: Source, found: Evidence) -> tuple[str, bool]:
-    """Return why files of another kind may be the samples, "" if nothing says so; and whether these are far more."""
+    """Return why files of another kind may be the samples, "" if they are few or something states what the samples are;
+    and whether the samples are few beside them."""
     table, own = found.table, files_of(found.table)
     is_stated = not found.is_guess if own else table.targets is not None and table.layout not in _OF_SHARDS
     if is_stated:
@@ -950,7 +951,8 @@ def other_rows(source: Source, table: SampleTable, texts: FileEntries) -> tuple[
 
 
 def _statements_in(source: Source, files: FileEntries) -> dict[str, list[Statement]]:
-    """Return what the beginnings of some files state, those of the fewest folders first; of texts alone."""
+    """Return what the beginnings of some files state, those of the fewest folders first; nothing for other files than
+    texts."""
     first = sorted(files, key=lambda entry: (entry.name.count("/"), entry.name))[:_HEADS]
     are_texts = ((one, extension_of(one.name) in TEXTS) for one in first)
     heads = {one.name: source.head(one, BEGINNING_BYTES) if is_text else b"" for one, is_text in are_texts}

@@ -489,7 +489,8 @@ def _listed_splits(files: FileEntries, found: Evidence) -> dict[str, str]:
 
 
 def _listed_split(name: str) -> str:
-    """Return the split that a file lists by its name: train.txt, TestImages.txt; "" for train_test_split.txt."""
+    """Return the split that a file lists according to its name: train.txt, TestImages.txt, validation_list.txt; "" for
+    train_test_split.txt."""
     read = words.split_name(words.stem_of(name))
     return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 

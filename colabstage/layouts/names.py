@@ -77,7 +77,8 @@ def names_state(source: Source, *, pattern: str | None = None, kind: FileKind = 
 
 
 def nothing_states(source: Source) -> Evidence:
-    """Read all images in the order of their names, without labels; splits are those of folders, if all are in some."""
+    """Read all images of a source, in order of their names, without labels; splits come from folders, if all images are
+    in split folders."""
     images = images_of(source)
     splits_of = words.splits_of_folders(images.folders[0])
     notes = ["The images have no labels: neither folders of classes, nor files of annotations, nor words in names."]
@@ -91,7 +92,8 @@ def nothing_states(source: Source) -> Evidence:
 
 
 def names_may_say(source: Source) -> str:
-    """Return what names of unlabelled images may mean, classes or whose mask each is, and what to write; or ""."""
+    """Return what the names of unlabelled images may mean, and what to write: classes, or whose mask each is; "" if
+    they mean nothing."""
     names = images_of(source).names
     pairs = _pairs_by_name(names)
     # Most images are called after one another: a.jpg and a_manual.jpg.

@@ -212,7 +212,8 @@ def parts(x: str, y: str) -> LayoutFunction:
 
 
 def _layout(name: str, state: Callable[..., Found], **options: Any) -> LayoutFunction:
-    """Return a reader with these options, which can be sent to other processes; `name`: whose rules it follows."""
+    """Return a reader of evidence with these options as a function that can be sent to other processes; `name`: the
+    layout whose rules it follows."""
     found = functools.partial(_read, state, **options)
     vars(found)["layout"] = name
     return found

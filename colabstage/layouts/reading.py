@@ -213,7 +213,8 @@ class Source:
         return self._by_extensions[extensions]
 
     def addresses(self, entries: FileEntries) -> tuple[str, list[str]]:
-        """Return what to pass as sources for the folder and some of its files; names in 'FOLDER' if extracted first."""
+        """Return what to pass as sources for the folder and for some of its files; 'FOLDER' and names in it if they
+        must be extracted first."""
         found = [self.tree.address_of(entry) for entry in entries]
         if not all(found):
             return "FOLDER", [f"FOLDER/{name}" for name in entries.names]
@@ -362,7 +363,8 @@ def items_of(text: str) -> list[Any] | None:
 
 
 def inner_items(found: Any) -> list[Any] | None:
-    """Return the items of a list or mapping, the innermost that is alone in others: {"names": [1]}; or `None`."""
+    """Return the items of a list, or the keys of a mapping with their values, of the innermost that is alone in others:
+    {"classes": {"cat": 0}}; `None` for anything else."""
     while isinstance(found, dict) and len(found) == 1 and isinstance(inner := next(iter(found.values())), dict | list):
         found = inner
     return [*found.items()] if isinstance(found, dict) else found if isinstance(found, list) else None

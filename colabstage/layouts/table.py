@@ -363,7 +363,8 @@ def offsets_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def class_indices(words: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
-    """Return the index of each word among the sorted words, alike on all machines, and the sorted words."""
+    """Return the index of each word among the sorted words, so that all machines number classes alike, and the sorted
+    words."""
     classes = sorted(set(words))
     numbers = {word: number for number, word in enumerate(classes)}
     return Values(np.fromiter(map(numbers.__getitem__, words), np.int64, len(words))), tuple(classes)

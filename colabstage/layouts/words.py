@@ -157,7 +157,8 @@ def stems_of(names: Iterable[str]) -> list[str]:
 
 
 def is_telling(stem: str) -> bool:
-    """Tell whether a word is the stem of a sample, no word or number: it has letters and digits, or many digits."""
+    """Tell whether a word is the stem of a sample rather than a word or a number: it has letters and digits, or many
+    digits."""
     return _TELLING.fullmatch(stem) is not None
 
 
@@ -237,7 +238,8 @@ def may_hold_labels(name: str) -> bool:
 
 
 def may_hold_names(name: str) -> bool:
-    """Tell whether a file's name says that it holds labels, or names of classes: signnames.csv, class_to_idx.json."""
+    """Tell whether a file's name says that it holds names of classes, beside labels: signnames.csv, cat_to_name.json,
+    class_to_idx.json."""
     return may_hold_labels(name) or any(word.endswith(("name", "names")) for word in words_of(stem_of(name)))
 
 
@@ -328,7 +330,8 @@ def same_split(one: str, other: str) -> bool:
 
 
 def names_classes(name: str, header: Iterable[str]) -> bool:
-    """Tell whether a table names the classes of masks, by their colours or numbers: class_dict.csv, _classes.csv."""
+    """Tell whether a table names the classes of masks, by their colours or numbers: class_dict.csv, Roboflow's
+    _classes.csv."""
     columns = {column.strip().lower() for column in header}
     is_about_classes = {"name", "r", "g", "b"} <= columns or {"pixel value", "class"} <= columns
     return is_about_classes and "class" in posixpath.basename(name).lower()
@@ -488,7 +491,8 @@ def plain_name(column: str) -> str:
 
 
 def split_field(name: str) -> str:
-    """Return the field of splits that a file is called after: partition for list_eval_partition.txt; "" for none."""
+    """Return the field of splits that a file is called after: partition for list_eval_partition.txt, split for
+    splits.json; "" for none."""
     stem = stem_of(name)
     found = (word.removesuffix("s") for word in (plain_name(stem), *words_of(stem)))
     return next((word for word in found if word in SPLIT_FIELDS), "")

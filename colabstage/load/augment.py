@@ -651,7 +651,8 @@ def _image_size(x: Any) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class FirstCrop:
-    """The crop that a batch transform begins with, and the transforms after it, each with own random numbers."""
+    """The crop that a batch transform begins with, and the transforms after it, if any, with their own random
+    numbers."""
 
     crop: RandomResizedCrop
     stream: tuple[int, ...]

@@ -135,7 +135,8 @@ def white_of(dtype: object) -> float:
 
 
 def is_image_shape(shape: tuple[int, ...] | None) -> bool:
-    """Return whether rows of this shape, or of many (`None`), are images `(H, W, C)` of 1, 3 or 4 channels."""
+    """Return whether rows of this shape are images `(H, W, C)` of 1, 3 or 4 channels. `None`, many shapes, counts
+    too."""
     return shape is None or (len(shape) == 3 and shape[-1] in _CHANNELS)
 
 

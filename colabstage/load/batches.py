@@ -189,7 +189,8 @@ def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
 
 
 def scale_to(x: Any, dtype: torch.dtype) -> Any:
-    """Convert all tensors in x to a float dtype on their device; only uint8 and uint16 are scaled, to [0, 1]."""
+    """Convert all tensors in x to a floating-point dtype on their device; uint8 and uint16 are scaled to [0, 1], others
+    are not."""
     return map_leaves(x, lambda part: _scaled(part, dtype) if isinstance(part, torch.Tensor) else part)
 
 

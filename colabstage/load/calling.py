@@ -145,7 +145,8 @@ def image_for(transform: object, x: Any) -> Any:
 
 
 def call_theirs(name: str, function: Callable[..., Any], *arguments: Any, row: int | None = None) -> Any:
-    """Call the caller's function; its StopIteration ends no epoch, and an error says for what, and which row."""
+    """Call a function of the caller's so that its StopIteration ends no epoch; if it fails, say what it was given, and
+    which row."""
     try:
         return function(*arguments)
     except StopIteration as error:

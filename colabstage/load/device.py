@@ -337,7 +337,8 @@ class CudaDataLoader(Iterated, Generic[T]):
 
 
 def _gives_new_batches(loader: Any) -> bool:
-    """Return whether each batch certainly has memory of its own: of stacked samples, or sent by processes."""
+    """Return whether each batch certainly has memory of its own, as of a `DataLoader` that stacks samples, or whose
+    processes send them."""
     # Other classes may keep anything, and a copy costs less than a wrong batch.
     if not isinstance(loader, DataLoader):
         return False

@@ -345,7 +345,8 @@ class SampledOrder:
 
 
 def numpy_state() -> tuple[Any, ...]:
-    """Return the state of numpy's global generator; an OptionError if another, which has no seed, replaced it."""
+    """Return the state of numpy's global generator; an OptionError if another kind, which cannot be seeded, is in its
+    place."""
     state = np.random.get_state(legacy=False)  # noqa: NPY002 - what training code draws from
     if (kind := state["bit_generator"]) != "MT19937":
         msg = (

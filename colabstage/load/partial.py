@@ -320,7 +320,8 @@ class PartialPack:
         self.file.check()
 
     def first_blocks(self) -> NDArray[np.int64]:
-        """Return all blocks, in the order in which a loader of `train` with the default seed needs them."""
+        """Return all blocks, in the order in which a loader of `train` with the default seed, the likeliest, needs
+        them."""
         train = self._of("train")
         count = int(train.units.max(initial=-1)) + 1
         order = np.concatenate([train.low + visited_units(count, 0, 0), np.arange(self.file.blocks)])

@@ -32,7 +32,8 @@ _MAX_LINK_STEPS = 40
 
 
 def with_wildcards(pattern: str) -> str:
-    """Return the regular expression of a pattern: `*`, `?` and `[…]` within a folder's name, `**` for any folders."""
+    """Return a regular expression for the names that fit a pattern: `*`, `?` and `[…]` within a folder's name, `**` for
+    any folders."""
     marks = {"**/": "(?:.+/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     found = re.split(r"(\*\*/|\*\*|\*|\?|\[[^/\]]+\])", pattern)
     written = "".join(
@@ -109,7 +110,8 @@ def resolve_link(archive: str, name: str, target: str) -> str:
 
 
 def resolve_links(links: Mapping[str, str], files: Collection[str]) -> dict[str, str]:
-    """Return for each link the regular file that it finally leads to; no links to folders, nothing or loops."""
+    """Return for each link the regular file that it finally leads to; links to folders, nothing or loops are left
+    out."""
     found: dict[str, str] = {}
     for name in links:
         target = name

@@ -80,7 +80,8 @@ def read_member(source: ByteSource, member: ZipMember) -> bytes:
 
 
 def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
-    """Yield the content of one member in pieces of at most `PIECE_BYTES`, and raise at the end if it is wrong."""
+    """Yield the content of one member in pieces of at most `PIECE_BYTES`; if the content is wrong, raise after the
+    last."""
     return _verified(source, member, _pieces(_packed_pieces(source, member), member))
 
 

@@ -224,7 +224,8 @@ def _is_of_groups(array: StoredArray) -> bool:
 
 
 def _first_with_role(files: FileEntries) -> str | None:
-    """Return the first file named like the inputs, targets or classes of many samples: X.npy; `None` if none is."""
+    """Return the first file that is named like the inputs or targets of many samples, or like their classes: X.npy,
+    train_labels.npy; `None` if none is."""
     # No role has digits in its name, and names of samples mostly differ only in digits.
     first: dict[str, str] = {}
     for name in files.names:

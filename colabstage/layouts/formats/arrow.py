@@ -160,7 +160,8 @@ def _types(files: Sequence[_ArrowFile]) -> dict[str, Any]:
 def _mask_column(
     source: Source, kinds: Mapping[str, Any], masks: Sequence[str], dataset: str, about: Sequence[str]
 ) -> str:
-    """Return the column of masks; "" for none. Refuse several, also in one column, and one beside boxes (`about`)."""
+    """Return the column of masks; "" for none. Refuse several, also in one column, and one beside columns `about`
+    boxes."""
     lists = {name: str(getattr(kind, "value_type", "")) for name, kind in kinds.items() if is_mask_name(name)}
     if several := [name for name, kind in lists.items() if kind.startswith(_BYTES)]:
         how = f"one mask; pack_dataset({dataset}.remove_columns({several}), 'packed.h5') leaves them out"

@@ -389,7 +389,8 @@ def _odd(name: str, has: str, expected: str = "", kind: type[ColabstageError] = 
 
 
 def array_of(value: Any) -> NDArray[Any]:
-    """Return what numpy makes of a tensor, list or array; a ValueError for masked values, which mean nothing."""
+    """Return what numpy makes of a tensor, a list or an array; a ValueError for masked values, whose numbers mean
+    nothing."""
     if np.ma.is_masked(value):
         msg = "some are masked; give them a value, array.filled(0)"
         raise ValueError(msg)
@@ -483,7 +484,8 @@ def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
 
 
 def _objects(target: Any, name: str) -> tuple[dict[str, Any], BoxForm | None]:
-    """Return a target as objects, a list for each field of them; and what its numbers mean, if it says so."""
+    """Return a target as the objects of a record, a list for each field of them; and what its numbers mean, if it says
+    so."""
     # Some have `None` instead of an empty list.
     target = [] if target is None else target
     if not _may_hold_boxes(target):

@@ -205,7 +205,8 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def has_samples(names: Sequence[str]) -> bool:
-    """Tell whether an image, array or clip and a possible label share a name up to the first dot."""
+    """Tell whether, among files of these names, an image, array or clip and a possible label share a name up to the
+    first dot."""
     # Labels first, because most tars of a million files have none.
     may_have = any(name.lower().endswith(_LABEL_ENDS) for name in names)
     for key, own in itertools.groupby(map(_split_name, names if may_have else ()), lambda one: one[0]):
