@@ -1017,14 +1017,9 @@ def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
             raise LayoutError(msg)
     sizes, images = shapes.sizes(), TreeFiles(files.tree, files.entries.take(np.array(starts)))
     masks, note = masks_of_runs(images, every, None if sizes is None else sizes[starts])
-    several = sum(len(own) > 1 for own in of_start.values())
-    notes += [
-        note,
-        *(
-            [f"The rows of an image are one mask, whose objects are not told apart ({several:,} images)."]
-            * bool(several)
-        ),
-    ]
+    notes.append(note)
+    if several := sum(len(own) > 1 for own in of_start.values()):
+        notes.append(f"The rows of an image are one mask, whose objects are not told apart ({several:,} images).")
     return starts, masks, classes
 
 

@@ -8,7 +8,6 @@ import posixpath
 import re
 import zlib
 from collections import Counter, defaultdict
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -316,13 +315,12 @@ def masks_of_runs(
     chosen = [filled[place] for place in np.linspace(0, len(filled) - 1, min(_LOOKED_AT, len(filled))).astype(int)]
     lengths = np.zeros(2, np.int64)
     for number in chosen:
-        size = None
-        # A broken image is reported when it is packed.
-        with suppress(DecodeError, CorruptArchiveError):
-            size = down.size(number)
         try:
-            if size is not None:
-                lengths += [outline_length(draw_runs(made[number], size, down=is_down)) for is_down in (True, False)]
+            size = down.size(number)
+        except (DecodeError, CorruptArchiveError):
+            continue  # A broken image is reported when it is packed.
+        try:
+            lengths += [outline_length(draw_runs(made[number], size, down=is_down)) for is_down in (True, False)]
         except DecodeError as error:
             raise broken(images.name(number), str(error).rstrip(".")) from error
     is_down, is_shown = lengths[0] <= lengths[1] * _FALLS_APART, lengths.max() > lengths.min() * _FALLS_APART
