@@ -298,14 +298,10 @@ def _holds_splits(inside: list[tuple[str, ...]]) -> bool:
 
 
 def paths_to(folders: Iterable[str], *names: str) -> list[str]:
-    """Return the paths of the outermost folders of each of these names, one in each split."""
+    """Return the paths of the outermost folders of each of these names, wherever they are."""
     paths = [folder.split("/") for folder in folders]
-    found: set[str] = set()
-    for name in names:
-        own = {"/".join(path[: path.index(name) + 1]) for path in paths if name in path} or {name}
-        least = min(path.count("/") for path in own)
-        found |= {path for path in own if path.count("/") == least}
-    return sorted(found)
+    every = ({"/".join(path[: path.index(name) + 1]) for path in paths if name in path} or {name} for name in names)
+    return sorted(set[str]().union(*every))
 
 
 def _split_folders(paths: list[tuple[str, ...]], source: Source, folders: Sequence[str]) -> dict[str, str]:

@@ -338,17 +338,16 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
         divided = np.flatnonzero([split == "train" for split in splits]) if splits else np.arange(len(names))
         own, owned = (take_strings(every, divided) for every in (names, owners(names, strata_of(table))))
         if again := _repeats(own, owned):
-            are = counted(len(again), "files", "are", of=len(own))
-            pair = _pair(own, again)
+            are, pair = counted(len(again), "files", "are", of=len(own)), listed([own[row] for row in again[0]])
             yield f"{are} of one person, picture or video with others, by their names ({pair}), and in the same split"
     if splits is not None and (found := originals(names)) is not names:
         bare, owned = _without_splits(names), _without_splits(found)
         apart = [(one, row) for one, row in _repeats(names, owned) if splits[one] != splits[row]]
         # Where numbers begin again in each split, equal ones mean nothing.
         if apart and all(bare[one] != bare[row] for one, row in apart):
-            are = counted(len(apart), "files", "are", of=len(names))
+            are, pair = counted(len(apart), "files", "are", of=len(names)), listed([names[row] for row in apart[0]])
             yield (
-                f"{are} of one picture or video with others in another split, by their names ({_pair(names, apart)}): "
+                f"{are} of one picture or video with others in another split, by their names ({pair}): "
                 "results on it look better than they are. only= with the folder of one split, and splits=, divide that "
                 "one with these together"
             )
@@ -367,10 +366,6 @@ def _repeats(names: Sequence[str], owned: Sequence[str]) -> list[tuple[int, int]
     firsts: dict[str, int] = {}
     pairs = ((firsts.setdefault(owner, row), row) for row, owner in enumerate(owned))
     return [(first, row) for first, row in pairs if names[first] != names[row]]
-
-
-def _pair(names: Sequence[str], pairs: Sequence[tuple[int, int]]) -> str:
-    return listed([names[row] for row in pairs[0]])
 
 
 def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts]) -> Iterator[str]:

@@ -361,6 +361,8 @@ FORMS = [
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
     row("masks of the background, and rows of a class without any", table("file,class,rle", "{i}.jpg,background,1 3\n{i}.jpg,cat,9 4\n{i}.jpg,dog,"), right=[found("train: 4 masks with 16 pixels", note="'dog' has a mask")]),
+    row("run lengths from the first pixel on", table("file,rle", "{i}.jpg,0 3"), right=[found("train: 4 masks with 12 pixels", note="from pixel 0 on")]),
+    row("labels of an image by two people", files("images/{0..3}.jpg", {"e.ndjson": "".join(json.dumps({"data_row": {"external_id": f"{i}.jpg"}, "projects": {"p": {"labels": [{"annotations": {}}] * 2}}}) + "\n" for i in range(4))}), right=[refused("2 labels, by several people")]),
     row("quotes behind a blank", files("images/{0..3}.jpg", {"gt.txt": "".join(f'{i}.jpg, "{word}"\n' for i, word in enumerate(("cat", "dog") * 2))}), layout=table_rows(["column2"]), right=[found("train: cat 2, dog 2")]),
     *(row(f"texts in another encoding: {name} in {encoding}", {**files("images/{0..3}.jpg"), **{file: text.encode(encoding) for file, text in texts.items()}}, right=[right])
       for name, texts in [

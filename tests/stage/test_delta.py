@@ -22,6 +22,7 @@ from colabstage.errors import DecodeError
 from simulated_drive.drive import SimulatedDrive
 from tests.sources.servers import BucketService
 from tests.support.archives import zip_bytes
+from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.made_files import grey, image
 from tests.support.steps import AtStep
@@ -174,6 +175,23 @@ def test_of_other_files_with_the_same_names_sizes_and_times_nothing_is_taken(tmp
         found = stage(tmp_path / folder, tmp_path / "local")
         assert counts(found.report) is None
         assert found.path.read_bytes() == stage(tmp_path / folder, tmp_path / "fresh").path.read_bytes()
+
+
+def test_of_another_server_with_the_same_names_sizes_and_times_nothing_is_taken(tmp_path: Path) -> None:
+    """Neither reports more than times, which mean something for the same address alone."""
+    names = [f"{kind}/{number}.bmp" for kind in ("cat", "dog") for number in range(4)]
+    first, other = (
+        {name: image(seed + row, size=(24, 32), form="BMP") for row, name in enumerate(names)} for seed in (0, 8)
+    )
+    knobs = WebKnobs(etag="none")
+    where: dict[str, Any] = {"image_size": SIZE, "cache_dir": None, "progress": False}
+    with WebServer(first, knobs=knobs) as one, WebServer(other, knobs=knobs) as two:
+        for server in (one, two):
+            addresses = [server.url(name) for name in names]
+            found = stage_dataset(addresses, local_dir=tmp_path / "local", **where)
+            assert counts(found.report) is None
+        fresh = stage_dataset(addresses, local_dir=tmp_path / "fresh", **where)
+    assert found.path.read_bytes() == fresh.path.read_bytes()
 
 
 def zip_of(folder: Path) -> bytes:

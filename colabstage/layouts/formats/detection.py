@@ -803,11 +803,9 @@ def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Rec
             return next(((form, records) for form, records in every if records), (None, []))
 
         if extension in words.TABLES:
-            heads = {file.name: source.head(file, BEGINNING_BYTES) for file in files[:_SNIFFED]}
-            marks = [form.marks for form in forms]
-            files = (
-                files if any(all(one in head for one in own) for head in heads.values() for own in marks) else files[:0]
-            )
+            heads = [source.head(file, BEGINNING_BYTES) for file in files[:_SNIFFED]]
+            if not any(all(mark in head for mark in form.marks) for form in forms for head in heads):
+                continue
         # A few files decide, so that thousands of files from another tool are not read.
         read = source.parse(files[:_SNIFFED], fits)
         form = next((one for one, _ in read.values() if one is not None), None)
