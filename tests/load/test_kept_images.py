@@ -126,17 +126,16 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_memory_that_others_need_is_given_back(
-    tmp_path: Path, decoded: list[int], have_free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, decoded: list[int], have_free: Callable[[int], None]
 ) -> None:
     """When little memory is free, images are decoded again; when there is room, they are kept again."""
-    monkeypatch.setattr("colabstage.load.reading.memory._LOOK_S", 0.1)
     have_free(10**10)
     files = [image_file(number) for number in range(8)]
     loader = make_loader(dataset_h5(write_pack(tmp_path / "a.h5", files)), 4, num_workers=0)
     counts = []
     for free in (10**10, 10**6, 10**6, 10**10, 10**10):
         have_free(free)
-        time.sleep(0.15)  # free memory is not checked more often
+        time.sleep(1.1)  # free memory is checked once a second
         decoded.clear()
         wanted = [image.float().mean().item() for x, _ in loader for image in x]
         assert len(wanted) == 8
