@@ -565,7 +565,8 @@ def _plan_pixels(
         trouble, remedy = _why_not_pixels(sizes, forms)
         if options.encoding == "pixels" or not has_files(table):
             kept = "encoded" if has_files(table) else "jpeg:90"
-            msg = f"{trouble}, so they cannot be pixels. Give {remedy}, or encoding='{kept}'."
+            whole = f"{trouble[:1].upper()}{trouble[1:]}"
+            msg = f"{whole}, so they cannot be pixels. Give {remedy}, or encoding='{kept}'."
             raise LayoutError(msg)
         return _plan_files(table, options, splits, f"{trouble}, so they are kept as they are{LISTS.format(remedy)}")
     (height, width), (depth, dtype) = sizes.pop(), forms.pop()
