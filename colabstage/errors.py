@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 _NUMBER_OF_SYSTEM = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")
 _UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
-_NO_SUCH_SERVER = (
-    "{}: the server's name is not known here; check the address, and whether this machine has internet (in a Kaggle "
-    "notebook: Settings, Turn on internet)"
-)
-
 
 def said_by(error: BaseException) -> str:
     """Return what an error of Python, the system or a library says, in words that fit into a sentence.
@@ -32,7 +27,10 @@ def said_by(error: BaseException) -> str:
     "'size' is missing"
     """
     if isinstance(error, OSError) and (error.errno or 0) < 0:  # as only errors of name servers are numbered
-        text = _NO_SUCH_SERVER.format(error.strerror)
+        text = (
+            f"{error.strerror}: the server's name is not known here; check the address, and whether this machine has "
+            "internet (in a Kaggle notebook: Settings, Turn on internet)"
+        )
     elif isinstance(error, OSError) and error.strerror:
         text = str(error.strerror)
     elif isinstance(error, KeyError):

@@ -287,8 +287,9 @@ def plan_takeover(job: PackJob, earlier: BasePack) -> Takeover:
     elif form != base.form:
         why = "it was made in another form, or by other versions"
     else:
+        own = base.rows.copy()
         # Times and versions say nothing about files of another source.
-        own = base.rows if earlier.same_source else _without_versions(base.rows)
+        own["version"] *= earlier.same_source
         rows = _without_odd(job, _proved(states, own), base.rows)
     names = np.zeros(len(rows), np.uint64) if states is None else states["name"]
     is_read = rows < 0
@@ -316,12 +317,6 @@ def _proved(states: NDArray[np.void], base: NDArray[np.void]) -> NDArray[np.int6
     # If both have a checksum, that alone decides: times may be equal although a file was written.
     both = (states["digest"] != 0) & (base["digest"][same_name] != 0)
     return np.where((rows < 0) & ~both, same_name, rows)
-
-
-def _without_versions(rows: NDArray[np.void]) -> NDArray[np.void]:
-    found = rows.copy()
-    found["version"] = 0
-    return found
 
 
 def _find(known: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -252,7 +252,8 @@ class Cache:
 
     def find_all(self) -> list[CachedPack]:
         """Return all packs in one file each."""
-        return self._ask(_find_all) or []
+        found = self._ask(lambda _, place: [(one, place) for one in place.files() if one.is_whole])
+        return [CachedPack((one,), one.manifest, place) for one, place in found or () if not one.manifest.shard]
 
     def _ask(self, question: Callable[[StageRequest, Place], T]) -> T | None:
         """Return an answer about the cache; `None` if there is none, or none any more."""
@@ -319,10 +320,6 @@ def _find_cached(request: StageRequest, place: Place) -> CachedPack | None:
         if len(parts) == count and first is not None and all(same):
             return CachedPack.of_set(parts, place)
     return None
-
-
-def _find_all(_: StageRequest, place: Place) -> list[CachedPack]:
-    return [CachedPack((one,), one.manifest, place) for one in place.files() if one.is_whole and not one.manifest.shard]
 
 
 def find_shards(request: StageRequest, place: Place) -> list[CachedFile]:
