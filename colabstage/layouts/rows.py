@@ -970,11 +970,10 @@ class _Shapes(NamedTuple):
         what = "mask" if self.columns.are_runs else "box"
         which = f"A {what} of '{files.name(row)}' is {written} with the class '{show(self.label.cells[row])}'"
         names, label = [*self.columns.names], [*filter(None, [self.columns.label])]
-        taken = names if len(names) > 1 else label
-        others = f"for others layout=table_rows(labels={taken}), from colabstage.options"
+        others = f"for others layout=table_rows(labels={names if names[1:] else label}), from colabstage.options"
         msg = (
             f"{which}; expected {expected}. In the row of an image without a {what} leave {listed([*names, *label])} "
-            f"""empty; {others if taken else 'layout="images" takes the images without labels'}."""
+            f"""empty; {others if names[1:] or label else 'layout="images" takes the images without labels'}."""
         )
         raise LayoutError(msg)
 

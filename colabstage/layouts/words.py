@@ -122,11 +122,11 @@ _MADE = re.compile(
 # A part of each such word.
 _PERHAPS_MADE = ("aug", "flip", "mirror", "rot", "deg", "blur", "nois", "zoom", "shear", "shift", "jitter", "bright",
     "contrast", "frame", "slice", "tile", "patch", "crop", ".rf.", "copy")  # fmt: skip
-# person12_virus_3, sub-01_T1w, patient 7/slice_2; SCENES and PERSONS are columns.
+# person12_virus_3, sub-01_T1w, patient 7/slice_2, but not phone_case_3; SCENES and PERSONS are columns.
 _PERSON = re.compile(
-    r"(?<![a-z])(patient|subject|participant|person|volunteer|donor|case|subj|sub)[ _-]?(id[ _-]?)?(\d+)",
-    re.IGNORECASE,
-)
+    r"((?<![a-z])(?:patient|subject|participant|person|volunteer|donor|subj)|(?<![^/])(?:case|sub))"
+    r"[ _-]?(id[ _-]?)?(\d+)", re.IGNORECASE,
+)  # fmt: skip
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 # A stem with its last number, and what follows that.
 NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)")
@@ -184,8 +184,8 @@ def persons(names: Sequence[str]) -> list[str]:
     """Return the number of a patient or other person in each path, beside the word for it; "" for none. Without any the
     list is empty.
 
-    >>> persons(["sick/person12_virus_3.jpg", "well/IM-0012.jpg", "Patient 07/slice1.png"])
-    ['person 12', '', 'patient 7']
+    >>> persons(["sick/person12_virus_3.jpg", "phone_case_3.jpg", "Patient 07/slice1.png", "in/case_4/1.png"])
+    ['person 12', '', 'patient 7', 'case 4']
     """
     if not _say_one_of(names, ("patient", "subj", "participant", "person", "volunteer", "donor", "case", "sub")):
         return []

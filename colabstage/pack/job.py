@@ -16,6 +16,7 @@ import posixpath
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -355,10 +356,8 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
 
 def _without_splits(names: Sequence[str]) -> list[str]:
     """Return the names of files without folders of splits, in each of which the same file would have the same name."""
-    paths = list(map(posixpath.split, names))
-    every = {path: path.split("/") for path, _ in paths}
-    bare = {path: "/".join(part for part in parts if not is_split(part)) for path, parts in every.items()}
-    return [f"{bare[path]}/{base}" for path, base in paths]
+    bare = {path: "/".join(filterfalse(is_split, path.split("/"))) for path in {*map(posixpath.dirname, names)}}
+    return [f"{bare[path]}/{base}" for path, base in map(posixpath.split, names)]
 
 
 def _repeats(names: Sequence[str], owned: Sequence[str]) -> list[tuple[int, int]]:

@@ -323,10 +323,6 @@ def _find_cached(request: StageRequest, place: Place) -> CachedPack | None:
     return None
 
 
-def _find_all(_: StageRequest, place: Place) -> list[CachedPack]:
-    return [CachedPack((one,), one.manifest, place) for one in place.files() if one.is_whole and not one.manifest.shard]
-
-
 def find_shards(request: StageRequest, place: Place) -> list[CachedFile]:
     """Find all shards of this request in the cache, in order, whether or not their set is complete."""
     return [one for one in place.shards(f"{request.name}.h5") if one.manifest.key == request.key and one.is_whole]

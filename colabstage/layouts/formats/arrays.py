@@ -267,11 +267,6 @@ def _bare(name: str) -> str:
 # --- contents of arrays -----------------------------------------------------------------------------------------------
 
 
-def _is_axis(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Tell whether the axes of one shape are some of the other's, in their order."""
-    return shape != whole and shape in (whole[place : place + len(shape)] for place in range(len(whole)))
-
-
 def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) -> Found:
     """Read rows of arrays whose first axis counts samples.
 
@@ -304,7 +299,9 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     rest = {name: array for name, array in stored.items() if name not in known}
     beside = {name: array for name, array in rest.items() if array.shape[:1] == xs[0].shape[:1]}
     # Axes of a grid are called x and y as well; the array on the grid has their lengths, and others.
-    grids = [name for name, array in rest.items() if any(_is_axis(one.shape, array.shape) for one in xs)]
+    shapes = {array.shape: itertools.combinations(range(len(array.shape) + 1), 2) for array in rest.values()}
+    held = {shape: {shape[first:end] for first, end in cuts} - {shape} for shape, cuts in shapes.items()}
+    grids = [name for name, array in rest.items() if not held[array.shape].isdisjoint(own.shape for own in xs)]
     if x is None and (grids or (targets is None and beside)):
         return near(_unclear([*used, *stated, *(name for name in rest if name in beside or name in grids)]))
     of_rows: Sequence[str] = [one.split for one, x_rows in zip(chosen, xs, strict=True) for _ in range(x_rows.shape[0])]

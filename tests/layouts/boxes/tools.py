@@ -181,7 +181,7 @@ def via(drawn: Drawn) -> Texts:
 
 
 def via_table(drawn: Drawn) -> Texts:
-    empty = {"shape_attributes": {}, "region_attributes": {}}
+    empty: dict[str, Any] = {"shape_attributes": {}, "region_attributes": {}}
     rows = [
         [one["filename"], json.dumps(at["shape_attributes"]), json.dumps(at["region_attributes"])]
         for one in json.loads(via(drawn)["via_export.json"])["_via_img_metadata"].values()

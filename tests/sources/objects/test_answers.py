@@ -207,6 +207,7 @@ def test_failures_are_told_apart(
     assert not re.search(r"\w(Error|Exception)\b|Errno", str(raised.value))
     reason = str(error.__cause__ or error).rpartition("] ")[2].rstrip(".")
     assert reason in str(raised.value) or not reason or error.__cause__ is not None
+    assert ("name is not known here" in str(raised.value)) is isinstance(error, socket.gaierror)
     assert not (tmp_path / "x.bin").exists()
 
 
