@@ -254,7 +254,8 @@ class Cache:
         """Yield the requested pack, and then all `others`; each in one file."""
         own = self.find()
         yield from () if own is None or own.in_shards else (own,)
-        yield from (self._ask(_find_all) if others else None) or ()
+        found = self._ask(lambda _, place: [(one, place) for one in place.files() if one.is_whole]) if others else None
+        yield from (CachedPack((one,), one.manifest, place) for one, place in found or () if not one.manifest.shard)
 
     def _ask(self, question: Callable[[StageRequest, Place], T]) -> T | None:
         """Return an answer about the cache; `None` if there is none, or none any more."""
