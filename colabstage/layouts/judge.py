@@ -260,8 +260,8 @@ def _documents(source: Source, found: Evidence) -> str:
 
 
 def _several_sets(source: Source, found: Evidence) -> str:
-    """Find shards, or texts, of several sets in one split: languages, sizes, versions. They are in folders of different
-    words, versions or sizes, or called after a split and different words (full-train, small-train). JSON is about them."""
+    """Find shards, or texts, but not JSON, of several sets in one split: languages, sizes, versions. They are in folders
+    of different words, versions or sizes, or called after a split and different words (full-train, small-train)."""
     layout = found.table.layout
     # Everything in a list of sources is meant to be used.
     if layout not in (*_OF_SHARDS, TOKENS) or len(source.tree.parts()) > 1:
