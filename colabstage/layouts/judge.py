@@ -260,7 +260,7 @@ def _documents(source: Source, found: Evidence) -> str:
 
 
 def _several_sets(source: Source, found: Evidence) -> str:
-    """Find shards, or texts, but not JSON, of several sets in one split: languages, sizes, versions. They are in folders
+    """Find shards or texts, but not JSON, of several sets in one split: languages, sizes, versions. They are in folders
     of different words, versions or sizes, or called after a split and different words (full-train, small-train)."""
     layout = found.table.layout
     # Everything in a list of sources is meant to be used.
