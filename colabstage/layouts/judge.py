@@ -263,13 +263,13 @@ def _documents(source: Source, found: Evidence) -> str:
 
 
 def _several_sets(source: Source, found: Evidence) -> str:
-    """Find shards, or texts, of several sets in one split: languages, sizes, versions. They are in folders of different
-    words, versions or sizes, or called after a split and different words (full-train, small-train)."""
+    """Find shards or texts, but not JSON, of several sets in one split: languages, sizes, versions. They are in folders
+    of different words, versions or sizes, or called after a split and different words (full-train, small-train)."""
     layout = found.table.layout
     # Everything in a list of sources is meant to be used.
     if layout not in (*_OF_SHARDS, TOKENS) or len(source.tree.parts()) > 1:
         return ""
-    split_of = {name: split_of_shard(name) for name in sorted(found.used)}
+    split_of = {name: split_of_shard(name) for name in sorted(found.used) if not name.endswith(".json")}
     sets = defaultdict[tuple[str, ...], list[str]](list)
     for name, split in split_of.items():
         folder, base = posixpath.split(name)
@@ -280,7 +280,7 @@ def _several_sets(source: Source, found: Evidence) -> str:
         firsts = [own[0] for own in sets.values() if split in map(split_of.__getitem__, own)]
         if len(firsts) > 1:
             own = next(own for own in sets.values() if firsts[0] in own)
-            rest = found.used - {*own}
+            rest = split_of.keys() - {*own}
             apart = sorted({*map(posixpath.dirname, own)} - {*map(posixpath.dirname, rest), ""})[:_MOST_PARTS]
             only = only_line(source.tree, *apart) if apart else source.only(own, rest)
             firsts = [posixpath.dirname(one) or one for one in firsts] if apart else firsts
