@@ -110,9 +110,10 @@ def run_environment(environment: str, options: list[str], marks: str, until: flo
     """Run the tests that pytest's options select in one environment, but not beyond `until`; return whether all passed.
     `in_memory`: whether to write there."""
     print(f"\n== {environment}", flush=True)
-    # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk. A
-    # process without tests takes some from another, because a few tests take a hundred times as long as most.
-    processes = ["-n", f"{min(2 * len(os.sched_getaffinity(0)), 4)}", "--dist=worksteal", "-p", "tests.longest_first"]
+    # More than twice the number of cores, because tests wait half of the time. A process without tests takes some from
+    # another, because a few tests take a hundred times as long as most.
+    count = min(2 * len(os.sched_getaffinity(0)) + 1, 5)
+    processes = ["-n", f"{count}", "--dist=worksteal", "-p", "tests.longest_first"]
     with own_folder() as disk, own_folder(MEMORY) if in_memory else nullcontext(disk) as folder:
         # A short name: the sockets that tests make below it may have 107 characters in all.
         own = ["-o", f"cache_dir={folder}/cache", f"--basetemp={folder}/t"]
