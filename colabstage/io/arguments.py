@@ -304,7 +304,7 @@ def as_arrays(read: str = "", *, are_lists: bool = False) -> str:
     """Return what to write if a table, which `read` reads, holds samples, as numbers or lists, and not their paths."""
     table = read and f"table = {read}, "
     x = "numpy.stack(table[COLUMN])" if are_lists else "numpy.asarray(table[COLUMNS], 'float32')"
-    return f"Of numbers make arrays: {table}numpy.savez('data.npz', x={x}, y=numpy.array(table[LABEL].to_list()))."
+    return f"Of numbers make arrays: {table}numpy.savez('data.npz', x={x}, y=table[LABEL].to_list())."
 
 
 def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> str:
@@ -313,7 +313,7 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
     if isinstance(value, list | tuple | set | frozenset | Iterator):
         return "Give a list of paths." if several else "Give one path, and call once for each."
     if is_frame(value):
-        return f"Save it beside the files that it names, table.to_csv('labels.csv', index=False). {as_arrays()}"
+        return f"Save it beside its files: table.to_csv('labels.csv', index=False). {as_arrays()}"
     if isinstance(value, Mapping | str | bytes | type) or not hasattr(value, "__getitem__"):
         return otherwise
     if hasattr(value, "__array__"):

@@ -111,7 +111,7 @@ def test_what_is_no_path_is_answered_in_a_line(tmp_path: Path, kind: str) -> Non
             continue
         with pytest.raises(OptionError, match=meant.get(name, says)) as caught:
             call(make(), tmp_path / "out.h5")
-        assert len(str(caught.value)) < 330
+        assert len(str(caught.value)) < 300
         assert "\n" not in str(caught.value)
         assert not any(tmp_path.iterdir())
 
