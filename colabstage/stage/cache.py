@@ -248,22 +248,22 @@ class Cache:
 
     def find(self) -> CachedPack | None:
         """Return the requested pack; `None` if there is none, or none is wanted."""
-        return self._ask(_find_cached) if self.request.wants_pack else None
+        return self._ask(lambda place: _find_cached(self.request, place)) if self.request.wants_pack else None
 
     def find_each(self, *, others: bool) -> Iterator[CachedPack]:
         """Yield the requested pack, and then all `others`; each in one file."""
         own = self.find()
         yield from () if own is None or own.in_shards else (own,)
-        found = self._ask(lambda _, place: [(one, place) for one in place.files() if one.is_whole]) if others else None
+        found = self._ask(lambda place: [(one, place) for one in place.files() if one.is_whole]) if others else None
         yield from (CachedPack((one,), one.manifest, place) for one, place in found or () if not one.manifest.shard)
 
-    def _ask(self, question: Callable[[StageRequest, Place], T]) -> T | None:
+    def _ask(self, question: Callable[[Place], T]) -> T | None:
         """Return an answer about the cache; `None` if there is none, or none any more."""
         place = self.place
         if place is None:
             return None
         try:
-            return place.ask(lambda: question(self.request, place))
+            return place.ask(lambda: question(place))
         # It answered a moment ago. The data can be staged without the cache, and the report will say why it was.
         except (DriveError, SourceReadError) as error:
             why = str(error)

@@ -571,15 +571,16 @@ class FolderPlace(Place):
                     if alone is False:
                         msg = f"'{target}' is being published by another process. Try again when that is done."
                         raise TargetExistsError(msg)
-                    self._replace(replace(new, made=temp), temp)
+                    self._replace(replace(new, made=temp))
         except (DamagedPackError, SourceReadError):
             # A source that is being written to looks damaged; then that is the cause to report.
             new.check_unchanged()
             raise
         return already
 
-    def _replace(self, new: Publication, temp: Path) -> None:
+    def _replace(self, new: Publication) -> None:
         """Give a finished copy its name, in place of an earlier version."""
+        assert new.made is not None
         for left in reversed(range(_TRIES)):
             now = self._now(new.name)
             # Another process may have published the same meanwhile. It stays, and so does the version before.
@@ -591,7 +592,7 @@ class FolderPlace(Place):
             except TargetExistsError:
                 # Where several move one version aside at once, all may give up, and it stands again.
                 was, again = self._written(now), self._written(self._now(new.name))
-                if not left or was is None or again is None or was.hashes != again.hashes or not temp.exists():
+                if not left or was is None or again is None or was.hashes != again.hashes or not new.made.exists():
                     raise
 
     def send(self, new: Publication, there: Present, note: bytes) -> StoredFile:
