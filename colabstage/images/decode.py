@@ -170,28 +170,24 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
 
 def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
     """Return the same file with a header that states only its first rows: a decoder stops there, with a warning. The
-    last of them may lack what the next one contributes to its colours. `None` unless it `_comes_by_rows`."""
-    if not _comes_by_rows(data, header):
+    last of them may lack what the next one contributes to its colours. `None` without `_start_of_codes`."""
+    if _start_of_codes(data, header) is None:
         return None
     short = bytearray(data)
     struct.pack_into(">H", short, header.frame_at + 1, rows)
     return short
 
 
-def _comes_by_rows(data: bytes, header: JpegHeader) -> bool:
-    """Return whether `first_rows` can shorten a file: its rows are stored in order, and it has its end."""
+def _start_of_codes(data: bytes, header: JpegHeader) -> int | None:
+    """Return where the codes of the pixels begin; `None` unless the rows are stored in order and the file has its
+    end."""
     if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != _END_BYTES:
-        return False
-    # With several scans, the first rows of each colour are far apart, and a decoder would read on for them.
+        return None
     scan = _first_scan(data, header.frame_at)
-    return scan is not None and data[scan + 4] == header.components
-
-
-def _segments_before_codes(data: bytes) -> bytes:
-    """Return the segments of a JPEG that `_comes_by_rows` before the codes of its pixels."""
-    scan = _first_scan(data, read_jpeg_header(data).frame_at)
-    assert scan is not None
-    return data[: scan + 2 + _READ_LENGTH(data, scan + 2)[0]]
+    # With several scans, the first rows of each colour are far apart, and a decoder would read on for them.
+    if scan is None or data[scan + 4] != header.components:
+        return None
+    return scan + 2 + int(_READ_LENGTH(data, scan + 2)[0])
 
 
 def _first_scan(data: bytes, frame_at: int) -> int | None:
@@ -956,7 +952,7 @@ def decode_whole(
     if header is None or not is_plain(header):
         return WholeImage(decode_image(data, ImageOptions(color_mode=color_mode)), 0, None)
     (_, last_row), _ = _reduced_crop(crop, factor, header)
-    if last_row * factor < _NEARLY_ALL * header.height and _comes_by_rows(data, header):
+    if last_row * factor < _NEARLY_ALL * header.height and _start_of_codes(data, header) is not None:
         return None
     size, gray = (header.height, header.width), color_mode == "grayscale"
     pixels = decode_turbo(data, size, factor, gray=gray, scratch=scratch)
@@ -1002,11 +998,10 @@ _LOOK_BYTES = 128 * 1024
 def check_complete(data: bytes) -> ImageFacts:
     """Check that an image file has a readable header, and pixels that can be decoded; return what its header says. Data
     after the end (padding, a second picture) does not matter."""
-    if is_jpeg(data) and _comes_by_rows(data, read_jpeg_header(data)):
-        segments = _segments_before_codes(data)
-        facts = _facts_of_segments(segments) if _is_one_scan(data, len(segments)) else None
-        if facts is not None:
-            return facts
+    start = _start_of_codes(data, read_jpeg_header(data)) if is_jpeg(data) else None
+    facts = _facts_of_segments(data[:start]) if start is not None and _is_one_scan(data, start) else None
+    if facts is not None:
+        return facts
     facts = probe_image(data)
     # Decoding decides in the end, but takes far longer than these checks.
     if facts.format != "PNG" or not _has_checksums(data):
@@ -1054,7 +1049,7 @@ def _is_one_scan(data: bytes, start: int) -> bool:
     codes = np.frombuffer(data, np.uint8)
     for begin in range(start, len(data) - len(_END_BYTES), _LOOK_BYTES):
         end = min(begin + _LOOK_BYTES, len(data) - len(_END_BYTES))
-        following = codes[begin + 1 : end + 1]
-        if ((codes[begin:end] == 0xFF) & (following != 0) & ((following & 0xF8) != 0xD0)).any():
+        following = codes[begin + 1 : end + 1][codes[begin:end] == 0xFF]
+        if ((following != 0) & ((following & 0xF8) != 0xD0)).any():
             return False
     return True
