@@ -74,9 +74,17 @@ def test_verbs_show_the_arguments_with_one_default_and_one_text(name: str) -> No
     found = shown(verb)
     assert [one for one in found if one in names] == names
     assert {one: found[one] for one in names} == {one: usual[one] for one in names}
-    doc = inspect.getdoc(verb) or ""
-    assert all(f"    {one}:" in doc or f"{one}, " in doc or f", {one}:" in doc for one in names)
-    assert "**" not in doc
+
+
+@pytest.mark.parametrize("name", verbs(*TAKERS, *ARRAYS, "StagedDataset.to_keras", "browse_dataset", "fetch_files"))
+def test_help_describes_each_argument_once_and_in_order(name: str) -> None:
+    """Where one entry describes several, it stands at the first of them."""
+    arguments = (inspect.getdoc(taker(name)) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    entries = [one.split(", ") for one in re.findall(r"^    (\S[^:]*):", arguments, re.MULTILINE)]
+    parameters = [one for one in inspect.signature(taker(name)).parameters if one != "self"]
+    described = [one for entry in entries for one in entry]
+    assert sorted(described) == sorted(parameters)
+    assert [entry[0] for entry in entries] == [one for one in parameters if one in {entry[0] for entry in entries}]
 
 
 def test_array_options_are_alike_everywhere() -> None:

@@ -15,7 +15,6 @@ import os
 import posixpath
 import re
 import reprlib
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from itertools import islice
@@ -60,9 +59,9 @@ ONE_SPLIT = "Pass one split of what stage_dataset returned, data['train'], or op
 # Of names, as difflib measures it: `image_size` is not what `batch_size` was meant to be.
 _CLOSE = 0.65
 
-# The docstring entry that stands for all arguments defined elsewhere, and the section of all arguments.
-_ENTRY = re.compile(r"^( +)\*\*\w+:.*\n(?:\1 +.*\n)*", re.MULTILINE)
+# The section of a docstring that describes arguments, and each entry of it.
 _ARGS = re.compile(r"^Args:\n((?: +.*\n|\n)*)", re.MULTILINE)
+_ENTRY = re.compile(r"^ {4}\S.*\n(?: {5,}.*\n)*", re.MULTILINE)
 
 
 def spelt_signature(
@@ -203,23 +202,23 @@ def refused_call(
     return ArgumentError(f"{function}() got an unexpected keyword argument '{unknown}'.{hint}")
 
 
-def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str]) -> str | None:
-    """Return a docstring with its entry `**arguments` replaced by the entries of `spellers` for `names`."""
+def with_docs(doc: str | None, *spellers: Speller, names: Sequence[str]) -> str | None:
+    """Return a docstring whose `Args:` describe `names` in their order: in its own words, the rest in those of
+    `spellers`."""
     # `python -OO` removes docstrings, so there is nothing to fill in.
     if doc is None:
         return None
-    entries = "".join(_entries(speller, names) for speller in spellers)
-    return _ENTRY.sub(lambda found: textwrap.indent(entries, found[1]), doc, count=1)
-
-
-def _entries(speller: Speller, names: frozenset[str]) -> str:
-    """Return the entries for some arguments in a docstring's `Args:`, without the indent."""
-    wanted = names.intersection(one.name for one in parameters(speller))
-    found = _ARGS.search(inspect.cleandoc(speller.__doc__ or "") + "\n")
-    if found is None:
-        return ""
-    entries = re.findall(r"^\S.*\n(?: +.*\n)*", textwrap.dedent(found[1]), re.MULTILINE)
-    return "".join(entry for entry in entries if not wanted.isdisjoint(re.split(r",\s*", entry.partition(":")[0])))
+    doc = inspect.cleandoc(doc)
+    entries = dict[str, str]()
+    for text in (doc, *(inspect.cleandoc(speller.__doc__ or "") for speller in spellers)):
+        found = _ARGS.search(text + "\n")
+        for entry in _ENTRY.findall(found[1]) if found else ():
+            described = re.split(r",\s*", entry.strip().partition(":")[0])
+            if entries.keys().isdisjoint(described):
+                entries |= dict.fromkeys(described, entry)
+    # One entry may describe several.
+    whole = "".join(dict.fromkeys(entries[name] for name in names if name in entries))
+    return _ARGS.sub(lambda _: f"Args:\n{whole}\n", doc + "\n", count=1).rstrip()
 
 
 def read_only(only: str | Sequence[str] | None) -> tuple[str, ...]:

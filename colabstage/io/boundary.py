@@ -91,7 +91,7 @@ def public(
         if spelt is not None:
             # `inspect.signature` looks here first, and so does a notebook's Tab completion.
             vars(call)["__signature__"] = spelt
-            call.__doc__ = with_docs(function.__doc__, *spellers, names=frozenset(spelt.parameters))
+            call.__doc__ = with_docs(function.__doc__, *spellers, names=tuple(spelt.parameters))
         return call
 
     return decorate

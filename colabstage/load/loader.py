@@ -126,7 +126,7 @@ def make_loader(
             subset. Its transforms are called sample by sample in the thread that iterates, as by a stock `DataLoader`,
             and torch's `default_collate` joins the results.
         batch_size: samples in a batch, per rank; the last batch of an epoch may have fewer.
-        options: the arguments below in one value, for several loaders; arguments given by name take precedence.
+        options: these arguments in one value, for several loaders; arguments given by name take precedence.
         **arguments: those of `colabstage.options.LoaderOptions`.
 
     Returns:

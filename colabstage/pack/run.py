@@ -249,7 +249,7 @@ def pack_dataset(
             written again. The files are the same, byte for byte, whoever writes them.
         overwrite: replace what is at `target`.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
-        options: the arguments below in one value, for several packs; those that are given by name replace its own.
+        options: these arguments in one value, for several packs; those that are given by name replace its own.
         **arguments: those of `colabstage.options.PackOptions`.
 
     Returns:

@@ -284,7 +284,7 @@ class StagedDataset:
         Args:
             split: its name, such as `"train"`; `data.splits` has them.
             batch_size: samples in a batch; the last one of an epoch may have fewer.
-            options: the arguments below in one value, for several loaders; arguments given by name take precedence.
+            options: these arguments in one value, for several loaders; arguments given by name take precedence.
             **arguments: those of `colabstage.options.LoaderOptions`.
 
         Raises:
