@@ -317,7 +317,7 @@ class Blocks:
             self._map = _map_table(folder / TABLE, length) if is_noted else mmap.mmap(-1, length)
             # By block; 0 for a part that has not arrived.
             parts = (layout.blocks if is_noted and not shared else 0), -(-layout.block_bytes // _PART_BYTES)
-            noted = _map_table(folder / _PARTS, 8 * math.prod(parts)) if all(parts) else b""
+            noted = _map_table(folder / _PARTS, 8 * math.prod(parts)) if all(parts) else bytearray()
             self._parts = np.frombuffer(noted, np.uint64).reshape(parts)
         count = layout.blocks
         self.counters = np.frombuffer(self._map, np.int64, _COUNTERS, _WORLD_BYTES)
