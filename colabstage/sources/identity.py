@@ -561,7 +561,7 @@ def _untold(why: str) -> str:
 def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: SourceIdentity, services: Services) -> Look:
     # One try, because a look has a deadline, and the local data can be used without it.
     if isinstance(source, ShareSource):
-        found: Any = open_share(source, policy=_ONE_TRY)
+        found: Any = open_share(source, policy=_ONE_TRY, services=services)
     elif recorded.kind in ("archive", "file"):
         found = open_remote(source, policy=_ONE_TRY, services=services)
     else:
