@@ -327,6 +327,16 @@ def open_remote(
             )
 
 
+def list_ahead(parts: Sequence[SingleSource], services: Services) -> None:
+    """Ask about many objects of a list at once, where one listing tells of them."""
+    if objects := [part for part in parts if isinstance(part, ObjectSource)]:
+        # Imported late, as above.
+        from colabstage.sources.objects import list_folders_of
+
+        require_online(objects[0].label)
+        list_folders_of([part.url for part in objects], services)
+
+
 def read_small_file(source: SingleSource, services: Services | None = None) -> bytes:
     """Return the whole content of a file that fits into memory, from the web in one round trip if it is short. It is
     not checked for changes while it is read."""
