@@ -52,7 +52,7 @@ from colabstage.io.workspace import (
     temp_beside,
     whatever_is_there,
 )
-from colabstage.sources.blocks import UNPROVED, WHOLE, Blocks, Layout, count_noted
+from colabstage.sources.blocks import WHOLE, Blocks, Layout, count_noted
 from colabstage.sources.fetcher import Fetcher, prove_rest
 from colabstage.sources.order import RangeOrder
 from colabstage.sources.remote import (
@@ -315,8 +315,7 @@ class StreamingCopy(Closing):
             blocks, fetcher = running
             # Outside the lock, because the ending threads may be about to take it.
             fetcher.close()
-            self._data, state = blocks.paths[0], blocks.state
-            self._has_blocks = bool(((state == WHOLE) | (state == UNPROVED)).any())
+            self._data, self._has_blocks = blocks.paths[0], not blocks.is_empty
             self.block_hashes = tuple(map(blocks.digest_of, range(blocks.layout.blocks)))
 
     def _look(self, offset: int, end: int) -> bytes:

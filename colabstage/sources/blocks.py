@@ -9,6 +9,9 @@ at any moment, leaves no noted block that is wrong. After a crash of the machine
 lost the bytes: the table says in which boot it was written, and notes from another boot count only once their bytes
 have been hashed again. If several processes share the files, each protects the blocks that it reads, writes or fetches
 by locks, which end with the process.
+
+Of a block that is arriving, the hash of each part that is written is noted too, if the files are one process's own. So
+what a kill or a cut connection has left of it is not fetched again, if its bytes still have these hashes.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import errno
 import fcntl
 import functools
 import itertools
+import math
 import mmap
 import os
 import struct
@@ -40,11 +44,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-TABLE, FETCHER, _READERS = "blocks", "fetcher", "readers"
+TABLE, FETCHER, _READERS, _PARTS = "blocks", "fetcher", "readers", "parts"
 # The states of a block. With edges only, just the bytes of rows that cross its ends are local; `FILLING` is `WRITING`
 # between such edges, which can be read meanwhile.
 MISSING, WHOLE, EDGES, UNPROVED, WRITING, FILLING = 0, 1, 2, 3, 4, 5
 PAGE_BYTES = 4096
+# Of a block that is arriving: a kill loses less than two of these for each connection.
+_PART_BYTES = 256 * 1024
 # The table begins with eight bytes that name the boot, and counters.
 _WORLD_BYTES, _COUNTERS = 8, 8
 _HEAD_BYTES = _WORLD_BYTES + 8 * _COUNTERS
@@ -309,6 +315,10 @@ class Blocks:
             self.locks = Locks(folder / _READERS) if shared else None
             length = _HEAD_BYTES + _BLOCK_ROW_BYTES * layout.blocks
             self._map = _map_table(folder / TABLE, length) if is_noted else mmap.mmap(-1, length)
+            # By block; 0 for a part that has not arrived.
+            parts = (layout.blocks if is_noted and not shared else 0), -(-layout.block_bytes // _PART_BYTES)
+            noted = _map_table(folder / _PARTS, 8 * math.prod(parts)) if all(parts) else bytearray()
+            self._parts = np.frombuffer(noted, np.uint64).reshape(parts)
         count = layout.blocks
         self.counters = np.frombuffer(self._map, np.int64, _COUNTERS, _WORLD_BYTES)
         self.hashes = np.frombuffer(self._map, np.uint64, count, _HEAD_BYTES)
@@ -344,6 +354,7 @@ class Blocks:
         if counters[CONTENT] not in (0, content) or (is_new and is_left):
             # Notes about other content, perhaps with more blocks, prove nothing; some blocks may be the same.
             self.edges.heads[:] = self.edges.tails[:] = self.kept[:] = 0
+            self._parts[:] = 0
             state[:] = UNPROVED
         if self.locks is None or self._map[:_WORLD_BYTES] != world:
             state[state == WHOLE], state[state == FILLING] = UNPROVED, WRITING
@@ -405,6 +416,40 @@ class Blocks:
         self.hashes[block] = int(digest, 16)
         self.state[block] = WHOLE
         self.counters[FETCHED] += self.layout.lengths[block]
+
+    def note_parts(self, block: int, begin: int, address: int, end: int) -> None:
+        """Note the parts of a block that the bytes from `address` to `end` have completed; those from `begin` on are
+        written."""
+        if not len(self._parts):
+            return
+        first, last = self.layout.span(block)
+        start = max(-(-(begin - first) // _PART_BYTES), (address - first) // _PART_BYTES)
+        # The last part may be shorter.
+        stop = -(-(end - first) // _PART_BYTES) if end == last else (end - first) // _PART_BYTES
+        for number in range(start, stop):
+            self._parts[block, number] = self._hash_part(block, number)[0]
+
+    def forget_parts(self, block: int) -> None:
+        """Note that nothing of an unfinished block is local."""
+        self._parts[block : block + 1] = 0
+
+    def parts_of(self, block: int) -> Iterator[tuple[bytes, int]]:
+        """Yield the bytes of each noted part of an unfinished block that has its hash, and their address."""
+        for number in np.flatnonzero(self._parts[block : block + 1]).tolist():
+            digest, data, address = self._hash_part(block, number)
+            if digest == self._parts[block, number]:
+                yield data, address
+
+    def _hash_part(self, block: int, number: int) -> tuple[int, bytes, int]:
+        begin, end = self.layout.span(block)
+        begin += number * _PART_BYTES
+        data = self.read(begin, min(_PART_BYTES, end - begin))
+        return int(hash_block(data), 16), data, begin
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing here saves a later run a request."""
+        return not (((self.state == WHOLE) | (self.state == UNPROVED)).any() or self._parts.any())
 
     def digest_of(self, block: int) -> str:
         return f"{int(self.hashes[block]):016x}"
@@ -501,10 +546,10 @@ def _map_table(path: Path, length: int) -> mmap.mmap:
 
 
 def count_noted(folder: Path, content: str) -> int | None:
-    """Return how many blocks the table in a folder notes; 0 if they are of other content or another version; `None`
-    without a table."""
+    """Return how many blocks the table in a folder notes, all unfinished ones as one; 0 if they are of other content or
+    another version; `None` without a table."""
     try:
-        raw = (folder / TABLE).read_bytes()
+        raw, parts = (folder / TABLE).read_bytes(), b""
     except OSError:
         return None
     count = (len(raw) - _HEAD_BYTES) // _BLOCK_ROW_BYTES
@@ -514,7 +559,9 @@ def count_noted(folder: Path, content: str) -> int | None:
     if counters[_FORMAT] != _THIS_FORMAT or counters[CONTENT] != _number_of(content):
         return 0
     state = np.frombuffer(raw, np.uint8, count, _HEAD_BYTES + 24 * count)
-    return int(((state == WHOLE) | (state == UNPROVED)).sum())
+    with contextlib.suppress(OSError):
+        parts = (folder / _PARTS).read_bytes()
+    return int(((state == WHOLE) | (state == UNPROVED)).sum()) + any(parts)
 
 
 def is_part(folder: Path) -> bool:

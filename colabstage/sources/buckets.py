@@ -101,6 +101,8 @@ class _Service(Closing):
         self.free = threading.BoundedSemaphore(_CONNECTIONS)
         # What is below a folder, by the path with a star that it was listed for, until that is opened.
         self.listings: dict[str, list[dict[str, Any]]] = {}
+        # What a listing said of single objects that the run is about to open, by path.
+        self.known: dict[str, dict[str, Any]] = {}
 
     def use(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -164,6 +166,10 @@ class ObjectStore(Closing):
             return ()
         return (f"'{self.label}' was read anonymously: no login was found that it accepts.",)
 
+    def find(self) -> dict[str, Any]:
+        """Return fsspec's facts on the address itself, from the listing that `list_ahead` made if it is in it."""
+        return self._service.known.get(self.path) or self.info()
+
     def info(self, path: str = "") -> dict[str, Any]:
         """Return fsspec's facts on the address itself, or on another path."""
         asked, options = path or self.path, self._service.options
@@ -215,9 +221,19 @@ class ObjectStore(Closing):
                 files += (row for row in rows if row["type"] != "directory")
         return files
 
-    def list_folder(self, path: str) -> list[dict[str, Any]]:
+    def list_ahead(self, paths: set[str], seconds: float) -> None:
+        """Look up these objects of one folder by listing it, so that opening them takes no request; if that takes too
+        long, because there are far more, or is refused, each is asked about when it is opened."""
+        with suppress(SourceError):
+            # To connect, and to find a login, takes longer than to list.
+            with suppress(SourceNotFoundError):
+                self.info(min(paths))
+            rows = self.list_folder(self.path, seconds)
+            self._service.known.update((row["name"], row) for row in rows if row["name"] in paths and size_of(row))
+
+    def list_folder(self, path: str, seconds: float = LISTING_TIMEOUT_S) -> list[dict[str, Any]]:
         """Return the same for everything directly in one folder, folders included."""
-        rows = self._ask("ls", path, detail=True, seconds=LISTING_TIMEOUT_S)
+        rows = self._ask("ls", path, detail=True, seconds=seconds)
         if not rows and self.protocol == "ftp":
             # fsspec shows a folder that may not be listed as an empty one.
             with self._connected() as fs:

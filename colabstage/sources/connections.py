@@ -9,13 +9,37 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from requests import Session
 from requests.adapters import HTTPAdapter
 
 if TYPE_CHECKING:
     from requests import PreparedRequest
 
 
-class EndableAdapter(HTTPAdapter):
+# More than are ever in flight at once, so that no connection is discarded after use.
+_POOL_CONNECTIONS = 64
+# No service needs more; requests would follow thirty, each with its own time limit.
+_MAX_REDIRECTS = 10
+
+
+class EndableSession(Session):
+    """Requests' own session, whose connections stay open until it is closed, or `cut` by another thread."""
+
+    def __init__(self, agent: str) -> None:
+        super().__init__()
+        # No retries here, because the reader continues at the byte where it stopped.
+        self._adapter = _EndableAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS)
+        self.mount("https://", self._adapter)
+        self.mount("http://", self._adapter)
+        self.max_redirects = _MAX_REDIRECTS
+        self.headers.update({"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": agent})
+
+    def cut(self, *, for_good: bool) -> None:
+        """Make all that waits for a server fail at once. The next request connects again, unless `for_good`."""
+        self._adapter.cut(for_good=for_good)
+
+
+class _EndableAdapter(HTTPAdapter):
     """Requests' own adapter, which also knows its sockets: urllib3 can only cut one whose response has begun."""
 
     def __init__(self, *, pool_connections: int, pool_maxsize: int) -> None:
@@ -46,7 +70,6 @@ class EndableAdapter(HTTPAdapter):
             _cut(connected)
 
     def cut(self, *, for_good: bool) -> None:
-        """Make all that waits for a server fail at once. The next request connects again, unless `for_good`."""
         self._ended |= for_good
         with self._lock:
             sockets = list(self._sockets)

@@ -133,7 +133,8 @@ class Arriving:
         # The ranges of addresses that have arrived, in order; two of them may touch.
         self._stretches: list[list[int]] = []
 
-    def add(self, data: memoryview, address: int) -> None:
+    def add(self, data: bytes | memoryview, address: int) -> int:
+        """Take in bytes, and return from where on all before them have arrived too."""
         end = address + len(data)
         number = bisect.bisect_right(self._stretches, [address])
         if number and self._stretches[number - 1][1] == address:
@@ -145,6 +146,7 @@ class Arriving:
         if address == self._hashed:
             self._hasher.update(data)
             self._hashed = end
+        return self._stretches[bisect.bisect_right(self._stretches, [address]) - 1][0]
 
     def first_missing(self, begin: int, end: int) -> int | None:
         for first, last in self._stretches:
@@ -448,7 +450,7 @@ class Fetcher:
                 return False
             # Another connection may have taken over the end meanwhile.
             data, now = data[: run.left], self._clock.now()
-            complete = self._store(data, address)
+            complete, stretches = self._store(data, address)
             has_waited = bool(data and self.waits_for)
             if data:
                 self._come += len(data)
@@ -459,13 +461,16 @@ class Fetcher:
             self._on_wait("")
         if data:
             self._on_bytes(len(data))
+        for stretch in stretches:
+            self._blocks.note_parts(*stretch)
         for block in complete:
             self._verify(block, remote)
         return run.left > 0
 
-    def _store(self, data: memoryview, address: int) -> list[int]:
-        """Note bytes with the lock held; return the blocks that they complete."""
-        complete, layout = [], self._blocks.layout
+    def _store(self, data: bytes | memoryview, address: int) -> tuple[list[int], list[tuple[int, int, int, int]]]:
+        """Note bytes with the lock held; return the blocks that they complete, and of others which bytes have arrived,
+        as `Blocks.note_parts` takes them."""
+        complete, stretches, layout = [], [], self._blocks.layout
         while data:
             block = address // layout.block_bytes
             begin, end = layout.span(block)
@@ -473,11 +478,24 @@ class Fetcher:
             if arriving is None:
                 arriving = self._arriving[block] = Arriving(begin, end)
             part, data = data[: end - address], data[end - address :]
-            arriving.add(part, address)
-            if not arriving.missing:
+            since = arriving.add(part, address)
+            if arriving.missing:
+                stretches.append((block, since, address, address + len(part)))
+            else:
                 complete.append(block)
             address += len(part)
-        return complete
+        return complete, stretches
+
+    def take_up(self, block: int) -> list[tuple[int, int]]:
+        """Take in what an earlier run has left of an unfinished block; return the ranges `(begin, end)` that are
+        missing."""
+        gaps = list[tuple[int, int]]()
+        at, end = self._blocks.layout.span(block)
+        for data, address in self._blocks.parts_of(block):
+            with self.lock:
+                self._store(data, address)
+            gaps, at = [*gaps, (at, address)], address + len(data)
+        return [(begin, stop) for begin, stop in (*gaps, (at, end)) if begin < stop]
 
     def _verify(self, block: int, remote: RemoteFile) -> None:
         layout = self._blocks.layout
@@ -508,6 +526,7 @@ class Fetcher:
     def forget(self, block: int) -> None:
         """Forget the received bytes of a block, with the lock held."""
         self._arriving.pop(block, None)
+        self._blocks.forget_parts(block)
 
     def _reject(self, block: int, error: Exception, run: Run | None = None) -> None:
         """Hand out a block again that has arrived wrong, or the rest of a run whose source has changed; after a few
@@ -566,10 +585,9 @@ def prove_rest(blocks: Blocks, fetcher: Fetcher) -> list[tuple[int, int]]:
         fetcher.touch()
     gaps: list[tuple[int, int]] = []
     for block in np.flatnonzero(blocks.state != WHOLE).tolist():
-        begin, end = blocks.layout.span(block)
-        if gaps and gaps[-1][1] == begin:
-            begin, _ = gaps.pop()
-        gaps.append((begin, end))
+        for begin, end in fetcher.take_up(block):
+            since = gaps.pop()[0] if gaps and gaps[-1][1] == begin else begin
+            gaps.append((since, end))
     return gaps
 
 

@@ -25,7 +25,7 @@ from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.pipeline import DaemonPool
 from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, page_title, shorten_name
 from colabstage.sources.parse import ShareSource, parse_service
-from colabstage.sources.remote import Checksum, TransientError, with_retries
+from colabstage.sources.remote import Checksum, Services, TransientError, with_retries
 from colabstage.trees.names import distinct_names, parent_folders
 
 if TYPE_CHECKING:
@@ -61,9 +61,10 @@ def open_share(
     policy: RetryPolicy | None = None,
     along: tuple[int, int] = (0, 0),
     cancellation: Cancellation | None = None,
+    services: Services | None = None,
 ) -> HttpFile | SharedFolder:
-    """Open what a link leads to; Drive is asked if the link does not say it. `along` and `cancellation` as of
-    `open_http`."""
+    """Open what a link leads to; Drive is asked if the link does not say it. `along`, `cancellation` and `services` as
+    of `open_http`."""
     policy = policy or _POLICY
     link = _resolve_link(link, policy)
     if link.kind == "folder":
@@ -78,6 +79,7 @@ def open_share(
         label=link.label,
         agent=_AGENT,
         cancellation=cancellation,
+        services=services,
     )
     version = " ".join(filter(None, map(file.headers.get, ("ETag", "Last-Modified", "x-goog-hash"))))
     # More connections than this look like a robot, which Google refuses.

@@ -41,6 +41,7 @@ from colabstage.sources.remote import (
     Checksum,
     RemoteFacts,
     RemoteFile,
+    Services,
     TransientError,
     parse_checksum,
     with_retries,
@@ -63,17 +64,13 @@ if TYPE_CHECKING:
 
     import requests
 
-    from colabstage.sources.connections import EndableAdapter
+    from colabstage.sources.connections import EndableSession
 
 
 AGENT = "colabstage"
-# More than are ever in flight at once, so that no connection is discarded after use.
-_POOL_CONNECTIONS = 64
 _CONNECT_TIMEOUT_S = 15.0
 _ANSWER_TIMEOUT_S = 60.0
 _TIMEOUT_S = 30.0
-# No service needs more; requests would follow thirty, each with its own time limit.
-_MAX_REDIRECTS = 10
 # A service's page, or a response of its API, is shorter.
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
 # Beside twice the timeout, the longest that a look takes.
@@ -117,6 +114,7 @@ def open_http(
     label: str = "",
     agent: str = AGENT,
     cancellation: Cancellation | None = None,
+    services: Services | None = None,
 ) -> HttpFile:
     """Open a file on a web server.
 
@@ -130,6 +128,7 @@ def open_http(
         clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
         along: how much of its beginning and, at the same time, of its end to request for `HttpFile.known`, so
             that reading these next costs no round trip. 0 for no more than the look needs.
+        services: have connections that other files have used, and outlive this one; by default it has its own.
 
     Raises:
         CancelledError: `cancellation` was called, then or while the file is read.
@@ -137,7 +136,16 @@ def open_http(
         SourceAccessError, SourceNotFoundError, WebPageError, SourceReadError: as they say.
         TransientError: the server could not answer, after all tries.
     """
-    session = HttpSession(url, timeout_s, clock, resolve=resolve, label=label, agent=agent, cancellation=cancellation)
+    session = HttpSession(
+        url,
+        timeout_s,
+        clock,
+        resolve=resolve,
+        label=label,
+        agent=agent,
+        cancellation=cancellation,
+        services=services,
+    )
 
     def look() -> HttpFile:
         # A socket's own time limit starts over with every byte.
@@ -706,6 +714,7 @@ class HttpSession:
         label: str = "",
         agent: str = AGENT,
         cancellation: Cancellation | None = None,
+        services: Services | None = None,
     ) -> None:
         self.timeout_s = timeout_s
         self.clock = clock
@@ -714,14 +723,16 @@ class HttpSession:
         self._resolve = resolve
         self._target = self.url
         self._has_answered = False
-        self._agent = agent
         self._cancellation = cancellation or Cancellation()
+        self._services, self._owns_services = services or Services(), services is None
+        # For each server, because connections to another one would be of no use.
+        self._kind = agent, _origin(url)
         self._connect()
 
     def _connect(self) -> None:
-        self._session, self._adapter = _new_session(self.label, self._agent)
-        self._resolving = threading.Lock()
-        self._closed = False
+        self._session = self._services.lend(self._kind, lambda: _new_session(self._kind[0]))
+        self._lock, self._resolving = threading.Lock(), threading.Lock()
+        self._closed, self._in_flight = False, 0
         self._leave = self._cancellation.follow(self.interrupt)
 
     @property
@@ -743,7 +754,7 @@ class HttpSession:
 
         Failures inside the block, too, become TransientError or the error they are.
         """
-        with _translated(self.label, self._check_open):
+        with _translated(self.label, self._check_open), self._using():
             answer = self._ask(headers)
             try:
                 yield answer
@@ -752,16 +763,40 @@ class HttpSession:
             finally:
                 answer.close()
 
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._lock:
+            self._check_open()
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+
     def close(self) -> None:
-        """Close all connections, and wake threads that wait for them. Calling it twice is fine."""
-        self._closed = True
+        """Wake threads that wait for a response; connections that are idle may be used for other files. Calling it
+        twice is fine."""
+        with self._lock:
+            was_closed, self._closed = self._closed, True
+            is_idle = not (self._in_flight or self._cancellation.cancelled)
         self._leave()
-        self.interrupt()
-        self._session.close()
+        if was_closed:
+            return
+        if is_idle:
+            # Other addresses of a server may be of other people.
+            self._session.cookies.clear()
+            self._services.give_back(self._kind, self._session)
+        else:
+            self._session.cut(for_good=True)
+            self._session.close()
+        if self._owns_services:
+            self._services.close()
 
     def interrupt(self) -> None:
         """Cut all connections, so that what waits for them fails at once."""
-        self._adapter.cut(for_good=self._closed or self._cancellation.cancelled)
+        if not self._closed:
+            self._session.cut(for_good=self._cancellation.cancelled)
 
     def _ask(self, headers: dict[str, str]) -> _Answer:
         target = self._target
@@ -794,7 +829,9 @@ class HttpSession:
         login = self._login if _origin(url) == _origin(self.url) else None
         auth = login and HTTPBasicAuth(*login)
         timeouts = (min(self.timeout_s, _CONNECT_TIMEOUT_S), self.timeout_s)
-        return _Answer(self, self._session.get(url, headers=headers, auth=auth, timeout=timeouts, stream=True))
+        hooks = {"response": _no_way_down(self.label)}
+        answer = self._session.get(url, headers=headers, auth=auth, timeout=timeouts, stream=True, hooks=hooks)
+        return _Answer(self, answer)
 
     def _check_open(self) -> None:
         self._cancellation.check()
@@ -826,7 +863,7 @@ def ask_service(
     """Return the response to one request to a service, whatever its status: a GET, or with `json` a POST."""
     with (
         _translated(label),
-        _new_session(label, agent)[0] as session,
+        _new_session(agent) as session,
         session.request(
             "GET" if json is None else "POST",
             url,
@@ -835,6 +872,7 @@ def ask_service(
             auth=auth,
             headers=headers,
             allow_redirects=redirects,
+            hooks={"response": _no_way_down(label)},
             stream=True,
             timeout=(_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S),
         ) as response,
@@ -925,10 +963,8 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port
 
 
-def _new_session(label: str, agent: str) -> tuple[requests.Session, EndableAdapter]:
-    import requests
-
-    from colabstage.sources.connections import EndableAdapter
+def _no_way_down(label: str) -> Callable[..., None]:
+    """Return a hook that refuses to follow a redirect from https to anything else."""
 
     def check_redirect(response: requests.Response, **_: object) -> None:
         target = response.headers.get("Location", "") if response.is_redirect else ""
@@ -940,12 +976,11 @@ def _new_session(label: str, agent: str) -> tuple[requests.Session, EndableAdapt
             )
             raise SourceReadError(msg)
 
-    session = requests.Session()
-    session.hooks["response"].append(check_redirect)
-    # No retries here, because the reader continues at the byte where it stopped.
-    adapter = EndableAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS)
-    session.mount("https://", adapter)
-    session.mount("http://", adapter)
-    session.max_redirects = _MAX_REDIRECTS
-    session.headers.update({"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": agent})
-    return session, adapter
+    return check_redirect
+
+
+def _new_session(agent: str) -> EndableSession:
+    # Imported late: it loads requests.
+    from colabstage.sources.connections import EndableSession
+
+    return EndableSession(agent)

@@ -39,7 +39,7 @@ from colabstage.sources.parse import (
     paths_of,
 )
 from colabstage.sources.remote import LEADS_NOWHERE, NOTHING, Services
-from colabstage.sources.remote_files import RemoteFileTree, open_remote
+from colabstage.sources.remote_files import RemoteFileTree, list_ahead, open_remote
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.folder import FolderTree, folder_stamps
 from colabstage.trees.listing import FileEntries, Tree
@@ -525,6 +525,7 @@ class _Asker:
         if [part.address for part in parts] != [part.address for part in recorded.parts]:
             return Look("changed")
         self.services.are_many = True
+        list_ahead(parts, self.services)
         far = sum(isinstance(part, WebSource | ObjectSource) for part in parts)
         if far > _MOST_ASKED:
             return Look("unknown", f"its {far:,} addresses were not asked, which verify='full' does")
@@ -561,7 +562,7 @@ def _untold(why: str) -> str:
 def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: SourceIdentity, services: Services) -> Look:
     # One try, because a look has a deadline, and the local data can be used without it.
     if isinstance(source, ShareSource):
-        found: Any = open_share(source, policy=_ONE_TRY)
+        found: Any = open_share(source, policy=_ONE_TRY, services=services)
     elif recorded.kind in ("archive", "file"):
         found = open_remote(source, policy=_ONE_TRY, services=services)
     else:

@@ -18,7 +18,7 @@ from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundErro
 from colabstage.io.files import RetryPolicy
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http
-from colabstage.sources.remote import TransientError, with_retries
+from colabstage.sources.remote import Services, TransientError, with_retries
 
 if TYPE_CHECKING:
     import requests
@@ -125,7 +125,11 @@ def _ask_notebook(source: KaggleSource) -> str:
 
 
 def open_kaggle(
-    source: KaggleSource, *, along: tuple[int, int] = (0, 0), cancellation: Cancellation | None = None
+    source: KaggleSource,
+    *,
+    along: tuple[int, int] = (0, 0),
+    cancellation: Cancellation | None = None,
+    services: Services | None = None,
 ) -> HttpFile | KaggleFolder:
     """Open a dataset that is not local (`find_kaggle_folder`): where it can be mounted, or as the zip that Kaggle
     serves."""
@@ -152,6 +156,7 @@ def open_kaggle(
             resolve=find_storage,
             label=source.label,
             cancellation=cancellation,
+            services=services,
         )
     except WebPageError as error:
         msg = f"{error} Look at {source.page}: was it uploaded completely?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,6 +34,10 @@ from colabstage.trees.names import check_collisions, clean_member_name, is_junk,
 
 if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
+
+# With fewer objects of a list in one folder, each is asked about. A listing may take as long as the questions that it
+# spares, of which sixteen are asked at once.
+_WORTH_LISTING, _FIRST_ANSWER_S, _QUESTION_S = 32, 5.0, 0.01
 
 # What an installed package opens at an address of its scheme, the name of an entry point in the group
 # "colabstage.sources": a file; or for each file of a folder its name in it, and what opens it, any number of times.
@@ -237,7 +241,7 @@ def open_address(
 def _find(store: ObjectStore) -> dict[str, Any]:
     """Return the facts on the store's own address; the error where there is nothing names what is like it."""
     try:
-        return store.info()
+        return store.find()
     except SourceNotFoundError as error:
         if store.is_one_of_many:
             raise
@@ -281,6 +285,19 @@ def _open_in_store(
             found = ObjectFile(store, store.path, facts)
         on_error.pop_all()
     return found
+
+
+def list_folders_of(urls: Iterable[str], services: Services) -> None:
+    """Have objects of a list looked up by listing the folders that hold many of them: a listing tells of a thousand
+    what a question tells of one."""
+    folders: dict[str, list[str]] = {}
+    for url in urls:
+        folders.setdefault(url.rpartition("/")[0], []).append(url)
+    for folder, members in folders.items():
+        if len(members) >= _WORTH_LISTING and _service_of(folder) is None:
+            with ObjectStore(folder, services=services) as store:
+                paths = {f"{store.path}/{url.rpartition('/')[2]}" for url in members}
+                store.list_ahead(paths, _FIRST_ANSWER_S + len(paths) * _QUESTION_S)
 
 
 def is_object_folder(url: str, services: Services) -> bool:

@@ -71,7 +71,14 @@ from colabstage.sources.remote import (
     pieces_of,
     read_through,
 )
-from colabstage.sources.remote_files import RemoteFileTree, bytes_along, name_remote_files, open_remote, remote_opener
+from colabstage.sources.remote_files import (
+    RemoteFileTree,
+    bytes_along,
+    list_ahead,
+    name_remote_files,
+    open_remote,
+    remote_opener,
+)
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
@@ -481,6 +488,8 @@ class OpenedSource(Closing):
         self._checksum = ""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
+            if isinstance(source, ManySource):
+                list_ahead(source.parts, opening.services)
             if not isinstance(source, ManySource):
                 self._open([source])
             elif unpack:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import string
 import time
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -119,15 +119,36 @@ class Services(Closing):
     def __init__(self) -> None:
         self.are_many = False  # addresses: for each that leads nowhere, names like it would take a listing
         self._found: dict[Hashable, Any] = {}
+        self._idle: defaultdict[Hashable, deque[Any]] = defaultdict(deque)
+        self._closed = False
 
     def of(self, key: Hashable, make: Callable[[], C]) -> C:
         """Return what was made for this key; it is closed with this."""
         found: C = self._found.setdefault(key, make())
         return found
 
+    def lend(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what was given back for this key, or a new one, for one user at a time."""
+        try:
+            lent: T = self._idle[key].pop()
+        except IndexError:
+            return make()
+        return lent
+
+    def give_back(self, key: Hashable, one: Any) -> None:
+        """Keep for the next user what `lend` returned; closed with this."""
+        self._idle[key].append(one)
+        if self._closed:
+            self.close()
+
     def close(self) -> None:
+        self._closed = True
         for one in list(self._found.values()):
             one.close()
+        for idle in list(self._idle.values()):
+            with contextlib.suppress(IndexError):
+                while True:
+                    idle.pop().close()
 
 
 # A longer silence at the beginning looks like a program that hangs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import DecodeError, OptionError, SourceError, SourceReadError
@@ -299,23 +299,23 @@ def open_remote(
     if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source)) is not None:
         return mounted
     require_online(source.label)
+    of_run: dict[str, Any] = {"cancellation": cancellation, "services": services}
     match source:
         case KaggleSource():
-            return open_kaggle(source, along=along, cancellation=cancellation)
+            return open_kaggle(source, along=along, **of_run)
         case WebSource():
-            return open_http(source.url, checksum=checksum, policy=policy, along=along, cancellation=cancellation)
+            return open_http(source.url, checksum=checksum, policy=policy, along=along, **of_run)
         case ObjectSource():
             # Imported late: other sources do not need what it loads.
             from colabstage.sources.objects import open_address
 
-            return open_address(
-                source.url, checksum=checksum, retry=PATIENT, cancellation=cancellation, services=services
-            )
+            return open_address(source.url, checksum=checksum, retry=PATIENT, **of_run)
         case ShareSource():
-            shared = open_share(source, checksum=checksum, along=along, cancellation=cancellation)
+            shared = open_share(source, checksum=checksum, along=along, **of_run)
             if not isinstance(shared, SharedFolder):
                 return shared
-            opener = partial(remote_opener, along=bytes_along(len(shared.files), reads_next), cancellation=cancellation)
+            along_each = bytes_along(len(shared.files), reads_next)
+            opener = partial(remote_opener, along=along_each, cancellation=cancellation, services=services)
             return RemoteFileTree(
                 source.label,
                 [(name, opener(link)) for name, link in shared.files.items()],
@@ -325,6 +325,16 @@ def open_remote(
                 stamp=shared.version,
                 notes=shared.notes,
             )
+
+
+def list_ahead(parts: Sequence[SingleSource], services: Services) -> None:
+    """Ask about many objects of a list at once, where one listing tells of them."""
+    if objects := [part for part in parts if isinstance(part, ObjectSource)]:
+        # Imported late, as above.
+        from colabstage.sources.objects import list_folders_of
+
+        require_online(objects[0].label)
+        list_folders_of([part.url for part in objects], services)
 
 
 def read_small_file(source: SingleSource, services: Services | None = None) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -77,6 +78,8 @@ T = TypeVar("T")
 # A pack that is read in part keeps the index of each shard here, and as many blocks again; a smaller limit would be
 # refused.
 _LEAST_OF_LIMIT = 3 * LEAST_BLOCKS
+# How many packs of other requests are considered as the base of a new one.
+_LOOKED_AT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +213,13 @@ class CachedPack:
 class Cache:
     """The cache as one call sees it.
 
-    Its folder is looked up once, and only when it is needed, because giving up on a Drive that hangs takes long.
+    Its folder is looked up once, and only when it is needed, because giving up on a Drive that hangs takes long. The
+    requested pack is looked for once, too: each look takes several requests.
     """
 
     def __init__(self, request: StageRequest) -> None:
         self.request = request
+        self._found: list[CachedPack | None] = []
 
     @property
     def place(self) -> Place | None:
@@ -248,14 +253,28 @@ class Cache:
 
     def find(self) -> CachedPack | None:
         """Return the requested pack; `None` if there is none, or none is wanted."""
-        return self._ask(lambda place: _find_cached(self.request, place)) if self.request.wants_pack else None
+        if self.request.wants_pack and not self._found:
+            self._found.append(self._ask(lambda place: _find_cached(self.request, place)))
+        return self._found[0] if self._found else None
 
-    def find_each(self, *, others: bool) -> Iterator[CachedPack]:
-        """Yield the requested pack, and then all `others`; each in one file."""
+    def forget(self) -> None:
+        """Look again the next time, because another process may have published the pack."""
+        self._found.clear()
+
+    def find_each(self, *, like: int) -> Iterator[CachedPack]:
+        """Yield the requested pack, and then those whose lengths are closest to `like` bytes, 0 for none; each in one
+        file."""
         own = self.find()
         yield from () if own is None or own.in_shards else (own,)
-        found = self._ask(lambda place: [(one, place) for one in place.files() if one.is_whole]) if others else None
-        yield from (CachedPack((one,), one.manifest, place) for one, place in found or () if not one.manifest.shard)
+
+        def look(place: Place) -> Iterator[CachedPack]:
+            sizes = {name: entry.size for name, entry in place.entries().items() if name.endswith(".h5")}
+            # Opening each manifest of a large cache would take long; packs of the same rows are about as long.
+            closest = sorted(sizes, key=lambda name: abs(math.log((sizes[name] or 1) / like)))[:_LOOKED_AT]
+            files = [one for one in place.look(closest) if one is not None and one.is_whole]
+            return (CachedPack((one,), one.manifest, place) for one in files if not one.manifest.shard)
+
+        yield from (self._ask(look) if like else None) or ()
 
     def _ask(self, question: Callable[[Place], T]) -> T | None:
         """Return an answer about the cache; `None` if there is none, or none any more."""

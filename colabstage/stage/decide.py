@@ -154,12 +154,12 @@ class Base(NamedTuple):
     record: bytes = b""
 
 
-Bases: TypeAlias = "Callable[[str], Iterator[Base]]"
+Bases: TypeAlias = "Callable[[PackJob], Iterator[Base]]"
 
 
-def find_bases(call: StageCall, source: OpenedSource, cache: Cache, form: str) -> Iterator[Base]:
+def find_bases(call: StageCall, source: OpenedSource, cache: Cache, job: PackJob) -> Iterator[Base]:
     """Yield complete packs with their row records: that of this dataset, then others in the form of the planned one."""
-    request, own = call.request, call.request.pack_path
+    request, own, form = call.request, call.request.pack_path, form_of(job)
     # Plain files are fetched anyway, and packed from the local disk; workers read what they pack.
     if request.refresh or request.wants_files or call.executor is not None:
         return
@@ -175,7 +175,7 @@ def find_bases(call: StageCall, source: OpenedSource, cache: Cache, form: str) -
     # Under a limit, the disk would have to hold both; and there is one place for a copy.
     if request.cache_dir is None or request.disk_limit is not None or own.exists():
         return
-    for cached in cache.find_each(others=bool(form)):
+    for cached in cache.find_each(like=job.plan.nbytes if form else 0):
         recorded, is_own = cached.identity, cached.manifest.key == request.key
         is_alike = recorded is not None and (recorded.files, recorded.nbytes) == source.take_state()
         same_source = _is_same_source(cached.manifest, source, request)
@@ -261,7 +261,7 @@ def plan_reading(request: StageRequest, source: OpenedSource, spool: Path, *, pa
     if job is None:
         return reading
     chosen: tuple[Base, Takeover] | None = None
-    for one in bases(form_of(job)):
+    for one in bases(job):
         takeover = plan_takeover(job, one.pack)
         # To hash, or to copy, an earlier pack takes the time of all its rows.
         has_half = takeover.taken and 2 * takeover.taken >= len(job.table)

@@ -232,7 +232,12 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         # Not if everything is already local: that call should take no longer than a look at the source.
         call.report.note(*on_wrong_disks(request))
         make_own_folder(request.folder.parent)
-        with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
+
+        def wait_for(other: str) -> None:
+            call.report.note(other)
+            cache.forget()
+
+        with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=wait_for, cancellation=call.cancellation):
             # Decided again: the process that held the lock before may have done the work.
             put_back(request.files_path)
             decision = decide(call, source, cache, beside=True)

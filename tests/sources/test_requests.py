@@ -58,28 +58,44 @@ LABELLED: dict[str, Any] = {
 }
 
 
+# By how many images are in each of two folders: more requests than there are images, first and when called again. Of a
+# few, the facts of each are requested, then its content; of many, a listing tells the facts.
+@pytest.mark.parametrize(("each", "more", "again"), [(10, 20 + 12, 20 + 12), (40, 16, 12)])
 def test_addresses_in_a_bucket_share_a_client(
-    s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int, more: int, again: int
 ) -> None:
-    """To make one takes longer than to read an image; here the facts of each are requested, then its content."""
+    """To make one takes longer than to read an image."""
     from s3fs import S3FileSystem
 
     made, make = [], S3FileSystem.__init__
     monkeypatch.setattr(
         S3FileSystem, "__init__", lambda self, *given, **named: made.append(make(self, *given, **named))
     )
-    for name in (names := [f"{kind}/{number}.png" for kind in ("cat", "dog") for number in range(10)]):
+    for name in (names := [f"{kind}/{number}.png" for kind in ("cat", "dog") for number in range(each)]):
         s3.put(name, noise(7))
-    s3.hold(2 * len(names) + 12, lambda: None)
     found = []
     addresses = [f"s3://{s3.bucket}/{name}" for name in ("cat/none.png", *names)]
-    for _ in range(2):
+    for most in (len(names) + more, again):
+        s3.hold(most, lambda: None)
         data = stage_dataset(
             addresses, local_dir=tmp_path, cache_dir=None, image_size=8, progress=False, on_error="skip"
         )
         found.append((data.report.origin, len(made), s3.is_holding))
-    assert found == [("source", 1, True), ("local", 2, False)]
+    assert found == [("source", 1, True), ("local", 2, True)]
     assert data.report.skipped == (f"cat/none.png: There is nothing at '{addresses[0]}'",)
+
+
+def test_addresses_of_a_web_server_share_connections(tmp_path: Path) -> None:
+    """To connect takes two round trips or three, to ask takes one; each of the sixteen that ask keeps its own."""
+    files = {f"{'cat' if number % 2 else 'dog'}/{number}.png": noise(number) for number in range(60)}
+    with WebServer(files, knobs=WebKnobs(latency_s=0.01)) as server:
+        for calls in range(2):
+            server.forget_requests()
+            addresses = [server.url(name) for name in files]
+            data = stage_dataset(addresses, local_dir=tmp_path, cache_dir=None, image_size=8, progress=False)
+            assert data.report.origin == ("local" if calls else "source")
+            assert len(server.requests) <= len(files) + 1
+            assert len({request.connection for request in server.requests}) <= 17
 
 
 def test_a_folder_with_a_star_is_listed_once(
