@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from colabstage.errors import ColabstageError, SourceReadError, said_by
 from colabstage.io.arguments import refused_call, spelt_signature, with_docs
-from colabstage.io.callers_code import absolute, closeness, is_callers_own, lines_of, place_of
+from colabstage.io.callers_code import absolute, closeness, is_callers_own, lines_of, place_of, shorten
 from colabstage.io.environment import shell
 from colabstage.io.files import speaks_of_a_mount, translate_read_error, translate_write_error
 from colabstage.io.units import listed
@@ -70,21 +70,25 @@ def public(
         @functools.wraps(function)
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             try:
-                # `**arguments` would accept any name, so the names are checked here.
-                if spelt is not None:
-                    spelt.bind(*args, **kwargs)
-                return function(*args, **kwargs)
-            except TypeError as error:
-                signature = spelt or inspect.signature(function)
                 try:
-                    signature.bind(*args, **kwargs)
-                except TypeError as mismatch:
-                    raise refused_call(shown, signature, mismatch, kwargs, remedies or {}) from error
-                raise
-            except OSError:
-                given = {**inspect.signature(function).bind_partial(*args, **kwargs).arguments, **kwargs}
-                with typed_errors(reads=map(given.get, reads), writes=map(given.get, writes)):
+                    # `**arguments` would accept any name, so the names are checked here.
+                    if spelt is not None:
+                        spelt.bind(*args, **kwargs)
+                    return function(*args, **kwargs)
+                except TypeError as error:
+                    signature = spelt or inspect.signature(function)
+                    try:
+                        signature.bind(*args, **kwargs)
+                    except TypeError as mismatch:
+                        raise refused_call(shown, signature, mismatch, kwargs, remedies or {}) from error
                     raise
+                except OSError:
+                    given = {**inspect.signature(function).bind_partial(*args, **kwargs).arguments, **kwargs}
+                    with typed_errors(reads=map(given.get, reads), writes=map(given.get, writes)):
+                        raise
+            except Exception as error:
+                shorten(error)
+                raise
             except KeyboardInterrupt as stop:
                 raise_stopped(stop, stopped)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = __name__.partition(".")[0]
 _BECAUSE = "\nThe above exception was the direct cause of the following exception:\n"
+_MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n"
 
 
 def is_callers_own(error: OSError, *places: Path) -> bool:
@@ -55,15 +56,23 @@ def closeness(place: Path, given: Path) -> int:
 # Frames below the call only help developers of colabstage. `%xmode Verbose` shows them, and `%debug` always steps
 # through them.
 def lines_of(error: BaseException) -> list[str]:
-    """Return what IPython prints for one of our errors: no frames below the call, except in verbose mode."""
+    """Return what IPython prints for one of our errors, or for one that `shorten` was called with: no frames below the
+    call but those of functions that were passed to us, except in verbose mode."""
     tracebacks = shell().InteractiveTB
     if tracebacks.mode == "Verbose":
         return _formatted(tracebacks, error, error.__traceback__)
-    cause = error.__cause__
-    # The cause is shown only if the caller's own code raised it, in a function that was passed to us.
-    seen = None if cause is None else without_ours(cause.__traceback__)
-    cause_lines = [] if cause is None or seen is None else [*_formatted(tracebacks, cause, seen, tb_offset=0), _BECAUSE]
-    return [*cause_lines, *_formatted(tracebacks, error, without_ours(error.__traceback__))]
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    # An earlier error is shown only if the caller's own code raised it, in a function that was passed to us.
+    seen = None if earlier is None else without_ours(earlier.__traceback__)
+    link = _BECAUSE if error.__cause__ else _MEANWHILE
+    before = [] if earlier is None or seen is None else [*_formatted(tracebacks, earlier, seen, tb_offset=0), link]
+    return [*before, *_formatted(tracebacks, error, without_ours(error.__traceback__))]
+
+
+def shorten(error: Exception) -> None:
+    """Have IPython print an error as `lines_of` does, if the caller's own code raised it below this frame."""
+    if shell() is not None and not hasattr(error, "_render_traceback_") and without_ours(error.__traceback__):
+        vars(error)["_render_traceback_"] = partial(lines_of, error)
 
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:

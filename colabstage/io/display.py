@@ -311,10 +311,12 @@ def _about(seconds: float) -> str:
     return f"{max(1, round(seconds))} s" if seconds < 99.5 else format_duration(seconds)
 
 
-_KEPT = "What is finished is kept, and the next call continues from there."
-_HOW_TO_STOP = f"To cancel, stop the cell. {_KEPT}"
+_HOW_TO_STOP = "To cancel, stop the cell, which then says what is kept."
 # No cell runs this work, and only the user knows the name of the dataset.
-_HOW_TO_STOP_BACKGROUND = f"This continues while other cells run. To cancel it, call the dataset's cancel(). {_KEPT}"
+_HOW_TO_STOP_BACKGROUND = (
+    "This continues while other cells run. To cancel it, call the dataset's cancel(). "
+    "What is finished is kept, and the next call continues from there."
+)
 
 
 class NotebookProgress(Board):

@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.h5.schema import BOXES
 from colabstage.io.arguments import check_argument, refuse_argument
+from colabstage.io.callers_code import shorten
 
 if TYPE_CHECKING:
     from colabstage.load.epoch import BatchPlace
@@ -164,6 +165,7 @@ def call_theirs(name: str, function: Callable[..., Any], *arguments: Any, row: i
             msg = f"{name} failed with {given}: {why}. {remedy or f'Expected a function{pair}.'}"
             raise OptionError(msg) from error
         error.add_note(f"{name} was called with {given}.")
+        shorten(error)
         raise
 
 

@@ -175,7 +175,7 @@ def _draw_sample(sample: Sample, classes: Sequence[str], layout: str | None, *, 
     if kind == "image":
         return _draw_picture(sample, classes, large=large)
     if kind == "sound":
-        return _draw_wave(sample.x)
+        return _draw_wave(sample.x, f"style='width:{LARGE_PX}px;max-width:100%'" if large else "")
     text = _values_of(sample.x, _MANY_VALUES if large else _FEW_VALUES, tokens=kind == "tokens")
     return f"<div class='cs-text'>{html.escape(text)}</div>"
 
@@ -191,20 +191,23 @@ def _draw_picture(sample: Sample, classes: Sequence[str], *, large: bool) -> str
         # Small images are enlarged to six tenths of the length of large ones.
         scale = min(longest_px, max(longest, longest_px * 0.6)) / longest
         shown = f"style='width:{round(width * scale)}px;max-width:100%'"
-    marks = "" if sample.boxes is None else _draw_boxes(sample.boxes, classes, longest / (34 if large else 14))
+    marks = "" if sample.boxes is None else _draw_boxes(sample.boxes, classes, longest, 34 if large else 14)
     pixelated = " style='image-rendering:pixelated'" if _is_small(image) else ""
     return (
-        f"<svg class='cs-picture' viewBox='0 0 {width} {height}' {shown} role='img'>"
+        f"<svg class='cs-picture' viewBox='0 0 {width} {height}' {shown} aria-hidden='true'>"
         f"<image href='{data_uri(image)}' width='{width}' height='{height}' preserveAspectRatio='none'{pixelated}/>"
         f"{marks}</svg>"
     )
 
 
-def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], font: float) -> str:
-    """Draw rectangles with names, whose height is `font` pixels of the image; lines are equally thick everywhere."""
-    parts = []
+def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], longest: int, most: int) -> str:
+    """Draw rectangles, with names if there are no more than `most`, of which so many lines fit into `longest` pixels;
+    lines are equally thick everywhere."""
+    parts, font = [], longest / most
+    # More names would cover each other and the picture; the legend has the classes' colours.
+    named = "labels" in boxes and len(boxes["boxes"]) <= most
     for (x0, y0, x1, y1), label in zip(boxes["boxes"][:_MOST_BOXES].tolist(), _labels_of(boxes), strict=False):
-        colour, name = _css_colour(label), class_name(label, classes) if "labels" in boxes else ""
+        colour, name = _css_colour(label), class_name(label, classes) if named else ""
         parts.append(
             f"<rect x='{x0:.1f}' y='{y0:.1f}' width='{max(0.0, x1 - x0):.1f}' height='{max(0.0, y1 - y0):.1f}' "
             f"fill='none' stroke='{colour}' stroke-width='2' vector-effect='non-scaling-stroke'/>"
@@ -219,7 +222,7 @@ def _labels_of(boxes: dict[str, NDArray[Any]]) -> list[int]:
     return [int(label) for label in boxes.get("labels", np.full(len(boxes["boxes"]), -1)).tolist()]
 
 
-def _draw_wave(x: NDArray[Any]) -> str:
+def _draw_wave(x: NDArray[Any], shown: str) -> str:
     """Draw the minimum and maximum of each stretch of a signal, over all of its channels."""
     # The longer axis is time, because files of both orders exist. NaN would leave a hole in the path, and some browsers
     # then draw nothing.
@@ -238,7 +241,7 @@ def _draw_wave(x: NDArray[Any]) -> str:
             for number, (down, up) in enumerate(zip(low.tolist(), high.tolist(), strict=True))
         )
     return (
-        f"<svg class='cs-picture' viewBox='0 0 {width} {height}' preserveAspectRatio='none' role='img'>"
+        f"<svg class='cs-picture' viewBox='0 0 {width} {height}' {shown} preserveAspectRatio='none' aria-hidden='true'>"
         f"<path d='{path}' stroke='{COLOURS['accent']}' stroke-width='1.2' fill='none'/></svg>"
     )
 
@@ -262,7 +265,8 @@ def _values_of(x: NDArray[Any], most: int, *, tokens: bool) -> str:
 def caption(sample: Sample, classes: Sequence[str]) -> str:
     y = sample.y
     if sample.boxes is not None:
-        return format_count(len(sample.boxes["boxes"]), "boxes")
+        count = len(sample.boxes["boxes"])
+        return format_count(count, "boxes") + (f", {_MOST_BOXES} drawn" if count > _MOST_BOXES else "")
     if sample.mask is not None:
         names = [class_name(value, classes) for value, _ in _shares(sample.mask) if not is_background(value, classes)]
         more = len(names) - _MOST_IN_CAPTION
@@ -365,7 +369,7 @@ def bar_order(counts: NDArray[np.int64]) -> list[int]:
 _COLUMNS = (
     "display:grid!important;grid-template-columns:repeat(auto-fill,minmax(132px,1fr));grid-auto-rows:176px;gap:8px"
 )
-_BARS = "display:grid!important;grid-auto-rows:24px;gap:0"
+_BARS = "display:grid!important;grid-template-columns:minmax(0,1fr);grid-auto-rows:24px;gap:0"
 
 BROWSE_STYLE = (
     STYLE
@@ -395,7 +399,6 @@ text-overflow:ellipsis}
 white-space:pre-wrap;overflow-wrap:anywhere}
 .cs-broken{font-size:11px;color:#d64545;align-items:flex-start;overflow-wrap:anywhere}
 .cs-legend{display:flex;flex-wrap:wrap;gap:2px 14px;margin:6px 0}
-.cs-chip{white-space:nowrap}
 .cs-chip i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:5px;vertical-align:-1px}
 .cs-bar{position:relative;padding:0 6px;border-radius:4px;display:flex;justify-content:space-between;gap:8px;
 line-height:20px;height:24px}
@@ -528,8 +531,9 @@ class Overlay:
         for button, name in zip_longest(self.buttons, names):
             # A button over an empty cell would open the wrong one.
             _set_shown(button, name is not None)
-            # All that a screen reader has of the button, and the whole of a name that is cut off.
-            button.tooltip = f"{name}: {self._tooltip}"
+            # All that a screen reader has of the button, which reads its transparent text; and the whole of a name that
+            # is cut off.
+            button.description = button.tooltip = f"{name}: {self._tooltip}"
 
 
 class Bars:
@@ -631,20 +635,23 @@ class DatasetBrowser:
         def follow(widget: Any, width: str, to: Callable[[Any], None]) -> Any:
             # ipywidgets reports values that we set like those that a person chooses.
             widget.observe(lambda change: None if self._quiet else move(to, change["new"]), "value")
-            widget.layout.width = width
+            # A name that is part of the field is what screen readers read.
+            widget.layout.width, widget.style.description_width = width, "initial"
             return widget
 
         number = {"value": 1, "min": 1, "max": 1, "continuous_update": False}
         options = [(f"{name} ({count:,})", name) for name, count in state.source.rows.items()]
-        self._split = follow(widgets.Dropdown(options=options, value=state.split), "150px", state.choose_split)
-        row = widgets.BoundedIntText(**{**number, "value": 0, "min": 0})
-        self._row = follow(row, "90px", state.go_to_row)
-        filters = widgets.HBox([self._split, widgets.HBox([widgets.Label("sample"), self._row])])
+        split = widgets.Dropdown(description="split", options=options, value=state.split)
+        self._split = follow(split, "190px", state.choose_split)
+        row = widgets.BoundedIntText(**{**number, "value": 0, "min": 0}, description="sample")
+        self._row = follow(row, "140px", state.go_to_row)
+        filters = widgets.HBox([self._split, self._row])
         filters.layout.flex_flow = "row wrap"
 
         self._back = button("‹", "Page before", lambda: state.turn_to(state.page - 1))
         self._on = button("›", "Next page", lambda: state.turn_to(state.page + 1))
-        self._page = follow(widgets.BoundedIntText(**number), "80px", lambda page: state.turn_to(page - 1))
+        page = widgets.BoundedIntText(**number, description="page")
+        self._page = follow(page, "120px", lambda page: state.turn_to(page - 1))
         self._of = widgets.Label(layout=widgets.Layout(flex="0 0 auto"))
         pager = widgets.HBox([self._back, self._page, self._of, self._on])
 

@@ -132,6 +132,13 @@ def stopped(x, y):
 for x, y in colabstage.make_loader(colabstage.dataset_h5('rows.h5'), 4, batch_transform=stopped):
     pass
 """
+_OWN = """
+def failing(*given):
+    try:
+        {}['missing']
+    except KeyError:
+        return 1 / 0
+"""
 _TRAINING = """
 import torch
 with colabstage.resumable('run', model=torch.nn.Linear(1, 1), every='1 h') as run:
@@ -145,8 +152,16 @@ with colabstage.resumable('run', model=torch.nn.Linear(1, 1), every='1 h') as ru
 def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurseries: Nurseries) -> None:
     stop, stopped = (f"colabstage.pack_dataset(Odd(stops=True), 'odd.h5', progress={shown})" for shown in (True, False))
     packs = "colabstage.pack_dataset(Odd(), 'odd.h5', progress=False)"
+    loader = "colabstage.make_loader(colabstage.dataset_h5('rows.h5'), 4"
     outputs = run_cells(
         *(_ODD, stop, stopped, "stage()", packs, _LOOP, "%xmode Verbose", "stage()", _TRAINING),
+        *(
+            "%xmode Context",
+            _OWN,
+            f"for _ in {loader}, batch_transform=failing):\n    pass",
+            f"colabstage.profile_loader({loader}), failing)",
+        ),
+        "colabstage.dataset_h5('rows.h5', transform=failing)[0]",
         folder=tmp_path,
         nurseries=nurseries,
     )
@@ -155,12 +170,16 @@ def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurs
         re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(cell[-1]["traceback"]))
         for cell in (outputs[2], outputs[3], outputs[4], outputs[5], outputs[7])
     )
-    assert sentence == "Stopped. What was finished is kept; the same call again continues from there."
+    assert sentence.startswith("Stopped. What was finished is kept; the same call again continues from there. Only the")
     assert ("imagesize=3" in typo, "Did you mean 'image_size'?" in typo) == (True, True)
     assert ("1 / 0" in broken, "Odd()" in broken, "Odd[0]" in broken) == (True, True, True)
     assert ("for x, y in" in left, "raise_signal" in left, left.count("KeyboardInterrupt")) == (True, True, 2)
     assert re.findall(r"(?:boundary|items|run|ahead|loader|calling)\.py", typo + broken + left) == []
     assert "boundary.py" in everything
+    for cell in outputs[11:]:
+        own = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(cell[-1]["traceback"]))
+        # Both of the caller's own errors, from the line of the cell to the line that failed; no file of ours.
+        assert ("1 / 0" in own, "KeyError: 'missing'" in own, re.findall(r"\w+\.py", own)) == (True, True, [])
     assert outputs[8][-1]["traceback"] == ["Stopped. What was saved is kept; running this again continues from there."]
     assert "Saved step" not in text_in(outputs[8])  # once, in the panel
     panels = [one["data"]["text/plain"] for one in outputs[8] if "text/html" in one.get("data", {})]
