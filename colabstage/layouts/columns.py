@@ -39,7 +39,9 @@ _QUOTED = r"""(?:'[^']*'|"[^"]*")"""
 _LIST_OF_WORDS = re.compile(rf"\[\s*(?:{_QUOTED}\s*(?:,\s*{_QUOTED}\s*)*)?\]")
 # What programs write into an empty cell. "None" and "NA" may be words: a wall without damage, Namibia.
 MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
-_PERHAPS_MISSING = frozenset({"na", "none", "nil", "-", "--", "?", ".", "-99", "-999", "-9999"})
+# What a spreadsheet writes where its formula failed.
+_FAILED = frozenset({"#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!"})
+_PERHAPS_MISSING = frozenset({"na", "n.a.", "none", "nil", "-", "--", "?", ".", "-99", "-999", "-9999"})
 # 64-bit integers have fewer digits, and Python refuses to parse thousands of them.
 MOST_DIGITS = 40
 # A cell may be a page of text.
@@ -392,7 +394,7 @@ def make_targets(
     # If cells may have several labels, an empty one is a sample without any; a mark for a missing value is not a word.
     of_words = separator != "" and first.are_all(_LIST_OF_WORDS) and "" not in first.distinct
     mark = separator or (separator_of(first) if separator is None and not of_words else "")
-    missing = {cell for cell in first.distinct if cell.lower() in MISSING} - ({""} if mark else set())
+    missing = {cell for cell in first.distinct if cell.lower() in MISSING | _FAILED} - ({""} if mark else set())
     if not (of_words or mark or separator == "" or first.is_numeric):
         _check_classes(first, missing, sample)
     if missing:

@@ -132,8 +132,10 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
 def _spelled_twice(table: SampleTable) -> str:
     """Find classes that are one word in two spellings: one class for people, and two for a program."""
     seen: dict[str, str] = {}
+    # y is yes.
+    are_flags = {*map(str.lower, table.classes)} <= words.YES | words.NO
     for name in table.classes:
-        other = seen.setdefault(words.spoken(name), name)
+        other = seen.setdefault(name[:1].lower() if are_flags else words.spoken(name), name)
         if other != name:
             return (
                 f"The classes '{show(other)}' and '{show(name)}' look like one in two spellings. Spell it in one way."

@@ -49,7 +49,7 @@ from colabstage.layouts.evidence import (
     require_files,
     size_in_file,
 )
-from colabstage.layouts.formats.detection import ANSWERS
+from colabstage.layouts.formats.detection import is_of_tool
 from colabstage.layouts.formats.masks import RUNS, masks_of_runs, parse_runs
 from colabstage.layouts.formats.tables import LISTS, Table, parse_table
 from colabstage.layouts.lists import MOST_LISTS, NONE, SEVERAL, Lookup, held_out_of_others, lists_state
@@ -219,8 +219,7 @@ class TableSearch:
         # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are, and tables
         # of annotation tools as their other files.
         is_other = words.names_classes(table.name, table.header) or words.states_splits(table.header)
-        is_other |= any(one.name == "answer" and one.filled <= {*ANSWERS} for one in table.columns)
-        is_other |= "region_shape_attributes" in table.header
+        is_other = is_other or is_of_tool(table.name, table.columns)
         return (self.table is not None or not is_other) and (not self.lists or self._lists_files(table))
 
     def _lists_files(self, table: Table) -> bool:
@@ -684,8 +683,11 @@ class TableSearch:
 
     def _notes(self, rows: _Rows, roles: ColumnRoles, corners: tuple[str, ...]) -> list[str]:
         first = rows.places[0][0]
-        used = {first.path.name, first.folders or first.beside, *roles.labels, *roles[1:], *corners}
-        unread = [name for name in first.table.header if name not in used and not words.is_index_name(name)]
+        used = {first.path.name, first.folders or first.beside or None, *roles.labels, *roles[1:], *corners}
+        # Merged cells of a header leave columns without a name that number no rows.
+        bare = (1, len(first.path))
+        rest = [one for one in first.table.columns if one.name not in used]
+        unread = [one.name for one in rest if not (words.is_index_name(one.name) and len(one.distinct) in bare)]
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
         # Published tables often name a few files that were never published; without a note a broken download would be
         # hidden.

@@ -77,8 +77,8 @@ class StoredArray:
     """Why it cannot be read at all; "" if it can."""
     parts: tuple[StoredArray, ...] = ()
     """The arrays that it joins, if it spans several files."""
-    unwritten: str = ""
-    """How many of its chunks or values HDF5 gives as 0, because they were never written; "" for none."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on values that are not what they seem: never written, or packed."""
     is_turned: bool = False
     """Whether its rows are along the last of MATLAB's three axes or more, as its own programs store images."""
 
@@ -202,6 +202,8 @@ def decode_npy(content: Any) -> NDArray[Any]:
 
 # --- HDF5 -------------------------------------------------------------------------------------------------------------
 
+# Attributes by which the numbers of climate data (CF) are packed, and what changes nothing.
+_OF_CF = {"scale_factor": 1, "add_offset": 0, "_FillValue": None, "missing_value": None}
 # Rows are read in blocks of about this size, or of a chunk if that is larger, up to the second bound.
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MAX_BLOCK_BYTES = 128 * 1024 * 1024
@@ -315,7 +317,16 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
         trouble = OF_MATLAB
     if base is not None:
         trouble = f"each row has any number of {base} values; cut them to one length, or read it with dataset_h5"
-    return StoredArray(name, shape, native, rows, whole, trouble, (), unwritten_part(dataset), is_turned)
+    return StoredArray(name, shape, native, rows, whole, trouble, (), (*_remarks(dataset, name),), is_turned)
+
+
+def _remarks(dataset: Any, name: str) -> Iterator[str]:
+    if unwritten := unwritten_part(dataset):
+        yield f"{unwritten} of '{name}' were never written, and are read as 0."
+    stated = ((key, np.ravel(dataset.attrs[key])[:1]) for key in _OF_CF if key in dataset.attrs)
+    numbers = [(key, value.item()) for key, value in stated if value.size and value.dtype.kind in "iuf"]
+    if odd := [f"{key} {value:g}" for key, value in numbers if value != _OF_CF[key] and not math.isnan(value)]:
+        yield f"The numbers of '{name}' are as they are stored; xarray.open_dataset() applies their {', '.join(odd)}."
 
 
 def _text(dataset: Any, name: str) -> NDArray[Any]:

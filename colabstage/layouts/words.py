@@ -110,18 +110,19 @@ _FOREIGN = frozenset(
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 # What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
 _COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
-# What programs write into the names of copies and pieces: Roboflow's hash, and what was done: cat1_aug_3, v2_frame_17.
-_DONE = (
-    r"aug(mented|mentation)?|([hv]|lr|ud)?flip(ped)?(lr|tb|ud|[hv])?|mirror(ed)?|rot(at(e|ed|ion))?|(new)?\d*deg(flip(lr|tb)?)?"
-    r"|blur(red)?|noise|noisy|zoom(ed)?|shear(ed)?|shift(ed)?|jitter(ed)?|bright(ness|er)?|contrast"
-    r"|copy|frame|slice|tile|patch|crop(ped)?"
-)
+# What programs write into the names of copies and pieces: Roboflow's hash, and what was done: cat1_aug_3, v2_frame_17;
+# each by a part of the word.
+_DONE_BY_PART = {
+    "aug": "aug(mented|mentation)?", "flip": "([hv]|lr|ud)?flip(ped)?(lr|tb|ud|[hv])?", "mirror": "mirror(ed)?",
+    "rot": "rot(at(e|ed|ion))?", "deg": r"(new)?\d*deg(flip(lr|tb)?)?", "blur": "blur(red)?", "nois": "nois[ey]",
+    "zoom": "zoom(ed)?", "shear": "shear(ed)?", "shift": "shift(ed)?", "jitter": "jitter(ed)?",
+    "bright": "bright(ness|er)?", "crop": "crop(ped)?",
+    **{word: word for word in ("contrast", "copy", "frame", "slice", "tile", "patch")},
+}  # fmt: skip
+_DONE = "|".join(_DONE_BY_PART.values())
 _MADE = re.compile(
     rf"\.rf\.[0-9a-z]{{16,}}$|[ ._-]+(({_DONE})\d*)([ ._-]+(({_DONE})\d*|\d+))*$|^(({_DONE})[ ._-]+)+", re.IGNORECASE
 )
-# A part of each such word.
-_PERHAPS_MADE = ("aug", "flip", "mirror", "rot", "deg", "blur", "nois", "zoom", "shear", "shift", "jitter", "bright",
-    "contrast", "frame", "slice", "tile", "patch", "crop", ".rf.", "copy")  # fmt: skip
 # person12_virus_3, sub-01_T1w, patient 7/slice_2, but not phone_case_3; SCENES and PERSONS are columns.
 _PERSON = re.compile(
     r"((?<![a-z])(?:patient|subject|participant|person|volunteer|donor|subj)|(?<![^/])(?:case|sub))"
@@ -169,7 +170,7 @@ def originals(names: Sequence[str]) -> Sequence[str]:
     >>> originals(["a/cat1.jpg", "a/cat1_flipLR.jpg", "a/rotated_cat1.jpg", "a/cat_rot_2.jpg"])
     ['a/cat1.jpg', 'a/cat1.jpg', 'a/cat1.jpg', 'a/cat_rot_2.jpg']
     """
-    return [*map(_original, names)] if _say_one_of(names, _PERHAPS_MADE) else names
+    return [*map(_original, names)] if _say_one_of(names, (".rf.", *_DONE_BY_PART)) else names
 
 
 def _original(name: str) -> str:

@@ -118,6 +118,15 @@ def jpeg_2000(pixels: Any) -> bytes:
     return encode(Image.fromarray(pixels[..., 0]), "JPEG2000", irreversible=False)
 
 
+def h5_with(attributes: dict[str, Any]) -> bytes:
+    """An HDF5 file of inputs with these attributes, and targets."""
+    file = io.BytesIO()
+    with h5py.File(file, "w") as made:
+        made["x"], made["y"] = np.ones((8, 4)), np.arange(8) % 2
+        made["x"].attrs.update(attributes)
+    return file.getvalue()
+
+
 def mat(**arrays: Any) -> dict[str, bytes]:
     return {"train.mat": matlab(arrays)}
 
@@ -360,6 +369,14 @@ FORMS = [
 # An unclosed quote makes one cell of the rows up to the next quote.
 OPEN = [refused(r"labels\.csv.*after row 2"), found("train: cat 2, dog 2")]
 TABLES = [
+    row("yes in two spellings", files("{0..3}.jpg", {"labels.csv": "file,label\n0.jpg,yes\n1.jpg,no\n2.jpg,Y\n3.jpg,no\n"}), right=[refused("'Y' and 'yes' look like one")]),
+    *(row(f"a table with {name}", table(header, line), right=[right])
+      for name, header, line, right in list[Any]([
+          ("remarks above its header", "# by Ann, in May\n# of 2024\nfile,label", "{i}.jpg,{c}", found("train: cat 2, dog 2", note="paths are in 'file', labels in 'label'")), ("a header behind #", "# file,label", "{i}.jpg,{c}", found("train: cat 2, dog 2", note="in 'file'")),
+          ("remarks between its rows", "file,label\n# of May", "{i}.jpg,{c}", refused("1 cells in row 2 and 2 in the first.*remarks a file of their own")),
+          ("yes and no", "file,sick", "{i}.jpg,yes\n{i}.jpg,no", refused("'yes' and one with 'no'")),
+          ("failed formulas", "file,label\n0.jpg,#REF!", "{i}.jpg,{c}", refused("1 of 5 rows has no label in 'label' .*#REF!")), ("n.a. as a class", "file,label\n0.jpg,n.a.", "{i}.jpg,n.a.", noted("'n.a.' in 'label' counts like")),
+          ("merged cells in its header", "file,label,\n,cat,dog", "{i}.jpg,{c},{c}", found("train: cat 2, dog 2", note="Not used: the column ''")), ("numbers of its rows", ",file,label", "{i},{i}.jpg,{c}", lambda packed: "cat 2" in packed.found and not noted("Not used")(packed))])),
     row("masks of the background, and rows of a class without any", table("file,class,rle", "{i}.jpg,background,1 3\n{i}.jpg,cat,9 4\n{i}.jpg,dog,"), right=[found("train: 4 masks with 16 pixels", note="'dog' has a mask")]),
     row("run lengths from the first pixel on", table("file,rle", "{i}.jpg,0 3"), right=[found("train: 4 masks with 12 pixels", note="from pixel 0 on")]),
     row("labels of an image by two people", files("images/{0..3}.jpg", {"e.ndjson": "".join(json.dumps({"data_row": {"external_id": f"{i}.jpg"}, "projects": {"p": {"labels": [{"annotations": {}}] * 2}}}) + "\n" for i in range(4))}), right=[refused("2 labels, by several people")]),
@@ -977,6 +994,10 @@ SMALL = np.arange(4 * 8 * 6 * 3, dtype=np.uint8).reshape(4, 8, 6, 3)
 FROM_ONE = [found("train: 0 4, 1 4, 2 4"), noted("stay the numbers")]
 ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
 ARRAYS = [
+    *(row(f"numbers that a file says are packed: {name}", files("", {"d.h5": h5_with(attributes)}), right=[right])
+      for name, attributes, right in list[Any]([
+          ("scale and offset", {"scale_factor": 0.01, "add_offset": np.array([273.15])}, noted("'d.h5/x' are as they are stored.*xarray.*scale_factor 0.01, add_offset 273.15")), ("a number for none", {"_FillValue": -9999.0}, noted("_FillValue -9999")),
+          ("by 1, and NaN for none", {"scale_factor": 1.0, "add_offset": 0, "_FillValue": np.nan, "missing_value": "none"}, lambda packed: packed.found and not noted("xarray")(packed))])),
     row("arrays of embeddings beside inputs", {"d.npz": npz(x=np.ones((8, 4)), y=np.array(Y), embedding_matrix=np.ones((20, 9)))}, right=[found("train: 0 4, 1 4.*", note="embedding_matrix")]),
     row("embeddings and their labels", {"embeddings.npy": npy(np.ones((8, 4))), "y.npy": npy(np.array(Y))}, right=[found("train: 0 4, 1 4.*")]),
     row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),

@@ -816,6 +816,16 @@ def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Rec
     return None, {}
 
 
+def is_of_tool(name: str, columns: Sequence[Column]) -> bool:
+    """Tell whether a table is a tool's: it has the columns, and cells of the first, that the format's marks name."""
+    cells_of = {column.name: column for column in columns}
+    for form in _FORMATS if name.lower().endswith(words.TABLES) else ():
+        first, *rest = (mark.decode().strip('"') for mark in form.marks or (b"",))
+        if name.lower().endswith(form.extension) and first in cells_of:
+            return {*rest} <= cells_of.keys() | cells_of[first].filled
+    return False
+
+
 def _mapping(content: bytes, key: str, kind: type) -> dict[str, Any]:
     """Return the mapping in a JSON file; an empty one if it is not one, or has no such value under a key."""
     found = json.loads(content)
@@ -935,16 +945,16 @@ def _supervisely_points(one: dict[str, Any]) -> Points:
     return _box(x, y, width, height)
 
 
-ANSWERS = ("accept", "reject", "ignore")
+_ANSWERS = ("accept", "reject", "ignore")
 
 
 def _prodigy(_: str, content: bytes) -> list[Record]:
     """Read Prodigy's lines, of which only those whose answer is accept say something: what is drawn, or the classes."""
     found = [json.loads(line) for line in decode_text(content).splitlines() if line.strip()]
-    if not all(isinstance(one, dict) and one.get("answer") in ANSWERS for one in found):
+    if not all(isinstance(one, dict) and one.get("answer") in _ANSWERS for one in found):
         return []
     every = []
-    for one in (one for one in found if one["answer"] == ANSWERS[0]):
+    for one in (one for one in found if one["answer"] == _ANSWERS[0]):
         drawn = [
             (span["label"], span.get("points") or _box(*map(span.get, ("x", "y", "width", "height"))))
             for span in one.get("spans") or ()

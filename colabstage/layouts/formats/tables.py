@@ -76,7 +76,23 @@ def parse_table(name: str, content: bytes) -> Table:
     text = decode_text(content)
     if name.lower().endswith(".jsonl"):
         return _parse_lines(name, text)
+    text = _below_comments(text)
     return _parse_cells(name, text) if words.is_table(name) else _parse_list(name, text)
+
+
+def _below_comments(text: str) -> str:
+    """Return a text without the comments above its rows; the last of these may be their header: "# file label"."""
+    lines = text.splitlines(keepends=True) if text.lstrip().startswith("#") else []
+    above = [*itertools.takewhile(lambda line: not line.strip() or is_comment(line), lines)]
+    rows = lines[len(above) :]
+    if not above or not rows:
+        return text
+    header = next(filter(None, map(str.strip, reversed(above)))).lstrip("# ")
+    delimiter = next((mark for mark in _DELIMITERS if mark in rows[0]), None)
+    first = [*map(words.plain_name, rows[0].split(delimiter))]
+    # "# labels, by Ann" above "file,label" is none.
+    is_header = len(header.split(delimiter)) == len(first) and {*words.PATHS, *words.LABELS}.isdisjoint(first)
+    return "".join([f"{header}\n" * is_header, *rows])
 
 
 def _parse_cells(name: str, text: str) -> Table:
@@ -105,7 +121,7 @@ def _parse_cells(name: str, text: str) -> Table:
     if odd is not None and not fault:
         fault = (
             f"'{name}' has {len(rows[odd])} cells in row {odd + 1} and {width} in the first; expected as many. "
-            'Cells that hold the delimiter need "quotes".'
+            'Cells that hold the delimiter need "quotes", and titles and remarks a file of their own.'
         )
     cells = itertools.islice(itertools.zip_longest(*rows, fillvalue=""), width)
     return _make_table(name, ((first, rest) for first, *rest in cells), fault)
@@ -146,18 +162,12 @@ def _parse_items(name: str, text: str) -> Table:
 
 
 def _parse_words(name: str, text: str) -> Table:
-    lines = text.splitlines()
-    comments = list(itertools.takewhile(is_comment, filter(None, lines)))
-    lines = list(filter(str.strip, lines))
+    lines = list(filter(str.strip, text.splitlines()))
+    if any(mark in line for line in lines[:1] for mark in _DELIMITERS):
+        # "#1,cat" may be a row.
+        remarks = {line for line in lines if line.startswith("# ")} if "#" in text else ()
+        return _parse_cells(name, "\n".join(line for line in lines if line not in remarks) if remarks else text)
     lines = list(itertools.filterfalse(is_comment, lines)) if "#" in text else lines
-    first = lines[0] if lines else ""
-    delimiter = next((mark for mark in _DELIMITERS if mark in first), None)
-    # The last comment above the rows may be their header: "# file label".
-    header = comments[-1].lstrip("# ") if comments else ""
-    if header and len(header.split(delimiter)) == len(first.split(delimiter)):
-        lines = [header, *lines]
-    if delimiter:
-        return _parse_cells(name, "\n".join(lines) if comments else text)
     # Above the rows their number may stand, and a header that lacks a name for the paths, as R writes it.
     lines = lines[lines[0].strip() == str(len(lines) - 2) :] if lines else []
     if lines and len(lines[0].split()) + 1 == len(lines[-1].split()):
