@@ -39,8 +39,8 @@ _NOTES = (
 
 # Names that people give splits, and the stored name of each; in the order of a table.
 SPLITS = {
-    "train": "train", "training": "train", "val": "val", "valid": "valid", "validation": "validation", "dev": "dev",
-    "test": "test", "testing": "test",
+    "train": "train", "training": "train", "val": "val", "valid": "valid", "validation": "validation",
+    "validate": "validation", "dev": "dev", "test": "test", "testing": "test",
 }  # fmt: skip
 _SHORT = {"Tr": "train", "Ts": "test"}
 SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLITS.values()))}
