@@ -501,13 +501,11 @@ class TableSearch:
         used = [one.name for one in self.claiming if one in complete or stated.isdisjoint(one.files)]
         chosen = self.files.take(rows.files[np.array(firsts, np.int64)])
         who, splits = listed([one.name for one in found]), [rows.splits[row] for row in firsts]
-        made = Evidence.of_images(
-            self.source, self.kind.layout, chosen, targets, who, splits=splits, classes=classes, notes=notes, used=used
-        )
-        if roles.group is None:
-            return made
-        groups = rows.column(roles.group).cells
-        return replace(made, table=replace(made.table, groups=tuple(groups[row] for row in firsts)))
+        cells = () if roles.group is None else rows.column(roles.group).cells
+        return Evidence.of_images(
+            self.source, self.kind.layout, chosen, targets, who, splits=splits, classes=classes, notes=notes, used=used,
+            groups=[cells[row] for row in firsts if cells],
+        )  # fmt: skip
 
     def _shapes(
         self, rows: _Rows, columns: ShapeColumns, notes: list[str]

@@ -479,8 +479,10 @@ PERSONS = re.compile(
     r"(patient|subject|participant|person|lesion)(_?(id|no|nr|num|number|code|name))?|case_?(id|no|nr|num|number|code|name)"
     r"|(group|session|scene|animal|mouse|donor|individual|volunteer|specimen|recording|clip|sequence|slide)_?id"
 )
-# May be a label or a group.
-SCENES = re.compile(r"(speaker|driver|user|case|video)(_?id)?|group|session|scene")
+# May be a label or a group; places if their cells are numbers or codes, because words may be parts of a body.
+SCENES = re.compile(r"(speaker|driver|user|case|video)(_?id)?|group|session|scene|seq_?id")
+PLACES = re.compile(r"(location|site|station)(_?(id|no|nr|num|number|code|name))?|(camera|trap)_?(id|no|nr|num|number)")
+GROUPS = (PERSONS, PLACES, SCENES)
 YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})
 NO = frozenset({"false", "f", "no", "n", "0", "0.0"})
 # Columns of yes and no that say for each row whether it is in one split; beside each, the splits of yes and no.
@@ -520,6 +522,11 @@ def states_splits(header: Sequence[str]) -> bool:
 def is_label_name(column: str) -> bool:
     """Tell whether a column's name means a label, so that it is never the path."""
     return plain_name(column) in LABELS
+
+
+def may_group(column: str) -> bool:
+    """Tell whether a column's name means persons, places or scenes, whose samples stay in one split."""
+    return any(pattern.fullmatch(plain_name(column)) for pattern in GROUPS)
 
 
 def label_names(columns: Iterable[str], first: tuple[str, ...] = ()) -> list[str]:
