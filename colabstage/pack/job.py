@@ -343,7 +343,7 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
             yield f"{are} of one person, picture or video with others, by their names ({pair}), and in the same split"
         else:
             shared = take_strings(owners(table.keys, strata_of(table), (beginnings,)), divided)
-            if 2 * len(again := _repeats(own, shared)) >= len(own):
+            if 2 * len(again := _repeats(own, shared)) >= max(len(own), 1):
                 are, pair = counted(len(again), "files", "are", of=len(own)), listed([own[row] for row in again[0]])
                 yield (
                     f"{are} called as others up to the last number ({pair}), and divided one by one. If those are of "
