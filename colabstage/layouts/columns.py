@@ -191,10 +191,7 @@ def find_roles(
     free = [column for name, column in columns.items() if name not in (labels or ())]
     split = _split_column(free)
     rest = [column for column in free if column is not split]
-    group, scene = (
-        next((one.name for one in rest if pattern.fullmatch(one.plain)), None)
-        for pattern in (words.PERSONS, words.SCENES)
-    )
+    group, scene = find_groups(rest)
     roles = ColumnRoles(tuple(labels or ()), None if split is None else split.name, group or scene)
     if labels:
         return roles._replace(number=_numbering(columns, labels[0]) if len(labels) == 1 else None)
@@ -209,6 +206,16 @@ def find_roles(
     # The one in words, where several have the same content.
     label = next((name for name in named if not candidates[name].is_numeric), named[0])
     return roles._replace(labels=(label,), number=_numbering(columns, label))
+
+
+def find_groups(columns: Sequence[Column]) -> tuple[str | None, str | None]:
+    """Return the column of persons, and that of places or otherwise scenes, which may be the label instead."""
+    coded = (one for one in columns if all(any(map(str.isdecimal, cell)) for cell in one.distinct))
+    persons, places, scenes = (
+        next((one.name for one in own if pattern.fullmatch(one.plain)), None)
+        for pattern, own in zip(words.GROUPS, (columns, coded, columns), strict=True)
+    )
+    return persons, places or scenes
 
 
 def _sides_of_images(columns: Iterable[str]) -> set[str]:

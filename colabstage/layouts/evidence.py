@@ -73,11 +73,12 @@ class Evidence:
         classes: Iterable[str] = (),
         notes: Iterable[str] = (),
         used: Iterable[str] = (),
+        groups: Sequence[str] = (),
     ) -> Evidence:
         """Return what states the targets of images, a file each, and their splits, "" for none."""
-        read = TreeFiles(source.tree, files)
+        read, group, said = TreeFiles(source.tree, files), tuple(groups) or None, tuple(notes)
         keys, stated = _numbered_apart(read.entries.names), known_splits(splits)
-        table = SampleTable(layout, keys, Images(read), targets, stated, classes=tuple(classes), notes=tuple(notes))
+        table = SampleTable(layout, keys, Images(read), targets, stated, group, classes=tuple(classes), notes=said)
         return cls(table, who, frozenset(used))
 
     @property

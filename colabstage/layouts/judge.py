@@ -891,9 +891,15 @@ class Naming:
     def _in_lines(self, lines: Sequence[tuple[str, Statement]], labels: Sequence[tuple[str, ...]]) -> Says:
         """Return what lines state that are no rows: the classes of the samples that they name, or something else."""
         named: dict[Statement, list[set[str]]] = {}
+        pairs = set[tuple[str, tuple[str, ...]]]()
         for part, one in lines:
             rows = self._lookup.search(one.paths.get(part, part))
             named.setdefault(one, []).append({name for row in rows for name in labels[row]})
+            pairs.update((" ".join(one.beside(part)), labels[row]) for row in rows)
+        # What several samples share and is not one for each class says more than the class in a path.
+        said, known = ({pair[place] for pair in pairs} for place in (0, 1))
+        if 1 < len(said) < len(named) and not len(said) == len(known) == len(pairs):
+            return Says.MORE
         agreeing = 0
         for one, classes in named.items():
             # Boxes and records say more of their sample than the path, and records may be about several classes.

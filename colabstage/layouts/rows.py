@@ -500,13 +500,11 @@ class TableSearch:
         used = [one.name for one in self.claiming if one in complete or stated.isdisjoint(one.files)]
         chosen = self.files.take(rows.files[np.array(firsts, np.int64)])
         who, splits = listed([one.name for one in found]), [rows.splits[row] for row in firsts]
-        made = Evidence.of_images(
-            self.source, self.kind.layout, chosen, targets, who, splits=splits, classes=classes, notes=notes, used=used
-        )
-        if roles.group is None:
-            return made
-        groups = rows.column(roles.group).cells
-        return replace(made, table=replace(made.table, groups=tuple(groups[row] for row in firsts)))
+        cells = () if roles.group is None else rows.column(roles.group).cells
+        return Evidence.of_images(
+            self.source, self.kind.layout, chosen, targets, who, splits=splits, classes=classes, notes=notes, used=used,
+            groups=[cells[row] for row in firsts if cells],
+        )  # fmt: skip
 
     def _shapes(
         self, rows: _Rows, columns: ShapeColumns, notes: list[str]
@@ -535,7 +533,11 @@ class TableSearch:
 
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; of several labels, the one in a competition's sample submission."""
-        columns = found[0].columns
+        columns, stems = found[0].columns, words.stems_of(found[0].path.cells)
+        # A number that files are called after, such as their time, is another name of them.
+        again = {name for name, one in columns.items() if one.is_numeric and list(one.cells) == stems}
+        again = set() if self.labels is not None else {*itertools.filterfalse(words.is_label_name, again)}
+        columns = {name: one for name, one in columns.items() if name not in again}
         # Columns in a competition's test.csv are known for images that must be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
         folders = found[0].folders or found[0].beside
@@ -786,15 +788,15 @@ def _object_columns(where: str, columns: Iterable[Column]) -> dict[str, list[Any
 
 # Words for the sides of a box, once every other word of a column's name is removed; and those other words.
 _SIDE_WORDS = (
-    "x0 xmin minx left xtl startx colmin",
-    "y0 ymin miny top ytl starty rowmin",
-    "x2 xmax maxx right xbr endx colmax",
-    "y2 ymax maxy bottom ybr endy rowmax",
+    "x0 xmin minx left xtl startx colmin topleftx",
+    "y0 ymin miny top ytl starty rowmin toplefty",
+    "x2 xmax maxx right xbr endx colmax bottomrightx",
+    "y2 ymax maxy bottom ybr endy rowmax bottomrighty",
 )
 _SIDES = {word: side for side, found in enumerate(_SIDE_WORDS) for word in found.split()}
 # x1 and y1 are the first corner beside x2 and y2, and the second beside x0 and y0.
 _FIRST = {"x1": 0, "y1": 1}
-_AROUND = re.compile(r"^(bbox|box|roi|rect|face|object|obj|bounding_box)_?|_?(bbox|box|roi)$")
+_AROUND = re.compile(r"^(bbox|box|roi|rect|face|object|obj|bounding_box)_?|_?(bbox|box|roi)$|_corner")
 # Landmarks have one such column for each coordinate of each point.
 _POINT = re.compile(r"[xy]_?\d+")
 _OTHER_FORMS = re.compile(
@@ -812,7 +814,7 @@ _CLASSES = re.compile(r"[^\s,;|\[\]()]+")
 # Run-length encoded masks, as in competitions.
 _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
 _MAY_BE_RUNS = re.compile("rle|runs|mask|seg|encod|annotation|pixels")
-_BOX_LABELS = ("labelname", "name", "cell_type")
+_BOX_LABELS = ("labelname", "name", "cell_type", "annotation_tag")
 _IMAGE_SIDES = (("height", "width"), ("image_height", "image_width"), ("img_height", "img_width"))
 _MOSTLY_INSIDE = 0.9
 
@@ -925,7 +927,7 @@ def _holds_boxes(column: Column) -> bool:
 
 
 def _bare(plain: str) -> str:
-    return _AROUND.sub("", plain).replace("_", "")
+    return _AROUND.sub("", plain).replace("_", "").replace("upper", "top").replace("lower", "bottom")
 
 
 def _are_runs(column: Column) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import posixpath
 import re
 import unicodedata
@@ -38,8 +39,8 @@ _NOTES = (
 
 # Names that people give splits, and the stored name of each; in the order of a table.
 SPLITS = {
-    "train": "train", "training": "train", "val": "val", "valid": "valid", "validation": "validation", "dev": "dev",
-    "test": "test", "testing": "test",
+    "train": "train", "training": "train", "val": "val", "valid": "valid", "validation": "validation",
+    "validate": "validation", "dev": "dev", "test": "test", "testing": "test",
 }  # fmt: skip
 _SHORT = {"Tr": "train", "Ts": "test"}
 SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLITS.values()))}
@@ -128,6 +129,8 @@ _PERSON = re.compile(
     r"((?<![a-z])(?:patient|subject|participant|person|volunteer|donor|subj)|(?<![^/])(?:case|sub))"
     r"[ _-]?(id[ _-]?)?(\d+)", re.IGNORECASE,
 )  # fmt: skip
+# For `group_by`.
+BEGINNING = r".*\D(?=\d+[^\d/]*\.\w+$)"
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 # A stem with its last number, and what follows that.
 NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)")
@@ -192,6 +195,17 @@ def persons(names: Sequence[str]) -> list[str]:
         return []
     found = map(_PERSON.search, names)
     return ["" if one is None else f"{one[1].lower()} {int(one[3])}" for one in found]
+
+
+def beginnings(names: Sequence[str]) -> list[str]:
+    """Return what precedes the last number of each path, which the files of one video, person or place may share; empty
+    if any has none.
+
+    >>> beginnings(["run/v_g08_c01_3.jpg", "run/v_g09/frame12.png"])
+    ['run/v_g08_c01_', 'run/v_g09/frame']
+    """
+    found = [*itertools.takewhile(bool, map(re.compile(BEGINNING).search, names))]
+    return [one[0] for one in found if one is not None] if len(found) == len(names) else []
 
 
 def _say_one_of(names: Sequence[str], words: Iterable[str]) -> bool:
@@ -466,8 +480,10 @@ PERSONS = re.compile(
     r"(patient|subject|participant|person|lesion)(_?(id|no|nr|num|number|code|name))?|case_?(id|no|nr|num|number|code|name)"
     r"|(group|session|scene|animal|mouse|donor|individual|volunteer|specimen|recording|clip|sequence|slide)_?id"
 )
-# May be a label or a group.
-SCENES = re.compile(r"(speaker|driver|user|case|video)(_?id)?|group|session|scene")
+# May be a label or a group; places if their cells are numbers or codes, because words may be parts of a body.
+SCENES = re.compile(r"(speaker|driver|user|case|video)(_?id)?|group|session|scene|seq_?id")
+PLACES = re.compile(r"(location|site|station)(_?(id|no|nr|num|number|code|name))?|(camera|trap)_?(id|no|nr|num|number)")
+GROUPS = (PERSONS, PLACES, SCENES)
 YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})
 NO = frozenset({"false", "f", "no", "n", "0", "0.0"})
 # Columns of yes and no that say for each row whether it is in one split; beside each, the splits of yes and no.
@@ -507,6 +523,11 @@ def states_splits(header: Sequence[str]) -> bool:
 def is_label_name(column: str) -> bool:
     """Tell whether a column's name means a label, so that it is never the path."""
     return plain_name(column) in LABELS
+
+
+def may_group(column: str) -> bool:
+    """Tell whether a column's name means persons, places or scenes, whose samples stay in one split."""
+    return any(pattern.fullmatch(plain_name(column)) for pattern in GROUPS)
 
 
 def label_names(columns: Iterable[str], first: tuple[str, ...] = ()) -> list[str]:

@@ -54,7 +54,7 @@ from colabstage.layouts.table import (
     UnreadBoxes,
     files_of,
 )
-from colabstage.layouts.words import is_split, originals
+from colabstage.layouts.words import BEGINNING, beginnings, is_split, originals
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
@@ -343,6 +343,14 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
         if again := _repeats(own, owned):
             are, pair = counted(len(again), "files", "are", of=len(own)), listed([own[row] for row in again[0]])
             yield f"{are} of one person, picture or video with others, by their names ({pair}), and in the same split"
+        else:
+            shared = take_strings(owners(table.keys, strata_of(table), (beginnings,)), divided)
+            if 2 * len(again := _repeats(own, shared)) >= max(len(own), 1):
+                are, pair = counted(len(again), "files", "are", of=len(own)), listed([own[row] for row in again[0]])
+                yield (
+                    f"{are} called as others up to the last number ({pair}), and divided one by one. If those are of "
+                    f"one video, person or place, keep them in one split: group_by=r'{BEGINNING}'"
+                )
     if splits is not None and (found := originals(names)) is not names:
         bare, owned = _without_splits(names), _without_splits(found)
         apart = [(one, row) for one, row in _repeats(names, owned) if splits[one] != splits[row]]

@@ -32,16 +32,15 @@ RULES_VERSION = 5
 _NEWER_RULES = {
     "image_folder": 7,
     **dict.fromkeys(("lmdb", "pixel_table"), 8),
-    **dict.fromkeys(("coco_classes", "croissant"), 9),
-    "images": 10,
+    **dict.fromkeys(("coco_classes", "croissant", "images"), 10),
     **dict.fromkeys(("file_names", "tokens"), 11),
     **dict.fromkeys(("arrow", "webdataset"), 12),
-    **dict.fromkeys(("audio", "array_folder", "arrays"), 13),
-    "tfrecord": 14,
-    "detection": 17,
+    "arrays": 13,
+    **dict.fromkeys(("audio", "array_folder", "tfrecord"), 14),
+    "detection": 18,
     "pairs": 20,
-    "table": 23,
-    "auto": 28,
+    "table": 24,
+    "auto": 29,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

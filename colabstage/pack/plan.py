@@ -39,7 +39,7 @@ from colabstage.layouts.words import originals, persons, same_split
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -206,15 +206,19 @@ def _units(table: SampleTable) -> NDArray[np.int64] | None:
     return _numbered(owners(files_of(table).names, strata_of(table)))
 
 
-def owners(names: Sequence[str], labels: NDArray[np.int64] | None = None) -> list[str]:
+def owners(
+    names: Sequence[str],
+    labels: NDArray[np.int64] | None = None,
+    by: Sequence[Callable[[Sequence[str]], Sequence[str]]] = (originals, persons),
+) -> list[str]:
     """Return what files belong to by their names, so that all of one are in one split: the person whom they show, or
     the picture or video that they are copies or pieces of.
 
     `labels`: the class of each. What has half of a class, such as a person who is one, or a single video, does not own
-    the files of this class.
+    the files of this class. `by`: what finds the owner of each.
     """
     owned = list(names)
-    for found in (originals(names), persons(names)):
+    for found in (find(names) for find in by):
         # Of a million names, most tell nothing.
         if not found or found is names:
             continue

@@ -177,6 +177,13 @@ def npz(**arrays: tuple[int, ...]) -> bytes:
     return file.getvalue()
 
 
+def npy(*shape: int) -> bytes:
+    """A bare array of zeros."""
+    file = io.BytesIO()
+    np.save(file, np.zeros(shape, np.uint8))
+    return file.getvalue()
+
+
 def idx(*shape: int) -> bytes:
     """A gzipped idx file as MNIST's: 0, 1, 0, …"""
     head = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape)

@@ -23,6 +23,7 @@ from tests.layouts.known import (
     known,
     label_studio,
     lines,
+    npy,
     npz,
     rows,
     tar,
@@ -694,6 +695,12 @@ MODERN = [
     known("Oxford Pets as CoOp splits it", "images/{abyssinian,beagle}_{1..5}.jpg", {"split_zhou_OxfordPets.json": {split: [[f"{name}_{n}.jpg", label, name] for label, name in enumerate(("abyssinian", "beagle")) for n in numbers] for split, numbers in (("train", (1, 2, 3)), ("val", (4,)), ("test", (5,)))}}, layout="file_names", error=r"split_zhou_OxfordPets.json", write=r"file_names(r'([a-z]+)_\d')", found="train: abyssinian 3, beagle 3; val: abyssinian 1, beagle 1; test: abyssinian 1, beagle 1"),
     known("Butterfly Image Classification (Kaggle)", "train/Image_{1..4}.jpg test/Image_{1..3}.jpg", {"Training_set.csv": rows("filename,label", "Image_{1..4}.jpg,{SOUTHERN DOGFACE,ADONIS}"), "Testing_set.csv": rows("filename", "Image_{1..3}.jpg")}, layout="table", found="ADONIS 2, SOUTHERN DOGFACE 2"),
     known("Fitzpatrick17k", "images/{a,b,c,d}0f1.jpg", {"fitzpatrick17k.csv": rows("md5hash,fitzpatrick_scale,label,three_partition_label,qc,url,url_alphanum", "{a,b,c,d}0f1,{3,1},{acne,lupus},{benign,malignant},,http://a.org/{a,b,c,d}.jpg,ha{a,b,c,d}.jpg")}, layout="table", found="acne 2, lupus 2"),
+    known("LISA Traffic Lights", "dayTrain/dayTrain/dayClip1/frames/dayClip1--{00000..00002}.jpg dayTrain/dayTrain/dayClip2/frames/dayClip2--{00000..00002}.jpg", {f"Annotations/Annotations/dayTrain/dayClip{n}/frameAnnotationsBOX.csv": rows("Filename;Annotation tag;Upper left corner X;Upper left corner Y;Lower right corner X;Lower right corner Y;Origin file;Origin frame number;Origin track;Origin track frame number", f"dayTraining/dayClip{n}--{{00000..00002}}.jpg;{{go,stop}};5;6;40;30;dayTraining/dayClip{n}.mp4;{{0..2}};dayTraining/dayClip{n}.mp4;{{0..2}}") for n in (1, 2)}, layout="table", found="6 images, 6 boxes: go 4, stop 2"),
+    known("EuRoC MAV", "mav0/cam{0,1}/data/{1403636579763555584..1403636579763555587}.png", {"mav0/cam{0,1}/data.csv": rows("#timestamp [ns],filename", "{1403636579763555584..1403636579763555587},{1403636579763555584..1403636579763555587}.png"), "mav0/cam{0,1}/sensor.yaml": "sensor_type: camera\n", "mav0/imu0/data.csv": "#timestamp [ns],w_RS_S_x [rad s^-1]\n1403636579758555392,-0.099\n"}, error=r"'mav0/cam0/data.csv' leads to the images.*no labels beside the paths"),
+    known("IM2LATEX-100K", "formula_images_processed/{78228211ca,99d4a1b2ca,3b7c8d9eaa,4b7c8d9eaa,5b7c8d9eaa}.png", {"im2latex_train.csv": rows("formula,image", "{a + b,c ^ 2,d},{78228211ca,99d4a1b2ca,3b7c8d9eaa}.png"), "im2latex_validate.csv": rows("formula,image", "{a + b,d},{4b7c8d9eaa,5b7c8d9eaa}.png")}, layout="table", error=r"'formula'.*table_rows\(labels=\['formula'\]\)", write="table_rows(labels=['formula'])", found="train: a + b 1, c ^ 2 1, d 1; validation: a + b 1, d 1"),
+    known("DeepFashion (attributes)", "img/Tee/img_{00000001..00000003}.jpg img/Jeans/img_{00000001..00000003}.jpg", {"Anno/list_attr_img.txt": "6\nimage_name  attribute_labels\n" + rows("img/Tee/img_{00000001..00000003}.jpg  {-1,1,1} 1 -1", "img/Jeans/img_{00000001..00000003}.jpg {1,1,-1} -1 -1"), "Anno/list_attr_cloth.txt": "3\nattribute_name attribute_type\na-line 3\nabstract 1\nzip 2\n"}, layout="image_folder", error=r"'Jeans', 'Tee'.*'Anno/list_attr_img.txt'.*layout=", write="'image_folder'", found="Jeans 3, Tee 3"),
+    known("Caltech Camera Traps", "cct_images/{00..07}aa.jpg", {"caltech_images.json": {**(traps := coco_classes("{00..03}aa.jpg", "{04..07}aa.jpg", names="empty,deer")), "images": [{**one, "location": str(one["id"] // 4), "seq_id": f"s{one['id'] // 2}"} for one in traps["images"]]}}, layout="coco_classes", found="deer 4, empty 4"),
+    known("Quick, Draw! (NumPy bitmaps)", "", {"{airplane,cat,dog}.npy": npy(5, 784)}, error=r"'airplane.npy', 'cat.npy', 'dog.npy'.*If each file is a class: .*numpy.savez"),
 ]
 
 CELLS = [

@@ -1,5 +1,7 @@
 """Dividing samples among splits, and the order of their rows."""
 
+import itertools
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -302,6 +304,59 @@ def test_persons_and_videos_that_are_a_class_are_divided(pack: Pack, name: str) 
     found = pack(files, [row // 10 for row in range(50)], files=files, splits={"train": 0.8, "test": 0.2})
     assert {len(names) for names in found.values()} == {40, 10}
     assert {name[:9] for name in found["test"]} == {name[:9] for name in files}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_said"),
+    [
+        ("{label}/v_run_g{video:02}_c01_{frame}.png", True),
+        ("{label}/{label}{video}/{frame:04}.png", True),
+        # One for each class; and pictures that are numbered through.
+        ("{label}/{label}_{frame}{video:02}.png", False),
+        ("{label}/{frame}{video:02}.png", False),
+    ],
+)
+def test_files_called_alike_are_noted_and_the_line_keeps_them_together(
+    tmp_path: Path, name: str, *, is_said: bool
+) -> None:
+    """Frames of a video, whatever their names: tested on frames beside those that it was trained on, any model looks
+    good."""
+    for video, frame in itertools.product(range(10), range(4)):
+        path = tmp_path / "in" / name.format(label="ab"[video % 2], video=video, frame=frame)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image(video))
+    halves: dict[str, Any] = {"layout": "image_folder", "splits": {"train": 0.5, "test": 0.5}, "progress": False}
+    report = str(pack_dataset(tmp_path / "in", tmp_path / "out.h5", **halves))
+    said = re.search(r"30 of 40 files are called as others up to the last number.*group_by=r'(.*)'", report)
+    assert (said is not None) == is_said, report
+    if said is not None:
+        pack_dataset(tmp_path / "in", tmp_path / "grouped.h5", group_by=said[1], **halves)
+        with h5py.File(tmp_path / "grouped.h5") as file:
+            videos = Counter(re.findall(said[1], key)[0] for key in file["key_test"].asstr()[()])
+        assert {*videos.values()} == {4}
+
+
+@pytest.mark.parametrize(("field", "value"), [("location", "B{:02}"), ("seq_id", "s{}"), ("location", "{}")])
+@pytest.mark.parametrize("form", ["coco", "table"])
+def test_pictures_of_one_place_stay_in_one_split(tmp_path: Path, form: str, field: str, value: str) -> None:
+    """As of a camera trap: its background tells which animals come there."""
+    rows = [{"file_name": f"{n:02}.png", "id": n, field: value.format(n // 5)} for n in range(60)]
+    source = tmp_path / "in"
+    source.mkdir()
+    for one in rows:
+        (source / one["file_name"]).write_bytes(image(one["id"]))
+    labels = [{"image_id": n, "category_id": n % 2} for n in range(60)]
+    kinds = [{"id": n, "name": name} for n, name in enumerate(("deer", "fox"))]
+    table = "".join(f"{one['file_name']},{one[field]},{'ab'[one['id'] % 2]}\n" for one in rows)
+    files = {"coco.json": json.dumps({"images": rows, "annotations": labels, "categories": kinds})}
+    files = files if form == "coco" else {"labels.csv": f"file,{field},species\n{table}"}
+    for name, content in files.items():
+        (source / name).write_text(content)
+    report = pack_dataset(source, tmp_path / "out.h5", splits={"train": 0.5, "test": 0.5}, progress=False)
+    assert f"the same '{field}' stay in one split" in str(report)
+    with h5py.File(report.path) as file:
+        places = Counter(int(key[:2]) // 5 for key in file["key_test"].asstr()[()])
+    assert {*places.values()} == {5}
 
 
 def test_too_few_persons_for_the_splits_are_told(pack: Pack) -> None:

@@ -169,11 +169,15 @@ def _unclear(names: Sequence[str]) -> str:
     if len(names) == 1:
         how = f"If it holds them: layout=array_rows(x={names[0]!r})."
         return f"'{names[0]}' is called as targets are, and there are no inputs. {how}"
+    each = (
+        " If each file is a class: files = sorted(pathlib.Path(FOLDER).glob('*.npy')), then numpy.savez('data.npz', "
+        "x=numpy.concatenate([*map(numpy.load, files)]), y=[one.stem for one in files for _ in numpy.load(one)])."
+    )
     return (
         f"Which of the arrays {listed(names)} are inputs and which targets? Expected one of each, such as X and y, or "
         "of each split, such as x_train and y_train. Or say so: layout=array_rows(x='NAME', y='NAME'), "
         "array_rows(x='NAME') for inputs alone, or array_rows('PART'), what the names of all that count have in common."
-        " Or give pack_dataset an object whose items are (x, y)."
+        f" Or give pack_dataset an object whose items are (x, y).{each * all(name.endswith('.npy') for name in names)}"
     )
 
 

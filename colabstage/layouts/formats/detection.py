@@ -26,7 +26,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import Column, make_targets, show
+from colabstage.layouts.columns import Column, find_groups, make_targets, show
 from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
 from colabstage.layouts.lists import (
     LIST_ENDS,
@@ -80,6 +80,8 @@ class Record(NamedTuple):
     """How many annotated things have no box: single points, lanes."""
     labels: Sequence[str] = ()
     """The classes of the whole image; counted in `left_out` too."""
+    group: str = ""
+    """What it shares with images that stay in one split with it: a place, a video."""
 
 
 class Placed(NamedTuple):
@@ -133,8 +135,14 @@ def _boxes_state(
         raise broken(source.label, f"two classes are called '{show(twice)}'", "one name and one number for each")
     every = targets or _as_boxes(placed, classes, columns, relative=relative)
     files, splits = [one.file for one in placed], [one.split for one in placed]
-    made = Evidence.of_images(source, NAME, files, every, who, splits=splits, classes=names, notes=notes, used=used)
+    made = Evidence.of_images(
+        source, NAME, files, every, who, splits=splits, classes=names, notes=notes, used=used, groups=_groups_of(placed)
+    )
     return made if made.table.splits is not None else lists_state(source, made, stated=stated, within=within)
+
+
+def _groups_of(placed: Sequence[Placed]) -> list[str]:
+    return [one.record.group for one in placed if one.record.group]
 
 
 def _as_boxes(
@@ -1210,7 +1218,10 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
         msg = f"'{source.label}' has no JSON file with COCO's images, annotations and categories{what}, and images."
         raise LayoutError(msg)
     called, numbers = _coco_categories(found)
-    placed, notes = _join_records(source, {file.name: _coco_records(file, numbers[file.name]) for file in found})
+    group = _coco_group([image for file in found for image in file.images if isinstance(image, dict)])
+    records = {file.name: _coco_records(file, numbers[file.name], group) for file in found}
+    placed, notes = _join_records(source, records)
+    notes += [f"Samples with the same '{group}' stay in one split."] if group else []
     here, lookup = {one.file.name for one in placed}, source.made_of(images, Lookup.of)
     for file in (one for one in files if one not in found):
         folder, split = posixpath.dirname(file.name), words.split_name(words.stem_of(file.name)).split
@@ -1235,9 +1246,9 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
     kept = [one for one in placed if one.record.shapes]
     targets = Values(np.array([one.record.shapes[0][0] for one in kept], np.int64))
     notes = [*left_out_notes((len(placed) - len(kept), "images", "without an annotation")), *notes]
-    own, splits = [one.file for one in kept], [one.split for one in kept]
+    own, splits, groups = [one.file for one in kept], [one.split for one in kept], _groups_of(kept)
     return Evidence.of_images(
-        source, COCO_CLASSES, own, targets, who, splits=splits, classes=called, notes=notes, used=used
+        source, COCO_CLASSES, own, targets, who, splits=splits, classes=called, notes=notes, used=used, groups=groups
     )
 
 
@@ -1296,7 +1307,19 @@ def _coco_categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[A
     return names, {file: {key: number_of[name] for key, name in (own or alike).items()} for file, own in called.items()}
 
 
-def _coco_records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
+def _coco_group(images: Sequence[dict[str, Any]]) -> str:
+    """Return the field of images that says which belong together, as of one camera trap; "" for none."""
+    called = [key for key in images[0] if words.may_group(key)] if images else []
+    values = {key: [image.get(key) for image in images] for key in called}
+    fields = [
+        Column(key, [str(one) if isinstance(one, str | int) else "" for one in own]) for key, own in values.items()
+    ]
+    return next(
+        filter(None, find_groups([one for one in fields if len(one.distinct) > 1 and "" not in one.distinct])), ""
+    )
+
+
+def _coco_records(file: CocoFile, numbers: dict[Any, int], group: str) -> list[Record]:
     """Return what a file states about each image: its boxes, or its one category."""
     shapes: dict[Any, list[Any]] = {}
     found = []
@@ -1306,7 +1329,8 @@ def _coco_records(file: CocoFile, numbers: dict[Any, int]) -> list[Record]:
         if not name or not isinstance(key, int | str) or key in shapes:
             raise broken(file.name, f"it has an image {show(image)}", "a file_name, and an id that no other one has")
         size = _size(image)
-        found.append(Record(name, shapes.setdefault(key, []), size if all(size) else (0, 0)))
+        own = shapes.setdefault(key, [])
+        found.append(Record(name, own, size if all(size) else (0, 0), group=str(image.get(group, ""))))
     is_class = file.kind == "classes"
     for place, one in enumerate(file.annotations or ()):
         try:
