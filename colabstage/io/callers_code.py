@@ -6,6 +6,7 @@ same kinds of errors as disks do. Their errors are left as they are.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sysconfig
 from functools import cache, lru_cache, partial
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from colabstage.errors import causes
 from colabstage.io.environment import current_folder, shell
 from colabstage.io.workspace import is_our_name, is_own
 
@@ -61,12 +63,15 @@ def lines_of(error: BaseException) -> list[str]:
     tracebacks = shell().InteractiveTB
     if tracebacks.mode == "Verbose":
         return _formatted(tracebacks, error, error.__traceback__)
-    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    # An earlier error is shown only if the caller's own code raised it, in a function that was passed to us.
-    seen = None if earlier is None else without_ours(earlier.__traceback__)
-    link = _BECAUSE if error.__cause__ else _MEANWHILE
-    before = [] if earlier is None or seen is None else [*_formatted(tracebacks, earlier, seen, tb_offset=0), link]
-    return [*before, *_formatted(tracebacks, error, without_ours(error.__traceback__))]
+    lines = _formatted(tracebacks, error, without_ours(error.__traceback__))
+    for later, earlier in itertools.pairwise(causes(error)):
+        if later.__suppress_context__ and not later.__cause__:
+            break
+        # An earlier error is shown only if the caller's own code raised it, in a function that was passed to us.
+        if seen := without_ours(earlier.__traceback__):
+            link = _BECAUSE if later.__cause__ else _MEANWHILE
+            lines = [*_formatted(tracebacks, earlier, seen, tb_offset=0), link, *lines]
+    return lines
 
 
 def shorten(error: Exception) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
@@ -210,10 +211,13 @@ def find_roles(
 
 def find_groups(columns: Sequence[Column]) -> tuple[str | None, str | None]:
     """Return the column of persons, and that of places or otherwise scenes, which may be the label instead."""
-    coded = (one for one in columns if all(any(map(str.isdecimal, cell)) for cell in one.distinct))
+    varied = [one for one in columns if len(one.distinct) > 1]
+    coded = (one for one in varied if all(any(map(str.isdecimal, cell)) for cell in one.distinct))
+    # A place that has half of the samples, such as one of two hospitals, cannot be in one split.
+    small = (one for one in coded if 2 * max(Counter(one.cells).values()) < len(one))
     persons, places, scenes = (
         next((one.name for one in own if pattern.fullmatch(one.plain)), None)
-        for pattern, own in zip(words.GROUPS, (columns, coded, columns), strict=True)
+        for pattern, own in zip(words.GROUPS, (varied, small, varied), strict=True)
     )
     return persons, places or scenes
 

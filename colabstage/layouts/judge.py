@@ -891,14 +891,16 @@ class Naming:
     def _in_lines(self, lines: Sequence[tuple[str, Statement]], labels: Sequence[tuple[str, ...]]) -> Says:
         """Return what lines state that are no rows: the classes of the samples that they name, or something else."""
         named: dict[Statement, list[set[str]]] = {}
-        pairs = set[tuple[str, tuple[str, ...]]]()
+        pairs, said = set[tuple[str, tuple[str, ...]]](), Counter[str]()
         for part, one in lines:
             rows = self._lookup.search(one.paths.get(part, part))
             named.setdefault(one, []).append({name for row in rows for name in labels[row]})
-            pairs.update((" ".join(one.beside(part)), labels[row]) for row in rows)
-        # What several samples share and is not one for each class says more than the class in a path.
-        said, known = ({pair[place] for pair in pairs} for place in (0, 1))
-        if 1 < len(said) < len(named) and not len(said) == len(known) == len(pairs):
+            said[beside := " ".join(one.beside(part))] += 1
+            pairs.update((beside, labels[row]) for row in rows)
+        # What samples share, most of them, and is not one for each class says more than the class in a path.
+        alone = [*said.values()].count(1)
+        is_one_each = len(said) == len(pairs) == len({known for _, known in pairs})
+        if len(said) > 1 and 2 * alone <= said.total() and not is_one_each:
             return Says.MORE
         agreeing = 0
         for one, classes in named.items():

@@ -534,15 +534,13 @@ class TableSearch:
     def _roles(self, found: list[LeadingTable], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; of several labels, the one in a competition's sample submission."""
         columns, stems = found[0].columns, words.stems_of(found[0].path.cells)
-        # A number that files are called after, such as their time, is another name of them.
-        again = {name for name, one in columns.items() if one.is_numeric and list(one.cells) == stems}
-        again = set() if self.labels is not None else {*itertools.filterfalse(words.is_label_name, again)}
-        columns = {name: one for name, one in columns.items() if name not in again}
         # Columns in a competition's test.csv are known for images that must be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
         folders = found[0].folders or found[0].beside
         # What numbers the rows differs from folder to folder as well.
         inputs |= {name for name in columns if folders and columns[name].plain.endswith("_id")} | {folders}
+        # A number that files are called after, such as their time, is another name of them.
+        inputs |= {name for name, one in columns.items() if one.is_numeric and words.are_numbered(stems, one.cells)}
         try:
             roles = find_roles(columns, labels=self.labels, inputs=inputs)
             # What is in one folder belongs together, unless each is a class.
@@ -688,8 +686,8 @@ class TableSearch:
         used = {first.path.name, first.folders or first.beside or None, *roles.labels, *roles[1:], *corners}
         # Merged cells of a header leave columns without a name that number no rows.
         bare = (1, len(first.path))
-        rest = [one for one in first.table.columns if one.name not in used]
-        unread = [one.name for one in rest if not (words.is_index_name(one.name) and len(one.distinct) in bare)]
+        unused = [one for one in first.table.columns if one.name not in used]
+        unread = [one.name for one in unused if not (words.is_index_name(one.name) and len(one.distinct) in bare)]
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
         # Published tables often name a few files that were never published; without a note a broken download would be
         # hidden.

@@ -134,6 +134,7 @@ BEGINNING = r".*\D(?=\d+[^\d/]*\.\w+$)"
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 # A stem with its last number, and what follows that.
 NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)")
+_LAST_NUMBER = re.compile(r"(\d+)\D*$")
 # A last word of a name that is not just a number.
 _LAST_WORD = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 
@@ -158,6 +159,18 @@ def stems_of(names: Iterable[str]) -> list[str]:
     """Return the bare names of files without their extensions, in a tenth of the time that `stem_of` takes."""
     bases = (name[name.rfind("/") + 1 :] for name in names)
     return [base[:dot] if (dot := base.rfind(".")) > 0 else base for base in bases]
+
+
+def are_numbered(stems: Sequence[str], cells: Sequence[str]) -> bool:
+    """Tell whether files are called after numbers, one for each name.
+
+    >>> are_numbered(["frame_0007", "frame_0012"], ["7", "12"]), are_numbered(["a_3", "b_3"], ["3", "3"])
+    (True, False)
+    """
+    pairs = {*zip(stems, cells, strict=True)}
+    found = ((stem, cell, cell.isdecimal() and _LAST_NUMBER.search(stem)) for stem, cell in pairs)
+    agree = all(stem == cell or (last and int(last[1]) == int(cell)) for stem, cell, last in found)
+    return agree and len(pairs) == len({*cells})
 
 
 def is_telling(stem: str) -> bool:

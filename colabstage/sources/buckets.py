@@ -229,7 +229,9 @@ class ObjectStore(Closing):
             with suppress(SourceNotFoundError):
                 self.info(min(paths))
             rows = self.list_folder(self.path, seconds)
-            self._service.known.update((row["name"], row) for row in rows if row["name"] in paths and size_of(row))
+            # A link is listed with its own length, and of an empty object more has to be asked.
+            found = (row for row in rows if row["name"] in paths and row.get("type") == "file" and size_of(row))
+            self._service.known.update((row["name"], row) for row in found)
 
     def list_folder(self, path: str, seconds: float = LISTING_TIMEOUT_S) -> list[dict[str, Any]]:
         """Return the same for everything directly in one folder, folders included."""

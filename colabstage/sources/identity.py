@@ -525,10 +525,11 @@ class _Asker:
         if [part.address for part in parts] != [part.address for part in recorded.parts]:
             return Look("changed")
         self.services.are_many = True
-        list_ahead(parts, self.services)
         far = sum(isinstance(part, WebSource | ObjectSource) for part in parts)
         if far > _MOST_ASKED:
             return Look("unknown", f"its {far:,} addresses were not asked, which verify='full' does")
+        list_ahead(parts, self.services)
+        self.on_response()
         with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
             pairs = list(zip(parts, recorded.parts, strict=True))
             looks = pool.run(lambda pair: self.ask(lambda: pair[0], pair[1]), pairs, stall_timeout_s=float("inf"))

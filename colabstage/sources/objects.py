@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -35,8 +36,8 @@ from colabstage.trees.names import check_collisions, clean_member_name, is_junk,
 if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
 
-# With fewer objects of a list in one folder, each is asked about. A listing may take as long as the questions that it
-# spares, of which sixteen are asked at once.
+# With fewer objects of a list in one folder, each is asked about. Listings may take as long as the questions that they
+# spare, of which sixteen are asked at once.
 _WORTH_LISTING, _FIRST_ANSWER_S, _QUESTION_S = 32, 5.0, 0.01
 
 # What an installed package opens at an address of its scheme, the name of an entry point in the group
@@ -287,17 +288,18 @@ def _open_in_store(
     return found
 
 
-def list_folders_of(urls: Iterable[str], services: Services) -> None:
+def list_folders_of(urls: Sequence[str], services: Services, cancellation: Cancellation | None) -> None:
     """Have objects of a list looked up by listing the folders that hold many of them: a listing tells of a thousand
     what a question tells of one."""
     folders: dict[str, list[str]] = {}
     for url in urls:
         folders.setdefault(url.rpartition("/")[0], []).append(url)
+    until = time.monotonic() + _FIRST_ANSWER_S + len(urls) * _QUESTION_S
     for folder, members in folders.items():
-        if len(members) >= _WORTH_LISTING and _service_of(folder) is None:
-            with ObjectStore(folder, services=services) as store:
-                paths = {f"{store.path}/{url.rpartition('/')[2]}" for url in members}
-                store.list_ahead(paths, _FIRST_ANSWER_S + len(paths) * _QUESTION_S)
+        left_s = until - time.monotonic()
+        if left_s > 0 and len(members) >= _WORTH_LISTING and _service_of(folder) is None:
+            with ObjectStore(folder, cancellation, services) as store:
+                store.list_ahead({f"{store.path}/{url.rpartition('/')[2]}" for url in members}, left_s)
 
 
 def is_object_folder(url: str, services: Services) -> bool:

@@ -489,7 +489,7 @@ class OpenedSource(Closing):
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             if isinstance(source, ManySource):
-                list_ahead(source.parts, opening.services)
+                list_ahead(source.parts, opening.services, opening.progress.cancellation)
             if not isinstance(source, ManySource):
                 self._open([source])
             elif unpack:

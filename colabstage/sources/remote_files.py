@@ -327,14 +327,14 @@ def open_remote(
             )
 
 
-def list_ahead(parts: Sequence[SingleSource], services: Services) -> None:
+def list_ahead(parts: Sequence[SingleSource], services: Services, cancellation: Cancellation | None = None) -> None:
     """Ask about many objects of a list at once, where one listing tells of them."""
     if objects := [part for part in parts if isinstance(part, ObjectSource)]:
         # Imported late, as above.
         from colabstage.sources.objects import list_folders_of
 
         require_online(objects[0].label)
-        list_folders_of([part.url for part in objects], services)
+        list_folders_of([part.url for part in objects], services, cancellation)
 
 
 def read_small_file(source: SingleSource, services: Services | None = None) -> bytes:

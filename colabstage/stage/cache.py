@@ -269,8 +269,9 @@ class Cache:
 
         def look(place: Place) -> Iterator[CachedPack]:
             sizes = {name: entry.size for name, entry in place.entries().items() if name.endswith(".h5")}
+            packs = [name for name in sizes if not PartName.of(Path(name)).count]
             # Opening each manifest of a large cache would take long; packs of the same rows are about as long.
-            closest = sorted(sizes, key=lambda name: abs(math.log((sizes[name] or 1) / like)))[:_LOOKED_AT]
+            closest = sorted(packs, key=lambda name: abs(math.log((sizes[name] or 1) / like)))[:_LOOKED_AT]
             files = [one for one in place.look(closest) if one is not None and one.is_whole]
             return (CachedPack((one,), one.manifest, place) for one in files if not one.manifest.shard)
 

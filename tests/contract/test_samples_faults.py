@@ -376,6 +376,7 @@ TABLES = [
           ("remarks between its rows", "file,label\n# of May", "{i}.jpg,{c}", refused("1 cells in row 2 and 2 in the first.*remarks a file of their own")),
           ("yes and no", "file,sick", "{i}.jpg,yes\n{i}.jpg,no", refused("'yes' and one with 'no'")),
           ("failed formulas", "file,label\n0.jpg,#REF!", "{i}.jpg,{c}", refused("1 of 5 rows has no label in 'label' .*#REF!")), ("n.a. as a class", "file,label\n0.jpg,n.a.", "{i}.jpg,n.a.", noted("'n.a.' in 'label' counts like")),
+          ("numbers that its files are called after", "frame,file", "0{i},{i}.jpg", refused(r"None of the columns 'frame' .*labels=\['frame'\]")), ("labels that its files are called after", "label,file", "{i},{i}.jpg", found("train: .*", note="labels in 'label'")),
           ("merged cells in its header", "file,label,\n,cat,dog", "{i}.jpg,{c},{c}", found("train: cat 2, dog 2", note="Not used: the column ''")), ("numbers of its rows", ",file,label", "{i},{i}.jpg,{c}", lambda packed: "cat 2" in packed.found and not noted("Not used")(packed))])),
     row("masks of the background, and rows of a class without any", table("file,class,rle", "{i}.jpg,background,1 3\n{i}.jpg,cat,9 4\n{i}.jpg,dog,"), right=[found("train: 4 masks with 16 pixels", note="'dog' has a mask")]),
     row("run lengths from the first pixel on", table("file,rle", "{i}.jpg,0 3"), right=[found("train: 4 masks with 12 pixels", note="from pixel 0 on")]),
@@ -731,6 +732,8 @@ BESIDE_FOLDERS = [
       for made, name, content in [
           (files("{1,2,3}/a{0..3}.jpg"), "cat_to_name.json", {"1": "rose", "2": "lily", "3": "tulip"}),
           (files("images/{0..7}.jpg", {"train.csv": NAMED_BY_NUMBER}), "signnames.csv", "ClassId,SignName\n0,stop\n1,yield\n"), (files("", {"d.npz": npz(x=np.ones((8, 8)), y=np.array(Y))}), "class_names.txt", "cat\ndog\n")]),
+    *(row(f"a list of files in folders of classes and {name}", files(CLASSES, {"index.csv": "".join(f"{('cat', 'dog')[n % 2]}/{n // 2}.jpg {said}\n" for n, said in enumerate(column))}), right=[right])
+      for name, column, right in [("their sizes, two of which are alike", (11, 11, 12, 13, 14, 15, 16, 17), found("train: cat 4, dog 4")), ("a word that divides them otherwise", "aabbaabb", refused("index.csv"))]),
     *(row(f"labels and their texts: {name}", files("", {"a.tar": tar({f"{i}.{end}": content for i, (label, text) in enumerate(pairs) for end, content in
         (("png", image(i)), ("json", f'{{"label": {label}, "class_name": "{text}"}}'.encode()))})}), right=[right])
       for name, pairs, right in [

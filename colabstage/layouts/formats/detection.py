@@ -1314,9 +1314,7 @@ def _coco_group(images: Sequence[dict[str, Any]]) -> str:
     fields = [
         Column(key, [str(one) if isinstance(one, str | int) else "" for one in own]) for key, own in values.items()
     ]
-    return next(
-        filter(None, find_groups([one for one in fields if len(one.distinct) > 1 and "" not in one.distinct])), ""
-    )
+    return next(filter(None, find_groups([one for one in fields if "" not in one.distinct])), "")
 
 
 def _coco_records(file: CocoFile, numbers: dict[Any, int], group: str) -> list[Record]:

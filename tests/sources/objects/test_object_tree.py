@@ -208,6 +208,15 @@ def test_links_on_an_sftp_server(sftp: FolderService) -> None:
         assert "3 links" in tree.notes[0]
 
 
+def test_links_in_a_list_are_followed(sftp: FolderService, tmp_path: Path) -> None:
+    """A listing, which looks up many addresses at once, has the length of a link, and not of its file."""
+    make_tree(sftp.root, {f"set/{n}.bin": os.urandom(100 + n) for n in range(32)})
+    (sftp.root / "set/link.bin").symlink_to("7.bin")
+    addresses = [f"{sftp.login_address}/set/{name}.bin" for name in (*range(32), "link")]
+    fetched = fetch_files(addresses, tmp_path / "out", progress=False).path
+    assert (fetched / "link.bin").read_bytes() == (sftp.root / "set/7.bin").read_bytes()
+
+
 def test_a_connection_that_broke_is_replaced(ftp: FolderService) -> None:
     """What the server hung up on is asked for again over a new connection."""
     make_tree(ftp.root, {"set/x": b"12345", "set/y": b"678"})
