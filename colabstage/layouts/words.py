@@ -162,11 +162,7 @@ def stems_of(names: Iterable[str]) -> list[str]:
 
 
 def are_numbered(stems: Sequence[str], cells: Sequence[str]) -> bool:
-    """Tell whether files are called after numbers, one for each name.
-
-    >>> are_numbered(["frame_0007", "frame_0012"], ["7", "12"]), are_numbered(["a_3", "b_3"], ["3", "3"])
-    (True, False)
-    """
+    """Tell whether files are called after numbers, one for each: frame_0012 after 12, but not a_3 and b_3 after 3."""
     pairs = {*zip(stems, cells, strict=True)}
     found = ((stem, cell, cell.isdecimal() and _LAST_NUMBER.search(stem)) for stem, cell in pairs)
     agree = all(stem == cell or (last and int(last[1]) == int(cell)) for stem, cell, last in found)
@@ -536,11 +532,6 @@ def states_splits(header: Sequence[str]) -> bool:
 def is_label_name(column: str) -> bool:
     """Tell whether a column's name means a label, so that it is never the path."""
     return plain_name(column) in LABELS
-
-
-def may_group(column: str) -> bool:
-    """Tell whether a column's name means persons, places or scenes, whose samples stay in one split."""
-    return any(pattern.fullmatch(plain_name(column)) for pattern in GROUPS)
 
 
 def label_names(columns: Iterable[str], first: tuple[str, ...] = ()) -> list[str]:

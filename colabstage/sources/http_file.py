@@ -137,14 +137,7 @@ def open_http(
         TransientError: the server could not answer, after all tries.
     """
     session = HttpSession(
-        url,
-        timeout_s,
-        clock,
-        resolve=resolve,
-        label=label,
-        agent=agent,
-        cancellation=cancellation,
-        services=services,
+        url, timeout_s, clock, resolve=resolve, label=label, agent=agent, cancellation=cancellation, services=services
     )
 
     def look() -> HttpFile:

@@ -318,7 +318,9 @@ def _compare_files(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 
 def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     if recorded.times == now.times:
-        return "changed" if _are_exchanged(recorded.inodes, now.inodes) else "same"
+        # Names may have other files than before; unknown after a reboot, when disks may renumber files.
+        same_boot = recorded.inodes.rpartition(" ")[0] == now.inodes.rpartition(" ")[0]
+        return "changed" if same_boot and recorded.inodes != now.inodes else "same"
     if now.trusts_times or recorded.listing != now.listing:
         return "changed"
     if now.is_downloaded or len(recorded.clock) != len(now.clock):
@@ -330,11 +332,6 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     # If some times differ, somebody changed files. If all differ, it may be a remount; a few files are simply read
     # again.
     return "unproved" if other == len(starts) and now.files > _GROUPS else "changed"
-
-
-def _are_exchanged(recorded: str, now: str) -> bool:
-    """Return whether names have other files than before; unknown after a reboot, when disks may renumber files."""
-    return recorded != now and recorded.rpartition(" ")[0] == now.rpartition(" ")[0]
 
 
 # Whether what was made from a source may still be used.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import DecodeError, OptionError, SourceError, SourceReadError
@@ -251,11 +251,7 @@ def bytes_along(files: int, reads_next: bool) -> int:
 
 
 def remote_opener(
-    source: SingleSource,
-    *,
-    along: int = 0,
-    cancellation: Cancellation | None = None,
-    services: Services | None = None,
+    source: SingleSource, *, along: int = 0, cancellation: Cancellation | None = None, services: Services | None = None
 ) -> Callable[[], RemoteFile]:
     """Return a function that opens one file with an address, any number of times. `along`: how many bytes to request
     at its beginning, for `RemoteFile.known`. `services`: as of `open_remote`."""
@@ -299,19 +295,22 @@ def open_remote(
     if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source)) is not None:
         return mounted
     require_online(source.label)
-    of_run: dict[str, Any] = {"cancellation": cancellation, "services": services}
     match source:
         case KaggleSource():
-            return open_kaggle(source, along=along, **of_run)
+            return open_kaggle(source, along=along, cancellation=cancellation, services=services)
         case WebSource():
-            return open_http(source.url, checksum=checksum, policy=policy, along=along, **of_run)
+            return open_http(
+                source.url, checksum=checksum, policy=policy, along=along, cancellation=cancellation, services=services
+            )
         case ObjectSource():
             # Imported late: other sources do not need what it loads.
             from colabstage.sources.objects import open_address
 
-            return open_address(source.url, checksum=checksum, retry=PATIENT, **of_run)
+            return open_address(
+                source.url, checksum=checksum, retry=PATIENT, cancellation=cancellation, services=services
+            )
         case ShareSource():
-            shared = open_share(source, checksum=checksum, along=along, **of_run)
+            shared = open_share(source, checksum=checksum, along=along, cancellation=cancellation, services=services)
             if not isinstance(shared, SharedFolder):
                 return shared
             along_each = bytes_along(len(shared.files), reads_next)

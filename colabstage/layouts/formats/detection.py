@@ -1309,7 +1309,8 @@ def _coco_categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[A
 
 def _coco_group(images: Sequence[dict[str, Any]]) -> str:
     """Return the field of images that says which belong together, as of one camera trap; "" for none."""
-    called = [key for key in images[0] if words.may_group(key)] if images else []
+    keys = images[0] if images else ()
+    called = [key for key in keys if any(one.fullmatch(words.plain_name(key)) for one in words.GROUPS)]
     values = {key: [image.get(key) for image in images] for key in called}
     fields = [
         Column(key, [str(one) if isinstance(one, str | int) else "" for one in own]) for key, own in values.items()
