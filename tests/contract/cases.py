@@ -154,10 +154,10 @@ def rows(home: Path) -> Found:
     return {"it": [(x.tobytes(), int(y)) for x, y in (dataset[row] for row in range(len(dataset)))]}
 
 
-def packs(home: Path) -> Found:
+def packs(home: Path, below: str = "") -> Found:
     """What the packs of a dataset hold, by path."""
     found: Found = {}
-    for path in (home / "out").rglob("*.h5"):
+    for path in (home / "out" / below).rglob("*.h5"):
         name = path.relative_to(home / "out")
         if not any(part.startswith(".") for part in name.parts):
             with h5py.File(path) as file:
@@ -206,6 +206,9 @@ CASES = {
     "stage": Case(stage, packs, optional=CACHE),
     "stage a changed source": Case(stage, packs, before=(stage,), older=True, optional=CACHE),
     "stage from the cache": Case(stage, packs, before=(stage, forget)),
+    "stage by the rows of another pack": Case(
+        partial(stage, splits=0.5), partial(packs, below="local"), before=(stage, forget)
+    ),
     "stage plain files": Case(partial(stage, keep="files", cache_dir=None), plain),
     "stage streaming": Case(stage_streaming, packs),
     "publish": Case(publish, newest),
