@@ -483,16 +483,10 @@ class Fetcher:
             address += len(part)
         return complete
 
-    def take_up(self, block: int) -> list[tuple[int, int]]:
-        """Take in what an earlier run has left of an unfinished block; return the ranges `(begin, end)` that are
-        missing."""
-        gaps = list[tuple[int, int]]()
-        at, end = self._blocks.layout.span(block)
-        for data, address in self._blocks.parts_of(block):
-            with self.lock:
-                self._store(data, address)
-            gaps, at = [*gaps, (at, address)], address + len(data)
-        return [(begin, stop) for begin, stop in (*gaps, (at, end)) if begin < stop]
+    def take_up(self, data: bytes, address: int) -> None:
+        """Take in bytes that an earlier run has left here."""
+        with self.lock:
+            self._store(data, address)
 
     def _verify(self, block: int, remote: RemoteFile) -> None:
         layout = self._blocks.layout
@@ -581,9 +575,13 @@ def prove_rest(blocks: Blocks, fetcher: Fetcher) -> list[tuple[int, int]]:
         fetcher.touch()
     gaps: list[tuple[int, int]] = []
     for block in np.flatnonzero(blocks.state != WHOLE).tolist():
-        for begin, end in fetcher.take_up(block):
-            since = gaps.pop()[0] if gaps and gaps[-1][1] == begin else begin
-            gaps.append((since, end))
+        at, end = blocks.layout.span(block)
+        for data, address in (*blocks.parts_of(block), (b"", end)):
+            if at < address:
+                since = gaps.pop()[0] if gaps and gaps[-1][1] == at else at
+                gaps.append((since, address))
+            fetcher.take_up(data, address)
+            at = address + len(data)
     return gaps
 
 

@@ -27,7 +27,8 @@ THEIRS = ["mine", "out/mine.txt"]
 
 
 def stage(home: Path, name: str = "photos", **options: Any) -> Any:
-    """Stage the folder, or another source, with a cache. What is used though its source does not answer, with a note, is no success."""
+    """Stage the folder, or an archive, with a cache. What is used though its source does not answer, with a note, is no
+    success."""
     places = {"local_dir": home / "out/local", "cache_dir": home / "out/cache", "progress": False}
     data = stage_dataset(home / "mine" / name, **{**places, **options})
     if unreached := [note for note in data.report.notes if note.startswith("The source cannot be")]:
