@@ -242,7 +242,7 @@ def open_address(
 def _find(store: ObjectStore) -> dict[str, Any]:
     """Return the facts on the store's own address; the error where there is nothing names what is like it."""
     try:
-        return store.find()
+        return store.known.get(store.path) or store.info()
     except SourceNotFoundError as error:
         if store.is_one_of_many:
             raise
@@ -288,18 +288,28 @@ def _open_in_store(
     return found
 
 
-def list_folders_of(urls: Sequence[str], services: Services, cancellation: Cancellation | None) -> None:
-    """Have objects of a list looked up by listing the folders that hold many of them: a listing tells of a thousand
-    what a question tells of one."""
+def list_ahead(urls: Sequence[str], services: Services, cancellation: Cancellation | None) -> None:
+    """Look up objects of a list by listing the folders that hold many of them, so that opening these takes no request.
+
+    Where a listing takes too long, because there are far more, or is refused, each is asked about when it is opened.
+    """
     folders: dict[str, list[str]] = {}
     for url in urls:
         folders.setdefault(url.rpartition("/")[0], []).append(url)
     until = time.monotonic() + _FIRST_ANSWER_S + len(urls) * _QUESTION_S
     for folder, members in folders.items():
         left_s = until - time.monotonic()
-        if left_s > 0 and len(members) >= _WORTH_LISTING and _service_of(folder) is None:
-            with ObjectStore(folder, cancellation, services) as store:
-                store.list_ahead({f"{store.path}/{url.rpartition('/')[2]}" for url in members}, left_s)
+        if left_s <= 0 or len(members) < _WORTH_LISTING or _service_of(folder) is not None:
+            continue
+        with contextlib.suppress(SourceError), ObjectStore(folder, cancellation, services) as store:
+            paths = {f"{store.path}/{url.rpartition('/')[2]}" for url in members}
+            # To connect, and to find a login, takes longer than to list.
+            with contextlib.suppress(SourceNotFoundError):
+                store.info(min(paths))
+            rows = store.list_folder(store.path, left_s)
+            # A link is listed with its own length, and of an empty object more has to be asked.
+            files = (row for row in rows if row.get("type") == "file" and size_of(row))
+            store.known.update((row["name"], row) for row in files if row["name"] in paths)
 
 
 def is_object_folder(url: str, services: Services) -> bool:

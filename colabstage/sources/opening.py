@@ -57,6 +57,7 @@ from colabstage.sources.parse import (
     expand_source,
     is_on_drive,
     name_in_list,
+    parts_of,
     paths_of,
 )
 from colabstage.sources.remote import (
@@ -488,8 +489,7 @@ class OpenedSource(Closing):
         self._checksum = ""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            if isinstance(source, ManySource):
-                list_ahead(source.parts, opening.services, opening.progress.cancellation)
+            list_ahead(parts_of(source), opening.services, opening.progress.cancellation)
             if not isinstance(source, ManySource):
                 self._open([source])
             elif unpack:
