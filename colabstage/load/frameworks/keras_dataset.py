@@ -12,7 +12,6 @@ from colabstage.io.report import Report, Shown
 
 try:
     import keras
-    from keras.utils import PyDataset
 except ImportError as error:
     _msg = (
         f"to_keras needs keras and the backend it is set to ({error}). Install them with: pip install keras tensorflow"
@@ -39,7 +38,7 @@ _LOOK_BATCHES = 4
 _LINGER_S = 1.0
 
 
-class KerasBatches(Shown, PyDataset):  # type: ignore[misc]  # keras has no type information
+class KerasBatches(Shown, keras.utils.PyDataset):  # type: ignore[misc]  # keras has no type information
     """Give batches to `model.fit`, `evaluate` and `predict`, read ahead by a thread of this process. Made by
     `to_keras`. It has `class_indices` and `filenames`, as Keras's own iterators of folders.
 
