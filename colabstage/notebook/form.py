@@ -9,6 +9,7 @@ import contextlib
 import contextvars
 import html
 import inspect
+import re
 import threading
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
@@ -39,13 +40,15 @@ _ERRORS = ("raise", "skip", "skip:1%")
 # Wide enough for the longest name, so that all fields are aligned.
 _NAME_PX = 92
 _WIDTH_PX = 678
+_QUOTED = re.compile(r"""^(["'])(.+)\1$""")
 # The most used arguments; the others are folded.
 _FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
 
 
 def read_source(text: str) -> str | list[str]:
     """Read one source, or several on separate lines, which form one dataset."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # Paths are often copied with the quotes around them.
+    lines = [_QUOTED.sub(r"\2", line.strip()) for line in text.splitlines() if line.strip()]
     if not lines:
         msg = "There is no source yet. Write where the dataset is: a folder, an archive, a share link or an address."
         raise OptionError(msg)
@@ -115,7 +118,7 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, tuple[Any, 
     }
 
     def make(name: str, value: Any) -> tuple[Any, Callable[[Any], Any]]:
-        # Two side by side, beside the margins of ipywidgets; in the folded part too, which is narrower.
+        # Two side by side, beside the margins of ipywidgets.
         layout = widgets.Layout(width="calc(50% - 4px)", min_width="min(300px, 98%)")
         look = {"description": name, "style": {"description_width": f"{_NAME_PX}px"}, "layout": layout}
         if name == "source":
@@ -259,12 +262,14 @@ class StageForm:
         fields = dict(self.fields)
         source = fields.pop("source")
         first = widgets.Box([fields.pop(name) for name in _FIRST], layout=wrap)
-        more = widgets.Accordion([widgets.Box(list(fields.values()), layout=wrap)])
-        more.set_title(0, "more")
-        more.selected_index = None
+        # Not an accordion, which the keyboard does not reach; without the kernel, which may be busy.
+        more = widgets.ToggleButton(description="more")
+        more.add_class("cs-more")
+        style = widgets.HTML("<style>.cs-more:not(.mod-active) + *{display:none!important}</style>")
+        others = widgets.Box(list(fields.values()), layout=wrap)
         buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
-        # The first child is invisible: it holds the style that hides the form's picture.
-        rows = [widgets.HTML(), source, first, more, self._line, buttons, self._panel, self._outcome]
+        # The first child is invisible: it also holds the style that hides the form's picture.
+        rows = [style, source, first, more, others, self._line, buttons, self._panel, self._outcome]
         form = widgets.VBox(rows, layout=widgets.Layout(max_width=f"{_WIDTH_PX}px"))
         form.add_class("colabstage-form")
         return form
