@@ -57,8 +57,7 @@ overflow-wrap:break-word;max-width:none}
 @media (max-width:640px){.cs-report th,.cs-report td,.cs-report .cs-figures span{white-space:normal!important}
 .cs-report th,.cs-report td{padding-right:.5em}}
 .cs-report td.cs-number{overflow-wrap:normal}
-.cs-report th,.cs-report td:first-child:not(:only-child){white-space:nowrap}
-.cs-report th{font-weight:600}
+.cs-report th{white-space:nowrap;font-weight:600}.cs-report td:first-child:not(:only-child){white-space:nowrap}
 .cs-report .cs-below td{border-top:0;padding-top:0;opacity:.72;white-space:normal!important}
 .cs-report .cs-muted{opacity:.72}
 .cs-report .cs-head{font-weight:600;font-size:14px}

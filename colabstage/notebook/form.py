@@ -55,11 +55,6 @@ def read_source(text: str) -> str | list[str]:
     return lines[0] if len(lines) == 1 else lines
 
 
-def optional(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a reader of texts to which an empty text is `None`."""
-    return lambda text: read(text) if text.strip() else None
-
-
 def write_text(value: Any) -> str:
     """Return the text of a field for an argument: for a size, fractions, several sources, or anything else."""
     if isinstance(value, dict):
@@ -69,18 +64,19 @@ def write_text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-# For arguments that are typed as text: what an empty field means, and how the text is read.
-_TEXTS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "image_size": ("each its own; else 256", parse_sides),
-    "splits": ("as found; else 0.8,0.2", parse_fractions),
-    "group_by": (r"e.g. patient\d+", str.strip),
-    "only": ("all of it; e.g. train/images", str.strip),
-    "zip_encoding": ("as declared; e.g. gbk", str.strip),
-    "local_dir": ("fast local folder", str.strip),
-    "cache_dir": ("nowhere", str.strip),
-    "hash": ("e.g. sha256:…", str.strip),
-    "disk_limit": ("none; e.g. 20GB", str.strip),
+# For arguments that are typed as text: what an empty field means.
+_TEXTS = {
+    "image_size": "each its own; else 256",
+    "splits": "as found; else 0.8,0.2",
+    "group_by": r"e.g. patient\d+",
+    "only": "all of it; e.g. train/images",
+    "zip_encoding": "as declared; e.g. gbk",
+    "local_dir": "fast local folder",
+    "cache_dir": "nowhere",
+    "hash": "e.g. sha256:…",
+    "disk_limit": "none; e.g. 20GB",
 }
+_READERS = {"image_size": parse_sides, "splits": parse_fractions}
 
 
 def python_of(arguments: Mapping[str, Any]) -> str:
@@ -126,8 +122,9 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, tuple[Any, 
             hint = "one a line: a folder, a .zip, a share link, https://…, s3://…, kaggle://…"
             return widgets.Textarea(value=write_text(value), placeholder=hint, rows=2, **look), read_source
         if name in _TEXTS:
-            hint, read = _TEXTS[name]
-            return widgets.Text(value=write_text(value), placeholder=hint, **look), optional(read)
+            read: Callable[[str], Any] = _READERS.get(name, str.strip)
+            text = widgets.Text(value=write_text(value), placeholder=_TEXTS[name], **look)
+            return text, lambda typed: read(typed) if typed.strip() else None
         if name in choices:
             words = choices[name]
             # Code may give a value with a number in it, such as jpeg:85.
