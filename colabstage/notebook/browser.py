@@ -637,8 +637,7 @@ class DatasetBrowser:
         self._split = follow(split, "190px", state.choose_split)
         row = widgets.BoundedIntText(continuous_update=False, description="sample")
         self._row = follow(row, "140px", state.go_to_row)
-        filters = widgets.HBox([self._split, self._row])
-        filters.layout.flex_flow = "row wrap"
+        filters = widgets.HBox([self._split, self._row], layout=widgets.Layout(flex_flow="row wrap"))
 
         self._back = button("‹", "Page before", lambda: state.turn_to(state.page - 1))
         self._on = button("›", "Next page", lambda: state.turn_to(state.page + 1))
@@ -657,9 +656,8 @@ class DatasetBrowser:
             lambda number: move(state.enlarge, state.page * state.page_size + number),
         )
         self._grid_box = widgets.VBox([pager, self._grid.widget, self._legend])
-        tooltip = "Show the page that this sample is on"
         around = [
-            button("Back to the page", tooltip, lambda: state.turn_to(state.page), "auto"),
+            button("Back to the page", "Show this sample's page", lambda: state.turn_to(state.page), "auto"),
             button("‹", "Sample before", lambda: state.enlarge((state.place or 0) - 1)),
             button("›", "Next sample", lambda: state.enlarge((state.place or 0) + 1)),
         ]
@@ -668,9 +666,8 @@ class DatasetBrowser:
         layout = widgets.Layout(flex="1 1 360px", min_width="0")
         right = widgets.VBox([filters, self._message, self._grid_box, self._large_box], layout=layout)
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start")
-        self.widget = widgets.VBox(
-            [widgets.HTML(BROWSE_STYLE), widgets.HBox([self._bars.widget, right], layout=layout)]
-        )
+        content = widgets.HBox([self._bars.widget, right], layout=layout)
+        self.widget = widgets.VBox([widgets.HTML(BROWSE_STYLE), content])
         self.widget.add_class("cs-browse")
         self.show()
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 # The width that most formatters wrap at.
 _LONGEST_LINE = 88
-_IMPORT = "from colabstage import stage_dataset"
 # Common qualities; others can be given in code.
 _ENCODINGS = ("auto", "pixels", "encoded", "jpeg:90", "jpeg:75")
 _ERRORS = ("raise", "skip", "skip:1%")
@@ -86,7 +85,7 @@ def python_of(arguments: Mapping[str, Any]) -> str:
     line = f"data = stage_dataset({', '.join(parts)})"
     if len(line) > _LONGEST_LINE and others:
         line = "\n".join(["data = stage_dataset(", *(f"    {part}," for part in parts), ")"])
-    return f"{_IMPORT}\n\n{line}"
+    return f"from colabstage import stage_dataset\n\n{line}"
 
 
 def changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +264,7 @@ class StageForm:
         style = widgets.HTML("<style>.cs-more:not(.mod-active) + *{display:none!important}</style>")
         others = widgets.Box(list(fields.values()), layout=wrap)
         buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
-        # The first child is invisible: it also holds the style that hides the form's picture.
+        # The first child also gets the style that hides the form's picture.
         rows = [style, source, first, more, others, self._line, buttons, self._panel, self._outcome]
         form = widgets.VBox(rows, layout=widgets.Layout(max_width=f"{_WIDTH_PX}px"))
         form.add_class("colabstage-form")

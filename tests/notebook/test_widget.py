@@ -113,12 +113,12 @@ def test_a_file_that_changes_is_an_error_that_is_seen(tmp_path: Path) -> None:
 def test_it_can_be_read_where_nothing_can_be_pressed(tmp_path: Path) -> None:
     """The page that was shown last is there as HTML too, and a sentence as text."""
     browser = browse(PACKS["masks"](tmp_path / "a.h5"))
-    shown = browser._repr_html_()
-    assert shown.count("<img") == 24, "what is not trusted loses drawings, and keeps images"
-    assert "<svg" not in shown
-    assert shown.count("src='data:image/svg+xml;base64,") == 24
+    drawn = browser._repr_html_()
+    assert drawn.count("<img") == 24, "what is not trusted loses drawings, and keeps images"
+    assert "<svg" not in drawn
+    assert drawn.count("src='data:image/svg+xml;base64,") == 24
     # A row begins where the tallest cell of the one before ends, which floats would not wait for.
-    assert shown.count("<div class='cs-cell' style='display:inline-block;vertical-align:top;") == 24
+    assert drawn.count("<div class='cs-cell' style='display:inline-block;vertical-align:top;") == 24
     assert "30 samples in train" in repr(browser)
 
 
