@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 _PACKAGE = __name__.partition(".")[0]
-_BECAUSE = "\nThe above exception was the direct cause of the following exception:\n"
-_MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n"
+_THEN = "\nDuring handling of the above exception, another exception occurred:\n"
 
 
 def is_callers_own(error: OSError, *places: Path) -> bool:
@@ -69,8 +68,7 @@ def lines_of(error: BaseException) -> list[str]:
             break
         # An earlier error is shown only if the caller's own code raised it, in a function that was passed to us.
         if seen := without_ours(earlier.__traceback__):
-            link = _BECAUSE if later.__cause__ else _MEANWHILE
-            lines = [*_formatted(tracebacks, earlier, seen, tb_offset=0), link, *lines]
+            lines = [*_formatted(tracebacks, earlier, seen, tb_offset=0), _THEN, *lines]
     return lines
 
 
