@@ -198,7 +198,7 @@ def find_roles(
     roles = ColumnRoles(tuple(labels or ()), None if split is None else split.name, group or scene)
     if labels:
         return roles._replace(number=_numbering(columns, labels[0]) if len(labels) == 1 else None)
-    apart = {group, *_sides_of_images(columns), *itertools.filterfalse(words.is_label_name, inputs)}
+    apart = {group, *sides_of_images(columns), *itertools.filterfalse(words.is_label_name, inputs)}
     candidates = {one.name: one for one in rest if one.name not in apart and one.may_be_label}
     named = words.label_names(candidates)
     if not named:
@@ -211,11 +211,12 @@ def find_roles(
     return roles._replace(labels=(label,), number=_numbering(columns, label))
 
 
-def _sides_of_images(columns: Iterable[str]) -> set[str]:
-    """Return the columns of width and height of the images: both, because one alone may be a person's."""
+def sides_of_images(columns: Iterable[str]) -> list[str]:
+    """Return the columns of height and width of the images, the shortest names first: both, because one alone may be a
+    person's."""
     plain = {words.plain_name(name): name for name in columns}
-    sides = [(one, one.replace("width", "height")) for one in plain if "width" in one]
-    return {plain[one] for pair in sides if pair[1] in plain for one in pair}
+    sides = [(one.replace("width", "height"), one) for one in sorted(plain, key=len) if "width" in one]
+    return [plain[one] for pair in sides if pair[0] in plain for one in pair]
 
 
 def _numbering(columns: Mapping[str, Column], label: str) -> str | None:

@@ -373,8 +373,8 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
     """Yield what would be lost of the images that were examined: pages, and by 8 bits in three channels more."""
     if 2 * sum(one.animated for one in facts) > len(facts):
         yield (
-            "Most images that were examined have several frames or pages, of which the first counts; to keep all give "
-            "pack_dataset a dataset object whose items are (x, y), x an array of them"
+            "Most images that were examined have several frames or pages, of which the first counts; to have all of "
+            "them give pack_dataset a dataset object whose items are (x, y), x an array"
         )
     if image_options(table, options).color_mode == "keep":
         return

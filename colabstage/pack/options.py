@@ -40,8 +40,8 @@ _NEWER_RULES = {
     "tfrecord": 14,
     "detection": 17,
     "pairs": 20,
-    "table": 23,
-    "auto": 28,
+    "table": 24,
+    "auto": 29,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

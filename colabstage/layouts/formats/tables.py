@@ -164,9 +164,7 @@ def _parse_items(name: str, text: str) -> Table:
 def _parse_words(name: str, text: str) -> Table:
     lines = list(filter(str.strip, text.splitlines()))
     if any(mark in line for line in lines[:1] for mark in _DELIMITERS):
-        # "#1,cat" may be a row.
-        remarks = {line for line in lines if line.startswith("# ")} if "#" in text else ()
-        return _parse_cells(name, "\n".join(line for line in lines if line not in remarks) if remarks else text)
+        return _parse_cells(name, text)
     lines = list(itertools.filterfalse(is_comment, lines)) if "#" in text else lines
     # Above the rows their number may stand, and a header that lacks a name for the paths, as R writes it.
     lines = lines[lines[0].strip() == str(len(lines) - 2) :] if lines else []
