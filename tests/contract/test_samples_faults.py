@@ -802,13 +802,9 @@ def as_masks(*pixels: Any, write: Callable[[Any], bytes] = grey) -> dict[str, by
 
 EYE = np.eye(16, dtype=np.uint8)
 OF_64 = "train: 4 masks with 64 pixels"
-LAYERS = [Image.fromarray(np.full((48, 64, 4), number, np.uint8)) for number in range(3)]
+LAYERS = [Image.fromarray(np.full((48, 64), number, np.uint8)) for number in range(3)]
 VALUES = [
-    *(row(f"{name}, {options}", {f"{'ab'[i % 2]}/{i}.{form.lower()}": encode(LAYERS[0], form, **saved) for i in range(4)}, right=[noted(note)], **options)
-      for name, form, saved, note in list[Any]([
-          ("an alpha channel", "PNG", {}, "4 of 4 images that were examined have an alpha channel"),
-          ("several pages", "TIFF", {"save_all": True, "append_images": LAYERS[1:]}, r"Most images that were examined have several frames or pages.*items are \(x, y\)")])
-      for options in list[Any]([{}, {"image_size": 32}])),
+    row("images of several pages", {f"{'ab'[i % 2]}/{i}.tif": encode(LAYERS[0], "TIFF", save_all=True, append_images=LAYERS[1:]) for i in range(4)}, right=[noted(r"4 images have several frames or pages .*: the first of each counts; items \(x, y\) of a dataset object may hold all")]),
     row("palettes: one number, two colours", in_palettes("kr", "kg"), right=[noted(r"masks/1\.png.*class_dict")]),
     row("palettes: 0 is white, 1 black", in_palettes("wk"), right=[noted(r"masks/0\.png.*class_dict")]),
     *(row(f"palettes: {name} beside images called as its numbers", in_palettes("kr", "kg") | {name: text.encode()}, right=[found("train: 4 masks with 32 pixels" if "rgb" in name else OF_64)])

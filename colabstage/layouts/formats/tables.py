@@ -83,11 +83,10 @@ def parse_table(name: str, content: bytes) -> Table:
 def _below_comments(text: str) -> str:
     """Return a text without the comments above its rows; the last of these may be their header: "# file label"."""
     lines = text.splitlines(keepends=True) if text.lstrip().startswith("#") else []
-    above = [*itertools.takewhile(lambda line: not line.strip() or is_comment(line), lines)]
-    rows = lines[len(above) :]
-    if not above or not rows:
+    rows = [*itertools.dropwhile(lambda line: not line.strip() or is_comment(line), lines)]
+    if not rows:
         return text
-    header = next(filter(None, map(str.strip, reversed(above)))).lstrip("# ")
+    header = next(filter(None, map(str.strip, reversed(lines[: -len(rows)])))).lstrip("# ")
     delimiter = next((mark for mark in _DELIMITERS if mark in rows[0]), None)
     first = [*map(words.plain_name, rows[0].split(delimiter))]
     # "# labels, by Ann" above "file,label" is none.
