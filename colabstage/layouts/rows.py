@@ -686,8 +686,8 @@ class TableSearch:
         first = rows.places[0][0]
         used = {first.path.name, first.folders or first.beside or None, *roles.labels, *roles[1:], *corners}
         # Merged cells of a header leave columns without a name that number no rows.
-        rest = (one for one in first.table.columns if one.name not in used)
-        unread = [one.name for one in rest if not words.is_index_name(one.name) or 1 < len(one.distinct) < len(one)]
+        others = (one for one in first.table.columns if one.name not in used)
+        unread = [one.name for one in others if not words.is_index_name(one.name) or 1 < len(one.distinct) < len(one)]
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
         # Published tables often name a few files that were never published; without a note a broken download would be
         # hidden.
