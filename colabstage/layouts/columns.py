@@ -202,7 +202,8 @@ def find_roles(
     candidates = {one.name: one for one in rest if one.name not in apart and one.may_be_label}
     named = words.label_names(candidates)
     if not named:
-        return roles._replace(labels=_find_labels(candidates, rest), group=group)
+        found = _find_labels(candidates, rest)
+        return roles._replace(labels=found, group=group, number=_numbering(columns, found[0]) if not found[1:] else None)
     first = candidates[named[0]]
     if any(not same_partition(first.cells, candidates[other].cells) for other in named[1:]):
         raise _which(named, rest)
@@ -341,7 +342,8 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
         and (values := {_number(cell) for cell in candidates[name].filled if cell.lower() != "nan"})
         and values in ({*range(len(values))}, {*range(-1, len(values) - 1)})
     ]
-    if len(named) == 1 and not grades:
+    # These may number its classes.
+    if len(named) == 1 and all(same_partition(candidates[named[0]].cells, candidates[one].cells) for one in grades):
         return (named[0],)
     # Yes and no beside a measurement is one of two possible targets; columns of yes and no are targets of one kind.
     measured = any(not candidates[name].distinct <= words.YES | words.NO for name in by_kind.get("number", ()))

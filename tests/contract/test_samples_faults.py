@@ -1161,9 +1161,9 @@ TEXTS = [
             for name, names, first in [("languages", "en.txt de.txt", "de.txt"), ("names by language", "Czech.txt Irish.txt Scottish.txt", "Czech.txt"), ("languages of one corpus", "wiki.pt-br.txt wiki.en.txt", "wiki.en.txt"), ("sentiments", "film-pos.txt film-neg.txt", "film-neg.txt")]),
           ("plays", "hamlet.txt macbeth.txt", found("train: .*")), ("parts by letters", "wiki_ac.txt wiki_ad.txt", found("train: .*")),
           ("two languages", "train.en.txt train.de.txt val.en.txt val.de.txt", refused(r"parts of each sample.*only=\['train.de.txt', 'val.de.txt'\]"))]),
-    *(row(f"texts in lines of JSON, {options}", files("", {"train.jsonl": "".join(json.dumps({"text": "to be " * (i % 7 + 1)}) + "\n" for i in range(90))}), right=[right], **options)
-      for options, right in list[Any]([
-          ({"layout": token_blocks(64)}, noted(r"No token stands between the texts.*token_blocks\(separator=256\)")), ({"layout": token_blocks(64, separator=256)}, lambda packed: packed.found and not noted("separator")(packed))])),
+    *(row(f"texts in lines of JSON, between them {token}", files("", {"train.jsonl": "".join(json.dumps({"text": "to be " * (i % 7 + 1)}) + "\n" for i in range(90))}), right=[right], layout=token_blocks(64, separator=token))
+      for token, right in list[Any]([
+          (None, noted(r"No token stands between the texts.*token_blocks\(separator=256\)")), (256, lambda packed: packed.found and not noted("separator")(packed))])),
     *(row(f"lines of JSON without a text: {name}", files("", {"train.jsonl": (json.dumps(line) + "\n") * 300}), right=[right])
       for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)")), ("an id before it", {"id": "a1", "content": "well done"}, refused(r"token_blocks\(field='content'\)")),
                                 ("a chat", {"id": "a1", "messages": [{"role": "user"}]}, refused(r"expected text, or for chats.*items are \(tokens, target\)", but_not="token_blocks"))]),

@@ -149,12 +149,9 @@ def _parse_items(name: str, text: str) -> Table:
         items = inner_items(load_yaml(text)) if not name.lower().endswith(".json") else items
     items = items or []
     below = {one[0]: one[1] for one in items if isinstance(one, tuple) and words.is_split(one[0])}
-    # Names below each split, or the first of each list there.
     if below and all(isinstance(own, list) for own in below.values()):
-        stated = (
-            (split, one[0] if isinstance(one, list) and one else one) for split, own in below.items() for one in own
-        )
-        records = [{**_record_of(one), words.SPLIT_COLUMNS[0]: words.split_name(split).split} for split, one in stated]
+        stated = ((words.split_name(split).split, one) for split, own in below.items() for one in own)
+        records = [{**_record_of(one), words.SPLIT_COLUMNS[0]: split} for split, one in stated]
     else:
         records = list(map(_record_of, items))
     return _of_records(name, list(map(_cells_of, records))) if all(records) else Table(name)
