@@ -203,7 +203,8 @@ def find_roles(
     named = words.label_names(candidates)
     if not named:
         found = _find_labels(candidates, rest)
-        return roles._replace(labels=found, group=group, number=_numbering(columns, found[0]) if not found[1:] else None)
+        number = _numbering(columns, found[0]) if len(found) == 1 else None
+        return roles._replace(labels=found, group=group, number=number)
     first = candidates[named[0]]
     if any(not same_partition(first.cells, candidates[other].cells) for other in named[1:]):
         raise _which(named, rest)

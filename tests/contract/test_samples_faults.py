@@ -512,6 +512,7 @@ STATED_SPLITS: list[tuple[str, dict[str, Any]]] = [
 ]
 SPLITS_BESIDE = [
     *(row(f"splits beside masks: {name}", pairs("img/{}.jpg", "masks/{}.png") | files("", stated), right=[found("train: 4 masks .*; val: 2 masks .*")]) for name, stated in STATED_SPLITS),
+    row("a number and a word of each image, by split in JSON", files("img/{0..5}.jpg", {"split_a.json": {split: [[f"{i}.jpg", i % 2, "ba"[i % 2]] for i in numbers] for split, numbers in (("train", range(4)), ("val", (4, 5)))}}), right=[found("train: b 2, a 2; val: b 1, a 1", note="in the order of 'column2'")]),
     *(row(f"splits beside boxes: {name}", files("img/{0..5}.jpg", {"img/{0..5}.xml": VOC.format("cat"), **stated}), right=[found("train: boxes cat 4; val: boxes cat 2")]) for name, stated in STATED_SPLITS),
     row("boxes again in a table for each split", files("img/{0..5}.jpg", {"img/{0..5}.xml": VOC.format("cat")} | {f"data/{split}_labels.csv": "filename,width,height,class,xmin,ymin,xmax,ymax\n" + "".join(f"{i}.jpg,64,48,cat,5,6,40,30\n" for i in numbers) for split, numbers in (("train", range(4)), ("test", (4, 5)))}),
         right=[found("train: boxes cat 4; test: boxes cat 2"), refused("labels.csv")]),
