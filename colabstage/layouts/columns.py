@@ -196,21 +196,16 @@ def find_roles(
         for pattern in (words.PERSONS, words.SCENES)
     )
     roles = ColumnRoles(tuple(labels or ()), None if split is None else split.name, group or scene)
-    if labels:
-        return roles._replace(number=_numbering(columns, labels[0]) if len(labels) == 1 else None)
-    apart = {group, *sides_of_images(columns), *itertools.filterfalse(words.is_label_name, inputs)}
-    candidates = {one.name: one for one in rest if one.name not in apart and one.may_be_label}
-    named = words.label_names(candidates)
-    if not named:
-        found = _find_labels(candidates, rest)
-        number = _numbering(columns, found[0]) if len(found) == 1 else None
-        return roles._replace(labels=found, group=group, number=number)
-    first = candidates[named[0]]
-    if any(not same_partition(first.cells, candidates[other].cells) for other in named[1:]):
-        raise _which(named, rest)
-    # The one in words, where several have the same content.
-    label = next((name for name in named if not candidates[name].is_numeric), named[0])
-    return roles._replace(labels=(label,), number=_numbering(columns, label))
+    if not labels:
+        apart = {group, *sides_of_images(columns), *itertools.filterfalse(words.is_label_name, inputs)}
+        candidates = {one.name: one for one in rest if one.name not in apart and one.may_be_label}
+        named = words.label_names(candidates)
+        if any(not same_partition(candidates[named[0]].cells, candidates[other].cells) for other in named[1:]):
+            raise _which(named, rest)
+        # The one in words, where several have the same content.
+        found = tuple(sorted(named, key=lambda name: candidates[name].is_numeric)[:1])
+        roles = roles._replace(labels=found or _find_labels(candidates, rest), group=roles.group if found else group)
+    return roles._replace(number=_numbering(columns, roles.labels[0]) if len(roles.labels) == 1 else None)
 
 
 def sides_of_images(columns: Iterable[str]) -> list[str]:
