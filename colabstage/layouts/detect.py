@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -864,13 +864,10 @@ def _by_library(source: Source) -> str:
         if found or is_own:
             folder, (file, *_) = (posixpath.dirname(label), [label]) if is_own else source.addresses(found)
             end = next(file[-len(end) :] for end in ends if file.lower().endswith(end))
-            return first_extract(folder) + _filled(how, {"END": end, "FOLDER": repr(folder), "FILE": repr(file)})
+            values = {"END": end, "FOLDER": repr(folder), "FILE": repr(file)}
+            # At once, because a value may contain the name of another.
+            return first_extract(folder) + re.sub("|".join(values), lambda name: values[name[0]], how)  # noqa: B023
     return _AS_OBJECT
-
-
-def _filled(line: str, values: Mapping[str, str]) -> str:
-    # At once, because a value may contain the name of another.
-    return re.sub("|".join(values), lambda name: values[name[0]], line)
 
 
 def _how_to_give(source: Source) -> str:

@@ -340,7 +340,7 @@ def test_files_called_alike_are_noted_and_the_line_keeps_them_together(
 @pytest.mark.parametrize("form", ["coco", "table"])
 def test_pictures_of_one_place_stay_in_one_split(tmp_path: Path, form: str, field: str, value: str) -> None:
     """As of a camera trap: its background tells which animals come there."""
-    rows = [{"file_name": f"{n:02}.png", "id": n, field: value.format(n // 5)} for n in range(60)]
+    rows: list[dict[str, Any]] = [{"file_name": f"{n:02}.png", "id": n, field: value.format(n // 5)} for n in range(60)]
     source = tmp_path / "in"
     source.mkdir()
     for one in rows:
