@@ -429,6 +429,9 @@ TABLES = [
         right=[refused(r"train\.csv', line 4.*'cat'")]),
     row("pixels above 255", files("", {"train.csv": "label," + ",".join(f"pixel{i}" for i in range(16)) + "\n" + ("1," + ",".join(["300"] * 16) + "\n") * 4}),
         right=[refused(r"train\.csv\[0\].*255")]),
+    row("poses beside pictures, after the number that both have", files("0{1,2}/frame_{00003..00005}_rgb.jpg", {"0{1,2}/frame_{00003..00005}_pose.txt": "0.9 0 0\n0 1 0\n"}), right=[refused("frame_00003_pose.txt")]),
+    row("colours of what is in folders of classes", files("img/cat/{1..3}.jpg img/dog/{4..6}.jpg", {"tags.txt": "".join(f"img/{c}/{n}.jpg {words}\n" for c, n, words in (("cat", 1, "red"), ("cat", 2, "red long"), ("cat", 3, "blue"), ("dog", 4, "blue"), ("dog", 5, "red long soft"), ("dog", 6, "red")))}), right=[refused("tags.txt")]),
+    row("the time that files are called after", files("cam/16812345678{0..3}.jpg", {"log.csv": "time,image,steer\n" + "".join(f"16812345678{n},16812345678{n}.jpg,0.{n}\n" for n in range(4))}), right=[noted("Not used: the column 'time'")]),
 ]
 
 # Six images in train/ and val/, labelled in some way; and statements that 2.jpg, which is in val/, is to train on.
