@@ -95,9 +95,8 @@ def split_rows(
         for (name, fraction), count in zip(fractions, np.bincount(numbers, minlength=len(fractions)), strict=True):
             # An empty split is refused here, not in the first epoch that uses it.
             if count == 0:
-                by_names = group_by is None and table.groups is None and _files(table) is None
-                by_names = by_names and _units(table) is not None
-                apart = " group_by=r'.+' divides files of one person or picture too." if by_names else ""
+                may_part = group_by is None and _files(table) is None and (table.groups or _units(table) is not None)
+                apart = " group_by=r'.+' divides files of one person, place or picture too." if may_part else ""
                 msg = (
                     f"splits gives '{name}' the fraction {fraction}, which of {len(divided):,} samples comes to none. "
                     f"Give it more, or leave it out.{apart}"
