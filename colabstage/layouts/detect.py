@@ -811,6 +811,8 @@ _READ_BY = {
     _EACH.format("xarray.open_dataset(path)[VARIABLE].to_numpy()"): (".nc", ".nc4", ".grib"),
     _EACH.format("imageio.v3.imread(path)"): (".mp4", ".avi", ".mov", ".mkv", ".webm"),
     _EACH.format("trimesh.load(path).sample(2048)"): (".off", ".obj", ".stl"),
+    _EACH.format("trimesh.load(path).vertices[:2048]"): (".ply",),
+    _EACH.format("laspy.read(path).xyz[:2048]"): (".las", ".laz"),
     as_arrays("pandas.read_csv(FILE)"): (".csv.gz",),
     as_arrays("pandas.read_csv(FILE, header=None)"): (".data",),
     as_arrays("pandas.read_excel(FILE)"): (".xlsx", ".xls", ".ods"),
@@ -850,9 +852,9 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     if is_packed or not faults:
         msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}; expected {_KINDS}."
         return EmptySourceError(" ".join([msg, *source.tree.notes]))
-    return LayoutError(
-        f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {faults[-1]} {on_request}"
-    )
+    how = _by_library(source)
+    what = how if how is not _AS_OBJECT else f"{faults[-1]} {on_request}"
+    return LayoutError(f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {what}")
 
 
 def _by_library(source: Source) -> str:

@@ -1119,6 +1119,7 @@ TEXTS = [
       for name, made, ends in [("meshes", {"{train,test}/{bed,sofa}/{0,1}.off": "OFF"}, "8 .off"), ("DICOM without ending", {"IM/IM000{0,1}": "DICM"}, "IM0000"), ("scans and a table", {"{0,1}.mhd": "x", "{0,1}.raw": "x", "labels.csv": "id,label\n0,a\n"}, ".mhd")]),
     *(row(f"what reads {name}", files("", made), right=[refused(re.escape(line))])
       for name, made, line in [
+          ("points", {"{0,1}.ply": "x"}, "[(trimesh.load(path).vertices[:2048], TARGET)"), ("points beside texts", {"{0,1}.laz": "x", "labels/{0,1}.txt": "Car 1 2 3\n"}, "[(laspy.read(path).xyz[:2048], TARGET)"),
           ("volumes", {"{a,b}/{0,1}.nii.gz": "x"}, "[(nibabel.load(path).get_fdata(dtype='float32'), TARGET) for path in sorted(pathlib.Path('"), ("signals", {"{0,1}.hea": "x", "{0,1}.dat": "x"}, ".rglob('*.hea'))]"),
           ("a table without a header", {"HIGGS.csv": "1.0,2.5\n0.0,3.5\n"}, "HIGGS.csv', header=None), numpy.savez('data.npz', "), ("a table beside a smaller one", {"train.csv": "id,age\n1,2\n2,3\n", "answers.csv": "id,y\n1,2\n"}, "train.csv'), numpy"),
           ("a table in Excel", {"x.xlsx": "PK"}, "x.xlsx'), numpy.savez"), ("numbers in texts beside a description", {"a/README.txt": "of signals", "{a,b}/X.txt": "  1.5e-1 2.5 3.5\n" * 9}, "'a/X.txt' holds numbers, not text")]),
