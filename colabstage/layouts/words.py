@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import itertools
 import posixpath
 import re
 import unicodedata
@@ -128,8 +127,6 @@ _PERSON = re.compile(
     r"((?<![a-z])(?:patient|subject|participant|person|volunteer|donor|subj)|(?<![^/])(?:case|sub))"
     r"[ _-]?(id[ _-]?)?(\d+)", re.IGNORECASE,
 )  # fmt: skip
-# For `group_by`.
-BEGINNING = r".*\D(?=\d+[^\d/]*\.\w+$)"
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 # A stem with its last number, and what follows that.
 NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)")
@@ -165,7 +162,8 @@ def are_numbered(stems: Sequence[str], cells: Sequence[str]) -> bool:
     pairs = {*zip(stems, cells, strict=True)}
     found = ((stem, cell, cell.isdecimal() and _LAST_NUMBER.search(stem)) for stem, cell in pairs)
     agree = all(stem == cell or (last and int(last[1]) == int(cell)) for stem, cell, last in found)
-    return agree and len(pairs) == len({*cells})
+    # The number that is all of a short name, 3.jpg, may be what is in it.
+    return agree and len(pairs) == len({*cells}) and all(map(is_telling, stems))
 
 
 def is_telling(stem: str) -> bool:
@@ -203,17 +201,6 @@ def persons(names: Sequence[str]) -> list[str]:
         return []
     found = map(_PERSON.search, names)
     return ["" if one is None else f"{one[1].lower()} {int(one[3])}" for one in found]
-
-
-def beginnings(names: Sequence[str]) -> list[str]:
-    """Return what precedes the last number of each path, which the files of one video, person or place may share; empty
-    if any has none.
-
-    >>> beginnings(["run/v_g08_c01_3.jpg", "run/v_g09/frame12.png"])
-    ['run/v_g08_c01_', 'run/v_g09/frame']
-    """
-    found = [*itertools.takewhile(bool, map(re.compile(BEGINNING).search, names))]
-    return [one[0] for one in found if one is not None] if len(found) == len(names) else []
 
 
 def _say_one_of(names: Sequence[str], words: Iterable[str]) -> bool:
