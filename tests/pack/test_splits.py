@@ -359,6 +359,18 @@ def test_pictures_of_one_place_stay_in_one_split(tmp_path: Path, form: str, fiel
     assert {*places.values()} == {5}
 
 
+@pytest.mark.parametrize(("field", "cells"), [("session", ["1"]), ("patient", ["p1"]), ("site", ["1", "2"])])
+def test_what_most_samples_share_divides_nothing(tmp_path: Path, field: str, cells: Sequence[str]) -> None:
+    rows = [f"{n}.png,{cells[n % len(cells)]},{'ab'[n % 4 // 2]}\n" for n in range(40)]
+    (source := tmp_path / "in").mkdir()
+    for n in range(40):
+        (source / f"{n}.png").write_bytes(image(n))
+    (source / "labels.csv").write_text(f"file,{field},label\n{''.join(rows)}")
+    report = pack_dataset(source, tmp_path / "out.h5", splits={"train": 0.8, "test": 0.2}, progress=False)
+    with h5py.File(report.path) as file:
+        assert len(file["key_test"]) == 8
+
+
 def test_too_few_persons_for_the_splits_are_told(pack: Pack) -> None:
     """Three patients are not enough for these; the advice divides their slices all the same."""
     files = [f"patient{row % 3}_slice{row}.png" for row in range(60)]
