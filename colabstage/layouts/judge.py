@@ -905,9 +905,8 @@ class Naming:
             said[beside := " ".join(one.beside(part))] += 1
             pairs.update((beside, labels[row]) for row in rows)
         # What samples share, most of them, and is not one for each class says more than the class in a path.
-        alone = [*said.values()].count(1)
         is_one_each = len(said) == len(pairs) == len({known for _, known in pairs})
-        if len(said) > 1 and 2 * alone <= said.total() and not is_one_each:
+        if len(said) > 1 and 2 * [*said.values()].count(1) <= said.total() and not is_one_each:
             return Says.MORE
         agreeing = 0
         for one, classes in named.items():

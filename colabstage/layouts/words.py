@@ -130,7 +130,6 @@ _PERSON = re.compile(
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 # A stem with its last number, and what follows that.
 NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)")
-_LAST_NUMBER = re.compile(r"(\d+)\D*$")
 # A last word of a name that is not just a number.
 _LAST_WORD = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 
@@ -160,8 +159,8 @@ def stems_of(names: Iterable[str]) -> list[str]:
 def are_numbered(stems: Sequence[str], cells: Sequence[str]) -> bool:
     """Tell whether files are called after numbers, one for each: frame_0012 after 12, but not a_3 and b_3 after 3."""
     pairs = {*zip(stems, cells, strict=True)}
-    found = ((stem, cell, cell.isdecimal() and _LAST_NUMBER.search(stem)) for stem, cell in pairs)
-    agree = all(stem == cell or (last and int(last[1]) == int(cell)) for stem, cell, last in found)
+    found = ((stem, cell, cell.isdecimal() and NUMBERED.fullmatch(stem)) for stem, cell in pairs)
+    agree = all(stem == cell or (last and int(last[2]) == int(cell)) for stem, cell, last in found)
     # The number that is all of a short name, 3.jpg, may be what is in it.
     return agree and len(pairs) == len({*cells}) and all(map(is_telling, stems))
 

@@ -129,11 +129,10 @@ class Services(Closing):
 
     def lend(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what was given back for this key, or a new one, for one user at a time."""
-        try:
+        with contextlib.suppress(IndexError):
             lent: T = self._idle[key].pop()
-        except IndexError:
-            return make()
-        return lent
+            return lent
+        return make()
 
     def give_back(self, key: Hashable, one: Any) -> None:
         """Keep for the next user what `lend` returned; closed with this."""
