@@ -429,10 +429,6 @@ class Blocks:
         for number in range(start, stop):
             self._parts[block, number] = self._hash_part(block, number)[0]
 
-    def forget_parts(self, block: int) -> None:
-        """Note that nothing of an unfinished block is local."""
-        self._parts[block : block + 1] = 0
-
     def parts_of(self, block: int) -> Iterator[tuple[bytes, int]]:
         """Yield the bytes of each noted part of an unfinished block that has its hash, and their address."""
         for number in np.flatnonzero(self._parts[block : block + 1]).tolist():

@@ -148,7 +148,8 @@ class ObjectStore(Closing):
         # A bucket may be public although others need a login.
         key = self._class, self.path.partition("/")[0], repr(sorted(options.items()))
         self._service = self._services.of(key, lambda: _Service(self._class, options))
-        self.listings, self.is_one_of_many = self._service.listings, self._services.are_many
+        self.listings, self.known = self._service.listings, self._service.known
+        self.is_one_of_many = self._services.are_many
         self.folders_are_prefixes = self._on_loop = bool(self._class.async_impl)
         self.connections = 8 if self._on_loop else _CONNECTIONS
         # Completed when the store is closed, to wake callers that wait for a response.
@@ -165,10 +166,6 @@ class ObjectStore(Closing):
         if not self._service.is_anonymous:
             return ()
         return (f"'{self.label}' was read anonymously: no login was found that it accepts.",)
-
-    def find(self) -> dict[str, Any]:
-        """Return fsspec's facts on the address itself, from the listing that `list_ahead` made if it is in it."""
-        return self._service.known.get(self.path) or self.info()
 
     def info(self, path: str = "") -> dict[str, Any]:
         """Return fsspec's facts on the address itself, or on another path."""
@@ -220,16 +217,6 @@ class ObjectStore(Closing):
                 level = [row["name"] for row in rows if row["type"] == "directory"]
                 files += (row for row in rows if row["type"] != "directory")
         return files
-
-    def list_ahead(self, paths: set[str], seconds: float) -> None:
-        """Look up these objects of one folder by listing it, so that opening them takes no request; if that takes too
-        long, because there are far more, or is refused, each is asked about when it is opened."""
-        with suppress(SourceError):
-            # To connect, and to find a login, takes longer than to list.
-            with suppress(SourceNotFoundError):
-                self.info(min(paths))
-            rows = self.list_folder(self.path, seconds)
-            self._service.known.update((row["name"], row) for row in rows if row["name"] in paths and size_of(row))
 
     def list_folder(self, path: str, seconds: float = LISTING_TIMEOUT_S) -> list[dict[str, Any]]:
         """Return the same for everything directly in one folder, folders included."""

@@ -7,13 +7,14 @@ import socket
 import threading
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from requests import Session
 from requests.adapters import HTTPAdapter
 
 if TYPE_CHECKING:
-    from requests import PreparedRequest
+    from requests import PreparedRequest, Response
 
 
 # More than are ever in flight at once, so that no connection is discarded after use.
@@ -22,21 +23,29 @@ _POOL_CONNECTIONS = 64
 _MAX_REDIRECTS = 10
 
 
+class NotEncryptedError(ValueError):
+    """A redirect leads from https to the address that this holds, where anybody on the way could read along."""
+
+
 class EndableSession(Session):
-    """Requests' own session, whose connections stay open until it is closed, or `cut` by another thread."""
+    """Requests' own session, whose connections stay open until it is closed, or `adapter.cut` by another thread."""
 
     def __init__(self, agent: str) -> None:
         super().__init__()
         # No retries here, because the reader continues at the byte where it stopped.
-        self._adapter = _EndableAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS)
-        self.mount("https://", self._adapter)
-        self.mount("http://", self._adapter)
+        self.adapter = _EndableAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS)
+        self.mount("https://", self.adapter)
+        self.mount("http://", self.adapter)
         self.max_redirects = _MAX_REDIRECTS
         self.headers.update({"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": agent})
 
-    def cut(self, *, for_good: bool) -> None:
-        """Make all that waits for a server fail at once. The next request connects again, unless `for_good`."""
-        self._adapter.cut(for_good=for_good)
+    def get_redirect_target(self, resp: Response) -> str | None:
+        """Return where a response redirects to, as requests does; it is an error to go from https to anything else."""
+        target = super().get_redirect_target(resp)
+        if target and resp.url.lower().startswith("https:") and urlsplit(target).scheme.lower() not in {"", "https"}:
+            resp.close()
+            raise NotEncryptedError(target)
+        return target
 
 
 class _EndableAdapter(HTTPAdapter):

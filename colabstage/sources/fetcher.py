@@ -450,7 +450,7 @@ class Fetcher:
                 return False
             # Another connection may have taken over the end meanwhile.
             data, now = data[: run.left], self._clock.now()
-            complete, stretches = self._store(data, address)
+            complete = self._store(data, address)
             has_waited = bool(data and self.waits_for)
             if data:
                 self._come += len(data)
@@ -461,16 +461,13 @@ class Fetcher:
             self._on_wait("")
         if data:
             self._on_bytes(len(data))
-        for stretch in stretches:
-            self._blocks.note_parts(*stretch)
         for block in complete:
             self._verify(block, remote)
         return run.left > 0
 
-    def _store(self, data: bytes | memoryview, address: int) -> tuple[list[int], list[tuple[int, int, int, int]]]:
-        """Note bytes with the lock held; return the blocks that they complete, and of others which bytes have arrived,
-        as `Blocks.note_parts` takes them."""
-        complete, stretches, layout = [], [], self._blocks.layout
+    def _store(self, data: bytes | memoryview, address: int) -> list[int]:
+        """Note bytes with the lock held; return the blocks that they complete."""
+        complete, layout = [], self._blocks.layout
         while data:
             block = address // layout.block_bytes
             begin, end = layout.span(block)
@@ -480,22 +477,16 @@ class Fetcher:
             part, data = data[: end - address], data[end - address :]
             since = arriving.add(part, address)
             if arriving.missing:
-                stretches.append((block, since, address, address + len(part)))
+                self._blocks.note_parts(block, since, address, address + len(part))
             else:
                 complete.append(block)
             address += len(part)
-        return complete, stretches
+        return complete
 
-    def take_up(self, block: int) -> list[tuple[int, int]]:
-        """Take in what an earlier run has left of an unfinished block; return the ranges `(begin, end)` that are
-        missing."""
-        gaps = list[tuple[int, int]]()
-        at, end = self._blocks.layout.span(block)
-        for data, address in self._blocks.parts_of(block):
-            with self.lock:
-                self._store(data, address)
-            gaps, at = [*gaps, (at, address)], address + len(data)
-        return [(begin, stop) for begin, stop in (*gaps, (at, end)) if begin < stop]
+    def take_up(self, data: bytes, address: int) -> None:
+        """Take in bytes that an earlier run has left here."""
+        with self.lock:
+            self._store(data, address)
 
     def _verify(self, block: int, remote: RemoteFile) -> None:
         layout = self._blocks.layout
@@ -526,7 +517,6 @@ class Fetcher:
     def forget(self, block: int) -> None:
         """Forget the received bytes of a block, with the lock held."""
         self._arriving.pop(block, None)
-        self._blocks.forget_parts(block)
 
     def _reject(self, block: int, error: Exception, run: Run | None = None) -> None:
         """Hand out a block again that has arrived wrong, or the rest of a run whose source has changed; after a few
@@ -585,9 +575,13 @@ def prove_rest(blocks: Blocks, fetcher: Fetcher) -> list[tuple[int, int]]:
         fetcher.touch()
     gaps: list[tuple[int, int]] = []
     for block in np.flatnonzero(blocks.state != WHOLE).tolist():
-        for begin, end in fetcher.take_up(block):
-            since = gaps.pop()[0] if gaps and gaps[-1][1] == begin else begin
-            gaps.append((since, end))
+        at, end = blocks.layout.span(block)
+        for data, address in (*blocks.parts_of(block), (b"", end)):
+            if at < address:
+                since = gaps.pop()[0] if gaps and gaps[-1][1] == at else at
+                gaps.append((since, address))
+            fetcher.take_up(data, address)
+            at = address + len(data)
     return gaps
 
 

@@ -137,14 +137,7 @@ def open_http(
         TransientError: the server could not answer, after all tries.
     """
     session = HttpSession(
-        url,
-        timeout_s,
-        clock,
-        resolve=resolve,
-        label=label,
-        agent=agent,
-        cancellation=cancellation,
-        services=services,
+        url, timeout_s, clock, resolve=resolve, label=label, agent=agent, cancellation=cancellation, services=services
     )
 
     def look() -> HttpFile:
@@ -708,13 +701,13 @@ class HttpSession:
         self,
         url: str,
         timeout_s: float,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock,
         *,
-        resolve: Callable[[], str] | None = None,
-        label: str = "",
-        agent: str = AGENT,
-        cancellation: Cancellation | None = None,
-        services: Services | None = None,
+        resolve: Callable[[], str] | None,
+        label: str,
+        agent: str,
+        cancellation: Cancellation | None,
+        services: Services | None,
     ) -> None:
         self.timeout_s = timeout_s
         self.clock = clock
@@ -731,8 +724,8 @@ class HttpSession:
 
     def _connect(self) -> None:
         self._session = self._services.lend(self._kind, lambda: _new_session(self._kind[0]))
-        self._lock, self._resolving = threading.Lock(), threading.Lock()
-        self._closed, self._in_flight = False, 0
+        self._resolving, self._in_flight = threading.Lock(), list[object]()
+        self._closed = False
         self._leave = self._cancellation.follow(self.interrupt)
 
     @property
@@ -754,49 +747,37 @@ class HttpSession:
 
         Failures inside the block, too, become TransientError or the error they are.
         """
-        with _translated(self.label, self._check_open), self._using():
-            answer = self._ask(headers)
-            try:
+        # Before it is checked whether this is open, so that whoever closes it knows.
+        self._in_flight.append(headers)
+        try:
+            with _translated(self.label, self._check_open), contextlib.closing(self._ask(headers)) as answer:
                 yield answer
                 # A body without a length looks complete when the connection is closed.
                 self._check_open()
-            finally:
-                answer.close()
-
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
-        with self._lock:
-            self._check_open()
-            self._in_flight += 1
-        try:
-            yield
         finally:
-            with self._lock:
-                self._in_flight -= 1
+            self._in_flight.pop()
 
     def close(self) -> None:
         """Wake threads that wait for a response; connections that are idle may be used for other files. Calling it
         twice is fine."""
-        with self._lock:
-            was_closed, self._closed = self._closed, True
-            is_idle = not (self._in_flight or self._cancellation.cancelled)
-        self._leave()
-        if was_closed:
+        if self._closed:
             return
-        if is_idle:
+        self._closed = True
+        self._leave()
+        if self._in_flight or self._cancellation.cancelled:
+            self._session.adapter.cut(for_good=True)
+            self._session.close()
+        else:
             # Other addresses of a server may be of other people.
             self._session.cookies.clear()
             self._services.give_back(self._kind, self._session)
-        else:
-            self._session.cut(for_good=True)
-            self._session.close()
         if self._owns_services:
             self._services.close()
 
     def interrupt(self) -> None:
         """Cut all connections, so that what waits for them fails at once."""
         if not self._closed:
-            self._session.cut(for_good=self._cancellation.cancelled)
+            self._session.adapter.cut(for_good=self._cancellation.cancelled)
 
     def _ask(self, headers: dict[str, str]) -> _Answer:
         target = self._target
@@ -829,9 +810,7 @@ class HttpSession:
         login = self._login if _origin(url) == _origin(self.url) else None
         auth = login and HTTPBasicAuth(*login)
         timeouts = (min(self.timeout_s, _CONNECT_TIMEOUT_S), self.timeout_s)
-        hooks = {"response": _no_way_down(self.label)}
-        answer = self._session.get(url, headers=headers, auth=auth, timeout=timeouts, stream=True, hooks=hooks)
-        return _Answer(self, answer)
+        return _Answer(self, self._session.get(url, headers=headers, auth=auth, timeout=timeouts, stream=True))
 
     def _check_open(self) -> None:
         self._cancellation.check()
@@ -872,7 +851,6 @@ def ask_service(
             auth=auth,
             headers=headers,
             allow_redirects=redirects,
-            hooks={"response": _no_way_down(label)},
             stream=True,
             timeout=(_CONNECT_TIMEOUT_S, _ANSWER_TIMEOUT_S),
         ) as response,
@@ -904,6 +882,8 @@ def connection_error(error: BaseException, label: str) -> SourceError:
     import requests.exceptions as failures
     import urllib3.exceptions as urllib3_failures
 
+    from colabstage.sources.connections import NotEncryptedError
+
     inner = _innermost(error)
     timeouts = (TimeoutError, failures.Timeout, urllib3_failures.TimeoutError)
     cut = (http.client.IncompleteRead, urllib3_failures.IncompleteRead, http.client.RemoteDisconnected)
@@ -912,6 +892,12 @@ def connection_error(error: BaseException, label: str) -> SourceError:
         msg = (
             f"The certificate of the server of '{label}' is not trusted: {inner.verify_message}. If it is your own, "
             "name the file of its authority in the variable REQUESTS_CA_BUNDLE."
+        )
+        return SourceReadError(msg)
+    if isinstance(error, NotEncryptedError):
+        msg = (
+            f"'{label}' redirects from https to '{show_address(str(error))}', where anybody on the way could exchange "
+            "the data. If you trust the way, pass that address yourself."
         )
         return SourceReadError(msg)
     if isinstance(error, failures.TooManyRedirects):
@@ -961,22 +947,6 @@ def _without_login(url: str, label: str) -> tuple[str, tuple[bytes, bytes] | Non
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port
-
-
-def _no_way_down(label: str) -> Callable[..., None]:
-    """Return a hook that refuses to follow a redirect from https to anything else."""
-
-    def check_redirect(response: requests.Response, **_: object) -> None:
-        target = response.headers.get("Location", "") if response.is_redirect else ""
-        if response.url.lower().startswith("https:") and urlsplit(target).scheme.lower() not in {"", "https"}:
-            response.close()
-            msg = (
-                f"'{label}' redirects from https to '{show_address(target)}', where anybody on the way could exchange "
-                "the data. If you trust the way, pass that address yourself."
-            )
-            raise SourceReadError(msg)
-
-    return check_redirect
 
 
 def _new_session(agent: str) -> EndableSession:

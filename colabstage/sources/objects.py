@@ -241,7 +241,7 @@ def open_address(
 def _find(store: ObjectStore) -> dict[str, Any]:
     """Return the facts on the store's own address; the error where there is nothing names what is like it."""
     try:
-        return store.find()
+        return store.known.get(store.path) or store.info()
     except SourceNotFoundError as error:
         if store.is_one_of_many:
             raise
@@ -287,17 +287,24 @@ def _open_in_store(
     return found
 
 
-def list_folders_of(urls: Iterable[str], services: Services) -> None:
-    """Have objects of a list looked up by listing the folders that hold many of them: a listing tells of a thousand
-    what a question tells of one."""
+def list_ahead(urls: Iterable[str], services: Services) -> None:
+    """Look up objects of a list by listing the folders that hold many of them, so that opening these takes no request.
+
+    Where a listing takes too long, because there are far more, or is refused, each is asked about when it is opened.
+    """
     folders: dict[str, list[str]] = {}
     for url in urls:
         folders.setdefault(url.rpartition("/")[0], []).append(url)
     for folder, members in folders.items():
-        if len(members) >= _WORTH_LISTING and _service_of(folder) is None:
-            with ObjectStore(folder, services=services) as store:
-                paths = {f"{store.path}/{url.rpartition('/')[2]}" for url in members}
-                store.list_ahead(paths, _FIRST_ANSWER_S + len(paths) * _QUESTION_S)
+        if len(members) < _WORTH_LISTING or _service_of(folder) is not None:
+            continue
+        with contextlib.suppress(SourceError), ObjectStore(folder, services=services) as store:
+            paths = {f"{store.path}/{url.rpartition('/')[2]}" for url in members}
+            # To connect, and to find a login, takes longer than to list.
+            with contextlib.suppress(SourceNotFoundError):
+                store.info(min(paths))
+            rows = store.list_folder(store.path, _FIRST_ANSWER_S + len(paths) * _QUESTION_S)
+            store.known.update((row["name"], row) for row in rows if row["name"] in paths and size_of(row))
 
 
 def is_object_folder(url: str, services: Services) -> bool:

@@ -331,10 +331,10 @@ def list_ahead(parts: Sequence[SingleSource], services: Services) -> None:
     """Ask about many objects of a list at once, where one listing tells of them."""
     if objects := [part for part in parts if isinstance(part, ObjectSource)]:
         # Imported late, as above.
-        from colabstage.sources.objects import list_folders_of
+        from colabstage.sources import objects as in_stores
 
         require_online(objects[0].label)
-        list_folders_of([part.url for part in objects], services)
+        in_stores.list_ahead([part.url for part in objects], services)
 
 
 def read_small_file(source: SingleSource, services: Services | None = None) -> bytes:

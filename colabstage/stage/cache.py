@@ -372,7 +372,7 @@ def restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Fres
 
         def copy() -> tuple[int, int]:
             readers = None if call.let_in is None else let_in
-            return copy_pack(call, cached, cancellation=stop, let_in=readers, confirm=agree)
+            return copy_pack(call, cached, call.request.pack_path, cancellation=stop, let_in=readers, confirm=agree)
 
         try:
             with report.timed("copy from cache", unit="B") as step:
@@ -407,12 +407,13 @@ def unusable(error: BaseException) -> str:
 def copy_pack(
     call: StageCall,
     cached: CachedPack,
+    target: Path,
     *,
     cancellation: Cancellation,
     let_in: Callable[[PartialPack], object] | None = None,
     confirm: Callable[[], object] = lambda: None,
 ) -> tuple[int, int]:
-    """Copy a cached pack to its place on the local disk, verifying every block on the way; a set of shards is joined to
+    """Copy a cached pack to the local disk, verifying every block on the way; a set of shards is joined to
     the file that a single process would have made.
 
     An interrupted copy is compared with the manifest, and only missing blocks are read from the cache. With `let_in`,
@@ -422,7 +423,7 @@ def copy_pack(
     Returns:
         The number of bytes, and how many of them were here already.
     """
-    request, manifest, target = call.request, cached.manifest, call.request.pack_path
+    request, manifest = call.request, cached.manifest
     size, let_in = manifest.size, None if cached.in_shards else let_in
     if not cached.in_shards and _is_here(target, manifest, cancellation):
         confirm()

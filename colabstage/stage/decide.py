@@ -194,8 +194,11 @@ def _is_same_source(manifest: Manifest, source: OpenedSource, request: StageRequ
     return now is not None and (recorded.inodes, recorded.times) == (now.inodes, now.times)
 
 
-def bring_base(call: StageCall, base: Base) -> BasePack | None:
-    """Return an earlier pack, verified, after copying it from the cache if needed; `None` if that fails."""
+def bring_base(call: StageCall, base: Base, spool: Path) -> BasePack | None:
+    """Return an earlier pack, verified, after copying it from the cache if needed; `None` if that fails.
+
+    `spool`: where the copy of another dataset's pack may be, so that no reader ever finds it under this one's name.
+    """
     request, cached = call.request, base.cached
     if cached is None:
         # Hashed, because nothing else would notice damage: the new pack's own hashes vouch for whatever is copied. A
@@ -208,15 +211,18 @@ def bring_base(call: StageCall, base: Base) -> BasePack | None:
         return None
     try:
         with call.report.timed("copy earlier pack", unit="B") as step:
-            size, kept = cached.place.ask(lambda: copy_pack(call, cached, cancellation=call.cancellation))
+            target = request.pack_path if base.is_own else spool / request.pack_path.name
+            size, kept = cached.place.ask(lambda: copy_pack(call, cached, target, cancellation=call.cancellation))
             step.amount = size - kept
     except (DamagedPackError, NotEnoughSpaceError, SourceError, DriveError) as error:
         call.report.note(unusable(error))
         return None
+    if not base.is_own:
+        return base.pack._replace(path=target, state=file_state(target))
     keep_rows(request, cached, base.record)
     # It is a complete pack of an earlier state, and recorded as one until the new one takes its place.
     identity = identity_of(cached.manifest)
-    if identity is not None and base.is_own:
+    if identity is not None:
         write_record(request, LocalRecord(request.key, identity, seal_of(request), False, True, cache_name(request)))
     return base.pack._replace(state=file_state(base.pack.path))
 

@@ -375,7 +375,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             if reading.in_shards and reading.job is not None and cache is not None:
                 large = plan_without_room(reading.tree, request, reading.job)
                 return pack_into_cache(call, source, large, cache, reading.figures.peak_bytes)
-            taken_from = None if reading.base is None else bring_base(call, reading.base)
+            taken_from = None if reading.base is None else bring_base(call, reading.base, spool)
             if reading.note and (reading.base is None or taken_from is not None):
                 report.note(reading.note)
             if reading.job is not None:

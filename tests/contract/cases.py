@@ -26,10 +26,11 @@ COUNT = 4
 THEIRS = ["mine", "out/mine.txt"]
 
 
-def stage(home: Path, **options: Any) -> Any:
-    """Stage the folder, with a cache. What is used though its source does not answer, with a note, is no success."""
+def stage(home: Path, name: str = "photos", **options: Any) -> Any:
+    """Stage the folder, or an archive, with a cache. What is used though its source does not answer, with a note, is no
+    success."""
     places = {"local_dir": home / "out/local", "cache_dir": home / "out/cache", "progress": False}
-    data = stage_dataset(home / "mine/photos", **{**places, **options})
+    data = stage_dataset(home / "mine" / name, **{**places, **options})
     if unreached := [note for note in data.report.notes if note.startswith("The source cannot be")]:
         raise SourceAccessError(unreached[0])
     return data
@@ -154,10 +155,10 @@ def rows(home: Path) -> Found:
     return {"it": [(x.tobytes(), int(y)) for x, y in (dataset[row] for row in range(len(dataset)))]}
 
 
-def packs(home: Path) -> Found:
+def packs(home: Path, below: str = "") -> Found:
     """What the packs of a dataset hold, by path."""
     found: Found = {}
-    for path in (home / "out").rglob("*.h5"):
+    for path in (home / "out" / below).rglob("*.h5"):
         name = path.relative_to(home / "out")
         if not any(part.startswith(".") for part in name.parts):
             with h5py.File(path) as file:
@@ -189,7 +190,7 @@ class Case(NamedTuple):
 
 CACHE = frozenset({"cache"})
 fetch_one, fetch_all = partial(fetch, name="model.bin"), partial(fetch, name="photos")
-extract_zip = partial(extract, name="photos.zip")
+stage_zip, extract_zip = partial(stage, name="photos.zip"), partial(extract, name="photos.zip")
 CASES = {
     "fetch a file": Case(fetch_one),
     "fetch a file over an older one": Case(fetch_one, before=(fetch_one,), older=True, never_gone=True),
@@ -206,6 +207,9 @@ CASES = {
     "stage": Case(stage, packs, optional=CACHE),
     "stage a changed source": Case(stage, packs, before=(stage,), older=True, optional=CACHE),
     "stage from the cache": Case(stage, packs, before=(stage, forget)),
+    "stage by the rows of another pack": Case(
+        partial(stage_zip, splits=0.5), partial(packs, below="local"), before=(stage_zip, forget)
+    ),
     "stage plain files": Case(partial(stage, keep="files", cache_dir=None), plain),
     "stage streaming": Case(stage_streaming, packs),
     "publish": Case(publish, newest),

@@ -166,6 +166,25 @@ def test_the_same_files_in_another_order_or_under_another_name_are_not_read(
     assert again.path.read_bytes() == stage(source, tmp_path / "fresh", **options).path.read_bytes()
 
 
+@pytest.mark.fuse
+def test_of_a_large_cache_only_packs_of_about_the_same_length_are_looked_at(
+    drive: SimulatedDrive, my_drive: Path, tmp_path: Path
+) -> None:
+    """To open a manifest takes 0.4 s on an ordinary day, and people have hundreds."""
+    cache = drive.cloud / "MyDrive" / "cache"
+    write_photos(tmp_path / "photos", 40)
+    pack = stage(tmp_path / "photos", tmp_path / "first", cache_dir=cache).path
+    for number in range(60):
+        other = cache / f"other-{number:08}.h5"
+        other.write_bytes(bytes(pack.stat().st_size * (number % 5 + 2)))
+        other.with_name(f"{other.name}.json").write_bytes((cache / f"{pack.name}.json").read_bytes())
+    drive.new_machine()
+    drive.mount(my_drive.parent)
+    again = stage(tmp_path / "photos", tmp_path / "second", cache_dir=my_drive / "cache", splits=0.8)
+    assert counts(again.report) == (0, 0, 0, 40, 0)
+    assert drive.stats().cold_opens <= 16 + 4
+
+
 def test_of_other_files_with_the_same_names_sizes_and_times_nothing_is_taken(tmp_path: Path) -> None:
     for number, folder in enumerate(("photos", "others")):
         for name in range(8):
