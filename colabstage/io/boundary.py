@@ -70,27 +70,25 @@ def public(
         @functools.wraps(function)
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             try:
-                try:
-                    # `**arguments` would accept any name, so the names are checked here.
-                    if spelt is not None:
-                        spelt.bind(*args, **kwargs)
-                    return function(*args, **kwargs)
-                except TypeError as error:
+                # `**arguments` would accept any name, so the names are checked here.
+                if spelt is not None:
+                    spelt.bind(*args, **kwargs)
+                return function(*args, **kwargs)
+            except KeyboardInterrupt as stop:
+                raise_stopped(stop, stopped)
+            except Exception as error:
+                shorten(error)
+                if isinstance(error, TypeError):
                     signature = spelt or inspect.signature(function)
                     try:
                         signature.bind(*args, **kwargs)
                     except TypeError as mismatch:
                         raise refused_call(shown, signature, mismatch, kwargs, remedies or {}) from error
-                    raise
-                except OSError:
+                elif isinstance(error, OSError):
                     given = {**inspect.signature(function).bind_partial(*args, **kwargs).arguments, **kwargs}
                     with typed_errors(reads=map(given.get, reads), writes=map(given.get, writes)):
                         raise
-            except Exception as error:
-                shorten(error)
                 raise
-            except KeyboardInterrupt as stop:
-                raise_stopped(stop, stopped)
 
         if spelt is not None:
             # `inspect.signature` looks here first, and so does a notebook's Tab completion.

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 _PACKAGE = __name__.partition(".")[0]
-_BECAUSE = "\nThe above exception was the direct cause of the following exception:\n"
-_MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n"
+_THEN = "\nDuring handling of the above exception, another exception occurred:\n"
 
 
 def is_callers_own(error: OSError, *places: Path) -> bool:
@@ -64,8 +63,7 @@ def lines_of(error: BaseException) -> list[str]:
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     # An earlier error is shown only if the caller's own code raised it, in a function that was passed to us.
     seen = None if earlier is None else without_ours(earlier.__traceback__)
-    link = _BECAUSE if error.__cause__ else _MEANWHILE
-    before = [] if earlier is None or seen is None else [*_formatted(tracebacks, earlier, seen, tb_offset=0), link]
+    before = [] if earlier is None or seen is None else [*_formatted(tracebacks, earlier, seen, tb_offset=0), _THEN]
     return [*before, *_formatted(tracebacks, error, without_ours(error.__traceback__))]
 
 

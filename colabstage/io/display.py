@@ -313,10 +313,7 @@ def _about(seconds: float) -> str:
 
 _HOW_TO_STOP = "To cancel, stop the cell, which then says what is kept."
 # No cell runs this work, and only the user knows the name of the dataset.
-_HOW_TO_STOP_BACKGROUND = (
-    "This continues while other cells run. To cancel it, call the dataset's cancel(). "
-    "What is finished is kept, and the next call continues from there."
-)
+_HOW_TO_STOP_BACKGROUND = "This continues while other cells run. The dataset's cancel() stops it; what is done is kept."
 
 
 class NotebookProgress(Board):

@@ -57,8 +57,7 @@ overflow-wrap:break-word;max-width:none}
 @media (max-width:640px){.cs-report th,.cs-report td,.cs-report .cs-figures span{white-space:normal!important}
 .cs-report th,.cs-report td{padding-right:.5em}}
 .cs-report td.cs-number{overflow-wrap:normal}
-.cs-report th,.cs-report td:first-child:not(:only-child){white-space:nowrap}
-.cs-report th{font-weight:600}
+.cs-report th{white-space:nowrap;font-weight:600}.cs-report td:first-child:not(:only-child){white-space:nowrap}
 .cs-report .cs-below td{border-top:0;padding-top:0;opacity:.72;white-space:normal!important}
 .cs-report .cs-muted{opacity:.72}
 .cs-report .cs-head{font-weight:600;font-size:14px}
@@ -74,6 +73,7 @@ INK = "#1f2933"
 MUTED = "#66727f"
 # The foreground colours of our plots and of matplotlib, and the background.
 _INK = re.compile(r"#1f2933|#000000")
+_MUTED = re.compile(rf"(fill|stroke): {MUTED}")
 _PAPER = re.compile(r"fill: #ffffff")
 # Author and date: a page that removes the drawing's elements would still show their text.
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
@@ -125,8 +125,9 @@ def draw_panel(
     has the names."""
     places = range(len(names))
     axis.bar_label(axis.barh(places, values, color=colours, height=0.66), labels, padding=4, color=INK, fontsize=9)
-    axis.set_yticks(places, names)
-    axis.set_title(heading, loc="left", color=INK, fontsize=10.5)
+    # A name with two dollar signs is no formula.
+    axis.set_yticks(places, names, parse_math=False)
+    axis.set_title(heading, loc="left", color=INK, fontsize=10.5, parse_math=False)
     # Room for the labels at the end of the bars.
     axis.set_xlim(0, max(*values, 1e-9) * 1.42)
     axis.set_xticks([])
@@ -134,8 +135,7 @@ def draw_panel(
     axis.spines["left"].set_color(MUTED)
     axis.tick_params(axis="y", length=0, labelsize=10, labelcolor=INK)
     axis.label_outer()
-    if not axis.yaxis_inverted():
-        axis.invert_yaxis()
+    axis.set_ylim(len(names) - 0.4, -0.6)
 
 
 def plain_axes(axis: Axes) -> None:
@@ -170,6 +170,7 @@ def _shown_figure() -> type[Figure]:
             drawn = buffer.getvalue()
             drawn = _METADATA.sub("", drawn[drawn.index("<svg") :])
             drawn = _PAPER.sub("fill: none", _INK.sub("currentColor", drawn))
+            drawn = _MUTED.sub(r"\1: currentColor; \1-opacity: 0.72", drawn)
             picture = base64.b64encode(self._repr_png_()).decode()
             return (
                 "<style>.cs-figure{overflow-x:auto}.cs-figure svg{max-width:max(100%,640px);height:auto}"

@@ -36,7 +36,7 @@ from colabstage.notebook.samples import (
     read_samples,
     sample_kind,
 )
-from colabstage.notebook.saved import as_images, import_widgets, make_button, show_with_picture, widget_view
+from colabstage.notebook.saved import as_images, import_widgets, make_button, show_with_picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -201,8 +201,7 @@ def _draw_picture(sample: Sample, classes: Sequence[str], *, large: bool) -> str
 
 
 def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], longest: int, most: int) -> str:
-    """Draw rectangles, with names if there are no more than `most`, of which so many lines fit into `longest` pixels;
-    lines are equally thick everywhere."""
+    """Draw rectangles, with names if there are at most as many as lines of text fit into `longest` pixels."""
     parts, font = [], longest / most
     # More names would cover each other and the picture; the legend has the classes' colours.
     named = "labels" in boxes and len(boxes["boxes"]) <= most
@@ -333,9 +332,8 @@ def draw_legend(samples: Iterable[Sample], *, classes: Sequence[str]) -> str:
 def draw_large(sample: Sample, *, split: str, classes: Sequence[str], layout: str | None) -> str:
     picture, legend = _draw_sample(sample, classes, layout, large=True), draw_legend([sample], classes=classes)
     x, y = sample.x, sample.y
-    known = [("sample", f"{split}[{sample.row}]")]
-    known += [("made from", sample.key)] if sample.key else []
-    known.append(("target", caption(sample, classes)))
+    made_from = [("made from", sample.key)] if sample.key else []
+    known = [("sample", f"{split}[{sample.row}]"), *made_from, ("target", caption(sample, classes))]
     if isinstance(y, float):
         # The caption has four digits of it.
         known.append(("value", str(y)))
@@ -357,13 +355,6 @@ def draw_bars(bars: Sequence[tuple[str, int, bool]], most: int) -> str:
         for name, count, chosen in bars
     )
     return f"<div class='cs-bars'>{lines}</div>"
-
-
-def bar_order(counts: NDArray[np.int64]) -> list[int]:
-    """Return the classes in the order of their bars: by number if all are visible at once, otherwise by frequency."""
-    if len(counts) <= _AT_A_TIME:
-        return list(range(len(counts)))
-    return [int(number) for number in np.argsort(-counts, kind="stable")]
 
 
 _COLUMNS = (
@@ -531,8 +522,7 @@ class Overlay:
         for button, name in zip_longest(self.buttons, names):
             # A button over an empty cell would open the wrong one.
             _set_shown(button, name is not None)
-            # All that a screen reader has of the button, which reads its transparent text; and the whole of a name that
-            # is cut off.
+            # Transparent text, which screen readers read; and the whole of a name that is cut off.
             button.description = button.tooltip = f"{name}: {self._tooltip}"
 
 
@@ -558,14 +548,17 @@ class Bars:
 
     def _draw(self) -> None:
         labels, typed = self._labels, self._search.value.strip().casefold()
-        found = [number for number in bar_order(labels.counts) if typed in labels.names[number].casefold()]
+        # By number if all are visible at once, otherwise by frequency.
+        many = len(labels.names) > _AT_A_TIME
+        order = np.argsort(-labels.counts, kind="stable").tolist() if many else range(len(labels.names))
+        found = [number for number in order if typed in labels.names[number].casefold()]
         self._shown = found[:_AT_A_TIME]
         bars = [(labels.names[number], int(labels.counts[number]), number == self._chosen) for number in self._shown]
         self._bars.show(draw_bars(bars, int(labels.counts.max(initial=0))), [name for name, _, _ in bars])
         self._found.value = f"{len(bars)} of {format_count(len(found), 'classes')}"
         _set_shown(self.widget, bool(labels.names))
         for one in (self._search, self._found):
-            _set_shown(one, len(labels.names) > _AT_A_TIME)
+            _set_shown(one, many)
 
     def _press(self, place: int) -> None:
         number = self._shown[place]
@@ -639,18 +632,16 @@ class DatasetBrowser:
             widget.layout.width, widget.style.description_width = width, "initial"
             return widget
 
-        number = {"value": 1, "min": 1, "max": 1, "continuous_update": False}
         options = [(f"{name} ({count:,})", name) for name, count in state.source.rows.items()]
         split = widgets.Dropdown(description="split", options=options, value=state.split)
         self._split = follow(split, "190px", state.choose_split)
-        row = widgets.BoundedIntText(**{**number, "value": 0, "min": 0}, description="sample")
+        row = widgets.BoundedIntText(continuous_update=False, description="sample")
         self._row = follow(row, "140px", state.go_to_row)
-        filters = widgets.HBox([self._split, self._row])
-        filters.layout.flex_flow = "row wrap"
+        filters = widgets.HBox([self._split, self._row], layout=widgets.Layout(flex_flow="row wrap"))
 
         self._back = button("‹", "Page before", lambda: state.turn_to(state.page - 1))
         self._on = button("›", "Next page", lambda: state.turn_to(state.page + 1))
-        page = widgets.BoundedIntText(**number, description="page")
+        page = widgets.BoundedIntText(value=1, min=1, continuous_update=False, description="page")
         self._page = follow(page, "120px", lambda page: state.turn_to(page - 1))
         self._of = widgets.Label(layout=widgets.Layout(flex="0 0 auto"))
         pager = widgets.HBox([self._back, self._page, self._of, self._on])
@@ -665,9 +656,8 @@ class DatasetBrowser:
             lambda number: move(state.enlarge, state.page * state.page_size + number),
         )
         self._grid_box = widgets.VBox([pager, self._grid.widget, self._legend])
-        tooltip = "Show the page that this sample is on"
         around = [
-            button("Back to the page", tooltip, lambda: state.turn_to(state.page), "auto"),
+            button("Back to the page", "Show this sample's page", lambda: state.turn_to(state.page), "auto"),
             button("‹", "Sample before", lambda: state.enlarge((state.place or 0) - 1)),
             button("›", "Next sample", lambda: state.enlarge((state.place or 0) + 1)),
         ]
@@ -676,9 +666,8 @@ class DatasetBrowser:
         layout = widgets.Layout(flex="1 1 360px", min_width="0")
         right = widgets.VBox([filters, self._message, self._grid_box, self._large_box], layout=layout)
         layout = widgets.Layout(flex_flow="row wrap", align_items="flex-start")
-        self.widget = widgets.VBox(
-            [widgets.HTML(BROWSE_STYLE), widgets.HBox([self._bars.widget, right], layout=layout)]
-        )
+        content = widgets.HBox([self._bars.widget, right], layout=layout)
+        self.widget = widgets.VBox([widgets.HTML(BROWSE_STYLE), content])
         self.widget.add_class("cs-browse")
         self.show()
 
@@ -746,9 +735,6 @@ class DatasetBrowser:
     def _ipython_display_(self) -> None:
         """Show the widgets, or the last page if they no longer exist."""
         show_with_picture(self.widget, self._repr_html_(), repr(self))
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {**widget_view(self.widget), "text/html": self._repr_html_(), "text/plain": repr(self)}
 
 
 def _set_shown(widget: Any, shown: bool) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import contextvars
 import html
 import inspect
+import re
 import threading
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
@@ -32,29 +33,25 @@ if TYPE_CHECKING:
 
 # The width that most formatters wrap at.
 _LONGEST_LINE = 88
-_IMPORT = "from colabstage import stage_dataset"
 # Common qualities; others can be given in code.
 _ENCODINGS = ("auto", "pixels", "encoded", "jpeg:90", "jpeg:75")
 _ERRORS = ("raise", "skip", "skip:1%")
 # Wide enough for the longest name, so that all fields are aligned.
 _NAME_PX = 92
 _WIDTH_PX = 678
+_QUOTED = re.compile(r"""^(["'])(.+)\1$""")
 # The most used arguments; the others are folded.
 _FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
 
 
 def read_source(text: str) -> str | list[str]:
     """Read one source, or several on separate lines, which form one dataset."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # Paths are often copied with the quotes around them.
+    lines = [_QUOTED.sub(r"\2", line.strip()) for line in text.splitlines() if line.strip()]
     if not lines:
         msg = "There is no source yet. Write where the dataset is: a folder, an archive, a share link or an address."
         raise OptionError(msg)
     return lines[0] if len(lines) == 1 else lines
-
-
-def optional(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a reader of texts to which an empty text is `None`."""
-    return lambda text: read(text) if text.strip() else None
 
 
 def write_text(value: Any) -> str:
@@ -66,18 +63,19 @@ def write_text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-# For arguments that are typed as text: what an empty field means, and how the text is read.
-_TEXTS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "image_size": ("each its own; else 256", parse_sides),
-    "splits": ("as found; else 0.8,0.2", parse_fractions),
-    "group_by": (r"e.g. patient\d+", str.strip),
-    "only": ("all of it; e.g. train/images", str.strip),
-    "zip_encoding": ("as declared; e.g. gbk", str.strip),
-    "local_dir": ("fast local folder", str.strip),
-    "cache_dir": ("nowhere", str.strip),
-    "hash": ("e.g. sha256:…", str.strip),
-    "disk_limit": ("none; e.g. 20GB", str.strip),
+# For arguments that are typed as text: what an empty field means.
+_TEXTS = {
+    "image_size": "each its own; else 256",
+    "splits": "as found; else 0.8,0.2",
+    "group_by": r"e.g. patient\d+",
+    "only": "all of it; e.g. train/images",
+    "zip_encoding": "as declared; e.g. gbk",
+    "local_dir": "fast local folder",
+    "cache_dir": "nowhere",
+    "hash": "e.g. sha256:…",
+    "disk_limit": "none; e.g. 20GB",
 }
+_READERS = {"image_size": parse_sides, "splits": parse_fractions}
 
 
 def python_of(arguments: Mapping[str, Any]) -> str:
@@ -87,7 +85,7 @@ def python_of(arguments: Mapping[str, Any]) -> str:
     line = f"data = stage_dataset({', '.join(parts)})"
     if len(line) > _LONGEST_LINE and others:
         line = "\n".join(["data = stage_dataset(", *(f"    {part}," for part in parts), ")"])
-    return f"{_IMPORT}\n\n{line}"
+    return f"from colabstage import stage_dataset\n\n{line}"
 
 
 def changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +113,7 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, tuple[Any, 
     }
 
     def make(name: str, value: Any) -> tuple[Any, Callable[[Any], Any]]:
-        # Two side by side, beside the margins of ipywidgets; in the folded part too, which is narrower.
+        # Two side by side, beside the margins of ipywidgets.
         layout = widgets.Layout(width="calc(50% - 4px)", min_width="min(300px, 98%)")
         look = {"description": name, "style": {"description_width": f"{_NAME_PX}px"}, "layout": layout}
         if name == "source":
@@ -123,8 +121,9 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, tuple[Any, 
             hint = "one a line: a folder, a .zip, a share link, https://…, s3://…, kaggle://…"
             return widgets.Textarea(value=write_text(value), placeholder=hint, rows=2, **look), read_source
         if name in _TEXTS:
-            hint, read = _TEXTS[name]
-            return widgets.Text(value=write_text(value), placeholder=hint, **look), optional(read)
+            read: Callable[[str], Any] = _READERS.get(name, str.strip)
+            text = widgets.Text(value=write_text(value), placeholder=_TEXTS[name], **look)
+            return text, lambda typed: read(typed) if typed.strip() else None
         if name in choices:
             words = choices[name]
             # Code may give a value with a number in it, such as jpeg:85.
@@ -259,12 +258,14 @@ class StageForm:
         fields = dict(self.fields)
         source = fields.pop("source")
         first = widgets.Box([fields.pop(name) for name in _FIRST], layout=wrap)
-        more = widgets.Accordion([widgets.Box(list(fields.values()), layout=wrap)])
-        more.set_title(0, "more")
-        more.selected_index = None
+        # Not an accordion, which the keyboard does not reach; without the kernel, which may be busy.
+        more = widgets.ToggleButton(description="more")
+        more.add_class("cs-more")
+        style = widgets.HTML("<style>.cs-more:not(.mod-active) + *{display:none!important}</style>")
+        others = widgets.Box(list(fields.values()), layout=wrap)
         buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
-        # The first child is invisible: it holds the style that hides the form's picture.
-        rows = [widgets.HTML(), source, first, more, self._line, buttons, self._panel, self._outcome]
+        # The first child also gets the style that hides the form's picture.
+        rows = [style, source, first, more, others, self._line, buttons, self._panel, self._outcome]
         form = widgets.VBox(rows, layout=widgets.Layout(max_width=f"{_WIDTH_PX}px"))
         form.add_class("colabstage-form")
         return form

@@ -73,7 +73,11 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
     for split, one in labels.items():
         for name, count in zip(one.names, one.counts.tolist(), strict=True):
             counts.setdefault(name, {})[split] = count
-    shown, left = _choose_classes(counts)
+    # Balance shows at the two ends.
+    by_count = sorted(counts, key=lambda name: -sum(counts[name].values()))
+    ends = [*by_count[: _MOST_CLASSES // 2], *by_count[-(_MOST_CLASSES // 2) :]]
+    shown = list(counts) if len(counts) <= _MOST_CLASSES else ends
+    left = len(counts) - len(shown)
     figure = new_figure(min(11.0, 4.0 + 3.2 * len(labels)), 1.3 + 0.27 * max(3, len(shown)))
     add_title(figure, title, f"{left:,} classes of middling frequency are left out." if left else "")
     axes = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
@@ -82,16 +86,6 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
         heading = f"{split} ({source.rows[split]:,})"
         draw_panel(axis, heading, shown, values, labels=[f"{value:,}" for value in values], colours=colour)
     return figure
-
-
-def _choose_classes(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
-    """Return the classes to draw (all, or the most and the least frequent), and how many are left out."""
-    if len(counts) <= _MOST_CLASSES:
-        return list(counts), 0
-    # Balance shows at the two ends.
-    by_count = sorted(counts, key=lambda name: -sum(counts[name].values()))
-    half = _MOST_CLASSES // 2
-    return [*by_count[:half], *by_count[-half:]], len(counts) - _MOST_CLASSES
 
 
 @public()

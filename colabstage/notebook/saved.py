@@ -71,9 +71,5 @@ def show_with_picture(widget: Any, picture: str, text: str) -> None:
     style.value = f"{style.value.partition(_MARK)[0]}{_MARK}{_HIDE_PICTURE.format(mark=mark)}"
     html = f"{_HIDE_LOST.format(mark=mark)}<div class='{mark}'>{picture}</div>"
     display({"text/html": html, "text/plain": text}, raw=True)
-    display({**widget_view(widget), "text/plain": ""}, raw=True)
-
-
-def widget_view(widget: Any) -> dict[str, Any]:
     view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
-    return {"application/vnd.jupyter.widget-view+json": view}
+    display({"application/vnd.jupyter.widget-view+json": view, "text/plain": ""}, raw=True)

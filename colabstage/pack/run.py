@@ -214,13 +214,11 @@ def _stored_schema(field: StoredField) -> FieldSchema:
     return rows_schema(field.shape or (), field.dtype) if field.coding is None else encoded_schema(field.coding)
 
 
-@public(
-    PackOptions,
-    reads=("source",),
-    writes=("target", "append_to"),
-    # What an object returned may be another the next time, so no pack of it is continued.
-    stopped=f"{GOES_ON} Only the items of a Python object are all read again.",
-)
+# An object may return other items the next time.
+_GOES_ON = f"{GOES_ON} Only the items of a Python object are all read again."
+
+
+@public(PackOptions, reads=("source",), writes=("target", "append_to"), stopped=_GOES_ON)
 def pack_dataset(
     source: PackSource,
     target: str | PathLike[str] | None = None,

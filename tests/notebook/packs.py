@@ -47,9 +47,10 @@ class Boxed:
     labels: tuple[tuple[int, ...], ...]
 
 
-def write_boxed(path: Path, *, broken: int | None = None) -> Boxed:
-    """Six image files of different sizes, of row `broken` only the first half; boxes in their own pixels."""
-    labels = ((0, 1), (), (1,), (2, 2, 0), (1,), (0,))
+def write_boxed(path: Path, *, broken: int | None = None, boxes: int = 1) -> Boxed:
+    """Six image files of different sizes, of row `broken` only the first half; boxes in their own pixels, of which the
+    last image has several."""
+    labels = ((0, 1), (), (1,), (2, 2, 0), (1,), (0,) * boxes)
     images = [image[: 40 - 2 * row] for row, image in enumerate(photos(6))]
     with h5py.File(path, "w") as file:
         files = [encoded(image, "JPEG" if broken is None else "PNG") for image in images]
@@ -76,6 +77,7 @@ def masks(count: int, height: int = 40, width: int = 56) -> NDArray[np.uint8]:
 
 PACKS: dict[str, Callable[[Path], Path]] = {
     "labels": lambda path: write_pack(path, photos(30), np.arange(30) % 3, classes=CLASSES, keys=True),
+    "long names": lambda path: write_pack(path, photos(6), np.arange(6) % 2, classes=("a class " * 9, "b" * 70)),
     "unnamed": lambda path: write_pack(path, photos(30), (np.arange(30) % 3).reshape(30, 1, 1)),
     "grayscale": lambda path: write_pack(path, photos(30)[..., :1], np.arange(30) % 3),
     "sixteen bits": lambda path: write_pack(path, photos(30)[..., 0].astype(np.uint16) * 200, np.arange(30) % 3),

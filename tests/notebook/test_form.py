@@ -67,7 +67,7 @@ def test_fields_read_as_the_command_line_does() -> None:
     """Sizes, fractions and sources have one spelling everywhere; empty fields are the defaults."""
     form: Any = stage_form("a.zip", image_size=(48, 64), splits={"train": 0.75, "dev": 0.25})
     assert (form.fields["image_size"].value, form.fields["splits"].value) == ("48x64", "train=0.75,dev=0.25")
-    typed = {"source": "a.zip\n\n b.zip ", "image_size": " ", "splits": "", "seed": "7", "disk_limit": " 20GB "}
+    typed = {"source": "'a.zip'\n\n \"b.zip\" ", "image_size": " ", "splits": "", "seed": "7", "disk_limit": " 20GB "}
     for name, text in typed.items():
         form.fields[name].value = text
     assert form.code.endswith("stage_dataset(['a.zip', 'b.zip'], seed=7, disk_limit='20GB')")

@@ -31,12 +31,13 @@ def test_a_person_looks_at_a_dataset(open_notebook: OpenNotebook, tmp_path: Path
 
     One notebook for all of it, because opening one takes seconds.
     """
-    files = {name: str(PACKS[name](tmp_path / f"{name}.h5")) for name in ("labels", "boxes", "masks")}
+    files = {name: str(PACKS[name](tmp_path / f"{name}.h5")) for name in ("labels", "boxes", "masks", "long names")}
     notebook = open_notebook(
         "import colabstage",
         f"colabstage.browse_dataset({files['labels']!r}, page_size=8)",
         f"colabstage.browse_dataset({files['boxes']!r})",
         f"colabstage.browse_dataset({files['masks']!r}, page_size=6)",
+        f"colabstage.browse_dataset({files['long names']!r}, page_size=6)",
         f"colabstage.plot_class_balance({files['labels']!r})",
         theme="dark",
         width=1000,
@@ -44,13 +45,15 @@ def test_a_person_looks_at_a_dataset(open_notebook: OpenNotebook, tmp_path: Path
     )
     notebook.run()
     page = notebook.page
-    first, boxes, masks = (page.locator(".cs-browse.widget-vbox").nth(number) for number in range(3))
+    first, boxes, masks, long = (page.locator(".cs-browse.widget-vbox").nth(number) for number in range(4))
 
-    first.get_by_text("#7 ").wait_for()
-    first.get_by_role("button", name="›").click()
-    first.get_by_text("#15 ").wait_for()
+    first.locator(".cs-name", has_text="#7 ").wait_for()
+    first.get_by_role("spinbutton", name="page").fill("2")
+    first.get_by_role("spinbutton", name="page").press("Enter")
+    first.locator(".cs-name", has_text="#15 ").wait_for()
 
-    first.locator(".cs-over-bars button").nth(2).click()
+    # By the name that a screen reader reads, with the keyboard.
+    first.get_by_role("button", name="van: Show only this class").press("Enter")
     first.get_by_text("10 samples of class van").wait_for()
     assert first.locator(".cs-grid .cs-name:not(.cs-muted)").all_inner_texts() == ["van\u200b"] * 8
     first.locator(".cs-over-bars button").nth(0).click()
@@ -61,12 +64,14 @@ def test_a_person_looks_at_a_dataset(open_notebook: OpenNotebook, tmp_path: Path
     first.get_by_text("train[12]").wait_for()
     assert first.locator(".cs-large svg").bounding_box()["width"] > 200  # type: ignore[index]
     first.get_by_role("button", name="Back to the page").click()
-    first.get_by_text("#12 ").wait_for()
+    first.locator(".cs-name", has_text="#12 ").wait_for()
 
     boxes.locator(".cs-grid rect").first.wait_for()
     assert boxes.locator(".cs-grid rect").count() == 8
     assert boxes.locator(".cs-grid text").first.text_content() == "car"
     masks.locator(".cs-legend", has_text="car").wait_for()
+    inside = "one => one.getBoundingClientRect().right <= one.closest('.cs-bars').getBoundingClientRect().right"
+    assert long.locator(".cs-bar-count").first.evaluate(inside)
 
     # Drawn without pyplot, and shown all the same.
     page.locator(".jp-OutputArea-output .cs-figure svg").wait_for()
@@ -201,7 +206,7 @@ def test_fields_make_the_line_and_errors_leave_it_usable(
     notebook.screenshot("form_plan_dark")
     press(page, "Stage")
     page.get_by_text("Done. Continue with form.dataset").wait_for()
-    fields.get_by_text("more", exact=True).click()
+    fields.get_by_role("button", name="more").press("Enter")
     names = fields.locator(".widget-label:visible")
     clipped = "names => names.filter(one => one.scrollWidth > one.clientWidth).map(one => one.innerText)"
     assert (names.filter(has_text="zip_encoding").count(), names.evaluate_all(clipped)) == (1, [])

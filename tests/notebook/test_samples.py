@@ -97,6 +97,14 @@ def test_boxes_and_masks_are_drawn(tmp_path: Path) -> None:
     grid = grid_of(browse_dataset(boxed.path))
     assert tags_of(grid).count("rect") == sum(map(len, boxed.labels))
     assert grid.count("bus &amp; &lt;b&gt;tram") == 3
+    for count, named in ((14, (True, True)), (34, (False, True)), (35, (False, False)), (201, (False, False))):
+        browser: Any = browse_dataset(write_boxed(tmp_path / f"{count}.h5", boxes=count).path)
+        browser.state.page_size, browser.state.page = 1, 5
+        browser.show()
+        pages = grid_of(browser), large_of(browser)
+        assert tuple(">car</text>" in page for page in pages) == named
+        assert all(tags_of(page).count("rect") == min(count, 200) for page in pages)
+        assert all(("201 boxes, 200 drawn" in page) == (count > 200) for page in pages)
     legend = browse_dataset(PACKS["masks"](tmp_path / "b.h5"))._legend.value
     assert "car" in legend
     assert "background<" not in legend
