@@ -193,19 +193,16 @@ def find_roles(
     rest = [column for column in free if column is not split]
     group, scene = find_groups(rest)
     roles = ColumnRoles(tuple(labels or ()), None if split is None else split.name, group or scene)
-    if labels:
-        return roles._replace(number=_numbering(columns, labels[0]) if len(labels) == 1 else None)
-    apart = {group, *_sides_of_images(columns), *itertools.filterfalse(words.is_label_name, inputs)}
-    candidates = {one.name: one for one in rest if one.name not in apart and one.may_be_label}
-    named = words.label_names(candidates)
-    if not named:
-        return roles._replace(labels=_find_labels(candidates, rest), group=group)
-    first = candidates[named[0]]
-    if any(not same_partition(first.cells, candidates[other].cells) for other in named[1:]):
-        raise _which(named, rest)
-    # The one in words, where several have the same content.
-    label = next((name for name in named if not candidates[name].is_numeric), named[0])
-    return roles._replace(labels=(label,), number=_numbering(columns, label))
+    if not labels:
+        apart = {group, *sides_of_images(columns), *itertools.filterfalse(words.is_label_name, inputs)}
+        candidates = {one.name: one for one in rest if one.name not in apart and one.may_be_label}
+        named = words.label_names(candidates)
+        if any(not same_partition(candidates[named[0]].cells, candidates[other].cells) for other in named[1:]):
+            raise _which(named, rest)
+        # The one in words, where several have the same content.
+        found = tuple(sorted(named, key=lambda name: candidates[name].is_numeric)[:1])
+        roles = roles._replace(labels=found or _find_labels(candidates, rest), group=roles.group if found else group)
+    return roles._replace(number=_numbering(columns, roles.labels[0]) if len(roles.labels) == 1 else None)
 
 
 def find_groups(columns: Sequence[Column]) -> tuple[str | None, str | None]:
@@ -218,11 +215,12 @@ def find_groups(columns: Sequence[Column]) -> tuple[str | None, str | None]:
     return persons, places or scenes
 
 
-def _sides_of_images(columns: Iterable[str]) -> set[str]:
-    """Return the columns of width and height of the images: both, because one alone may be a person's."""
+def sides_of_images(columns: Iterable[str]) -> list[str]:
+    """Return the columns of height and width of the images, the shortest names first: both, because one alone may be a
+    person's."""
     plain = {words.plain_name(name): name for name in columns}
-    sides = [(one, one.replace("width", "height")) for one in plain if "width" in one]
-    return {plain[one] for pair in sides if pair[1] in plain for one in pair}
+    sides = [(one.replace("width", "height"), one) for one in sorted(plain, key=len) if "width" in one]
+    return [plain[one] for pair in sides if pair[0] in plain for one in pair]
 
 
 def _numbering(columns: Mapping[str, Column], label: str) -> str | None:
@@ -347,7 +345,8 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
         and (values := {_number(cell) for cell in candidates[name].filled if cell.lower() != "nan"})
         and values in ({*range(len(values))}, {*range(-1, len(values) - 1)})
     ]
-    if len(named) == 1 and not grades:
+    # These may number its classes.
+    if len(named) == 1 and all(same_partition(candidates[named[0]].cells, candidates[one].cells) for one in grades):
         return (named[0],)
     # Yes and no beside a measurement is one of two possible targets; columns of yes and no are targets of one kind.
     measured = any(not candidates[name].distinct <= words.YES | words.NO for name in by_kind.get("number", ()))

@@ -608,8 +608,9 @@ def _left_over_message(names: Sequence[str], beside: str, what: str, how: str = 
     if not names:
         return ""
     base, extension = posixpath.splitext(names[0])
-    # As text, because 0001 is a name.
-    line = f" (pandas.read_excel('{names[0]}', dtype=str).to_csv('{base}.csv', index=False))"
+    # As text, because 0001 is a name, and NA may be a class.
+    how_read = f"pandas.read_excel('{names[0]}', sheet_name=0, dtype=str, na_filter=False)"
+    line = f" ({how_read}.to_csv('{base}.csv', index=False))"
     table = (
         f"Write a table with a path and a label in each row beside them{line if extension in _SPREADSHEETS else ''}, "
         "or give a function as layout=."

@@ -14,7 +14,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -593,12 +593,6 @@ def box_fields(where: str, record: Mapping[str, Any]) -> list[str]:
     return found[:1]
 
 
-def _further_fields(keys: Container[str]) -> dict[str, tuple[str, type[np.generic]]]:
-    """Return the fields of some that hold further facts of each box, one for each fact: its column, and its type."""
-    found = {own: key for key, own in FURTHER.items() if key in keys}
-    return {key: own for own, key in found.items()}
-
-
 def as_column(values: NDArray[Any], dtype: type[np.generic]) -> tuple[NDArray[Any], int]:
     """Return a fact about each of M boxes, `(M, …)`, in the type of its column, and the first box whose fact that type
     does not hold; -1 if it holds all."""
@@ -693,7 +687,9 @@ class ObjectFields(NamedTuple):
             key: {type(value) for own in held[key] for value in own} for key in whole if key in (*BOX_LABELS, *FURTHER)
         }
         word = next((key for key in whole if key in BOX_LABELS and key != label and kinds[key] == {str}), "")
-        further = _further_fields([key for key in whole if key in FURTHER and kinds[key] <= {int, float, bool}])
+        # One field for each fact.
+        facts = {own: key for key, own in FURTHER.items() if key in whole and kinds[key] <= {int, float, bool}}
+        further = {key: own for own, key in facts.items()}
         found = cls(box, label, word, further, _stated_form(box, named), ())
         return found._replace(others=tuple(key for key in named if key not in found.used))
 

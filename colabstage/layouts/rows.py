@@ -35,6 +35,7 @@ from colabstage.layouts.columns import (
     notes_on_targets,
     same_partition,
     show,
+    sides_of_images,
     split_of_cell,
 )
 from colabstage.layouts.evidence import (
@@ -219,7 +220,7 @@ class TableSearch:
         # Colours and numbers of classes lead to 0.png and 255.png by chance; splits are read as lists are, and tables
         # of annotation tools as their other files.
         is_other = words.names_classes(table.name, table.header) or words.states_splits(table.header)
-        is_other = is_other or is_of_tool(table.name, table.columns)
+        is_other = is_other or is_of_tool(table.columns)
         return (self.table is not None or not is_other) and (not self.lists or self._lists_files(table))
 
     def _lists_files(self, table: Table) -> bool:
@@ -687,9 +688,8 @@ class TableSearch:
         first = rows.places[0][0]
         used = {first.path.name, first.folders or first.beside or None, *roles.labels, *roles[1:], *corners}
         # Merged cells of a header leave columns without a name that number no rows.
-        bare = (1, len(first.path))
-        rest = [one for one in first.table.columns if one.name not in used]
-        unread = [one.name for one in rest if not (words.is_index_name(one.name) and len(one.distinct) in bare)]
+        others = (one for one in first.table.columns if one.name not in used)
+        unread = [one.name for one in others if not words.is_index_name(one.name) or 1 < len(one.distinct) < len(one)]
         names, labels = listed([table.name for table, _ in rows.places]), listed(list(roles.labels))
         # Published tables often name a few files that were never published; without a note a broken download would be
         # hidden.
@@ -815,7 +815,6 @@ _CLASSES = re.compile(r"[^\s,;|\[\]()]+")
 _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
 _MAY_BE_RUNS = re.compile("rle|runs|mask|seg|encod|annotation|pixels")
 _BOX_LABELS = ("labelname", "name", "cell_type", "annotation_tag")
-_IMAGE_SIDES = (("height", "width"), ("image_height", "image_width"), ("img_height", "img_width"))
 _MOSTLY_INSIDE = 0.9
 
 
@@ -837,7 +836,7 @@ class ShapeColumns(NamedTuple):
     def sides(self, rows: _Rows) -> list[str]:
         """Return the columns of height and width of the image, if all tables have them."""
         every = [one.columns for one, _ in rows.places]
-        sides = _find_image_sides({name: one for name, one in every[0].items() if name not in self.names})
+        sides = sides_of_images(name for name, one in every[0].items() if one.is_numeric and name not in self.names)[:2]
         return sides if all(one.keys() >= {*sides} for one in every) else []
 
 
@@ -855,7 +854,7 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
     points = points if len(points) > 4 else []
     if points and label is None:
         return None
-    known = {*names, *_find_image_sides(columns)}
+    known = {*names, *sides_of_images(columns)}
     others = [name for name, one in columns.items() if name not in known and one.plain not in words.SPLIT_COLUMNS]
     others = [name for name in others if not words.is_index_name(name)]
     label = "" if label is None and (runs or not others) else label
@@ -887,12 +886,6 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
         f"""'masks'. Otherwise {how if taken else 'layout="images" takes the images without labels'}."""
     )
     raise LayoutError(msg)
-
-
-def _find_image_sides(columns: Mapping[str, Column]) -> list[str]:
-    """Return the columns of height and width of the image that a box is in; empty if there are none."""
-    known = {column.plain: name for name, column in columns.items() if column.is_numeric}
-    return next(([known[one] for one in sides] for sides in _IMAGE_SIDES if known.keys() >= {*sides}), [])
 
 
 def _box_columns(columns: Mapping[str, Column]) -> tuple[tuple[str, ...], tuple[BoxForm, ...]]:

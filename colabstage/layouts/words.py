@@ -111,8 +111,7 @@ _FOREIGN = frozenset(
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 # What file managers add to a second copy: cat (1), cat - Copy, Copy of cat.
 _COPY = re.compile(r"^copy of | ?\(\d+\)$|( ?- ?| )copy( ?\(?\d+\)?)?$", re.IGNORECASE)
-# What programs write into the names of copies and pieces: Roboflow's hash, and what was done: cat1_aug_3, v2_frame_17;
-# each by a part of the word.
+# What programs write into the names of copies and pieces: Roboflow's hash, and what was done: cat1_aug_3, v2_frame_17.
 _DONE_BY_PART = {
     "aug": "aug(mented|mentation)?", "flip": "([hv]|lr|ud)?flip(ped)?(lr|tb|ud|[hv])?", "mirror": "mirror(ed)?",
     "rot": "rot(at(e|ed|ion))?", "deg": r"(new)?\d*deg(flip(lr|tb)?)?", "blur": "blur(red)?", "nois": "nois[ey]",

@@ -231,7 +231,7 @@ class PackReport(Shown):
 
 
 _LOSSES: dict[Loss, tuple[str, str]] = {
-    "frames": ("several frames or pages", "the first of each counts"),
+    "frames": ("several frames or pages", "the first of each counts; items (x, y) of a dataset object may hold all"),
     "bits": (
         "16 bits for each value or further bands",
         "8 bits of the colours are used, so of 16 bits what is below 256 becomes 0",

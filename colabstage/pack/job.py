@@ -274,14 +274,12 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
         raise LayoutError(msg)
     table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options), *_notes_on_names(table, options)))
     facts: Sequence[ImageFacts] = ()
-    is_needed = options.prepare is None and needs_facts(table, options)
     if options.prepare is not None:
         table = prepared_table(completed(table), options)
-    # Files are examined for what is to be said of them, too.
-    elif is_needed or (tree is not None and isinstance(table.inputs, Images)):
+    elif needs_facts(table, options):
         # Items of a Python dataset are taken in order, each once, and the first ones are kept for packing.
         facts = look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
-        if is_needed and not facts and (options.encoding == "pixels" or not has_files(table)):
+        if not facts and (options.encoding == "pixels" or not has_files(table)):
             # None of the first images tells the form of its pixels, so the first says what is wrong.
             source = table.inputs.source
             try:
@@ -292,7 +290,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts)))
     has_torch = gains_by_torch(table, options) and expects_torch()
     release_freed_memory()  # from listing and sorting, because planning allocates for each sample again
-    plan = plan_pack(table, options, facts=facts if is_needed else (), free_bytes=free_bytes, has_torch=has_torch)
+    plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
     return PackJob(tree, table, plan, options)
 
 
@@ -378,12 +376,7 @@ def _repeats(names: Sequence[str], owned: Sequence[str]) -> list[tuple[int, int]
 
 
 def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts]) -> Iterator[str]:
-    """Yield what would be lost of the images that were examined: pages, and by 8 bits in three channels more."""
-    if 2 * sum(one.animated for one in facts) > len(facts):
-        yield (
-            "Most images that were examined have several frames or pages, of which the first counts; to keep all give "
-            "pack_dataset a dataset object whose items are (x, y), x an array of them"
-        )
+    """Yield what 8 bits in three channels would lose of the images that were examined."""
     if image_options(table, options).color_mode == "keep":
         return
     with_alpha = sum(one.channels in (2, 4) for one in facts)

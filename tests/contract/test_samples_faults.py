@@ -512,6 +512,7 @@ STATED_SPLITS: list[tuple[str, dict[str, Any]]] = [
 ]
 SPLITS_BESIDE = [
     *(row(f"splits beside masks: {name}", pairs("img/{}.jpg", "masks/{}.png") | files("", stated), right=[found("train: 4 masks .*; val: 2 masks .*")]) for name, stated in STATED_SPLITS),
+    row("a number and a word of each image, by split in JSON", files("img/{0..5}.jpg", {"split_a.json": {split: [[f"{i}.jpg", i % 2, "ba"[i % 2]] for i in numbers] for split, numbers in (("train", range(4)), ("val", (4, 5)))}}), right=[found("train: b 2, a 2; val: b 1, a 1", note="in the order of 'column2'")]),
     *(row(f"splits beside boxes: {name}", files("img/{0..5}.jpg", {"img/{0..5}.xml": VOC.format("cat"), **stated}), right=[found("train: boxes cat 4; val: boxes cat 2")]) for name, stated in STATED_SPLITS),
     row("boxes again in a table for each split", files("img/{0..5}.jpg", {"img/{0..5}.xml": VOC.format("cat")} | {f"data/{split}_labels.csv": "filename,width,height,class,xmin,ymin,xmax,ymax\n" + "".join(f"{i}.jpg,64,48,cat,5,6,40,30\n" for i in numbers) for split, numbers in (("train", range(4)), ("test", (4, 5)))}),
         right=[found("train: boxes cat 4; test: boxes cat 2"), refused("labels.csv")]),
@@ -802,7 +803,9 @@ def as_masks(*pixels: Any, write: Callable[[Any], bytes] = grey) -> dict[str, by
 
 EYE = np.eye(16, dtype=np.uint8)
 OF_64 = "train: 4 masks with 64 pixels"
+LAYERS = [Image.fromarray(np.full((48, 64), number, np.uint8)) for number in range(3)]
 VALUES = [
+    row("images of several pages", {f"{'ab'[i % 2]}/{i}.tif": encode(LAYERS[0], "TIFF", save_all=True, append_images=LAYERS[1:]) for i in range(4)}, right=[noted(r"4 images have several frames or pages .*: the first of each counts; items \(x, y\) of a dataset object may hold all")]),
     row("palettes: one number, two colours", in_palettes("kr", "kg"), right=[noted(r"masks/1\.png.*class_dict")]),
     row("palettes: 0 is white, 1 black", in_palettes("wk"), right=[noted(r"masks/0\.png.*class_dict")]),
     *(row(f"palettes: {name} beside images called as its numbers", in_palettes("kr", "kg") | {name: text.encode()}, right=[found("train: 4 masks with 32 pixels" if "rgb" in name else OF_64)])
@@ -1159,6 +1162,9 @@ TEXTS = [
             for name, names, first in [("languages", "en.txt de.txt", "de.txt"), ("names by language", "Czech.txt Irish.txt Scottish.txt", "Czech.txt"), ("languages of one corpus", "wiki.pt-br.txt wiki.en.txt", "wiki.en.txt"), ("sentiments", "film-pos.txt film-neg.txt", "film-neg.txt")]),
           ("plays", "hamlet.txt macbeth.txt", found("train: .*")), ("parts by letters", "wiki_ac.txt wiki_ad.txt", found("train: .*")),
           ("two languages", "train.en.txt train.de.txt val.en.txt val.de.txt", refused(r"parts of each sample.*only=\['train.de.txt', 'val.de.txt'\]"))]),
+    *(row(f"texts in lines of JSON, between them {token}", files("", {"train.jsonl": "".join(json.dumps({"text": "to be " * (i % 7 + 1)}) + "\n" for i in range(90))}), right=[right], layout=token_blocks(64, separator=token))
+      for token, right in list[Any]([
+          (None, noted(r"No token stands between the texts.*token_blocks\(separator=256\)")), (256, lambda packed: packed.found and not noted("separator")(packed))])),
     *(row(f"lines of JSON without a text: {name}", files("", {"train.jsonl": (json.dumps(line) + "\n") * 300}), right=[right])
       for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)")), ("an id before it", {"id": "a1", "content": "well done"}, refused(r"token_blocks\(field='content'\)")),
                                 ("a chat", {"id": "a1", "messages": [{"role": "user"}]}, refused(r"expected text, or for chats.*items are \(tokens, target\)", but_not="token_blocks"))]),
@@ -1180,7 +1186,7 @@ IN_JSON = [
           ("COCO with outlines alone", {"images": [{"id": i, "file_name": name, "width": 64, "height": 48} for i, name in enumerate(LEAVES)],
             "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "segmentation": [[1, 1, 9, 1, 9, 9]]}], "categories": [{"id": 1, "name": "rust"}]}, found("train: boxes rust 1"))])),
     # In the sheet, names such as 0001 are text; without a dtype, pandas makes numbers of them.
-    row("labels in Excel", files("images/000{1..8}.jpg", {"labels.xlsx": "x"}), right=[refused(r"read_excel\('labels\.xlsx', dtype=str\)")]),
+    row("labels in Excel", files("images/000{1..8}.jpg", {"labels.xlsx": "x"}), right=[refused(r"read_excel\('labels\.xlsx', sheet_name=0, dtype=str, na_filter=False\)")]),
 ]
 
 OF_LIBRARIES = [

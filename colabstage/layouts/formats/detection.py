@@ -824,14 +824,11 @@ def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Rec
     return None, {}
 
 
-def is_of_tool(name: str, columns: Sequence[Column]) -> bool:
-    """Tell whether a table is a tool's: it has the columns, and cells of the first, that the format's marks name."""
-    cells_of = {column.name: column for column in columns}
-    for form in _FORMATS if name.lower().endswith(words.TABLES) else ():
-        first, *rest = (mark.decode().strip('"') for mark in form.marks or (b"",))
-        if name.lower().endswith(form.extension) and first in cells_of:
-            return {*rest} <= cells_of.keys() | cells_of[first].filled
-    return False
+def is_of_tool(columns: Sequence[Column]) -> bool:
+    """Tell whether a table is a tool's: a format's marks are one of its columns, and others or cells of that one."""
+    known = {one.name: one for one in columns}
+    marks = ([mark.decode().strip('"') for mark in form.marks] for form in _FORMATS if form.extension in words.TABLES)
+    return any(first in known and {*rest} <= known.keys() | known[first].filled for first, *rest in marks)
 
 
 def _mapping(content: bytes, key: str, kind: type) -> dict[str, Any]:

@@ -251,7 +251,9 @@ class _Pairs:
 
     def _sides_by_key(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
         keys = self.keys
-        odd = next((key for key in item if keys is None or (key not in keys.known and _may_be_target(key))), None)
+        of_targets = (*_Y_KEYS, *OBJECTS, *BOX_KEYS)
+        others = (key for key in item if keys is None or key not in keys.known)
+        odd = next((key for key in others if keys is None or key in of_targets or is_mask_name(str(key))), None)
         if keys is None or odd is not None:
             raise _odd(name, f"{odd!r}, which the first items lack", "the same keys in all")
         lost = [key for key in (keys.x, *keys.y) if key not in item and (key == keys.x or not keys.are_objects)]
@@ -262,10 +264,6 @@ class _Pairs:
         target = item.get(keys.y[0]) if keys.y else None
         # Some have `None` instead of an empty list.
         return item[keys.x], [] if keys.are_objects and target is None else target
-
-
-def _may_be_target(key: Any) -> bool:
-    return key in (*_Y_KEYS, *OBJECTS, *BOX_KEYS) or is_mask_name(str(key))
 
 
 def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:

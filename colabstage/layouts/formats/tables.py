@@ -83,11 +83,10 @@ def parse_table(name: str, content: bytes) -> Table:
 def _below_comments(text: str) -> str:
     """Return a text without the comments above its rows; the last of these may be their header: "# file label"."""
     lines = text.splitlines(keepends=True) if text.lstrip().startswith("#") else []
-    above = [*itertools.takewhile(lambda line: not line.strip() or is_comment(line), lines)]
-    rows = lines[len(above) :]
-    if not above or not rows:
+    rows = [*itertools.dropwhile(lambda line: not line.strip() or is_comment(line), lines)]
+    if not rows:
         return text
-    header = next(filter(None, map(str.strip, reversed(above)))).lstrip("# ")
+    header = next(filter(None, map(str.strip, reversed(lines[: -len(rows)])))).lstrip("# ")
     delimiter = next((mark for mark in _DELIMITERS if mark in rows[0]), None)
     first = [*map(words.plain_name, rows[0].split(delimiter))]
     # "# labels, by Ann" above "file,label" is none.
@@ -150,12 +149,9 @@ def _parse_items(name: str, text: str) -> Table:
         items = inner_items(load_yaml(text)) if not name.lower().endswith(".json") else items
     items = items or []
     below = {one[0]: one[1] for one in items if isinstance(one, tuple) and words.is_split(one[0])}
-    # Names below each split, or the first of each list there.
     if below and all(isinstance(own, list) for own in below.values()):
-        stated = (
-            (split, one[0] if isinstance(one, list) and one else one) for split, own in below.items() for one in own
-        )
-        records = [{**_record_of(one), words.SPLIT_COLUMNS[0]: words.split_name(split).split} for split, one in stated]
+        stated = ((words.split_name(split).split, one) for split, own in below.items() for one in own)
+        records = [{**_record_of(one), words.SPLIT_COLUMNS[0]: split} for split, one in stated]
     else:
         records = list(map(_record_of, items))
     return _of_records(name, list(map(_cells_of, records))) if all(records) else Table(name)
@@ -164,9 +160,7 @@ def _parse_items(name: str, text: str) -> Table:
 def _parse_words(name: str, text: str) -> Table:
     lines = list(filter(str.strip, text.splitlines()))
     if any(mark in line for line in lines[:1] for mark in _DELIMITERS):
-        # "#1,cat" may be a row.
-        remarks = {line for line in lines if line.startswith("# ")} if "#" in text else ()
-        return _parse_cells(name, "\n".join(line for line in lines if line not in remarks) if remarks else text)
+        return _parse_cells(name, text)
     lines = list(itertools.filterfalse(is_comment, lines)) if "#" in text else lines
     # Above the rows their number may stand, and a header that lacks a name for the paths, as R writes it.
     lines = lines[lines[0].strip() == str(len(lines) - 2) :] if lines else []

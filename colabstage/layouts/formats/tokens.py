@@ -120,6 +120,10 @@ def tokens_state(
     items = (one for _, line in firsts for one in items_of(decode_text(line)) or ())
     if fields := {one[0] for one in items if isinstance(one, tuple)} - {options.field}:
         table = replace(table, notes=(*table.notes, f"Not used: the fields {listed(sorted(fields))}."))
+    if options.separator is None and any(name.lower().endswith(".jsonl") for name in texts.names):
+        how = f"token_blocks(separator={256 if options.tokenizer is None else 'TOKEN'})"
+        between = f"No token stands between the texts of two lines, unless the tokenizer writes one; {how} does."
+        table = replace(table, notes=(*table.notes, between))
     is_marked = any(head.startswith(_BOM) for head in heads)
     is_plain = options.tokenizer is None and options.separator is None and not is_marked
     # Where their bytes are not the tokens, to be read in place: planning must not tokenize, which takes time, nor store
