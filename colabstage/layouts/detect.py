@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -811,6 +811,8 @@ _READ_BY = {
     _EACH.format("xarray.open_dataset(path)[VARIABLE].to_numpy()"): (".nc", ".nc4", ".grib"),
     _EACH.format("imageio.v3.imread(path)"): (".mp4", ".avi", ".mov", ".mkv", ".webm"),
     _EACH.format("trimesh.load(path).sample(2048)"): (".off", ".obj", ".stl"),
+    _EACH.format("trimesh.load(path).vertices[:2048]"): (".ply",),
+    _EACH.format("laspy.read(path).xyz[:2048]"): (".las", ".laz"),
     as_arrays("pandas.read_csv(FILE)"): (".csv.gz",),
     as_arrays("pandas.read_csv(FILE, header=None)"): (".data",),
     as_arrays("pandas.read_excel(FILE)"): (".xlsx", ".xls", ".ods"),
@@ -850,9 +852,9 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     if is_packed or not faults:
         msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}; expected {_KINDS}."
         return EmptySourceError(" ".join([msg, *source.tree.notes]))
-    return LayoutError(
-        f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {faults[-1]} {on_request}"
-    )
+    how = _by_library(source)
+    what = how if how is not _AS_OBJECT else f"{faults[-1]} {on_request}"
+    return LayoutError(f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {what}")
 
 
 def _by_library(source: Source) -> str:
@@ -864,13 +866,10 @@ def _by_library(source: Source) -> str:
         if found or is_own:
             folder, (file, *_) = (posixpath.dirname(label), [label]) if is_own else source.addresses(found)
             end = next(file[-len(end) :] for end in ends if file.lower().endswith(end))
-            return first_extract(folder) + _filled(how, {"END": end, "FOLDER": repr(folder), "FILE": repr(file)})
+            values = {"END": end, "FOLDER": repr(folder), "FILE": repr(file)}
+            # At once, because a value may contain the name of another.
+            return first_extract(folder) + re.sub("|".join(values), lambda name: values[name[0]], how)  # noqa: B023
     return _AS_OBJECT
-
-
-def _filled(line: str, values: Mapping[str, str]) -> str:
-    # At once, because a value may contain the name of another.
-    return re.sub("|".join(values), lambda name: values[name[0]], line)
 
 
 def _how_to_give(source: Source) -> str:

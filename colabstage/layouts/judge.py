@@ -760,11 +760,17 @@ def _contradicting(source: Source, found: Evidence) -> tuple[str, set[str]]:
         # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with
         # XML in them say the same; what is beside a sample says more of it.
         by_stem = {words.stem_of(name): name for name in others.names}
+        # Beside frame_03_rgb.png, frame_03_pose.txt is about the same.
+        starts = {words.before_last_word(posixpath.splitext(name)[0]): name for name in others.names}
+        by_stem |= {start: name for start, name in starts.items() if words.is_telling(posixpath.basename(start))}
         labels = zip(table.keys, class_of_samples(table), strict=True) if others else ()
         own = [
             mate
             for name, label in labels
-            if (mate := by_stem.get(words.stem_of(name)))
+            if (
+                mate := by_stem.get(words.stem_of(name))
+                or by_stem.get(words.before_last_word(posixpath.splitext(name)[0]))
+            )
             and (posixpath.dirname(mate) == posixpath.dirname(name) or label not in mate.split("/"))
         ]
         names = names[:1] or [name for name in unclear if name not in says]

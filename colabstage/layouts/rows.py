@@ -536,9 +536,10 @@ class TableSearch:
         """Return the roles of a table's columns; of several labels, the one in a competition's sample submission."""
         columns, stems = found[0].columns, words.stems_of(found[0].path.cells)
         # A number that files are called after, such as their time, is another name of them.
-        again = {name for name, one in columns.items() if one.is_numeric and list(one.cells) == stems}
-        again = set() if self.labels is not None else {*itertools.filterfalse(words.is_label_name, again)}
-        columns = {name: one for name, one in columns.items() if name not in again}
+        if self.labels is None and all(map(words.is_telling, stems)):
+            named = {*filter(words.is_label_name, columns)}
+            again = {name for name, one in columns.items() if one.is_numeric and list(one.cells) == stems}
+            columns = {name: one for name, one in columns.items() if name in named or name not in again}
         # Columns in a competition's test.csv are known for images that must be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
         folders = found[0].folders or found[0].beside

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import itertools
 import posixpath
 import re
 import unicodedata
@@ -128,8 +127,6 @@ _PERSON = re.compile(
     r"((?<![a-z])(?:patient|subject|participant|person|volunteer|donor|subj)|(?<![^/])(?:case|sub))"
     r"[ _-]?(id[ _-]?)?(\d+)", re.IGNORECASE,
 )  # fmt: skip
-# For `group_by`.
-BEGINNING = r".*\D(?=\d+[^\d/]*\.\w+$)"
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 # A stem with its last number, and what follows that.
 NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)")
@@ -194,17 +191,6 @@ def persons(names: Sequence[str]) -> list[str]:
         return []
     found = map(_PERSON.search, names)
     return ["" if one is None else f"{one[1].lower()} {int(one[3])}" for one in found]
-
-
-def beginnings(names: Sequence[str]) -> list[str]:
-    """Return what precedes the last number of each path, which the files of one video, person or place may share; empty
-    if any has none.
-
-    >>> beginnings(["run/v_g08_c01_3.jpg", "run/v_g09/frame12.png"])
-    ['run/v_g08_c01_', 'run/v_g09/frame']
-    """
-    found = [*itertools.takewhile(bool, map(re.compile(BEGINNING).search, names))]
-    return [one[0] for one in found if one is not None] if len(found) == len(names) else []
 
 
 def _say_one_of(names: Sequence[str], words: Iterable[str]) -> bool:
@@ -522,11 +508,6 @@ def states_splits(header: Sequence[str]) -> bool:
 def is_label_name(column: str) -> bool:
     """Tell whether a column's name means a label, so that it is never the path."""
     return plain_name(column) in LABELS
-
-
-def may_group(column: str) -> bool:
-    """Tell whether a column's name means persons, places or scenes, whose samples stay in one split."""
-    return any(pattern.fullmatch(plain_name(column)) for pattern in GROUPS)
 
 
 def label_names(columns: Iterable[str], first: tuple[str, ...] = ()) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,12 +55,13 @@ from colabstage.layouts.table import (
     UnreadBoxes,
     files_of,
 )
-from colabstage.layouts.words import BEGINNING, beginnings, is_split, originals
+from colabstage.layouts.words import is_split, originals
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
     SplitPlan,
     gains_by_torch,
+    groups_of_keys,
     has_files,
     image_options,
     needs_facts,
@@ -90,6 +92,7 @@ SAMPLES = 16
 # The upper half of this many bits in 16 has four at most: 16 greys, all nearly black.
 _DARK_BITS = 12
 _AS_THEY_ARE = ImageOptions(color_mode="keep")
+_BEGINNING = r".*\D(?=\d+[^\d/]*\.\w+$)"
 
 
 class ReplanError(LayoutError):
@@ -341,13 +344,14 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
         if again := _repeats(own, owned):
             are, pair = counted(len(again), "files", "are", of=len(own)), listed([own[row] for row in again[0]])
             yield f"{are} of one person, picture or video with others, by their names ({pair}), and in the same split"
-        else:
-            shared = take_strings(owners(table.keys, strata_of(table), (beginnings,)), divided)
-            if 2 * len(again := _repeats(own, shared)) >= max(len(own), 1):
+        # What precedes the last number, unless a name has none.
+        elif own and all(map(re.compile(_BEGINNING).search, table.keys)):
+            shared = owners(table.keys, strata_of(table), [groups_of_keys(_BEGINNING, table.keys)])
+            if 2 * len(again := _repeats(own, take_strings(shared, divided))) >= len(own):
                 are, pair = counted(len(again), "files", "are", of=len(own)), listed([own[row] for row in again[0]])
                 yield (
                     f"{are} called as others up to the last number ({pair}), and divided one by one. If those are of "
-                    f"one video, person or place, keep them in one split: group_by=r'{BEGINNING}'"
+                    f"one video, person or place, keep them in one split: group_by=r'{_BEGINNING}'"
                 )
     if splits is not None and (found := originals(names)) is not names:
         bare, owned = _without_splits(names), _without_splits(found)

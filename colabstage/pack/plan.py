@@ -39,7 +39,7 @@ from colabstage.layouts.words import originals, persons, same_split
 from colabstage.trees.listing import take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -95,9 +95,8 @@ def split_rows(
         for (name, fraction), count in zip(fractions, np.bincount(numbers, minlength=len(fractions)), strict=True):
             # An empty split is refused here, not in the first epoch that uses it.
             if count == 0:
-                by_names = group_by is None and table.groups is None and _files(table) is None
-                by_names = by_names and _units(table) is not None
-                apart = " group_by=r'.+' divides files of one person or picture too." if by_names else ""
+                may_part = group_by is None and _files(table) is None and (table.groups or _units(table) is not None)
+                apart = " group_by=r'.+' divides files of one person, place or picture too." if may_part else ""
                 msg = (
                     f"splits gives '{name}' the fraction {fraction}, which of {len(divided):,} samples comes to none. "
                     f"Give it more, or leave it out.{apart}"
@@ -209,16 +208,16 @@ def _units(table: SampleTable) -> NDArray[np.int64] | None:
 def owners(
     names: Sequence[str],
     labels: NDArray[np.int64] | None = None,
-    by: Sequence[Callable[[Sequence[str]], Sequence[str]]] = (originals, persons),
+    by: Sequence[Sequence[str]] = (),
 ) -> list[str]:
     """Return what files belong to by their names, so that all of one are in one split: the person whom they show, or
     the picture or video that they are copies or pieces of.
 
     `labels`: the class of each. What has half of a class, such as a person who is one, or a single video, does not own
-    the files of this class. `by`: what finds the owner of each.
+    the files of this class. `by`: instead of these, the owner of each by anything else.
     """
     owned = list(names)
-    for found in (find(names) for find in by):
+    for found in by or (originals(names), persons(names)):
         # Of a million names, most tell nothing.
         if not found or found is names:
             continue

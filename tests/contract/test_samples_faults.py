@@ -446,6 +446,9 @@ TABLES = [
         right=[refused(r"train\.csv', line 4.*'cat'")]),
     row("pixels above 255", files("", {"train.csv": "label," + ",".join(f"pixel{i}" for i in range(16)) + "\n" + ("1," + ",".join(["300"] * 16) + "\n") * 4}),
         right=[refused(r"train\.csv\[0\].*255")]),
+    row("poses beside pictures, after the number that both have", files("0{1,2}/frame_{00003..00005}_rgb.jpg", {"0{1,2}/frame_{00003..00005}_pose.txt": "0.9 0 0\n0 1 0\n"}), right=[refused("frame_00003_pose.txt")]),
+    row("colours of what is in folders of classes", files("img/cat/{1..3}.jpg img/dog/{4..6}.jpg", {"tags.txt": "".join(f"img/{c}/{n}.jpg {words}\n" for c, n, words in (("cat", 1, "red"), ("cat", 2, "red long"), ("cat", 3, "blue"), ("dog", 4, "blue"), ("dog", 5, "red long soft"), ("dog", 6, "red")))}), right=[refused("tags.txt")]),
+    row("the time that files are called after", files("cam/16812345678{0..3}.jpg", {"log.csv": "time,image,steer\n" + "".join(f"16812345678{n},16812345678{n}.jpg,0.{n}\n" for n in range(4))}), right=[noted("Not used: the column 'time'")]),
 ]
 
 # Six images in train/ and val/, labelled in some way; and statements that 2.jpg, which is in val/, is to train on.
@@ -1140,6 +1143,7 @@ TEXTS = [
       for name, made, ends in [("meshes", {"{train,test}/{bed,sofa}/{0,1}.off": "OFF"}, "8 .off"), ("DICOM without ending", {"IM/IM000{0,1}": "DICM"}, "IM0000"), ("scans and a table", {"{0,1}.mhd": "x", "{0,1}.raw": "x", "labels.csv": "id,label\n0,a\n"}, ".mhd")]),
     *(row(f"what reads {name}", files("", made), right=[refused(re.escape(line))])
       for name, made, line in [
+          ("points", {"{0,1}.ply": "x"}, "[(trimesh.load(path).vertices[:2048], TARGET)"), ("points beside texts", {"{0,1}.laz": "x", "labels/{0,1}.txt": "Car 1 2 3\n"}, "[(laspy.read(path).xyz[:2048], TARGET)"),
           ("volumes", {"{a,b}/{0,1}.nii.gz": "x"}, "[(nibabel.load(path).get_fdata(dtype='float32'), TARGET) for path in sorted(pathlib.Path('"), ("signals", {"{0,1}.hea": "x", "{0,1}.dat": "x"}, ".rglob('*.hea'))]"),
           ("a table without a header", {"HIGGS.csv": "1.0,2.5\n0.0,3.5\n"}, "HIGGS.csv', header=None), numpy.savez('data.npz', "), ("a table beside a smaller one", {"train.csv": "id,age\n1,2\n2,3\n", "answers.csv": "id,y\n1,2\n"}, "train.csv'), numpy"),
           ("a table in Excel", {"x.xlsx": "PK"}, "x.xlsx'), numpy.savez"), ("numbers in texts beside a description", {"a/README.txt": "of signals", "{a,b}/X.txt": "  1.5e-1 2.5 3.5\n" * 9}, "'a/X.txt' holds numbers, not text")]),

@@ -340,7 +340,7 @@ def test_files_called_alike_are_noted_and_the_line_keeps_them_together(
 @pytest.mark.parametrize("form", ["coco", "table"])
 def test_pictures_of_one_place_stay_in_one_split(tmp_path: Path, form: str, field: str, value: str) -> None:
     """As of a camera trap: its background tells which animals come there."""
-    rows = [{"file_name": f"{n:02}.png", "id": n, field: value.format(n // 5)} for n in range(60)]
+    rows: list[dict[str, Any]] = [{"file_name": f"{n:02}.png", "id": n, field: value.format(n // 5)} for n in range(60)]
     source = tmp_path / "in"
     source.mkdir()
     for one in rows:
@@ -362,7 +362,9 @@ def test_pictures_of_one_place_stay_in_one_split(tmp_path: Path, form: str, fiel
 def test_too_few_persons_for_the_splits_are_told(pack: Pack) -> None:
     """Three patients are not enough for these; the advice divides their slices all the same."""
     files = [f"patient{row % 3}_slice{row}.png" for row in range(60)]
-    with pytest.raises(OptionError, match=r"comes to none.*group_by=r'\.\+' divides files of one person"):
-        pack(files, files=files, splits=USUAL)
+    places = {"groups": [f"B{row % 3}" for row in range(60)]}
+    for names, groups in ((files, {}), ([f"{row:02}.png" for row in range(60)], places)):
+        with pytest.raises(OptionError, match=r"comes to none.*group_by=r'\.\+' divides files of one person"):
+            pack(names, files=names, of_source=groups, splits=USUAL)
     found = pack(files, files=files, splits=USUAL, group_by=".+")
     assert [len(names) for names in found.values()] == [48, 6, 6]

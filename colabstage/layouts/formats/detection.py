@@ -135,14 +135,11 @@ def _boxes_state(
         raise broken(source.label, f"two classes are called '{show(twice)}'", "one name and one number for each")
     every = targets or _as_boxes(placed, classes, columns, relative=relative)
     files, splits = [one.file for one in placed], [one.split for one in placed]
+    groups = [one.record.group for one in placed if one.record.group]
     made = Evidence.of_images(
-        source, NAME, files, every, who, splits=splits, classes=names, notes=notes, used=used, groups=_groups_of(placed)
+        source, NAME, files, every, who, splits=splits, classes=names, notes=notes, used=used, groups=groups
     )
     return made if made.table.splits is not None else lists_state(source, made, stated=stated, within=within)
-
-
-def _groups_of(placed: Sequence[Placed]) -> list[str]:
-    return [one.record.group for one in placed if one.record.group]
 
 
 def _as_boxes(
@@ -280,8 +277,9 @@ def _turned(points: Points, around: tuple[float, float], degrees: Any) -> Points
 
 
 def _record(
-    image: str, drawn: Iterable[Drawing], size: tuple[int, int] = (0, 0), split: str = "", left_out: int = 0
-) -> Record:
+    image: str, drawn: Iterable[Drawing], size: tuple[int, int] = (0, 0), split: str = "", *,
+    left_out: int = 0, labels: Sequence[str] = (),
+) -> Record:  # fmt: skip
     """Return what is drawn on an image: the class of each drawing, and the box around its points; a single point has no
     box, and is left out."""
     shapes = list[Shape]()
@@ -294,7 +292,7 @@ def _record(
         if len(places) > 1:
             shapes.append((str(label), (min(xs), min(ys), max(xs), max(ys))))
         left_out += len(places) == 1
-    return Record(image, shapes, size, split, left_out)
+    return Record(image, shapes, size, split, left_out, labels)
 
 
 def _box(x: Any, y: Any, width: Any, height: Any) -> Points:
@@ -853,8 +851,7 @@ def _labelme(name: str, content: bytes) -> list[Record]:
     ticked = [word for word, is_on in (found.get("flags") or {}).items() if is_on]
     size = _size(found, "imageHeight", "imageWidth")
     # The image of the same name beside the file, because the path in the file is from the annotator's machine.
-    made = _record(words.stem_of(name), drawn, size, left_out=len(ticked))
-    return [made._replace(labels=ticked)] if found else []
+    return [_record(words.stem_of(name), drawn, size, left_out=len(ticked), labels=ticked)] if found else []
 
 
 def _labelme_points(shape: dict[str, Any]) -> Points:
@@ -969,7 +966,7 @@ def _prodigy(_: str, content: bytes) -> list[Record]:
             *([one["label"]] if one.get("label") else []),
             *(named.get(key, key) for key in one.get("accept") or ()),
         ]
-        every.append(_record(str(one.get("path") or one["image"]), drawn, _size(one))._replace(labels=labels))
+        every.append(_record(str(one.get("path") or one["image"]), drawn, _size(one), labels=labels))
     return every
 
 
@@ -1032,8 +1029,7 @@ def _label_studio(_: str, content: bytes) -> list[Record]:
         choices = [each for each in results if each.get("type") == "choices" and "x" not in each["value"]]
         questions |= {each.get("from_name") for each in choices}
         labels = [word for each in choices for word in each["value"]["choices"]]
-        made = _record(image, map(_label_studio_drawing, regions, sizes), size, left_out=lost)
-        every.append(made._replace(labels=labels))
+        every.append(_record(image, map(_label_studio_drawing, regions, sizes), size, left_out=lost, labels=labels))
     if len(questions) > 1 and not any(one.shapes for one in every):
         asked = listed(sorted(map(show, questions)))
         msg = f"its tasks answer several questions, {asked}; export a CSV, which has a column for each"
@@ -1083,8 +1079,9 @@ def _cvat(name: str, content: bytes) -> list[Record]:
             drawn = [(one.attrib["label"], _CVAT_SHAPES[one.tag](one.attrib)) for one in found]
             split = words.SPLITS.get(given.get("subset", "").lower(), "")
             tags = [one.attrib["label"] for one in image if one.tag == "tag"]
-            made = _record(given["name"], drawn, _size(given), split, len(image) - len(found))
-            every.append(made._replace(labels=tags))
+            every.append(
+                _record(given["name"], drawn, _size(given), split, left_out=len(image) - len(found), labels=tags)
+            )
 
     parse_xml(name, content, "annotations", take)
     return every
@@ -1243,7 +1240,8 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
     kept = [one for one in placed if one.record.shapes]
     targets = Values(np.array([one.record.shapes[0][0] for one in kept], np.int64))
     notes = [*left_out_notes((len(placed) - len(kept), "images", "without an annotation")), *notes]
-    own, splits, groups = [one.file for one in kept], [one.split for one in kept], _groups_of(kept)
+    own, splits = [one.file for one in kept], [one.split for one in kept]
+    groups = [one.record.group for one in kept if one.record.group]
     return Evidence.of_images(
         source, COCO_CLASSES, own, targets, who, splits=splits, classes=called, notes=notes, used=used, groups=groups
     )
@@ -1306,14 +1304,13 @@ def _coco_categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[A
 
 def _coco_group(images: Sequence[dict[str, Any]]) -> str:
     """Return the field of images that says which belong together, as of one camera trap; "" for none."""
-    called = [key for key in images[0] if words.may_group(key)] if images else []
-    values = {key: [image.get(key) for image in images] for key in called}
-    fields = [
-        Column(key, [str(one) if isinstance(one, str | int) else "" for one in own]) for key, own in values.items()
-    ]
-    return next(
-        filter(None, find_groups([one for one in fields if len(one.distinct) > 1 and "" not in one.distinct])), ""
-    )
+    fields = []
+    for key in images[0] if images else ():
+        if any(pattern.fullmatch(words.plain_name(key)) for pattern in words.GROUPS):
+            values = (image.get(key) for image in images)
+            fields.append(Column(key, [str(one) if isinstance(one, str | int) else "" for one in values]))
+    dividing = [one for one in fields if len(one.distinct) > 1 and "" not in one.distinct]
+    return next(filter(None, find_groups(dividing)), "")
 
 
 def _coco_records(file: CocoFile, numbers: dict[Any, int], group: str) -> list[Record]:
