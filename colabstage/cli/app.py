@@ -51,7 +51,7 @@ def help_of(command: Callable[..., None]) -> str:
     shown = "\n".join(
         f"[green]  {_escape_markup(line)}[/green]" for line in map(str.strip, examples.splitlines()) if line
     )
-    return "\n\n".join([*paragraphs, f"[not dim][bold]Examples[/bold]\n{shown}[/not dim]"])
+    return "\n\n".join([*paragraphs, f"[not dim][bold]Examples[/bold]\n{shown}[/not dim]" if shown else ""])
 
 
 def _escape_markup(text: str) -> str:

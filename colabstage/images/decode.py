@@ -129,14 +129,7 @@ def is_jpeg(data: bytes) -> bool:
     return data[:3] == b"\xff\xd8\xff"
 
 
-def _lacks_end(data: bytes) -> bool:
-    """Return whether a JPEG has zeros where its end should be, as after a download that reserved space and stopped."""
-    zeros = len(data) - len(data.rstrip(b"\0"))
-    return zeros >= _PADDING_BYTES and data.rfind(_END_BYTES, read_jpeg_header(data).frame_at) < 0
-
-
 def read_jpeg_header(data: bytes) -> JpegHeader:
-    """Walk the markers up to the frame header."""
     exif = xmp = b""
     position = 2
     while position + 4 <= len(data):
@@ -697,7 +690,9 @@ def _upright(image: Image.Image, data: bytes, *, luma: bool = False) -> Iterator
     """Load an image; `luma`: only the brightness of a colour JPEG, as stored in the file."""
     from PIL import Image
 
-    if is_jpeg(data) and _lacks_end(data):
+    # As after a download that reserved space and stopped.
+    zeros = len(data) - len(data.rstrip(b"\0")) if is_jpeg(data) else 0
+    if zeros >= _PADDING_BYTES and data.rfind(_END_BYTES, read_jpeg_header(data).frame_at) < 0:
         msg = "The JPEG data is truncated: zeros stand in the place of its end."
         raise DecodeError(msg)
     try:
@@ -762,7 +757,6 @@ def _orientation_left(image: Image.Image, data: bytes) -> int:
 
 
 def _open_pillow(data: bytes) -> Image.Image:
-    """Open the header, and nothing else."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -790,8 +784,6 @@ def _open_pillow(data: bytes) -> Image.Image:
         # If Pillow knows the format, the file is damaged.
         if _is_heic(data) and "HEIF" not in Image.OPEN:
             missing = " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
-        elif data[4:12] == b"ftypavif" and "AVIF" not in Image.OPEN:
-            missing = " It is AVIF, which needs Pillow 11.3 or newer. Update it with: pip install -U pillow"
         elif data[:4] in (b"II*\0", b"MM\0*"):
             missing = (
                 " It is a TIFF that Pillow does not read, as of many bands or channels of floats. Use tifffile: "
@@ -820,7 +812,6 @@ _HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 
 
 def _is_heic(data: bytes) -> bool:
-    """Tell whether a file begins like a phone's HEIC photograph."""
     return data[4:8] == b"ftyp" and data[8:12] in _HEIC
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colabstage.errors import OptionError
+from colabstage.io.arguments import absolute_path
+from colabstage.io.callers_code import absolute
 from colabstage.io.environment import LOCAL_DIR_VARIABLE, PLATFORM_VARIABLE, SYSTEM_ROOT_VARIABLE, shell
 
 
@@ -102,12 +104,10 @@ def _place(candidates: tuple[str, ...]) -> Path | None:
 
 def _folder(name: str) -> Path:
     temp = Path(os.environ.get("TMPDIR") or _in_system("/tmp"))
-    try:
-        home = Path(os.environ.get("HOME") or Path.home())
-    except RuntimeError:  # a user without an entry, as containers are started with a number
-        home = temp
-    # Where the user's own computer keeps files that can be made again: /tmp is kept in memory on many systems.
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or (home if home == temp else home / ".cache"))
+    home = absolute("~")
+    # Where the user's own computer keeps files that can be made again: /tmp is kept in memory on many systems. The home
+    # of a user whom a container knows by number is "/", and that of a service may be missing or read-only.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or (home / ".cache" if os.access(home, os.W_OK) else temp))
     own = {"temp": temp, "~": home, "cache": temp if os.environ.get("TMPDIR") else cache}
     return own[name] if name in own else _in_system(name)
 
@@ -140,7 +140,7 @@ def detect_platform() -> Platform:
     if row is None:
         msg = f"{PLATFORM_VARIABLE}={named!r} names no platform. Known names: {', '.join(row.name for row in _TABLE)}."
         raise OptionError(msg)
-    fast = Path(local_dir).expanduser() if local_dir else _place(row.fast)
+    fast = absolute_path(local_dir, LOCAL_DIR_VARIABLE) if local_dir else _place(row.fast)
     assert fast is not None
     # The permission is requested through the kernel; google.colab looks for the file before it mounts.
     can_ask = _kernel() is not None and attended and _in_system("/var/colab/hostname").exists()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError, WebPageError
+from colabstage.io.callers_code import absolute
 from colabstage.io.files import RetryPolicy
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http
@@ -65,7 +66,7 @@ def _mount_folder() -> Path:
 
 def _downloaded(source: KaggleSource, version: int) -> KaggleFolder | None:
     """Return a version in kagglehub's cache, if all of it is there."""
-    cache = Path(os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache" / "kagglehub")
+    cache = Path(os.environ.get("KAGGLEHUB_CACHE") or absolute("~/.cache/kagglehub"))
     home = cache / "datasets" / source.owner / source.dataset
     path = home / "versions" / str(version)
     # kagglehub's marker that everything is extracted.
@@ -203,11 +204,11 @@ def find_login() -> Any:
     """Return the login for Kaggle that kagglehub finds: of this session, the environment, a file or Colab's secrets."""
     if find_spec("kagglehub") is None:
         return None
-    from kagglehub.config import get_kaggle_credentials
-
     try:
+        from kagglehub.config import get_kaggle_credentials
+
         found = get_kaggle_credentials()
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # its import needs a home folder
         msg = f"Kaggle's login cannot be read: {error}"
         raise SourceAccessError(msg) from None
     if found is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -315,7 +316,7 @@ def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[
 def _find_lasting(local: Path) -> tuple[Place | None, str]:
     platform = detect_platform()
     lasting = platform.persistent_dir
-    if lasting is None or not lasting.is_dir():
+    if lasting is None or not os.access(lasting, os.W_OK):
         return None, platform.not_lasting or f"no Drive is mounted, and {platform.title} has no persistent folder"
     # A copy on the same disk would save nothing and double the space.
     existing = next(place for place in (local, *local.parents) if place.exists())

@@ -7,6 +7,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import chain, repeat
 from pathlib import Path
 from unittest import mock
 
@@ -78,7 +79,7 @@ def test_it_is_let_go_after_an_error_and_though_its_file_is_not_removed(lock: Pa
     with pytest.raises(ValueError, match="work"), fileops.local_lock(lock, timeout_s=1):
         raise ValueError("work")
     with (
-        mock.patch.object(os, "unlink", side_effect=KeyboardInterrupt),
+        mock.patch.object(os, "unlink", side_effect=chain([KeyboardInterrupt], repeat(None))),
         pytest.raises(KeyboardInterrupt) as kept,
         fileops.local_lock(lock, timeout_s=0.05) as held,
     ):

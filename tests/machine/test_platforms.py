@@ -81,6 +81,8 @@ ROWS: list[tuple[dict[str, str], tuple[str, ...], str, str, str]] = [
     (COLAB | {"COLABSTAGE_PLATFORM": "kaggle"}, (), "kaggle", "/kaggle/temp", "/kaggle/working"),
     (COLAB | {"COLABSTAGE_LOCAL_DIR": "ROOT/scratch/ann"}, (), "colab", "/scratch/ann", "no Drive is mounted"),
     ({"TMPDIR": "ROOT/scratch"}, (), "python", "/scratch", "'/home/ann'"),
+    # A home that cannot be written to, as that of a user who is a number to a container, or of a service.
+    ({"HOME": "ROOT/missing"}, (), "python", "/tmp", "no persistent folder"),
     (
         {"TMPDIR": "ROOT/scratch", "PAPERSPACE_CLUSTER_ID": "c"},
         ("/notebooks",),

@@ -11,12 +11,19 @@ from colabstage.io.arguments import whole_number
 from colabstage.io.report import Report, Shown
 
 try:
-    from keras.utils import PyDataset
+    import keras
 except ImportError as error:
     _msg = (
         f"to_keras needs keras and the backend it is set to ({error}). Install them with: pip install keras tensorflow"
     )
     raise MissingDependencyError(_msg) from error
+# Earlier ones shuffle batches after they are read, or read some that they do not train on.
+if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 8):
+    _msg = (
+        f"to_keras needs keras 3.8 or later, and {keras.__version__} is loaded. Install it with: "
+        'pip install "keras>=3.8", restart the session, and try again.'
+    )
+    raise MissingDependencyError(_msg)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +38,7 @@ _LOOK_BATCHES = 4
 _LINGER_S = 1.0
 
 
-class KerasBatches(Shown, PyDataset):  # type: ignore[misc]  # keras has no type information
+class KerasBatches(Shown, keras.utils.PyDataset):  # type: ignore[misc]  # keras has no type information
     """Give batches to `model.fit`, `evaluate` and `predict`, read ahead by a thread of this process. Made by
     `to_keras`. It has `class_indices` and `filenames`, as Keras's own iterators of folders.
 

@@ -8,13 +8,15 @@ import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
-from colabstage import dataset_h5, make_loader
+from colabstage import dataset_h5, make_loader, to_keras
+from colabstage.errors import MissingDependencyError
 from tests.nurseries import Nurseries
 from tests.nursery import PRELOADED
 
@@ -163,3 +165,15 @@ def test_keras_workers_are_refused(facts: dict[str, Any]) -> None:
     assert "num_workers=" in workers
     assert "reads ahead" in processes
     assert "epoch=-1" in epoch
+
+
+def test_a_keras_that_shuffles_batches_afterwards_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras 3.4 to 3.7 would train on other batches than those of the epoch, and say nothing."""
+    old, utils = ModuleType("keras"), ModuleType("keras.utils")
+    old.__dict__.update(__version__="3.7.0", utils=utils)
+    utils.__dict__.update(PyDataset=object)
+    monkeypatch.setitem(sys.modules, "keras", old)
+    monkeypatch.setitem(sys.modules, "keras.utils", utils)
+    monkeypatch.delitem(sys.modules, "colabstage.load.frameworks.keras_dataset", raising=False)
+    with pytest.raises(MissingDependencyError, match=r'3\.7\.0 is loaded.*pip install "keras>=3\.8"'):
+        to_keras(write_rows(tmp_path / "rows.h5"), BATCH)
