@@ -334,7 +334,7 @@ class Run(Shown):
         if self._summed >= _ROW_STEPS:
             self._end_row()
         self._shown.changing(self)
-        if self._knows_place() and not self._loops():
+        if not self._loops():
             self._between(after_step=True)
 
     def log(self, **values: Any) -> None:
@@ -585,6 +585,8 @@ class Run(Shown):
         """Do what may be done while the state is complete: stop, or save a version that is due. A loop of another
         library calls this itself, once its callbacks and its evaluation are through with a step or an epoch."""
         saver = self._saver
+        if after_step and not self._knows_place():
+            return
         if saver is None:
             self._end_on_signal()
             return
