@@ -68,8 +68,7 @@ def make_trainer(monkeypatch: pytest.MonkeyPatch, library: str) -> Any:
                     step(self, None, {}, None, 0)
 
     module: Any = ModuleType(library)
-    module.Trainer, module.TrainerCallback = Trainer, object
-    module.callbacks = SimpleNamespace(Checkpoint=object)
+    module.Trainer, module.Callback, module.TrainerCallback = Trainer, object, object
     monkeypatch.setitem(sys.modules, library, module)
     return Trainer()
 
