@@ -113,7 +113,8 @@ class LightningLoop(Loop):
             "on_train_epoch_end": lambda *_: (run.end_epoch(), run._between()),
             "on_train_end": lambda *_: self.state_dict(),
         }
-        counting = type("Counting", (self._library.Callback,), events)()
+        # The module's own end of an epoch comes before those of checkpoints.
+        counting = type("Counting", (self._library.callbacks.Checkpoint,), events)()
         self._owner.callbacks.append(counting)
         return lambda: self._owner.callbacks.remove(counting)
 

@@ -68,7 +68,8 @@ def make_trainer(monkeypatch: pytest.MonkeyPatch, library: str) -> Any:
                     step(self, None, {}, None, 0)
 
     module: Any = ModuleType(library)
-    module.Trainer, module.Callback, module.TrainerCallback = Trainer, object, object
+    module.Trainer, module.TrainerCallback = Trainer, object
+    module.callbacks = SimpleNamespace(Checkpoint=object)
     monkeypatch.setitem(sys.modules, library, module)
     return Trainer()
 
