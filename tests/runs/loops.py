@@ -65,8 +65,9 @@ def with_lightning(folder: Path, data: Path, steps: Steps) -> tuple[list[np.ndar
             return torch.optim.AdamW(self.parameters(), lr=0.01)
 
     loader = make_loader(dataset_h5(data), 8, seed=5, dtype=torch.float32)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     often = {"accumulate_grad_batches": 2, "val_check_interval": 4, "limit_val_batches": 1, "num_sanity_val_steps": 0}
+    often["enable_model_summary"] = False
     trainer = lightning.Trainer(max_epochs=EPOCHS, accelerator="cpu", devices=1, **often, **quiet)
     module = Module()
     with resumable(folder, trainer=trainer, loader=loader, every="1 steps", progress=False) as run:
