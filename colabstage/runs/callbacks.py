@@ -107,10 +107,14 @@ class LightningLoop(Loop):
             if not (trainer.enable_validation and trainer.val_check_batch and done % trainer.val_check_batch == 0):
                 run._between(after_step=True)
 
+        def end_epoch(*_: Any) -> None:
+            run.end_epoch()
+            run._between()
+
         events = {
             "on_train_start": lambda *_: run.restore_random(),
             "on_train_batch_end": end_batch,
-            "on_train_epoch_end": lambda *_: (run.end_epoch(), run._between()),
+            "on_train_epoch_end": end_epoch,
             "on_train_end": lambda *_: self.state_dict(),
         }
         # The module's own end of an epoch comes before those of checkpoints.
