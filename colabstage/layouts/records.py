@@ -687,7 +687,7 @@ class ObjectFields(NamedTuple):
             key: {type(value) for own in held[key] for value in own} for key in whole if key in (*BOX_LABELS, *FURTHER)
         }
         word = next((key for key in whole if key in BOX_LABELS and key != label and kinds[key] == {str}), "")
-        # One field for each fact.
+        # One field for each fact, whose type and column it has.
         facts = {own: key for key, own in FURTHER.items() if key in whole and kinds[key] <= {int, float, bool}}
         further = {key: own for own, key in facts.items()}
         found = cls(box, label, word, further, _stated_form(box, named), ())

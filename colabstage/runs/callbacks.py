@@ -91,18 +91,34 @@ class LightningLoop(Loop):
 
     def join(self, run: Run) -> Callable[[], object]:
         _check_alone(self._owner.world_size)
+        losses: list[Any] = []
 
-        def step(_: Any, _trainer: Any, _module: Any, outputs: Any, *_batch: Any) -> None:
+        def end_batch(_: Any, trainer: Any, _module: Any, outputs: Any, _batch: Any, number: int) -> None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-            run.step(**({} if loss is None else {"loss": loss}))
+            losses.extend([] if loss is None else [loss])
+            # Gradients that are being accumulated are in no state.
+            if (number + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
+                return
+            # Lightning has divided each by their number.
+            run.step(**({"loss": sum(losses)} if losses else {}))
+            losses.clear()
+            # A session that resumes here would leave out the validation that comes next.
+            done = (trainer.fit_loop.total_batch_idx if trainer.check_val_every_n_epoch is None else number) + 1
+            if not (trainer.enable_validation and trainer.val_check_batch and done % trainer.val_check_batch == 0):
+                run._between(after_step=True)
+
+        def end_epoch(*_: Any) -> None:
+            run.end_epoch()
+            run._between()
 
         events = {
             "on_train_start": lambda *_: run.restore_random(),
-            "on_train_batch_end": step,
-            "on_train_epoch_end": lambda *_: run.end_epoch(),
+            "on_train_batch_end": end_batch,
+            "on_train_epoch_end": end_epoch,
             "on_train_end": lambda *_: self.state_dict(),
         }
-        counting = type("Counting", (self._library.Callback,), events)()
+        # The module's own end of an epoch comes before those of checkpoints.
+        counting = type("Counting", (self._library.callbacks.Checkpoint,), events)()
         self._owner.callbacks.append(counting)
         return lambda: self._owner.callbacks.remove(counting)
 
@@ -112,15 +128,24 @@ class HuggingFaceLoop(Loop):
 
     knows_place = True
 
+    def _callbacks(self) -> dict[str, Any]:
+        """Return the callbacks that have a state, by class, as `EarlyStoppingCallback` has."""
+        kind = getattr(self._library, "ExportableState", ())
+        return {type(one).__name__: one for one in self._owner.callback_handler.callbacks if isinstance(one, kind)}
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of model, optimizer and schedule, and the trainer's counters."""
+        """Return the states of model, optimizer, schedule and callbacks, and the trainer's counters."""
         if self._owner.optimizer is None or not self._owner.state.global_step:
             return {}
+        counters = asdict(self._owner.state)
+        # The trainer notes them in its own checkpoints only.
+        for name, one in self._callbacks().items():
+            counters["stateful_callbacks"][name] = one.state()
         return {
             "model": self._owner.model.state_dict(),
             "optimizer": self._owner.optimizer.state_dict(),
             "scheduler": self._owner.lr_scheduler.state_dict(),
-            "counters": asdict(self._owner.state),
+            "counters": counters,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -132,14 +157,23 @@ class HuggingFaceLoop(Loop):
         torch.save(state["optimizer"], folder / "optimizer.pt")
         torch.save(state["scheduler"], folder / "scheduler.pt")
         self._library.TrainerState(**state["counters"]).save_to_json(str(folder / "trainer_state.json"))
+        # The trainer restores them only if `restore_callback_states_from_checkpoint` is set.
+        for name, one in self._callbacks().items():
+            vars(one).update(state["counters"]["stateful_callbacks"].get(name, {}).get("attributes", {}))
         self.checkpoint = str(folder)
 
     def join(self, run: Run) -> Callable[[], object]:
         _check_alone(self._owner.args.world_size)
+
+        def begin_step(*_: Any, **_all: Any) -> None:
+            run.restore_random()
+            # By now, the step before has been logged and evaluated.
+            run._between()
+
         # Each is called with everything in the trainer, by name.
         events = {
             "on_train_begin": lambda *_, train_dataloader=None, **_all: _check_prepared(train_dataloader),
-            "on_step_begin": lambda *_, **_all: run.restore_random(),
+            "on_step_begin": begin_step,
             "on_step_end": lambda *_, **_all: run.step(),
             "on_log": lambda *_, logs=None, **_all: run.log(**_columns(logs)),
             "on_epoch_end": lambda *_, **_all: run.end_epoch(),
@@ -187,6 +221,8 @@ class KerasLoop(Loop):
         events = {
             "on_train_begin": lambda *_, **_all: run.restore_random(),
             "on_train_batch_end": lambda *_, **_all: run.step(),
+            # By now, other callbacks have ended the epoch before: they may have changed the learning rate.
+            "on_epoch_begin": lambda *_, **_all: run._between(),
             "on_epoch_end": end,
         }
         self.callback = type("Counting", (self._library.callbacks.Callback,), events)()

@@ -120,10 +120,8 @@ class Heartbeat:
             )
             raise self.lost
 
-    def note(self, newest: str, epoch: int, step: int) -> None:
-        self._beat(newest=newest, epoch=epoch, step=step)
-
-    def _beat(self, **changes: Any) -> None:
+    def note(self, **changes: Any) -> None:
+        """Give a sign of life, with what has changed in the lease."""
         with self._lock:
             self._lease = replace(self._lease, **changes, beat=time.time())
             # A failing mount will be noticed when saving.
@@ -138,8 +136,8 @@ class Heartbeat:
 
     def _work(self) -> None:
         while not self._left.wait(BEAT_S):
-            self._beat()
-        self._beat(ended=True)
+            self.note()
+        self.note(ended=True)
 
 
 def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Callable[[str], object]) -> Lease | None:

@@ -60,12 +60,6 @@ def list_versions(folder: Path, noted: Iterable[str] = ()) -> list[Version]:
     return sorted(found, reverse=True)
 
 
-def is_complete(folder: Path, version: Version) -> bool:
-    """Return whether a version's file and its manifest are there; what is in them is compared when it is restored."""
-    file = folder / version.name
-    return file.is_file() and manifest_path(file).is_file()
-
-
 @dataclass(frozen=True, slots=True)
 class RunVersion:
     """A version of a run, judged by names and lengths; its bytes are compared when it is restored."""

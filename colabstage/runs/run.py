@@ -21,6 +21,7 @@ except ImportError as error:
     refuse_import("torch", "resumable needs", error)
 
 from colabstage.errors import ColabstageError, DamagedPackError, OptionError, WorkersLostError, kind_of, said_by
+from colabstage.h5.manifest import manifest_path
 from colabstage.io.arguments import absolute_path, check_argument, whole_number
 from colabstage.io.boundary import public, raise_stopped, typed_errors
 from colabstage.io.display import resolve_progress
@@ -33,7 +34,7 @@ from colabstage.load.loader import Loader
 from colabstage.machine.mounts import drive_root, lost_with_machine, require_drive, run_watched, run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
 from colabstage.runs.lease import NAME, Heartbeat, Lease, wait_until_free
-from colabstage.runs.listing import PLACES, Version, is_complete, list_versions, plot_history
+from colabstage.runs.listing import PLACES, Version, list_versions, plot_history
 from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
     ROWS,
@@ -297,7 +298,8 @@ class Run(Shown):
             self._loader.set_epoch(self._loader.epoch + 1)
         self._follow_loader()
         self.epoch += 1
-        self._between()
+        if not self._loops():
+            self._between()
 
     def restore_random(self) -> None:
         """Set the random generators to the restored state, once: before the first step of a loop that does not iterate
@@ -332,7 +334,7 @@ class Run(Shown):
         if self._summed >= _ROW_STEPS:
             self._end_row()
         self._shown.changing(self)
-        if self._knows_place():
+        if not self._loops():
             self._between(after_step=True)
 
     def log(self, **values: Any) -> None:
@@ -341,7 +343,8 @@ class Run(Shown):
         self._check_open()
         self._end_row()
         self.history.append(self._row(values))
-        if self._stop is not None:
+        # What counts the epochs counts this one before it is saved; otherwise the next session would repeat it.
+        if self._stop is not None and not self._counts:
             self._between()
 
     def save(self) -> None:
@@ -500,7 +503,9 @@ class Run(Shown):
         # What killed sessions left half copied or half removed; Drive's trash keeps the size of what is removed.
         sweep_orphans(self.folder, prefix="session-", empty=drive_root(self.folder) is not None)
         there = list_versions(self.folder, [before.newest] if before is not None and before.newest else [])
-        return before, {version: is_complete(self.folder, version) for version in there}
+        # What is in them is compared when one is restored.
+        files = {version: self.folder / version.name for version in there}
+        return before, {one: file.is_file() and manifest_path(file).is_file() for one, file in files.items()}
 
     def _newest_whole(self, there: Mapping[Version, bool], local: Path) -> Version | None:
         progress = resolve_progress(self._progress)
@@ -577,8 +582,11 @@ class Run(Shown):
         return self._copier.copy(states)
 
     def _between(self, *, after_step: bool = False) -> None:
-        """Do what may be done while the state is complete: stop, or save a version that is due."""
+        """Do what may be done while the state is complete: stop, or save a version that is due. A loop of another
+        library calls this itself, once its callbacks and its evaluation are through with a step or an epoch."""
         saver = self._saver
+        if after_step and not self._knows_place():
+            return
         if saver is None:
             self._end_on_signal()
             return
@@ -602,6 +610,8 @@ class Run(Shown):
     def _is_due(self, *, failed: bool) -> bool:
         if self._every_steps is not None and not failed:
             return self.steps - self._saved[1] >= self._every_steps
+        if self._place() == self._saved:
+            return False
         # A disk that was full, or a mount that was dead, may recover much sooner.
         wait_s = min(_AGAIN_S, self._every_s or _AGAIN_S) if failed else self._every_s
         return self._clock.now() >= self._interval_began + wait_s
@@ -628,9 +638,13 @@ class Run(Shown):
         self._pass = now
 
     def _job(self) -> Job:
+        began = self._pass
         self._follow_loader()
         self._end_row()
         parts, states = self._all_parts(), self._states()
+        if self._counts and not self._loops() and isinstance(self._loader, Loader) and self._pass != began:
+            # All batches of an epoch that is not counted yet are done: the next session does what comes after them.
+            states["loader"] |= {"epoch": began, "batches_done": len(self._loader)}
         # Once, because a large pack has a long list of hashes. An arriving pack has none before its end.
         self._digest = self._digest or dataset_digest(self._loader)
         content = {

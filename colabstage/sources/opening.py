@@ -57,7 +57,6 @@ from colabstage.sources.parse import (
     expand_source,
     is_on_drive,
     name_in_list,
-    parts_of,
     paths_of,
 )
 from colabstage.sources.remote import (
@@ -489,7 +488,8 @@ class OpenedSource(Closing):
         self._checksum = ""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            list_ahead(parts_of(source), opening.services, opening.progress.cancellation)
+            if isinstance(source, ManySource):
+                list_ahead(source.parts, opening.services, opening.progress.cancellation)
             if not isinstance(source, ManySource):
                 self._open([source])
             elif unpack:

@@ -57,15 +57,21 @@ def with_lightning(folder: Path, data: Path, steps: Steps) -> tuple[list[np.ndar
             steps()
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
+        def validation_step(self, *_: Any) -> None:
+            for group in self.optimizers().param_groups:
+                group["lr"] *= 0.9
+
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=0.01)
 
     loader = make_loader(dataset_h5(data), 8, seed=5, dtype=torch.float32)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = lightning.Trainer(max_epochs=EPOCHS, accelerator="cpu", devices=1, enable_model_summary=False, **quiet)
+    often = {"accumulate_grad_batches": 2, "val_check_interval": 4, "limit_val_batches": 1, "num_sanity_val_steps": 0}
+    often["enable_model_summary"] = False
+    trainer = lightning.Trainer(max_epochs=EPOCHS, accelerator="cpu", devices=1, **often, **quiet)
     module = Module()
     with resumable(folder, trainer=trainer, loader=loader, every="1 steps", progress=False) as run:
-        trainer.fit(module, loader, ckpt_path=run.checkpoint)
+        trainer.fit(module, loader, make_loader(dataset_h5(data), 8), ckpt_path=run.checkpoint)
     return [value.numpy() for value in module.state_dict().values()], run
 
 
@@ -78,20 +84,33 @@ def with_hugging_face(folder: Path, data: Path, steps: Steps) -> tuple[list[np.n
             self.net = make_net()
 
         def forward(self, x: Any, labels: Any) -> Any:
-            steps()
+            if self.training:
+                steps()
             return {"loss": nn.functional.cross_entropy(self.net(x), labels)}
+
+    class Counting(transformers.TrainerCallback, transformers.trainer_callback.ExportableState):  # type: ignore[misc]
+        count = 0
+
+        def on_evaluate(self, *_: Any, **_all: Any) -> None:
+            self.count += 1
+
+        def state(self) -> dict[str, Any]:
+            return {"args": {}, "attributes": {"count": self.count}}
 
     rows = dataset_h5(data)
     items = [{"x": torch.as_tensor(rows[row][0]).float() / 255, "labels": int(rows[row][1])} for row in range(ROWS)]
     options: dict[str, Any] = {"num_train_epochs": EPOCHS, "per_device_train_batch_size": 8, "save_strategy": "no"}
+    options |= {"eval_strategy": "steps", "eval_steps": 2}
     arguments = transformers.TrainingArguments(
         output_dir=str(folder.with_suffix(".out")), report_to=[], use_cpu=True, disable_tqdm=True, seed=5, **options
     )
-    model = Model()
-    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=items)
+    model, counting = Model(), Counting()
+    data_of = {"train_dataset": items, "eval_dataset": items[:8]}
+    trainer = transformers.Trainer(model=model, args=arguments, callbacks=[counting], **data_of)
     with resumable(folder, trainer=trainer, every="1 steps", progress=False) as run:
         trainer.train(resume_from_checkpoint=run.checkpoint)
-    return [value.numpy() for value in model.state_dict().values()], run
+    evaluated = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    return [*(value.numpy() for value in model.state_dict().values()), np.array([*evaluated, counting.count])], run
 
 
 def with_keras(folder: Path, data: Path, steps: Steps) -> tuple[list[np.ndarray], Any]:
@@ -100,6 +119,9 @@ def with_keras(folder: Path, data: Path, steps: Steps) -> tuple[list[np.ndarray]
     class Counting(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             steps()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate.assign(0.01 / (epoch + 2))
 
     keras.utils.set_random_seed(0)
     layers = keras.layers

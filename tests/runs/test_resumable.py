@@ -511,6 +511,35 @@ def test_without_a_loader_it_goes_on_at_the_beginning_of_an_epoch(data: Path, tm
         assert (run.epoch, run.steps) == (1, 12)
 
 
+@pytest.mark.parametrize(
+    ("known", "end", "logged"),
+    [(False, signal.raise_signal, [0, 1]), (True, signal.raise_signal, [0, 1]), (True, None, [0, 0, 1])],
+)
+def test_an_epoch_whose_batches_are_done_is_not_repeated(
+    data: Path, tmp_path: Path, known: bool, end: Any, logged: list[int]
+) -> None:
+    """After a signal or a save between its last batch and its end; what comes after the batches is done again."""
+    seen: list[tuple[int, list[int]]] = []
+    for is_first in (True, False):
+        parts = make_parts(data)
+        loader = parts["loader"] if known else parts.pop("loader")
+        with contextlib.suppress(SystemExit, DiedError), resumable(tmp_path, progress=False, **parts) as run:
+            for epoch in run.epochs(2):
+                for _, rows in loader:
+                    run.step()
+                    seen.append((epoch, rows.tolist()))
+                if is_first and end:
+                    end(signal.SIGTERM)
+                run.log(accuracy=0.5)
+                if is_first and not end:
+                    run.save()
+                    raise DiedError
+    assert [row["epoch"] for row in run.history if "accuracy" in row] == logged
+    assert [epoch for epoch, _ in seen] == [0] * 12 + [1] * 12
+    whole = make_parts(data)["loader"]
+    assert not known or [rows for _, rows in seen] == [rows.tolist() for _ in range(2) for _, rows in whole]
+
+
 def test_a_run_that_is_done_does_nothing(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It says so, and is listed with the epoch and step of the version that it started from; with more epochs it
     continues."""
