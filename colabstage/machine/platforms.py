@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from colabstage.errors import OptionError
 from colabstage.io.arguments import absolute_path
-from colabstage.io.callers_code import absolute
 from colabstage.io.environment import LOCAL_DIR_VARIABLE, PLATFORM_VARIABLE, SYSTEM_ROOT_VARIABLE, shell
 
 
@@ -104,7 +103,7 @@ def _place(candidates: tuple[str, ...]) -> Path | None:
 
 def _folder(name: str) -> Path:
     temp = Path(os.environ.get("TMPDIR") or _in_system("/tmp"))
-    home = absolute("~")
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - of unknown users too
     # Where the user's own computer keeps files that can be made again: /tmp is kept in memory on many systems. The home
     # of a user whom a container knows by number is "/", and that of a service may be missing or read-only.
     cache = Path(os.environ.get("XDG_CACHE_HOME") or (home / ".cache" if os.access(home, os.W_OK) else temp))

@@ -120,8 +120,10 @@ class Heartbeat:
             )
             raise self.lost
 
-    def note(self, **changes: Any) -> None:
-        """Give a sign of life, with what has changed in the lease."""
+    def note(self, newest: str, epoch: int, step: int) -> None:
+        self._beat(newest=newest, epoch=epoch, step=step)
+
+    def _beat(self, **changes: Any) -> None:
         with self._lock:
             self._lease = replace(self._lease, **changes, beat=time.time())
             # A failing mount will be noticed when saving.
@@ -136,8 +138,8 @@ class Heartbeat:
 
     def _work(self) -> None:
         while not self._left.wait(BEAT_S):
-            self.note()
-        self.note(ended=True)
+            self._beat()
+        self._beat(ended=True)
 
 
 def wait_until_free(folder: Path, *, take_over: bool, clock: Clock, notice: Callable[[str], object]) -> Lease | None:

@@ -150,8 +150,7 @@ class Saver:
             proof, nbytes = f"not uploaded in {format_duration(_UPLOAD_S)}: {said_by(error)}", local.stat().st_size
         self.newest = Saved(job.version, nbytes, time.time(), proof, job.version in self._whole)
         if job.version in self._whole:
-            epoch = job.content["counters"]["epoch"]
-            self.heartbeat.note(newest=job.version.name, epoch=epoch, step=job.version.step)
+            self.heartbeat.note(job.version.name, job.content["counters"]["epoch"], job.version.step)
         self._remove_superseded()
 
     def _check_mounted(self) -> None:
