@@ -1218,7 +1218,7 @@ OF_LIBRARIES = [
           ("a grid beside", mat(a=np.ones((6, 8)), u=np.ones((6, 8)), x=np.ones(8)), found("train: 6 rows .*")), ("times beside", mat(a=np.ones((6, 8, 8)), u=np.ones((6, 8, 8, 10)), t=np.ones(10)), found("train: 6 rows .*"))]),
     row("masks in MATLAB 7.3", mat73(images=np.zeros((16, 12, 3, 6), np.uint8), labels=np.ones((16, 12, 6), np.uint8)), right=[found("train: 6 masks.*")]),
     *(row(f"complex numbers in {kind}", made, right=[found(r"train: 0 2, 1 1 \(complex64\)")])
-      for kind, made in [("HDF5", files("", {"x.h5": h5(x=np.ones((3, 4), np.complex64), y=np.array([0, 1, 0]))})), ("MATLAB", lambda: mat(x=np.ones((3, 4), np.complex64), y=np.array([0, 1, 0])))]),
+      for kind, made in list[Any]([("HDF5", files("", {"x.h5": h5(x=np.ones((3, 4), np.complex64), y=np.array([0, 1, 0]))})), ("MATLAB", lambda: mat(x=np.ones((3, 4), np.complex64), y=np.array([0, 1, 0])))])),
     *(row(f"labels from 1 in {kind}", made, right=FROM_ONE) for kind, made in [("MATLAB", lambda: mat(X=np.ones((12, 8)), y=FROM_1[:, None])), ("Parquet", lambda: hub({}, label=FROM_1.tolist()))]),
 ]
 # fmt: on

@@ -64,7 +64,7 @@ def test_class_balance_has_a_panel_for_each_split(tmp_path: Path) -> None:
     """With the count of every class, also of those that a split lacks."""
     names = (r"$\frac$", *CLASSES[1:])
     figure = plot_class_balance(write_pack(tmp_path / "a.h5", photos(30), np.arange(30) % 2, classes=names))
-    figure._repr_html_()  # type: ignore[attr-defined]  # draws a name that is no formula
+    figure._repr_html_()  # draws a name that is no formula
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["train (30)", "test (3)"]
     assert [widths(axis) for axis in figure.axes] == [[15, 15, 0], [2, 1, 0]]
 
