@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import DamagedPackError, NotEnoughSpaceError, OptionError, PackFormatError, SplitNotFoundError
+from colabstage.errors import (
+    DamagedPackError,
+    NotEnoughSpaceError,
+    OptionError,
+    PackFormatError,
+    SourceNotFoundError,
+    SplitNotFoundError,
+)
 from colabstage.h5.info import FieldInfo, NamedFields, PackInfo, format_splits, info_of, open_fields, read_info
 from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts, joined_info
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
@@ -354,14 +361,20 @@ class SplitPart:
         opened = self._opened
         # Two threads may both find it closed, and one opening is then dropped; a fork inherits no held lock.
         if opened is None or opened[0] != os.getpid():
-            file = self._open_now()
-            x = self._loaded or self._open_field(file, self._x, None)
-            if self.in_memory:
-                # Apart from the open handles, because forked children share it.
-                self._loaded = x
-            y = None if self._y is None else self._open_field(file, self._y, x)
+            try:
+                x, y = self._open_fields(self._open_now())
+            except SourceNotFoundError:
+                # A file that was being packed may have got its final name since the look.
+                x, y = self._open_fields(self._open_now())
             opened = self._opened = os.getpid(), x, y
         return opened
+
+    def _open_fields(self, file: _OpenFile) -> tuple[Field, Field | None]:
+        x = self._loaded or self._open_field(file, self._x, None)
+        if self.in_memory:
+            # Apart from the open handles, because forked children share it.
+            self._loaded = x
+        return x, None if self._y is None else self._open_field(file, self._y, x)
 
     def _open_now(self) -> _OpenFile:
         path = self._path_now()
