@@ -149,7 +149,11 @@ def _become(role: str, arguments: list[str], folder: str, environment: dict[str,
     os.environ.update(environment)
     tempfile.tempdir = None  # an import has looked for it in the nursery's environment
     os.chdir(folder)
-    sys.path[:0] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
+    sys.path[:0] = first = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
+    # What these folders have is imported from there, and not what this process has imported from elsewhere.
+    theirs = {entry.name.partition(".")[0] for place in first for entry in Path(place).glob("*")}
+    for name in [name for name in sys.modules if name.partition(".")[0] in theirs]:
+        del sys.modules[name]
     code = 1
     try:
         if role == "kernel":

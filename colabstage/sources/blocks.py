@@ -10,7 +10,7 @@ lost the bytes: the table says in which boot it was written, and notes from anot
 have been hashed again. If several processes share the files, each protects the blocks that it reads, writes or fetches
 by locks, which end with the process.
 
-Of a block that is arriving, the hash of each part that is written is noted too, if the files are one process's own. So
+Of a block that takes long to arrive, the hashes of its parts are noted too, if the files are one process's own. So
 what a kill or a cut connection has left of it is not fetched again, if its bytes still have these hashes.
 """
 
@@ -49,7 +49,7 @@ TABLE, FETCHER, _READERS, _PARTS = "blocks", "fetcher", "readers", "parts"
 # between such edges, which can be read meanwhile.
 MISSING, WHOLE, EDGES, UNPROVED, WRITING, FILLING = 0, 1, 2, 3, 4, 5
 PAGE_BYTES = 4096
-# Of a block that is arriving: a kill loses less than two of these for each connection.
+# The parts of a block that is arriving.
 _PART_BYTES = 256 * 1024
 # The table begins with eight bytes that name the boot, and counters.
 _WORLD_BYTES, _COUNTERS = 8, 8
@@ -417,17 +417,16 @@ class Blocks:
         self.state[block] = WHOLE
         self.counters[FETCHED] += self.layout.lengths[block]
 
-    def note_parts(self, block: int, begin: int, address: int, end: int) -> None:
-        """Note the parts of a block that the bytes from `address` to `end` have completed; those from `begin` on are
-        written."""
+    def note_parts(self, block: int, begin: int, end: int) -> None:
+        """Note the parts of a block that the bytes from `begin` to `end`, which are written, complete."""
         if not len(self._parts):
             return
         first, last = self.layout.span(block)
-        start = max(-(-(begin - first) // _PART_BYTES), (address - first) // _PART_BYTES)
         # The last part may be shorter.
         stop = -(-(end - first) // _PART_BYTES) if end == last else (end - first) // _PART_BYTES
-        for number in range(start, stop):
-            self._parts[block, number] = self._hash_part(block, number)[0]
+        for number in range(-(-(begin - first) // _PART_BYTES), stop):
+            if not self._parts[block, number]:
+                self._parts[block, number] = self._hash_part(block, number)[0]
 
     def parts_of(self, block: int) -> Iterator[tuple[bytes, int]]:
         """Yield the bytes of each noted part of an unfinished block that has its hash, and their address."""

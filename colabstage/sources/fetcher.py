@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _STALL_S = 180.0
 # How often a block with a wrong hash is fetched before the source counts as damaged.
 _BLOCK_TRIES = 3
+# How often what has arrived of a block is noted: a kill loses about as much of each connection's work.
+_NOTED_EACH_S = 0.5
 # How long `close` waits for the threads; one that hangs in a dead mount's read cannot be interrupted.
 _END_S = 5.0
 # Remote files that are open at once; a pack may have thousands.
@@ -125,31 +127,30 @@ class Remotes:
 
 
 class Arriving:
-    def __init__(self, begin: int, end: int) -> None:
+    def __init__(self, begin: int, end: int, now: float) -> None:
         import xxhash
 
         self.missing = end - begin
         self._end, self._hashed, self._hasher = end, begin, xxhash.xxh3_64()
         # The ranges of addresses that have arrived, in order; two of them may touch.
-        self._stretches: list[list[int]] = []
+        self.stretches: list[list[int]] = []
+        self.noted_s = now
 
-    def add(self, data: bytes | memoryview, address: int) -> int:
-        """Take in bytes, and return from where on all before them have arrived too."""
+    def add(self, data: bytes | memoryview, address: int) -> None:
         end = address + len(data)
-        number = bisect.bisect_right(self._stretches, [address])
-        if number and self._stretches[number - 1][1] == address:
-            self._stretches[number - 1][1] = end
+        number = bisect.bisect_right(self.stretches, [address])
+        if number and self.stretches[number - 1][1] == address:
+            self.stretches[number - 1][1] = end
         else:
-            self._stretches.insert(number, [address, end])
+            self.stretches.insert(number, [address, end])
         self.missing -= len(data)
         # Bytes that have just arrived are still in the processor's cache.
         if address == self._hashed:
             self._hasher.update(data)
             self._hashed = end
-        return self._stretches[bisect.bisect_right(self._stretches, [address]) - 1][0]
 
     def first_missing(self, begin: int, end: int) -> int | None:
-        for first, last in self._stretches:
+        for first, last in self.stretches:
             if first <= begin < last:
                 begin = last
         return begin if begin < end else None
@@ -263,6 +264,11 @@ class Fetcher:
         if not any(thread.is_alive() for thread in self._threads):
             # An order may refer to this object.
             self._order = None
+            # Reading from a disk that failed would hide why this ends.
+            with contextlib.suppress(OSError, ColabstageError):
+                # Of a block without a gap all parts would be noted, and nothing would be asked for that verifies it.
+                for block in [block for block, arriving in self._arriving.items() if arriving.missing]:
+                    self._note_parts(block)
 
     def first_missing(self, begin: int, end: int) -> int | None:
         """Return the first byte of a range in one file that has not arrived, with the lock held."""
@@ -473,15 +479,21 @@ class Fetcher:
             begin, end = layout.span(block)
             arriving = self._arriving.get(block)
             if arriving is None:
-                arriving = self._arriving[block] = Arriving(begin, end)
+                arriving = self._arriving[block] = Arriving(begin, end, self._clock.now())
             part, data = data[: end - address], data[end - address :]
-            since = arriving.add(part, address)
-            if arriving.missing:
-                self._blocks.note_parts(block, since, address, address + len(part))
-            else:
+            arriving.add(part, address)
+            if not arriving.missing:
                 complete.append(block)
+            # Not for each piece: on a fast line, hashing takes longer than fetching the block again.
+            elif (now := self._clock.now()) >= arriving.noted_s + _NOTED_EACH_S:
+                arriving.noted_s = now
+                self._note_parts(block)
             address += len(part)
         return complete
+
+    def _note_parts(self, block: int) -> None:
+        for begin, end in self._arriving[block].stretches:
+            self._blocks.note_parts(block, begin, end)
 
     def take_up(self, data: bytes, address: int) -> None:
         """Take in bytes that an earlier run has left here."""

@@ -247,7 +247,8 @@ def test_ctrl_c_keeps_what_is_finished(run: Run, tmp_path: Path) -> None:
         started.send_signal(signal.SIGINT)
         out, err = started.communicate(timeout=30)
     assert (started.returncode, out) == (130, "")
-    assert err.splitlines() == [
+    # On a slow machine, lines about progress come first.
+    assert [line for line in err.splitlines() if line[0] not in "▸■"] == [
         "colabstage: Interrupted. What was finished is kept; the same command again continues from there."
     ]
     packed = result(run(*words))
