@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 _PACKAGE = __name__.partition(".")[0]
+_BECAUSE = "\nThe above exception was the direct cause of the following exception:\n"
 _THEN = "\nDuring handling of the above exception, another exception occurred:\n"
 
 
@@ -68,7 +69,8 @@ def lines_of(error: BaseException) -> list[str]:
             break
         # An earlier error is shown only if the caller's own code raised it, in a function that was passed to us.
         if seen := without_ours(earlier.__traceback__):
-            lines = [*_formatted(tracebacks, earlier, seen, tb_offset=0), _THEN, *lines]
+            between = _BECAUSE if later.__cause__ is earlier else _THEN
+            lines = [*_formatted(tracebacks, earlier, seen, tb_offset=0), between, *lines]
     return lines
 
 

@@ -503,9 +503,17 @@ class TableSearch:
         who, splits = listed([one.name for one in found]), [rows.splits[row] for row in firsts]
         cells = () if roles.group is None else rows.column(roles.group).cells
         return Evidence.of_images(
-            self.source, self.kind.layout, chosen, targets, who, splits=splits, classes=classes, notes=notes, used=used,
+            self.source,
+            self.kind.layout,
+            chosen,
+            targets,
+            who,
+            splits=splits,
+            classes=classes,
+            notes=notes,
+            used=used,
             groups=[cells[row] for row in firsts if cells],
-        )  # fmt: skip
+        )
 
     def _shapes(
         self, rows: _Rows, columns: ShapeColumns, notes: list[str]

@@ -428,6 +428,10 @@ class Blocks:
             if not self._parts[block, number]:
                 self._parts[block, number] = self._hash_part(block, number)[0]
 
+    def forget_parts(self, block: int) -> None:
+        """Note that no part of a block can be taken up: it is whole, or came wrong."""
+        self._parts[block : block + 1] = 0
+
     def parts_of(self, block: int) -> Iterator[tuple[bytes, int]]:
         """Yield the bytes of each noted part of an unfinished block that has its hash, and their address."""
         for number in np.flatnonzero(self._parts[block : block + 1]).tolist():

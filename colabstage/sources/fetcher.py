@@ -529,6 +529,7 @@ class Fetcher:
     def forget(self, block: int) -> None:
         """Forget the received bytes of a block, with the lock held."""
         self._arriving.pop(block, None)
+        self._blocks.forget_parts(block)
 
     def _reject(self, block: int, error: Exception, run: Run | None = None) -> None:
         """Hand out a block again that has arrived wrong, or the rest of a run whose source has changed; after a few

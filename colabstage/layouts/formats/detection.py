@@ -277,9 +277,14 @@ def _turned(points: Points, around: tuple[float, float], degrees: Any) -> Points
 
 
 def _record(
-    image: str, drawn: Iterable[Drawing], size: tuple[int, int] = (0, 0), split: str = "", *,
-    left_out: int = 0, labels: Sequence[str] = (),
-) -> Record:  # fmt: skip
+    image: str,
+    drawn: Iterable[Drawing],
+    size: tuple[int, int] = (0, 0),
+    split: str = "",
+    *,
+    left_out: int = 0,
+    labels: Sequence[str] = (),
+) -> Record:
     """Return what is drawn on an image: the class of each drawing, and the box around its points; a single point has no
     box, and is left out."""
     shapes = list[Shape]()

@@ -1,11 +1,15 @@
 """One whole file to its place: verified or not at all, and never the same block fetched twice, whatever happens."""
 
 import hashlib
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +176,29 @@ def test_the_part_of_a_block_that_came_before_an_interruption_is_kept(
     assert done.kept_bytes == kept * part
     # Both ends are looked at before, and a connection may lag.
     assert 0 <= source.sent - (len(content) - done.kept_bytes) < 4_000_000
+    assert (out / "data.bin").read_bytes() == content
+
+
+def test_a_kill_loses_about_half_a_second_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes longer to arrive has been noted by then."""
+    content, out, part = random_bytes(20_000_000, 5), tmp_path / "out", 256 * 1024
+    out.mkdir()
+    slow = iter([0.7])
+
+    def at(position: int) -> None:
+        if position >= 44 * part:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if position >= 42 * part:
+            time.sleep(next(slow, 0))
+
+    with far_service(tmp_path / "site", monkeypatch) as put:
+        address = put(MemoryFile(content, connections=1, at=at, piece=100_000))
+        fetch = get_context("fork").Process(target=fetch_files, args=(address, out / "data.bin"))
+        fetch.start()
+        fetch.join(60)
+        assert fetch.exitcode == -signal.SIGKILL
+        done = fetch_files(put(MemoryFile(content)), out / "data.bin", progress=False)
+    assert 42 * part <= done.kept_bytes <= 44 * part
     assert (out / "data.bin").read_bytes() == content
 
 
