@@ -11,7 +11,8 @@ import threading
 from array import array
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -67,6 +68,7 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 _Identity = tuple[int, int]
 _64_BITS = 2**64 - 1
+_FACTS = attrgetter("st_size", "st_mtime_ns", "st_ino", "st_ctime_ns")
 
 
 class FolderTree(Tree):
@@ -292,8 +294,11 @@ class _Found:
 
     def add_files(self, names: list[str], statuses: list[os.stat_result]) -> None:
         self.names += names
-        numbers = ((one.st_size, one.st_mtime_ns, one.st_ino, one.st_ctime_ns) for one in statuses)
-        self.facts.extend([number & _64_BITS for four in numbers for number in four])
+        numbers = list(chain.from_iterable(map(_FACTS, statuses)))
+        try:
+            self.facts.extend(array("Q", numbers))
+        except OverflowError:  # a time before 1970
+            self.facts.extend([number & _64_BITS for number in numbers])
 
     def add(self, other: _Found) -> None:
         self.total += other.total

@@ -136,6 +136,14 @@ def test_loops_and_broken_links_are_cut_with_a_note(tmp_path: Path) -> None:
     assert any("a/b/up" in note for note in tree.notes)
 
 
+def test_a_file_written_before_1970_has_its_time(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"a")
+    (tmp_path / "b.jpg").write_bytes(b"b")
+    os.utime(tmp_path / "a.jpg", ns=(-5_000_000_000, -5_000_000_000))
+    os.utime(tmp_path / "b.jpg", ns=(7_000_000_000, 7_000_000_000))
+    assert list_folder(tmp_path).entries.mtimes_ns.tolist() == [-5_000_000_000, 7_000_000_000]
+
+
 @pytest.mark.parametrize("content", [b"12", b"x" * 10_000])
 def test_a_file_of_another_length_than_listed_is_an_error(tmp_path: Path, content: bytes) -> None:
     """Half an image must not pass for a whole one: the size is checked to the byte, in both directions."""
