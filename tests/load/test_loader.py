@@ -117,7 +117,7 @@ def test_iterations_beside_each_other_end_with_their_names(large: Path) -> None:
     loader.close()
     assert not loader_threads()
     for ended in (batches, other):
-        with pytest.raises(RuntimeError, match=r"by close\(\)"):
+        with pytest.raises(RuntimeError, match=r"or close\(\)"):
             next(ended)
 
 
