@@ -100,7 +100,7 @@ def test_a_break_waits_for_one_image_of_each_thread(
 
 def test_ctrl_c_at_any_line_of_a_beginning_leaves_no_thread(rows: Path) -> None:
     loader = make_loader(dataset_h5(rows), BATCH, num_workers=1, prefetch_factor=2)
-    at, lines, begun = 0, 0, False
+    at, lines, begun = 0, 0, None
 
     def trace(frame: Any, _event: str, _: object) -> Any:
         return line if frame.f_code.co_filename.endswith(("load/ahead.py", "load/loader.py")) else None
@@ -112,11 +112,11 @@ def test_ctrl_c_at_any_line_of_a_beginning_leaves_no_thread(rows: Path) -> None:
             raise KeyboardInterrupt
         return line
 
-    while not begun:
+    while begun is None:
         at, lines = at + 1, 0
         sys.settrace(trace)
         with contextlib.suppress(KeyboardInterrupt):
-            begun = bool(iter(loader))
+            begun = iter(loader)
         sys.settrace(None)
         loader.close()
     assert at > 50
