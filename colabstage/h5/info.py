@@ -9,6 +9,7 @@ import difflib
 import json
 import math
 import re
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -262,16 +263,16 @@ def _texts(file: Any, name: str) -> tuple[str, ...]:
 def size_of_file(path: Path) -> int:
     """Return the length in bytes of what should be a packed file."""
     try:
-        size = path.stat().st_size
+        found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         msg = f"There is no file '{path}'. {whereabouts(path)}"
         raise SourceNotFoundError(msg) from None
     # Checked before HDF5, which reports a folder as errno 21, and blocks on a pipe.
-    if not path.is_file():
-        kind = "a folder" if path.is_dir() else "not a regular file"
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
         msg = f"'{path}' is {kind}; expected an HDF5 file, for example the .path of a staged dataset."
         raise PackFormatError(msg)
-    return size
+    return found.st_size
 
 
 def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) -> Any:

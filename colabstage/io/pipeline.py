@@ -395,7 +395,9 @@ class DaemonPool:
         if abandon:
             with contextlib.suppress(queue.Empty):
                 while (task := self._tasks.get_nowait()) is not None:
-                    task[0].cancel()
+                    # What waits for it is woken by the second alone.
+                    if task[0].cancel():
+                        task[0].set_running_or_notify_cancel()
         self._tasks.put(None)
         if not abandon:
             for thread in self._threads:

@@ -251,13 +251,12 @@ def put_folder(made: Path, target: Path, receipt: Callable[[], Receipt], *, over
     coming = replace(receipt(), inventory=_take_inventory(made))
     noted = note_receipt(target, coming)
 
-    def put() -> None:
+    def judge() -> None:
         if not overwrite:
             check_replaceable(target)
-        workspace.exchange(made, target)
 
     try:
-        workspace.among_others(put, target)
+        workspace.exchange(made, target, judge)
     except TargetExistsError:  # raised before anything got the name; after any other error something may have
         workspace.remove_named(noted)
         raise

@@ -482,18 +482,27 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
     """Put a finished file, which is one of our temporaries or inside one, in its place in one step; `replaces` tells
     whether a file at `target` may be replaced."""
     check_own(made)
-    _check_free(target, replaces)
-    made.replace(target)
+
+    def put() -> None:
+        if _judged(target, replaces) or not _rename_by(made, target, _RENAME_NOREPLACE):
+            made.replace(target)
+
+    among_others(put, target)
 
 
-def _check_free(target: Path, replaces: Callable[[Path], bool]) -> None:
-    def check() -> None:
-        if _facts_of(target) and (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)):
-            was = "is there already, and colabstage did not make it as it is now"
-            msg = f"'{target}' {was}. Rename it, then try again."
-            raise TargetExistsError(msg)
+def _judged(target: Path, replaces: Callable[[Path], bool]) -> tuple[int, ...]:
+    """Return the facts of what is at `target`, which may be replaced."""
+    facts = _facts_of(target)
+    if facts and (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)):
+        msg = f"'{target}' is there already, and colabstage did not make it as it is now. Rename it, then try again."
+        raise TargetExistsError(msg)
+    return facts
 
-    among_others(check, target)
+
+def _check_judged(aside: Path, judged: tuple[int, ...]) -> None:
+    """Make sure that what was moved aside is what was judged; moving has changed its last time."""
+    if _facts_of(aside)[:-1] != judged[:-1]:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(aside))
 
 
 def whatever_is_there(_: Path) -> bool:
@@ -522,11 +531,19 @@ def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_th
 def making_room(path: Path, *, replaces: Callable[[Path], bool]) -> Iterator[None]:
     """Give a file at `path` another name, so that its successor finds this one free. It is removed when the block
     succeeds; after an error it has its name again, unless something else took that. `replaces`: as for `put_file`."""
-    _check_free(path, replaces)
     aside = owned_name(path, OLD)
-    try:
-        with contextlib.suppress(FileNotFoundError):
+
+    def move() -> None:
+        if judged := _judged(path, replaces):
             path.rename(aside)
+            try:
+                _check_judged(aside, judged)
+            except FileExistsError:
+                aside.rename(path)
+                raise
+
+    try:
+        among_others(move, path)
         yield
     except BaseException:
         with contextlib.suppress(OSError):
@@ -549,13 +566,23 @@ def sync_file(path: Path) -> None:
         os.close(handle)
 
 
-def exchange(made: Path, target: Path) -> None:
-    """Give a finished folder, one of our temporaries, the name `target`; what has it, which the caller has judged, is
-    removed."""
+def exchange(made: Path, target: Path, judge: Callable[[], object]) -> None:
+    """Give a finished folder, one of our temporaries, the name `target`; what has it is removed, unless `judge`
+    raises."""
     check_own(made)
-    if not os.path.lexists(target):
-        made.rename(target)
-        return
+
+    def put() -> None:
+        judged = _facts_of(target)
+        judge()
+        if judged:
+            _exchange(made, target, judged)
+        elif not _rename_by(made, target, _RENAME_NOREPLACE):
+            made.rename(target)
+
+    among_others(put, target)
+
+
+def _exchange(made: Path, target: Path, judged: tuple[int, ...]) -> None:
     # So that no other call continues with it: after an exchange, this is the name of what was at the target.
     was = made.rename(owned_name(target, WAS))
     try:
@@ -563,11 +590,17 @@ def exchange(made: Path, target: Path) -> None:
             # No exchange here: for a moment nothing is at the target. If the process dies then, `put_back` repairs it.
             coming, was = was, target.rename(owned_name(target, WAS))
             try:
+                _check_judged(was, judged)
                 coming.rename(target)
             except BaseException:
                 was.rename(target)
                 was = coming
                 raise
+        try:
+            _check_judged(was, judged)
+        except FileExistsError:
+            _rename_by(was, target, _RENAME_EXCHANGE)
+            raise
     except BaseException:
         with contextlib.suppress(OSError):
             was.rename(made)

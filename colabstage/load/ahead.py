@@ -170,8 +170,8 @@ class Ahead(Generic[T]):
         # A daemon, because at exit Python waits for other threads before anything could cancel them.
         self._thread = threading.Thread(target=_produce, args=(source, queue, linger_s), name=name, daemon=True)
         self._touches, self._asked_s = demand.touches, time.monotonic()
-        self._thread.start()
         self._finalizer = weakref.finalize(self, _stop_dropped, queue, demand, self._thread, self._pid)
+        self._thread.start()
 
     def __iter__(self) -> Self:
         return self
@@ -236,7 +236,7 @@ class Iteration(Generic[T]):
         """Called before the first batch, for an iteration that gives the batches in place of this one."""
         self._other: Iteration[T] | None = None
         self.closed = False
-        """Whether it was closed before its end."""
+        """Whether it ended before its end, by `close` or an error."""
         # Called early, not when this object is dropped: a variable or a traceback may keep it alive unused.
         self._let_go = weakref.finalize(self, let_go)
         self._let_go.atexit = False
@@ -247,8 +247,8 @@ class Iteration(Generic[T]):
     def __next__(self) -> T:
         if self.closed:
             msg = (
-                "This iteration was ended, by a newer one over the same loader or by close(). Start a new one; for two "
-                "at once make two loaders."
+                "This iteration was ended, by an error, a newer one over the same loader or close(). Start a new one; "
+                "for two at once make two loaders."
             )
             raise CancelledError(msg)
         if self.instead is not None:
@@ -275,12 +275,14 @@ class Iteration(Generic[T]):
             self._at_end()
             raise
         except BaseException as error:
+            # So that a consumer who continues gets an error instead of an early end.
+            self.closed = True
             self._let_go()
             _raise_typed(error)
             raise
 
     def close(self) -> None:
-        # Set first, so that a consumer who continues gets an error instead of an early end.
+        # First, as after an error.
         self.closed = True
         self._end()
         if self._other is not None:

@@ -98,15 +98,18 @@ class Heartbeat:
     """
 
     def __init__(self, folder: Path, session: int, newest: str, epoch: int, step: int) -> None:
-        """Write the lease of this process, which resumes from the version `newest`, and begin."""
+        """Prepare the lease of this process, which resumes from the version `newest`. What leaves it in the end is
+        registered before `begin`, which may be interrupted."""
         now, host = time.time(), socket.gethostname()
         lease = Lease(session, owner_token(), host, now, now, newest=newest, epoch=epoch, step=step)
         self.lost: RunInUseError | None = None
         self._folder, self._lease = folder, lease
         self._lock = threading.Lock()
         self._left = threading.Event()
-        write_lease(folder, lease)
         self._thread = threading.Thread(target=self._work, name="colabstage-heartbeat", daemon=True)
+
+    def begin(self) -> None:
+        write_lease(self._folder, self._lease)
         self._thread.start()
 
     def check(self) -> None:
@@ -133,6 +136,9 @@ class Heartbeat:
 
     def leave(self) -> None:
         self._left.set()
+        # The lease may have been written before an interrupt, and its end is noted by the thread.
+        if self._thread.ident is None:
+            self._thread.start()
         # A mount may never respond; to others, a session that is silent this long has left.
         self._thread.join(SILENT_S)
 

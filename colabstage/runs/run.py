@@ -247,9 +247,9 @@ class Run(Shown):
                 self._loader_began = self._loader.state_dict() if isinstance(self._loader, Loader) else None
             if self._random is not None:  # for loops over anything but `epochs`, which does it again
                 set_random_state(self._random, rank=_rank())
+            self._interval_began = self._clock.now()
+            self._shown.line(self._began())
             self._stack, self._is_open = stack.pop_all(), True
-        self._interval_began = self._clock.now()
-        self._shown.line(self._began())
         return self
 
     def __exit__(
@@ -469,8 +469,9 @@ class Run(Shown):
             self._load(content, version)
         if _rank() == 0:
             place = self._session, version.name if version is not None else "", self.epoch, self.steps
-            heartbeat = run_watched(lambda: Heartbeat(self.folder, *place), self.folder)
+            heartbeat = Heartbeat(self.folder, *place)
             self._saver = Saver(self.folder, heartbeat, local, keep=self._keep, restored=version)
+            run_watched(heartbeat.begin, self.folder)
 
     def _choose(self, local: Path) -> tuple[Version | None, int]:
         """Return the version to restore, which is then in `local`, and this session's number; only the first rank

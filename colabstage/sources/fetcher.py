@@ -61,7 +61,7 @@ class Remotes:
         self, label: str, sizes: Sequence[int], openers: Sequence[Callable[[], RemoteFile]], *, closes: bool
     ) -> None:
         self._label, self._sizes, self._openers, self._closes = label, sizes, openers, closes
-        self._lock = threading.Lock()
+        self._opening, self._lock = threading.Lock(), threading.Lock()
         # By the number of the file, the one opened first in front.
         self._open: dict[int, RemoteFile] = {}
         # Of all that are not closed; those that are no longer lent to anybody new too.
@@ -71,12 +71,10 @@ class Remotes:
     @contextlib.contextmanager
     def lend(self, number: int) -> Iterator[RemoteFile]:
         """Lend the file with this number, and keep it open meanwhile."""
-        with self._lock:
-            # An abandoned thread would open a file that nobody closes any more.
-            if self._closed:
-                raise stopped_error(self._label)
-            remote = self._open.get(number) or self._opened(number)
-            self._users[remote] += 1
+        # One at a time; the lock is free meanwhile, because a mount or a service may hang, and closing must not wait.
+        with self._opening:
+            while (remote := self._taken(number)) is None:
+                self._add(number, self._openers[number]())
         try:
             yield remote
         finally:
@@ -84,17 +82,26 @@ class Remotes:
                 self._users[remote] -= 1
             self._close_unused()
 
-    def _opened(self, number: int) -> RemoteFile:
-        remote = self._openers[number]()
+    def _taken(self, number: int) -> RemoteFile | None:
+        with self._lock:
+            # An abandoned thread would open a file that nobody closes any more.
+            if self._closed:
+                raise stopped_error(self._label)
+            if (remote := self._open.get(number)) is not None:
+                self._users[remote] += 1
+            return remote
+
+    def _add(self, number: int, remote: RemoteFile) -> None:
         size, expected = remote.facts.size, self._sizes[number]
         if size is not None and size != expected:
             remote.close()
             msg = f"'{remote.facts.label}' has {size:,} bytes; expected {expected:,}: it is another file now."
             raise SourceChangedError(msg)
-        while len(self._open) >= _MOST_OPEN:
-            del self._open[next(iter(self._open))]
-        self._open[number] = remote
-        return remote
+        with self._lock:
+            while len(self._open) >= _MOST_OPEN:
+                del self._open[next(iter(self._open))]
+            self._open[number] = remote
+            self._users[remote] += 0
 
     def drop(self, number: int) -> None:
         """Open the file again for the next request: a new connection may not have this one's fault."""
@@ -293,6 +300,9 @@ class Fetcher:
             since = self._clock.now()
             while not condition():
                 if self.error is not None:
+                    # How another library's, or the caller's own, is made is known to its class alone.
+                    if not isinstance(self.error, ColabstageError):
+                        raise self.error
                     # A new error for each waiting thread, because an error that several raise collects all their
                     # tracebacks. It has the original's traceback, which tells the caller's own errors from the
                     # source's.

@@ -6,25 +6,26 @@ what is in its way; and the next one publishes what it is given, leaving nothing
 the same file at the same time.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from colabstage import publish_file
+from colabstage import extract_archive, fetch_files, publish_file
 from colabstage.errors import ColabstageError
 from colabstage.io import workspace
 from colabstage.stage import places
-from tests.contract.cases import newest
+from tests.contract.cases import make_mine, newest, pack
 from tests.support.images import make_tree
 from tests.support.invariants import Home, left_behind, unvouched
-from tests.support.moments import Moment, Processes
+from tests.support.moments import Moment, Processes, Ran
 
 # More system calls than the first machine makes.
 MOST = 1000
@@ -144,3 +145,51 @@ def test_machines_publish_the_same_file_at_once(before: tuple[str, ...], tmp_pat
         assert len(succeeded) >= (1 if before else len(machines)), f"round {round_}: {succeeded}"
         assert newest(home) == {"model.bin": VERSIONS["mine"]}, f"round {round_}"
         assert left_behind(home / "out") == unvouched(home / "out") == [], f"round {round_}"
+
+
+# Calls that may replace nothing, the name that each gives to what it makes, and how many moments before that are tried:
+# more than lie between its last look and the rename.
+CALLS: dict[str, tuple[Callable[[Path], object], str, int]] = {
+    "pack": (pack, "it.h5", 12),
+    "fetch": (lambda home: fetch_files(home / "mine/model.bin", f"{home}/out/it", progress=False), "it", 4),
+    "extract": (lambda home: extract_archive(home / "mine/photos.zip", home / "out/it", progress=False), "it", 4),
+}
+
+
+def make(home: str, what: str) -> None:
+    CALLS[what][0](Path(home))
+
+
+def come(out: str) -> None:
+    """Put a file of the user's under the name of the call, if it is free."""
+    for place in Path(out).parent.glob("taken/*"):
+        with contextlib.suppress(FileExistsError), (Path(out) / place.name).open("xb") as file:
+            file.write(b"theirs")
+            place.unlink()
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_file_that_comes_at_the_last_moment_stays(what: str, tmp_path: Path) -> None:
+    """It is not there at the last look, and what is made gets no name then."""
+    _, name, last = CALLS[what]
+    with Processes(f"{__name__}:make") as machine:
+
+        def make_home(at: int) -> Path:
+            home = make_tree(tmp_path / str(at), {f"taken/{name}": "", "out/mine.txt": ""})
+            make_mine(home)
+            return home
+
+        def call(at: int) -> tuple[Ran, Path]:
+            home = make_home(at)
+            return machine.run([str(home), what], Moment(at, "call", f"{home}/out", function=f"{__name__}:come")), home
+
+        machine.warm_up(what, [str(make_home(0)), what])
+        at, came = call(MOST)[0].reached, 0
+        while came < last:
+            ran, home = call(at)
+            if not list((home / "taken").iterdir()):
+                came += 1
+                assert (home / "out" / name).read_bytes() == b"theirs", f"at {at}"
+                assert ran.error is not None, f"at {at}"
+                assert ran.error.typed, f"at {at}: {ran.error}"
+            at -= 1

@@ -1,5 +1,6 @@
 """The pipeline: every item once, a bound on the bytes in flight, and an end whatever happens."""
 
+import concurrent.futures
 import subprocess
 import sys
 import threading
@@ -345,7 +346,7 @@ def test_a_pool_raises_the_first_failure_while_others_still_run() -> None:
         pool.submit(lambda: call(1))
 
 
-def test_a_pool_notices_that_nothing_moves_and_that_it_is_asked_to_stop() -> None:
+def test_a_pool_notices_that_nothing_moves_and_that_it_is_asked_to_stop_or_closed() -> None:
     never = threading.Event()
     with pytest.raises(TimeoutError, match="moved"), DaemonPool(2) as pool:
         pool.run(lambda _: never.wait(60), range(2), stall_timeout_s=0.3)
@@ -353,7 +354,12 @@ def test_a_pool_notices_that_nothing_moves_and_that_it_is_asked_to_stop() -> Non
     cancellation.cancel()
     with pytest.raises(CancelledError), DaemonPool(2) as pool:
         pool.run(lambda _: never.wait(60), range(2), cancellation=cancellation)
-    never.set()
+    with DaemonPool(1) as pool:
+        _, waiting = pool.submit(lambda: never.wait(60)), pool.submit(lambda: None)
+        threading.Timer(0.1, lambda: pool.close(abandon=True)).start()
+        with pytest.raises(concurrent.futures.CancelledError):
+            pool.results([waiting], stall_timeout_s=20)
+        never.set()
 
 
 def test_the_interpreter_ends_though_calls_hang() -> None:

@@ -1,5 +1,7 @@
 """Rows that arrive by units: their order, what is announced and held, and what a part cannot provide."""
 
+import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,9 +14,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from colabstage import dataset_h5, make_loader
+from colabstage import dataset_h5, make_loader, pack_dataset
 from colabstage.errors import OptionError
 from colabstage.h5.arrival import UnitLayout
+from tests.support.images import in_classes, make_tree
 
 ROWS = 23
 
@@ -252,3 +255,35 @@ def test_only_the_first_epoch_is_visited_by_units_where_all_is_here_after_it(
     plain = dataset_h5(always.reader.path, return_index=True)
     assert order_of(first_only, 5) == order_of(always, 5) != order_of(plain, 5)
     assert order_of(first_only, 5, 1) == order_of(plain, 5, 1) != order_of(always, 5, 1)
+
+
+@pytest.mark.parametrize("encoding", ["encoded", "pixels"])
+def test_a_file_that_gets_its_final_name_at_any_moment_is_read(
+    encoding: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each look at the file, and each opening of it, for samples, targets and keys."""
+    photos, early, final = make_tree(tmp_path / "photos", in_classes(4)), tmp_path / "early.h5", tmp_path / "final.h5"
+    pack_dataset(photos, early, encoding=encoding, splits={"train": 1.0}, progress=False)
+    keys = dataset_h5(early).reader.keys()
+    readers: list[Callable[[dataset_h5], Any]] = [lambda it: it[3], lambda it: it.targets, lambda it: it.reader.keys()]
+    moments = 0
+    for read, at in itertools.product(readers, range(1, 9)):
+        arrival: Any = InUnits(np.arange(len(keys)), options={"place": final})
+        dataset, looks = dataset_h5(early, arrival=arrival), itertools.count(1)
+
+        def named_before(look: Callable[..., Any], looks: Any = looks, at: int = at) -> Callable[..., Any]:
+            def named(path: Any, *more: Any, **others: Any) -> Any:
+                if path == early and next(looks) == at:
+                    early.rename(final)
+                return look(path, *more, **others)
+
+            return named
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", named_before(os.open))
+            patched.setattr(Path, "stat", named_before(Path.stat))
+            assert len(read(dataset)) in {2, len(keys)}
+        if final.exists():
+            final.rename(early)
+            moments += 1
+    assert moments >= 4

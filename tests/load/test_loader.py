@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from colabstage import dataset_h5, make_loader, to_numpy
-from colabstage.errors import OptionError, SourceNotFoundError
+from colabstage.errors import CancelledError, DamagedPackError, OptionError, SourceNotFoundError
 from colabstage.transforms import Normalize
 from tests.load.conftest import visited
 from tests.support.made_files import write_rows
@@ -117,8 +117,23 @@ def test_iterations_beside_each_other_end_with_their_names(large: Path) -> None:
     loader.close()
     assert not loader_threads()
     for ended in (batches, other):
-        with pytest.raises(RuntimeError, match=r"by close\(\)"):
+        with pytest.raises(RuntimeError, match=r"or close\(\)"):
             next(ended)
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1, "prefetch_factor": 2}])
+def test_an_iteration_that_failed_is_not_at_its_end(large: Path, options: dict[str, Any]) -> None:
+    """Whoever asks it for more gets an error, and the rest of its epoch is not taken for done."""
+    loader = make_loader(dataset_h5(large), 4, **options)
+    batches = iter(loader)
+    next(batches)
+    large.touch()
+    with pytest.raises(DamagedPackError):
+        list(batches)
+    place = loader.state_dict()
+    with pytest.raises(CancelledError, match="an error"):
+        next(batches)
+    assert (place["epoch"], loader.state_dict()) == (0, place)
 
 
 @pytest.mark.parametrize("options", [{}, {"strategy": "memory"}, {"strategy": "device"}, {"num_workers": 0}])

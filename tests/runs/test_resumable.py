@@ -385,6 +385,28 @@ def test_of_two_that_begin_at_the_same_moment_one_goes_on(data: Path, tmp_path: 
     assert versions(tmp_path) == ()
 
 
+def test_an_interrupt_at_the_beginning_holds_no_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C while Drive writes the sign of life."""
+    close, closes = os.close, itertools.count(1)
+
+    def interrupted(handle: int) -> None:
+        is_sign = Path(f"/proc/self/fd/{handle}").resolve().name == "run.json"
+        close(handle)
+        if is_sign and next(closes) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "close", interrupted)
+    for ended in (KeyboardInterrupt, None):
+        with (
+            pytest.raises(ended) if ended is not None else contextlib.nullcontext(),
+            resumable(tmp_path, progress=False, **make_parts(data)) as run,
+        ):
+            run.step()
+    assert len(versions(tmp_path)) == 1
+
+
 def test_a_signal_after_the_last_step_ends_the_process_as_well(data: Path, tmp_path: Path) -> None:
     """At the end of the block, once the run is saved; two versions of one step do not replace each other."""
     with pytest.raises(SystemExit), resumable(tmp_path, progress=False, **make_parts(data)) as run:  # noqa: PT012

@@ -1,5 +1,9 @@
 """Copying one file in blocks: right hashes, another reading of wrong blocks, and typed errors for everything else."""
 
+import itertools
+import os
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colabstage.errors import DamagedPackError, SourceReadError
+from colabstage.errors import CancelledError, DamagedPackError, SourceReadError
 from colabstage.h5.manifest import Manifest
 from colabstage.io.files import block_ranges, hash_block, hash_ranges
 from colabstage.io.progress import Cancellation, ProgressStep
@@ -97,6 +101,27 @@ def test_a_block_that_stays_wrong_is_named(
         file.write(b"!")
     with pytest.raises(DamagedPackError, match=rf"source\.bin.*{named}.*3 readings"):
         copy(source, target, expected=expected)
+
+
+def test_a_mount_that_hangs_where_it_is_opened_again_holds_up_no_end(
+    source: Path, target: Path, copy: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a block that came wrong."""
+    expected, ends, cancellation = ["0" * 16, *hashes_of(source)[1:]], threading.Event(), Cancellation()
+    opens, open_file = itertools.count(1), os.open
+
+    def hanging(path: Any, *more: Any, **others: Any) -> int:
+        if path == source and next(opens) == 2:
+            cancellation.cancel()
+            ends.wait(30)
+        return open_file(path, *more, **others)
+
+    monkeypatch.setattr(os, "open", hanging)
+    began = time.monotonic()
+    with pytest.raises(CancelledError):
+        copy(source, target, expected=expected, cancellation=cancellation)
+    assert time.monotonic() - began < 20
+    ends.set()
 
 
 @pytest.mark.parametrize("change", [-1, 1])

@@ -108,24 +108,3 @@ def test_a_copy_of_an_earlier_state_is_never_used(
     notes = {step.name: step.note for step in staged.report.steps}
     assert "earlier state" in notes["copy from cache"]
     assert not [path for path in (tmp_path / "second").rglob("*") if ".copy" in path.name]
-
-
-@pytest.mark.torch
-def test_a_pack_that_gets_its_name_between_the_look_and_the_opening_is_read(
-    cached: Callable[..., StagedDataset], photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A dataset that was opened while it was packed looks for the file where it was first."""
-    make_tree(photos, in_classes(4, first=20))
-    staged = cached(streaming=True)
-    dataset = staged["train"]
-    staged.wait(progress=False).wait_published()
-    exists, looks = Path.exists, list[Path]()
-
-    def too_early(path: Path) -> bool:
-        if path.name == "data.h5":
-            looks.append(path)
-        return len(looks) == 1 or exists(path)
-
-    monkeypatch.setattr(Path, "exists", too_early)
-    assert len(dataset.targets) == 24
-    assert len(looks) == 2

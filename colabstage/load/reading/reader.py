@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     OptionError,
     PackFormatError,
-    SourceNotFoundError,
     SplitNotFoundError,
 )
 from colabstage.h5.info import FieldInfo, NamedFields, PackInfo, format_splits, info_of, open_fields, read_info
@@ -80,6 +79,7 @@ if TYPE_CHECKING:
     from colabstage.images.decode import Resizer
     from colabstage.load.reading.fields import Indices
 
+T = TypeVar("T")
 # Headers of so many images are read in a moment, and their mean is accurate enough to plan memory.
 _PROBED_ROWS = 16
 _PIXELS_A_BYTE = 10
@@ -312,7 +312,7 @@ class SplitPart:
             self._read_by(Choice("mapped", f"{choice.reason}, whose rows are waited for as they are needed"))
         else:
             spare = spare_memory(read_resources().free_memory_bytes)
-            self._read_by(choose_engine(self._open_now().resident_part(self._x.storage), nbytes, spare))
+            self._read_by(choose_engine(self._open_at(self.path).resident_part(self._x.storage), nbytes, spare))
 
     def _read_by(self, choice: Choice) -> None:
         self._x = replace(self._x, storage=replace(self._x.storage, choice=choice))
@@ -322,7 +322,7 @@ class SplitPart:
         # Rows that have yet to arrive cannot be read in advance.
         if self._arrival is not None or self.engine.name != "mapped":
             return
-        file, storage = self._open_now(), self._x.storage
+        file, storage = self._open_at(self.path), self._x.storage
         # First, because each epoch begins with this, and free memory takes as long again to measure. What does not fit
         # would push itself out of memory while it is read.
         if file.resident_part(storage) >= WARM_PART or nbytes > spare_memory(read_resources().free_memory_bytes):
@@ -361,29 +361,28 @@ class SplitPart:
         opened = self._opened
         # Two threads may both find it closed, and one opening is then dropped; a fork inherits no held lock.
         if opened is None or opened[0] != os.getpid():
-            try:
-                x, y = self._open_fields(self._open_now())
-            except SourceNotFoundError:
-                # A file that was being packed may have got its final name since the look.
-                x, y = self._open_fields(self._open_now())
-            opened = self._opened = os.getpid(), x, y
+            opened = self._opened = os.getpid(), *self._where_it_is(self._open_fields)
         return opened
 
-    def _open_fields(self, file: _OpenFile) -> tuple[Field, Field | None]:
+    def _open_fields(self, path: Path) -> tuple[Field, Field | None]:
+        file = self._open_at(path)
         x = self._loaded or self._open_field(file, self._x, None)
         if self.in_memory:
             # Apart from the open handles, because forked children share it.
             self._loaded = x
         return x, None if self._y is None else self._open_field(file, self._y, x)
 
-    def _open_now(self) -> _OpenFile:
-        path = self._path_now()
-        return _OpenFile(path, {**self._stamps, path: self._stamps[self.path]}, self._open_file)
+    def _open_at(self, path: Path) -> _OpenFile:
+        stamps = {path if home == self.path else home: stamp for home, stamp in self._stamps.items()}
+        return _OpenFile(path, stamps, self._open_file)
 
-    def _path_now(self) -> Path:
-        """Return where the file is now; a file that is being packed gets its final name at the end."""
+    def _where_it_is(self, read: Callable[[Path], T]) -> T:
+        """Call `read` with the file's path; a file that is being packed gets its final name at the end."""
         place = None if self._arrival is None else self._arrival.layout.place
-        return self.path if place is None or self.path.exists() else place
+        if place is not None:
+            with suppress(FileNotFoundError):
+                return read(self.path)
+        return read(place or self.path)
 
     def _open_field(self, file: _OpenFile, source: FieldSource, x: Field | None) -> Field:
         label, in_memory = f"{source.info.name} in '{self.path}'", self.in_memory and x is None
@@ -441,11 +440,15 @@ class SplitPart:
         if self.info.keys is None:
             msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
             raise PackFormatError(msg)
-        path = self._path_now()
-        # Another file's keys would name the wrong sources, without an error.
-        check_stamp(path, path.stat(), self._stamps[self.path])
-        with self._open_file(path) as file, reading_contents(path):
-            return read_keys(file[self.info.keys], rows)
+        name = self.info.keys
+
+        def read(path: Path) -> list[str]:
+            # Another file's keys would name the wrong sources, without an error.
+            check_stamp(path, path.stat(), self._stamps[self.path])
+            with self._open_file(path) as file, reading_contents(path):
+                return read_keys(file[name], rows)
+
+        return self._where_it_is(read)
 
     def into_memory(self) -> SplitPart:
         """Return another part of the same rows, with all inputs read into memory now."""
