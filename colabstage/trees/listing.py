@@ -410,9 +410,14 @@ class TreeView(Tree):
         digests, versions = (np.concatenate(columns)[self._rows] for columns in zip(*states, strict=True))
         return FileStates(digests, versions)
 
-    def parts(self) -> tuple[Tree, ...]:
+    @cached_property
+    def _parts(self) -> tuple[Tree, ...]:
         numbers, firsts = np.unique(np.searchsorted(self._firsts, self._rows, side="right") - 1, return_index=True)
         return tuple(part for number in numbers[np.argsort(firsts)] for part in self._trees[number].parts())
+
+    def parts(self) -> tuple[Tree, ...]:
+        # Found once: each of thousands of shards looks itself up.
+        return self._parts
 
     def _inner(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
         row = int(self._rows[self._own(entry)])

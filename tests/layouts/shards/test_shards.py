@@ -34,7 +34,8 @@ from colabstage.errors import (
 )
 from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, Boxes, Masks, SampleTable, audio_clips
-from colabstage.trees.open import open_tree
+from colabstage.trees.listing import Tree
+from colabstage.trees.open import JoinedTree, open_tree
 from tests.layouts.described import described
 from tests.layouts.known import MemoryTree, pcm, wav
 from tests.layouts.readers import by_split, completed, contents, labels, picture, read
@@ -153,6 +154,22 @@ def test_more_shards_than_may_be_open(tmp_path: Path) -> None:
 
 
 # --- what labels samples ----------------------------------------------------------------------------------------------
+
+
+def test_each_of_many_tars_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look for each of a thousand shards, through the names of all their files, would take minutes."""
+    count, asked, parts_of = 6, list[str](), Tree.parts
+
+    def ask(tree: Tree) -> tuple[Tree, ...]:
+        asked.append(tree.label)
+        return parts_of(tree)
+
+    paths = write_files(tmp_path, {f"{n}.tar": tar_of([{"jpg": picture(n), "cls": n}]) for n in range(count)}).glob("*")
+    parts = [(path.stem, open_tree(path, spool=tmp_path)) for path in sorted(paths)]
+    monkeypatch.setattr(Tree, "parts", ask)
+    with JoinedTree("all", parts) as tree:
+        assert len(detect_layout(tree, "webdataset")) == count
+    assert len(asked) == count
 
 
 def tars(*samples: dict[str, Any]) -> dict[str, bytes]:
