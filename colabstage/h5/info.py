@@ -372,9 +372,15 @@ def _advised_fields(file: Any, path: Path) -> str:
     # Tables with several columns are not plain numbers.
     if len(wide) == 1 and not wide[0].reversed_axes and wide[0].dtype.names is None:
         x = wide[0]
-        beside = [one for one in found if one is not x and one.rows == x.rows]
-        y = None if not beside else beside[0].name if len(beside) == 1 and beside[0].dtype.kind in "biuf" else "NAME"
-        return f"Say which are what: dataset_h5(path, x={x.name!r}, y={y!r})."
+        others = [one for one in found if one is not x]
+        beside = [one for one in others if one.rows == x.rows]
+        fields = f"dataset_h5(path, x={x.name!r}, y="
+        # Times and ids are as many as labels are.
+        if len(beside) == 1 and beside[0].dtype.kind in "biuf":
+            return f"Say which are what: {fields}{beside[0].name!r}), or y=None if that is no label."
+        # If none is as long, the samples may be along another axis.
+        if beside or not others:
+            return f"Say which are what: {fields}{'NAME' if beside else None!r})."
     return f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
 
 

@@ -90,12 +90,13 @@ from colabstage.layouts.table import (
     files_of,
     known_splits,
 )
+from colabstage.trees.bytes import image_ending
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.layouts.formats.descriptions import Description
-    from colabstage.trees.listing import FileEntries, Tree
+    from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 LayoutFunction = Callable[["Tree"], SampleTable]
 
@@ -848,7 +849,7 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     for how, files in unread.items():
         if files:
             what = f"holds files that are not read: {count_kinds(files)} (first '{files.names[0]}')"
-            return LayoutError(f"'{source.label}' {what}. {_by_library(source) if how is _AS_OBJECT else how}")
+            return LayoutError(f"'{source.label}' {what}. {_by_library(source, files) if how is _AS_OBJECT else how}")
     if is_packed or not faults:
         msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}; expected {_KINDS}."
         return EmptySourceError(" ".join([msg, *source.tree.notes]))
@@ -857,8 +858,8 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     return LayoutError(f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {what}")
 
 
-def _by_library(source: Source) -> str:
-    """Return how to make samples of files that no layout reads."""
+def _by_library(source: Source, unread: Iterable[FileEntry] = ()) -> str:
+    """Return how to make samples of files that no layout reads; of those `unread` the first may have a wrong name."""
     # A workbook is a zip, and a scan compressed by gzip: their own names are what is given.
     label = source.label
     for how, ends in _READ_BY.items():
@@ -869,7 +870,11 @@ def _by_library(source: Source) -> str:
             values = {"END": end, "FOLDER": repr(folder), "FILE": repr(file)}
             # At once, because a value may contain the name of another.
             return first_extract(folder) + re.sub("|".join(values), lambda name: values[name[0]], how)  # noqa: B023
-    return _AS_OBJECT
+    heads = (source.head(file, _HEAD_BYTES) for file in unread)
+    ending = next((".h5" if head.startswith(b"\x89HDF") else image_ending(head) for head in heads), "")
+    # The raw files of cameras begin as TIFFs do.
+    is_known = ending not in ("", ".tif")
+    return f"By its content it is a {ending} file: give their names that ending." if is_known else _AS_OBJECT
 
 
 def _how_to_give(source: Source) -> str:

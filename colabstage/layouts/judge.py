@@ -240,11 +240,11 @@ def _boxes_lost(table: SampleTable) -> str:
             "or, for classes of whole images, write a table with a path and a label in each row."
         )
     if boxes.relative or boxes.sizes is not None:
-        form, first_one = other_form(boxes)
+        form, what, first_one = other_form(boxes)
         read = "centre, width and height" if boxes.relative else "first corner, width and height"
         return form and (
-            f"Many boxes, read as {read}, reach outside of their images (first in '{table.keys[first_one]}'), and as "
-            f"{form} none would. Write them as {read}."
+            f"Many boxes, read as {read}, {what} (first in '{table.keys[first_one]}'), and as {form} none would. Write "
+            f"them as {read}."
         )
     chosen = np.flatnonzero(np.diff(boxes.offsets))[:_SIZES_COMPARED].tolist()
     sizes = {number: size for number in chosen if (size := size_in_file(source, number)) is not None}

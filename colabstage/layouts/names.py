@@ -375,16 +375,11 @@ def _place_of(parts: tuple[str, ...], level: int) -> int:
     return at
 
 
-def _by_split(found: Iterable[_Class]) -> dict[str, set[str]]:
+def _flat_splits(found: list[_Class]) -> set[str]:
+    """Return the splits whose only folder is called images or repeats the split's name while others have classes."""
     by_split: dict[str, set[str]] = defaultdict(set)
     for one in found:
         by_split[one.split].add(one.name)
-    return by_split
-
-
-def _flat_splits(found: list[_Class]) -> set[str]:
-    """Return the splits whose only folder is called images or repeats the split's name while others have classes."""
-    by_split = _by_split(found)
     flat = {
         split
         for split, names in by_split.items()
@@ -414,11 +409,7 @@ def _listed_classes(source: Source, names: list[str], classes: list[str]) -> dic
 
 def _notes(found: list[_Class], classes: list[str], noun: str) -> Iterator[str]:
     """Say what about the folders a loss, or a list of names, may not expect."""
-    by_split = _by_split(found)
-    names = sorted(set[str]().union(*by_split.values()))
-    for split, own in by_split.items():
-        if lacks := sorted({*names} - own):
-            yield f"The split '{split}' has no {noun} of {format_count(len(lacks), 'classes')}: {listed(lacks)}."
+    names = sorted({one.name for one in found})
     yield from _note_on_numbers(names, "folders")
     if empty := sorted({*classes}.difference(names)):
         yield f"The folders {listed(empty)} hold no {noun}; they still count as classes, as in torchvision."

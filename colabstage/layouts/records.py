@@ -487,7 +487,7 @@ def _find_form(
     fitting = [form for form in sides if not outside[form].any()]
     fitting = fitting or [form for form in sides if outside[form].mean() < _MANY_OUTSIDE]
     if len(fitting) > 1 and areas is not None:
-        fitting = [form for form in fitting if np.allclose(sides[form].prod(axis=1), areas, rtol=0.01)] or fitting
+        fitting = [form for form in fitting if np.allclose(sides[form].prod(axis=1), areas, rtol=_SAME_AREA)] or fitting
     # In pixels, x and y beside a width and a height are the first corner, unless boxes are outside then.
     fitting = fitting if relative or "xyxy" in forms else fitting[:1]
     may = f"may be {' as well as '.join(fitting)}" if len(fitting) > 1 else "are not inside their images"
@@ -519,28 +519,37 @@ def boxes_of_cell(cell: str) -> list[list[float]] | None:
 
 # As a part of all boxes; tools that let boxes reach outside have fewer.
 _MANY_OUTSIDE = 1 / 8
+# As a part of it; tools round areas, or add a pixel to the sides.
+_SAME_AREA = 0.01
 
 
-def other_form(boxes: Boxes) -> tuple[str, int]:
-    """If many boxes of a table are outside their images, return the form in which all would be inside, and the sample
-    of the first that is outside; "" if there is none.
+def other_form(boxes: Boxes) -> tuple[str, str, int]:
+    """If many boxes of a table reach outside of their images, or have other areas than are stated, return the form in
+    which none would, which of these they do, and the sample of the first that does; "" if there is none.
 
     Fractions were read as centre, width and height; pixels, if the image's size is stated, as first corner, width and
     height.
     """
     sizes = np.ones((len(boxes), 2)) if boxes.sizes is None else boxes.sizes
-    outside, first, last = boxes.outside(sizes), boxes.boxes[:, :2], boxes.boxes[:, 2:]
-    if not outside.any() or outside.mean() < _MANY_OUTSIDE:
-        return "", 0
+    areas, first, last = boxes.columns.get("area"), boxes.boxes[:, :2], boxes.boxes[:, 2:]
+
+    def faults(places: NDArray[Any]) -> dict[str, NDArray[np.bool_]]:
+        own = (places[:, 2:] - places[:, :2]).prod(axis=1)
+        return {
+            "reach outside of their images": replace(boxes, boxes=places).outside(sizes),
+            # That of an outline is smaller than that of its box, in any form.
+            "have other areas than are stated": ~np.isclose(own, own if areas is None else areas, rtol=_SAME_AREA),
+        }
+
     written = np.concatenate([(first + last) / 2 if boxes.relative else first, last - first], axis=1)
     forms: dict[str, BoxForm] = {"two corners": "xyxy", "first corner, width and height": "xywh"}
     corners = {name: as_corners(written, form) for name, form in forms.items()}
-    fitting = [
-        name
-        for name, places in corners.items()
-        if (places[:, 2:] >= places[:, :2]).all() and not replace(boxes, boxes=places).outside(sizes).any()
-    ]
-    return " or ".join(fitting), int(boxes.owners[np.argmax(outside)])
+    others = {name: faults(own) for name, own in corners.items() if (own[:, 2:] >= own[:, :2]).all()}
+    for what, odd in faults(boxes.boxes).items():
+        fitting = [name for name, found in others.items() if not found[what].any()]
+        if fitting and odd.any() and odd.mean() >= _MANY_OUTSIDE:
+            return " or ".join(fitting), what, int(boxes.owners[np.argmax(odd)])
+    return "", "", 0
 
 
 def box_key(value: Any) -> str | None:

@@ -211,9 +211,11 @@ _MAX_BLOCK_BYTES = 128 * 1024 * 1024
 _BLOCKS_KEPT = 3
 
 
-def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[StoredArray]:
+def hdf5_arrays(
+    tree: Tree, entry: FileEntry, *, takes_packs: bool, is_class_names: Callable[[str], bool]
+) -> list[StoredArray]:
     """Return every dataset of one dimension or more of an HDF5 file; MATLAB's with axes as MATLAB shows them, samples
-    first.
+    first. Attributes that are called like lists of class names are arrays too.
 
     Soft and external links are followed, to datasets that no other name has led to.
     """
@@ -227,6 +229,7 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[Stor
         raise broken(entry.name, f"it is a pack that colabstage made, so it needs no staging: {how}")
     found: list[StoredArray] = []
     try:
+        found += _class_lists(file, entry.name, is_class_names)
         for key, node in _datasets(file, entry.name, alone=tree.path_of(entry) is None):
             name = f"{entry.name}/{key}"
             if isinstance(node, PackFormatError):
@@ -234,11 +237,27 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[Stor
             elif node.shape is None:
                 found.append(StoredArray.in_memory(name, np.zeros(0, np.uint8), ""))
             elif node.shape:
-                found.append(_hdf5_array(tree, entry, node, name))
+                found += [_hdf5_array(tree, entry, node, name), *_class_lists(node, name, is_class_names)]
     except (OSError, RuntimeError, KeyError) as error:
         msg = f"'{entry.name}' is a damaged HDF5 file: {error}."
         raise LayoutError(msg) from error
     return found
+
+
+def _class_lists(node: Any, name: str, is_class_names: Callable[[str], bool]) -> Iterator[StoredArray]:
+    """Yield the lists of class names that a file or a dataset has as attributes, or in the type of its values."""
+    import h5py
+
+    lists = {key: np.asarray(node.attrs[key]) for key in node.attrs if is_class_names(key)}
+    enum = None if isinstance(node, h5py.Group) else h5py.check_enum_dtype(node.dtype)
+    names = {number: word for word, number in (enum or {}).items()}
+    # It may count from 1, or leave out a few.
+    if names and min(names) >= 0 and max(names) <= 2 * len(names):
+        lists["classes"] = np.array([names.get(number, str(number)) for number in range(max(names) + 1)])
+    for key, values in lists.items():
+        if values.ndim == 1 and values.dtype.kind in "SUO":
+            texts = [one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in values.tolist()]
+            yield StoredArray.in_memory(f"{name}/{key}", np.array(texts), "")
 
 
 def _open_hdf5(tree: Tree, entry: FileEntry) -> Any:
@@ -313,6 +332,10 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
 
     base = h5py.check_vlen_dtype(dataset.dtype)
     trouble = "" if dataset.dtype.kind in "biufc" else f"it holds {dataset.dtype}, which are not numbers of one kind"
+    if dataset.dtype.names:
+        read = f"table = h5py.File({str(tree.path_of(entry) or entry.name)!r})[{dataset.name!r}]"
+        save = "numpy.savez('data.npz', **{one: table[one] for one in table.dtype.names})"
+        trouble = f"it is a table; save its columns as arrays: {read}, {save}"
     if dataset.attrs.get("MATLAB_class") == b"cell" or "MATLAB_object_decode" in dataset.attrs:
         trouble = OF_MATLAB
     if base is not None:

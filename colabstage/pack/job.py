@@ -37,7 +37,7 @@ from colabstage.images.decode import (
 from colabstage.images.geometry import ImageOptions
 from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Progress
-from colabstage.io.units import counted, listed
+from colabstage.io.units import counted, format_count, listed
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import LayoutFunction, detect_layout, is_table_file
 from colabstage.layouts.formats.items import IndexableDataset, array_of, read_dataset
@@ -53,6 +53,7 @@ from colabstage.layouts.table import (
     SampleSource,
     SampleTable,
     UnreadBoxes,
+    Values,
     files_of,
 )
 from colabstage.layouts.words import is_split, originals
@@ -294,7 +295,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     has_torch = gains_by_torch(table, options) and expects_torch()
     release_freed_memory()  # from listing and sorting, because planning allocates for each sample again
     plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
-    return PackJob(tree, table, plan, options)
+    return PackJob(tree, replace(table, notes=(*table.notes, *_notes_on_splits(table, plan))), plan, options)
 
 
 def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False) -> Sequence[ImageFacts]:
@@ -364,6 +365,19 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
                 "results on it look better than they are. only= with the folder of one split, and splits=, divide that "
                 "one with these together"
             )
+
+
+def _notes_on_splits(table: SampleTable, plan: PackPlan) -> Iterator[str]:
+    """Yield which splits lack classes that others have, whoever divided the samples."""
+    if not table.classes or not isinstance(table.targets, Values) or table.targets.values.ndim != 1:
+        return
+    held = {one.name: {*np.unique(table.targets.values[one.samples]).tolist()} for one in plan.splits}
+    # Negative labels are secret, or missing.
+    known = {label for own in held.values() for label in own if label >= 0}
+    for split, own in held.items():
+        if (lacks := sorted(known - own)) and max(own) >= 0:
+            names = listed([table.classes[label] for label in lacks])
+            yield f"The split '{split}' has no {table.unit} of {format_count(len(lacks), 'classes')}: {names}"
 
 
 def _without_splits(names: Sequence[str]) -> list[str]:

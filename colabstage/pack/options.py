@@ -35,12 +35,12 @@ _NEWER_RULES = {
     **dict.fromkeys(("coco_classes", "croissant", "images"), 10),
     **dict.fromkeys(("file_names", "tokens"), 11),
     **dict.fromkeys(("arrow", "webdataset"), 12),
-    "arrays": 13,
+    "arrays": 14,
     **dict.fromkeys(("audio", "array_folder", "tfrecord"), 14),
-    "detection": 18,
+    "detection": 19,
     "pairs": 20,
     "table": 24,
-    "auto": 29,
+    "auto": 30,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

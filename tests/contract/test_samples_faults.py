@@ -127,6 +127,16 @@ def h5_with(attributes: dict[str, Any]) -> bytes:
     return file.getvalue()
 
 
+def named_labels(kind: Any = "i", of_file: Any = (), **attributes: Any) -> bytes:
+    """An HDF5 file of inputs and targets, whose type, or whose attributes, may name the classes."""
+    file = io.BytesIO()
+    with h5py.File(file, "w") as made:
+        made["x"] = np.ones((8, 4))
+        made.create_dataset("y", data=np.array(Y), dtype=kind).attrs.update(attributes)
+        made.attrs.update(of_file)
+    return file.getvalue()
+
+
 def mat(**arrays: Any) -> dict[str, bytes]:
     return {"train.mat": matlab(arrays)}
 
@@ -218,6 +228,11 @@ BOXES = [
         "images": [{"id": i, "file_name": name, "width": 64, "height": 48} for i, name in enumerate(["f0.png", "f1.png", "f1.png", "f2.png"])],
         "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [1 + i, 1, 5, 5]} for i in range(4)], "categories": [{"id": 1, "name": "cell"}]}}),
         right=[found("train: boxes cell 4"), refused("f1.png", but_not="all but one file")]),
+    *(row(f"COCO's boxes {form}, with their areas", files("{0..3}.png", {"a.json": {
+        "images": [{"id": i, "file_name": f"{i}.png", "width": 64, "height": 48} for i in range(4)], "categories": [{"id": 1, "name": "cell"}],
+        "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [5, 6, *end], "area": area} for i in range(4)]}}), right=[right])
+      for form, end, area, right in [
+          ("as two corners", (25, 16), 200, refused("have other areas than are stated.*two corners")), ("as they are", (20, 10), 200, found("train: boxes cell 4")), ("of outlines", (25, 16), 90, found("train: boxes cell 4"))]),
     row("images made smaller than their boxes", files("train/a{0..5}.png", {
         "train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\n" + "".join(f"a{i},Cardiomegaly,{691 + i},1375,1653,1831\n" for i in range(6))}),
         right=[refused("outside")]),
@@ -594,6 +609,8 @@ FOLDERS = [
     row("numbered alike in each split", files("{train,test}/{cat,dog}/{0..9}.jpg"), right=[found("train: cat 10, dog 10; test: cat 10, dog 10")]),
     row("a JPEG that ends in zeros", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG")[:1500] + bytes(3000)}), right=[refused(r"cat/4\.jpg")]),
     row("a JPEG with zeros behind it", files("{cat,dog}/{0..3}.jpg", {"cat/4.jpg": image(9, form="JPEG") + bytes(3000)}), right=[found("train: cat 5, dog 4")]),
+    *(row(f"names that do not say what the files hold: {end}", {f"{one}/{i}{end}": image(n + 2 * i) if ending == ".png" else h5(x=np.ones(3)) for n, one in enumerate("ab") for i in range(3)}, right=[refused(f"By its content it is a {ending} file")])
+      for end, ending in [("", ".png"), (".png.1", ".png"), (".png_large", ".png"), (".h5ad", ".h5")]),
     row("images without an ending beside others", files("cat/{0..3}.jpg", {f"dog/{i}": image(i) for i in range(4)}), right=[refused("dog/0"), found("train: cat 4, dog 4")]),
     *(row(f"classes of a split in a table, of others in folders: {name}", files(images, {table: "file,label\n" + "".join(f"v{i}.jpg,{one}\n" for i, one in enumerate(labels.split()))}), right=[right])
       for name, images, table, labels, right in [
@@ -704,6 +721,8 @@ BESIDE_FOLDERS = [
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
     row("a table of folders as paths", files("images/p{1..3}/{0..1}.jpg", {"labels.csv": "path,label\nimages/p1/,ill\nimages/p2/,well\nimages/p3/,ill\n"}), right=[found("train: ill 4, well 2")]),
+    row("a class with one image, which is held out", files("cat/{00..09}.jpg dog/0.jpg"), right=[noted("The split 'train' has no images of 1 class: 'dog'")], splits={"train": 0.8, "val": 0.2}),
+    row("a split that lacks a class, in folders", files("train/{cat,dog}/{0..3}.jpg test/cat/{4..5}.jpg"), right=[noted("The split 'test' has no images of 1 class: 'dog'")]),
     row("persons in a test set of the source too", files("{train,test}/a/person{0..4}_{0,1}.jpg {train,test}/b/person{5..9}_{0,1}.jpg"), right=[noted("10 of 20 files are of one person")], splits={"train": 0.5, "val": 0.5}),
     *(row(f"rows of one {name}", table(f"file,{name},label", "{i}.jpg,{c},{c}{i}"), right=[noted(f"Samples with the same '{name}' stay in one split")], splits={"train": 0.5, "test": 0.5}) for name in ("Participant Number", "animal_id")),
     row("a table of folders with two facts of each patient", files(PATIENTS, {"labels.csv": "patient,age,finding\np1,31,ill\np2,44,well\np3,8,ill\n"}), right=[found("train: ill 4, well 2")]),
@@ -1003,7 +1022,16 @@ NAMED = {  # labels beside one array, as people save them
 SMALL = np.arange(4 * 8 * 6 * 3, dtype=np.uint8).reshape(4, 8, 6, 3)
 FROM_ONE = [found("train: 0 4, 1 4, 2 4"), noted("stay the numbers")]
 ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
+TYPED = h5py.enum_dtype({"dog": 1, "cat": 0}, basetype="u1")
+TABULAR = np.zeros(8, [("x", "f4", (4,)), ("y", "i8")])
 ARRAYS = [
+    *(row(f"names of classes {where}", lambda made=made: {"d.h5": named_labels(**made)}, right=[right])  # type: ignore[misc]
+      for where, made, right in list[Any]([
+          ("in the type of labels", {"kind": TYPED}, found("train: cat 4, dog 4.*")), ("in an attribute", {"class_names": ["cat", "dog"]}, found("train: cat 4, dog 4.*")),
+          ("in the file's attribute", {"of_file": {"classes": np.array([b"cat", b"dog"])}}, found("train: cat 4, dog 4.*")), ("in two attributes that differ", {"classes": ["a", "b"], "of_file": {"classes": ["b", "a"]}}, refused("d.h5/classes")),
+          ("in a type with a gap", {"kind": h5py.enum_dtype({"cat": 0, "dog": 1, "fox": 3}, basetype="u1")}, noted("Nothing is labelled '2', 'fox'"))])),
+    row("a compound dataset", files("", {"d.h5": h5(rows=TABULAR)}), right=[refused(r"h5py.File\('FOLDER/d.h5'\)\['/rows'\], numpy.savez")]),
+    row("tokens, their mask and labels", files("", {"d.h5": h5(input_ids=np.ones((8, 5), int), attention_mask=np.ones((8, 5), int), labels=np.array(Y))}), right=[refused("input_ids.*array_rows")]),
     *(row(f"numbers that a file says are packed: {name}", files("", {"d.h5": h5_with(attributes)}), right=[right])
       for name, attributes, right in list[Any]([
           ("scale and offset", {"scale_factor": 0.01, "add_offset": np.array([273.15])}, noted("'d.h5/x' are as they are stored.*xarray.*scale_factor 0.01, add_offset 273.15")), ("a number for none", {"_FillValue": -9999.0}, noted("_FillValue -9999")),

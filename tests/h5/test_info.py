@@ -86,6 +86,8 @@ ADVISED: dict[str, tuple[dict[str, Any], str]] = {
         "x='train_set_x', y='train_set_y'",
     ),
     "one dataset": ({"data": np.zeros((6, 4))}, "x='data', y=None"),
+    "targets of another length": ({"data": np.zeros((6, 4)), "label": np.zeros(4)}, "pack_dataset(path"),
+    "times": ({"data": np.zeros((6, 4)), "time": np.zeros(6)}, "y='time'), or y=None if that is no label"),
     "two targets": ({"data": np.zeros((6, 4)), "age": np.zeros(6), "sex": np.zeros(6)}, "x='data', y='NAME'"),
     "groups of a split": (
         {"train/images": np.zeros((4, 8, 8, 3)), "train/labels": np.zeros(4)}, "x='train/images', y='train/labels'"

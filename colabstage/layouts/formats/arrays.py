@@ -142,8 +142,8 @@ def find_splits(every: Sequence[str], *, x: str | None = None, y: str | None = N
         role = asked.get(name, _split_and_role(key)[1] if file in called else role)
         by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
     with_x = {split: roles for split, roles in by_split.items() if roles["x"]}
-    for names in (names for roles in with_x.values() for role, names in roles.items() if role and len(names) > 1):
-        raise LayoutError(_unclear(names))
+    for roles in (one for one in with_x.values() if max(len(one["x"]), len(one["y"])) > 1):
+        raise LayoutError(_unclear([*roles["x"], *roles["y"]]))
     found = [SplitArrays(split, roles["x"][0], next(iter(roles["y"]), None)) for split, roles in with_x.items()]
     targets = [name for roles in by_split.values() for name in roles["y"]]
     if found and _is_complete(found, targets):
@@ -438,7 +438,7 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> li
         elif suffix == _MAT and source.head(entry, len(_MATLAB_HEAD)) == _MATLAB_HEAD:
             found += matlab5_arrays(tree, entry)
         else:
-            found += hdf5_arrays(tree, entry, takes_packs=takes_packs)
+            found += hdf5_arrays(tree, entry, takes_packs=takes_packs, is_class_names=is_class_names)
     return found
 
 

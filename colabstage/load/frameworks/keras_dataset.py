@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import MissingDependencyError, OptionError
@@ -78,7 +79,14 @@ class KerasBatches(Shown, keras.utils.PyDataset):  # type: ignore[misc]  # keras
 
     @property
     def filenames(self) -> list[str]:
-        """Read the name of the file that each sample was made from, in the order of predictions without shuffling."""
+        """Read the name of the file that each sample was made from, in the order of predictions without shuffling; warn
+        if there is shuffling."""
+        if self._batches.shuffled:
+            msg = (
+                "Batches are shuffled, and filenames are in the order of the split: predictions of these batches are "
+                "not in their order. For predictions pass shuffle=False to to_keras."
+            )
+            warnings.warn(msg, UserWarning, stacklevel=2)
         return self._batches.filenames()
 
     @property

@@ -6,7 +6,9 @@ import pickle
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import h5py
 import numpy as np
 
 from colabstage import to_keras
-from colabstage.errors import OptionError
+from colabstage.errors import OptionError, PackFormatError
 
 BATCH, SEED = 5, 3
 
@@ -70,6 +72,16 @@ def recorder(keras: Any, *, stop_after: int | None = None) -> Any:
     return Recorder()
 
 
+def warnings_of_names(*batches: Any) -> list[str]:
+    """What each warns of when its file names are read, which this file does not have."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for one in batches:
+            with suppress(PackFormatError):
+                list(one.filenames)
+    return [str(one.message) for one in warned]
+
+
 def main(path: Path) -> dict[str, Any]:
     """All facts."""
     with h5py.File(path) as file:
@@ -117,7 +129,7 @@ def main(path: Path) -> dict[str, Any]:
     folded = to_keras(path, BATCH, seed=SEED, dtype="float32", rows=rows, shuffle=True, sample_weight=weights)
     model.fit(folded, epochs=1, verbose=0, callbacks=[fold])
     facts["fold"] = [fold.epochs[0][-1], float((weights * np.arange(len(x)))[rows].sum() / len(rows))]
-    facts["fold_says"] = [folded.class_indices, len(folded)]
+    facts["fold_says"] = [folded.class_indices, len(folded), warnings_of_names(folded, still)]
 
     part = recorder(keras)
     steps = to_keras(path, BATCH, seed=SEED, dtype="float32")
