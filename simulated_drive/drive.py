@@ -18,7 +18,7 @@ import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from colabstage.errors import NotSupportedHereError, OptionError
 from colabstage.machine.mounts import list_mounts, unmount_lazily
@@ -71,6 +71,27 @@ def is_dead(mountpoint: Path) -> bool:
     except OSError as error:
         return error.errno == errno.ENOTCONN
     return False
+
+
+def start_client(config: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start the process that serves a mount; `config` is that of `simulated_drive.server`."""
+    root = str(Path(__file__).parents[1])
+    paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]
+    return subprocess.Popen(
+        # The last two are not read: as with the real client, they tell others what is mounted and how.
+        [
+            *(sys.executable, "-m", "simulated_drive.server", json.dumps(config)),
+            f"--features=read_only_mode:{str(config['readonly']).lower()}",
+            f"--preferences=mount_point_path:{config['mountpoint']}",
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=[config["control_fd"]],
+        env={**os.environ, **_ALLOCATOR, "PYTHONPATH": os.pathsep.join(paths)},
+        # Ctrl-C in a terminal goes to all processes of a session, and this one ends on request alone.
+        start_new_session=True,
+    )
 
 
 def stop_client(pid: int) -> None:
@@ -186,24 +207,8 @@ class SimulatedDrive:
             "control_fd": theirs.fileno(),
             "parent_pid": os.getpid(),
         }
-        root = str(Path(__file__).parents[1])
-        paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]
         with theirs, (self._cache / "client.log").open("wb") as log:
-            self._server = subprocess.Popen(
-                # The last two are not read: as with the real client, they tell others what is mounted and how.
-                [
-                    *(sys.executable, "-m", "simulated_drive.server", json.dumps(config)),
-                    f"--features=read_only_mode:{str(readonly).lower()}",
-                    f"--preferences=mount_point_path:{mountpoint}",
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **_ALLOCATOR, "PYTHONPATH": os.pathsep.join(paths)},
-                # Ctrl-C in a terminal goes to all processes of a session, and this one ends on request alone.
-                start_new_session=True,
-            )
+            self._server = start_client(config, log)
         answer = self._receive(0, timeout_s=_START_S)
         if not answer.get("ready"):
             said = (self._cache / "client.log").read_text(encoding="utf-8", errors="replace").strip()

@@ -106,6 +106,25 @@ def nurseries(tmp_path_factory: pytest.TempPathFactory) -> Nurseries:
     return Nurseries(folder.parent if side_by_side else folder, os.getppid() if side_by_side else os.getpid())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_drives() -> Iterator[None]:
+    """Fork the clients of simulated Drives, unless others read how they were started."""
+    if find_spec("simulated_drive") is None:  # where the smoke tests run
+        yield
+        return
+    from simulated_drive import drive
+    from tests.support.forked_drive import ForkedClient
+
+    start = drive.start_client
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            drive,
+            "start_client",
+            lambda config, log: start(config, log) if config["readonly"] else ForkedClient(config, log),
+        )
+        yield
+
+
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[BucketService]:
     """One S3 server for all tests of a process, because it takes a second to start."""

@@ -33,8 +33,8 @@ from tests.support.images import make_tree
 IS_ROOT = os.geteuid() == 0
 # Another user, such as `nobody`.
 OTHER = 65534
-# A quarter of the profile's examples for each of the many scenes: each example makes three calls.
-QUICK = settings(max_examples=settings().max_examples // 4, suppress_health_check=list(HealthCheck))
+# A tenth of the profile's examples for each of the many scenes: each example makes three calls.
+QUICK = settings(max_examples=settings().max_examples // 10, suppress_health_check=list(HealthCheck))
 
 
 def images(folder: Path, count: int, *, first: int = 0) -> Path:

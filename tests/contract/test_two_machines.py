@@ -131,10 +131,11 @@ def test_two_machines_publish_one_name(
 
 
 @pytest.mark.parametrize("before", [(), ("older",)], ids=["a new name", "over an older version"])
-def test_machines_publish_the_same_file_at_once(before: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+def test_machines_publish_the_same_file_at_once(before: tuple[str, ...], rounds: int, tmp_path: Path) -> None:
     """All succeed where nothing has to make room first, otherwise at least one; and no note is left."""
     machines = ["one", "two", "three"]
-    for round_ in range(10):
+    for round_ in range(rounds):
         home = tmp_path / str(round_)
         make_tree(home, {f"mine/{name}": VERSIONS.get(name, VERSIONS["mine"]) for name in [*before, *machines]})
         (home / "out").mkdir()

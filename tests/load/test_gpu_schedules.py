@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from colabstage import CudaDataLoader, dataset_h5, make_loader
@@ -70,6 +70,7 @@ def same(there: list[tuple[torch.Tensor, ...]], here: list[Any]) -> None:
     device=st.sampled_from(["cuda:0", "cuda:1"]),
 )  # fmt: skip
 @example(0, "floats", 7, "direct", None, 1, 0, None, "cuda:0")
+@settings(max_examples=settings().max_examples // 3)
 def test_batches_are_those_of_the_processor(
     files: dict[str, Path], seed: int, name: str, size: int, way: Any, dtype: Any, ahead: Any, streams: int, most: int,
     device: str,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-# Workers that are spawned import this module; dataset_h5, imported here by its name, would bring torch to each.
+# Imported here by its name, dataset_h5 would bring torch, which most of these tests do without.
 import colabstage
 from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import DecodeError, LayoutError, SourceChangedError, TargetExistsError, WorkersLostError
@@ -104,7 +104,7 @@ class _KillsOne(OneStep):
 @pytest.mark.slow
 def test_shards_of_a_dead_worker_are_written_again(tmp_path: Path, photos: Path, expected: dict[str, bytes]) -> None:
     """A pool with a dead process takes no more tasks; the rest is still written, with the same bytes."""
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
         killing = _KillsOne(lambda: list(pool._processes))
         pack_dataset(photos, tmp_path / "place/set.h5", shards=5, executor=pool, progress=killing)
     assert killing.killed
@@ -297,7 +297,7 @@ def test_a_task_that_kills_each_worker_is_given_up(tmp_path: Path, photos: Path)
     """Each broken pool is replaced."""
     options: dict[str, Any] = {"shards": 2, "prepare": _die, "image_size": (8, 8), "progress": False}
     with (
-        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
+        ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool,
         pytest.raises(WorkersLostError, match="4 times on the same task"),
     ):
         pack_dataset(photos, tmp_path / "set.h5", executor=pool, **options)

@@ -71,8 +71,7 @@ def test_a_long_file_of_a_list_comes_with_one_request(server: WebServer, tmp_pat
     assert sum(request.path == "pets/long.bin" for request in server.requests) == 2
 
 
-@pytest.mark.parametrize("ending", [".png", ""])
-@pytest.mark.parametrize("fault", [{"kind": "status", "status": 404}, {"kind": "html"}])
+@pytest.mark.parametrize(("ending", "fault"), [(".png", {"kind": "html"}), ("", {"kind": "status", "status": 404})])
 def test_addresses_that_lead_nowhere_are_left_out_as_broken_images_are(
     tmp_path: Path, ending: str, fault: dict[str, Any]
 ) -> None:

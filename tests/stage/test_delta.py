@@ -533,7 +533,7 @@ def _dressed(folder: Path, form: str) -> Path:
     ),
 )
 @settings(
-    max_examples=settings().max_examples // 4,  # an example has up to ten calls
+    max_examples=settings().max_examples // 8,  # an example has up to ten calls
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

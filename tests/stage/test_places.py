@@ -263,7 +263,7 @@ def test_what_is_removed_between_two_requests_is_at_most_in_the_way(
 
 @pytest.mark.parametrize("before", [(), (OLD,)], ids=["a new name", "over an older version"])
 @pytest.mark.parametrize(
-    "stride", [5, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(600)])], ids=["some", "each"]
+    "stride", [9, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(600)])], ids=["some", "each"]
 )
 def test_another_machine_publishes_between_two_requests(
     s3: BucketService, tmp_path: Path, before: tuple[bytes, ...], stride: int

@@ -82,14 +82,15 @@ def test_a_folder_is_the_same_from_everywhere(address: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("pattern", "names"),
+    ("place", "pattern", "names"),
     [
-        ("*.txt", ["top.txt"]),
+        ("memory", "*.txt", ["top.txt"]),
         # A folder that fits comes with all that is in it.
-        ("a*", ["a.b/x#1?.txt", "a/b/c/deep.bin", "a/b/empty.bin", "a/one.bin"]),
-        ("**/*.bin", ["a/b/c/deep.bin", "a/b/empty.bin", "a/one.bin"]),
-        ("a/b*/*.bin", ["b/empty.bin"]),
+        ("s3", "a*", ["a.b/x#1?.txt", "a/b/c/deep.bin", "a/b/empty.bin", "a/one.bin"]),
+        ("ftp", "**/*.bin", ["a/b/c/deep.bin", "a/b/empty.bin", "a/one.bin"]),
+        ("sftp", "a/b*/*.bin", ["b/empty.bin"]),
     ],
+    indirect=["place"],
 )
 def test_a_star_in_an_address_lists_what_fits(address: str, pattern: str, names: list[str]) -> None:
     """With names below the folder before it; if nothing fits, the error says what is there instead."""
