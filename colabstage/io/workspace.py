@@ -500,8 +500,9 @@ def _judged(target: Path, replaces: Callable[[Path], bool]) -> tuple[int, ...]:
 
 
 def _check_judged(aside: Path, judged: tuple[int, ...]) -> None:
-    """Make sure that what was moved aside is what was judged; moving has changed its last time."""
-    if _facts_of(aside)[:-1] != judged[:-1]:
+    """Make sure that what was moved aside is what was judged. Moving changes its last time, and on some mounts its
+    inode."""
+    if _facts_of(aside)[1:3] != judged[1:3]:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(aside))
 
 
