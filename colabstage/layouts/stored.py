@@ -335,7 +335,7 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
     if dataset.dtype.names:
         read = f"table = h5py.File({str(tree.path_of(entry) or entry.name)!r})[{dataset.name!r}]"
         save = "numpy.savez('data.npz', **{one: table[one] for one in table.dtype.names})"
-        trouble = f"it is a table; save its columns as arrays: {read}, {save}"
+        trouble = f"it is a table; save its columns as arrays: {read}, then {save}"
     if dataset.attrs.get("MATLAB_class") == b"cell" or "MATLAB_object_decode" in dataset.attrs:
         trouble = OF_MATLAB
     if base is not None:

@@ -369,11 +369,12 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
 
 def _notes_on_splits(table: SampleTable, plan: PackPlan) -> Iterator[str]:
     """Yield which splits lack classes that others have, whoever divided the samples."""
-    if not table.classes or not isinstance(table.targets, Values) or table.targets.values.ndim != 1:
+    values = table.targets.values if isinstance(table.targets, Values) else np.zeros(0)
+    if values.ndim != 1 or values.dtype.kind not in "iu":
         return
-    held = {one.name: {*np.unique(table.targets.values[one.samples]).tolist()} for one in plan.splits}
-    # Negative labels are secret, or missing.
-    known = {label for own in held.values() for label in own if label >= 0}
+    held = {one.name: {*np.unique(values[one.samples]).tolist()} for one in plan.splits}
+    # Negative labels are secret, or missing, and a list of names may be too short.
+    known = {label for own in held.values() for label in own if 0 <= label < len(table.classes)}
     for split, own in held.items():
         if (lacks := sorted(known - own)) and max(own) >= 0:
             names = listed([table.classes[label] for label in lacks])

@@ -292,6 +292,9 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     # Like unlabelled test images: if some rows had no labels, none could have any.
     chosen = [one for one in every if one.y is not None] or every
     used, stated = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
+    # The names of classes that an array itself has are those of its own values.
+    owners = {name: posixpath.dirname(name) for name in stored if is_class_names(name)}
+    stored = {name: one for name, one in stored.items() if owners.get(name) not in {*stored}.difference(stated)}
     xs, ys = ([_usable(stored[name]) for name in names] for names in (used, stated))
     _check_turned([*xs, *ys], stored.values())
     _check_lengths(chosen, stored)
@@ -398,6 +401,8 @@ def _class_names(stored: Mapping[str, StoredArray], least: int) -> list[StoredAr
     and content; `least`: how many there are in masks."""
     lists = [array for name, array in stored.items() if is_class_names(name) and array.is_text and not array.trouble]
     texts = [array for array in lists if len(array.shape) == 1 and array.shape[0] >= least]
+    # That of the targets themselves before others of their file.
+    texts.sort(key=lambda one: posixpath.dirname(one.name) not in stored)
     # A file may have several: of fine and coarse classes.
     texts = [one for one in texts if posixpath.basename(one.name) == posixpath.basename(texts[0].name)]
     check_one_list({_as_words(one.whole()): one.name for one in reversed(texts)})
