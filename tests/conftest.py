@@ -398,9 +398,22 @@ def pytest_runtest_makereport(
     return report
 
 
+# How many modules were imported when their objects were last excluded from garbage collection.
+_modules = [0]
+_MANY_MODULES = 50
+
+
+def exclude_modules() -> None:
+    """Exclude what tests have imported meanwhile: with frameworks, a full collection would take half a second."""
+    if len(sys.modules) >= _modules[0] + _MANY_MODULES:
+        gc.freeze()
+        _modules[0] = len(sys.modules)
+
+
 @pytest.fixture(autouse=True)
 def leak_guard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail a test that leaves a thread, child process, file descriptor, mount or HDF5 handle behind."""
+    exclude_modules()
     below = tmp_path_factory.getbasetemp()
     before = held_now(below)
     yield

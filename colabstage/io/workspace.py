@@ -469,10 +469,9 @@ def remove_named(path: Path) -> None:
 def move_vouched(path: Path, to: Path) -> None:
     """Rename a file that the caller vouches for to a name that is not in use."""
     if is_made_here(path) and path.is_file() and not _facts_of(to):
+        # At this moment another process may take the name, or move the file.
         with contextlib.suppress(FileExistsError, FileNotFoundError):
-            # At this moment another process may take the name, or move the file.
-            if not _rename_by(path, to, _RENAME_NOREPLACE):
-                path.rename(to)
+            _take_free_name(path, to)
             return
     msg = f"'{path}' cannot become '{to}': one of them is not as colabstage made it. Rename it, then try again."
     raise TargetExistsError(msg)
@@ -484,8 +483,10 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
     check_own(made)
 
     def put() -> None:
-        if _judged(target, replaces) or not _rename_by(made, target, _RENAME_NOREPLACE):
+        if _judged(target, replaces):
             made.replace(target)
+        else:
+            _take_free_name(made, target)
 
     among_others(put, target)
 
@@ -499,11 +500,13 @@ def _judged(target: Path, replaces: Callable[[Path], bool]) -> tuple[int, ...]:
     return facts
 
 
-def _check_judged(aside: Path, judged: tuple[int, ...]) -> None:
-    """Make sure that what was moved aside is what was judged. Moving changes its last time, and on some mounts its
-    inode."""
+def _move_judged(path: Path, aside: Path, judged: tuple[int, ...], move: Callable[[Path, Path], object]) -> None:
+    """Move what was judged aside; what has come since goes back."""
+    move(path, aside)
+    # Moving changes the last of its times, and on some mounts its inode.
     if _facts_of(aside)[1:3] != judged[1:3]:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(aside))
+        move(aside, path)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 def whatever_is_there(_: Path) -> bool:
@@ -536,12 +539,7 @@ def making_room(path: Path, *, replaces: Callable[[Path], bool]) -> Iterator[Non
 
     def move() -> None:
         if judged := _judged(path, replaces):
-            path.rename(aside)
-            try:
-                _check_judged(aside, judged)
-            except FileExistsError:
-                aside.rename(path)
-                raise
+            _move_judged(path, aside, judged, Path.rename)
 
     try:
         among_others(move, path)
@@ -575,38 +573,39 @@ def exchange(made: Path, target: Path, judge: Callable[[], object]) -> None:
     def put() -> None:
         judged = _facts_of(target)
         judge()
-        if judged:
-            _exchange(made, target, judged)
-        elif not _rename_by(made, target, _RENAME_NOREPLACE):
-            made.rename(target)
+        if not judged:
+            _take_free_name(made, target)
+            return
+        # So that no other call continues with it: after an exchange, this is the name of what was at the target.
+        was = made.rename(owned_name(target, WAS))
+        try:
+            _move_judged(target, was, judged, _swap)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                was.rename(made)
+            raise
+        remove_own(was.rename(was.with_suffix(OLD)))
 
     among_others(put, target)
 
 
-def _exchange(made: Path, target: Path, judged: tuple[int, ...]) -> None:
-    # So that no other call continues with it: after an exchange, this is the name of what was at the target.
-    was = made.rename(owned_name(target, WAS))
+def _swap(one: Path, other: Path) -> None:
+    if _rename_by(one, other, _RENAME_EXCHANGE):
+        return
+    # No exchange here: for a moment one of them is missing. If the process dies then, `put_back` repairs it.
+    aside = one.rename(owned_name(one, WAS))
     try:
-        if not _rename_by(was, target, _RENAME_EXCHANGE):
-            # No exchange here: for a moment nothing is at the target. If the process dies then, `put_back` repairs it.
-            coming, was = was, target.rename(owned_name(target, WAS))
-            try:
-                _check_judged(was, judged)
-                coming.rename(target)
-            except BaseException:
-                was.rename(target)
-                was = coming
-                raise
-        try:
-            _check_judged(was, judged)
-        except FileExistsError:
-            _rename_by(was, target, _RENAME_EXCHANGE)
-            raise
+        other.rename(one)
     except BaseException:
-        with contextlib.suppress(OSError):
-            was.rename(made)
+        aside.rename(one)
         raise
-    remove_own(was.rename(was.with_suffix(OLD)))
+    aside.rename(other)
+
+
+def _take_free_name(path: Path, to: Path) -> None:
+    # Where the system cannot rename to free names alone, another process may take it at this moment.
+    if not _rename_by(path, to, _RENAME_NOREPLACE):
+        path.rename(to)
 
 
 def _rename_by(one: Path, other: Path, flag: int) -> bool:

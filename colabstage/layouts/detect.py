@@ -78,7 +78,7 @@ from colabstage.layouts.judge import (
 from colabstage.layouts.lists import LIST_ENDS, MOST_LISTS, Lookup, is_class_list, lists_state
 from colabstage.layouts.names import folders_state, names_may_say, names_state, nothing_states, second_copies
 from colabstage.layouts.reading import Source
-from colabstage.layouts.rows import TABLE, TableSearch
+from colabstage.layouts.rows import TABLE, LeadingTable, TableSearch
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import (
     Boxes,
@@ -514,9 +514,11 @@ def _weigh_rows(case: Case) -> Found:
     # Patients are no classes, whatever their rows state.
     of_folders = not all(map(words.PERSONS.fullmatch, above))
     if isinstance(found, Evidence) and of_folders:
-        # Folders that may be classes, as scenes and groups but not speakers may, are weighed after it.
+        # Folders that may be classes, as scenes and groups but not speakers may, are weighed after it, unless one label
+        # is that of several.
         are_ids = all((name := words.SCENES.fullmatch(one)) and name[1] for one in above)
-        if not are_ids and isinstance(case.judge(_weigh_folders(case)), Evidence):
+        are_labelled = are_ids or any(map(_labels_folders, claiming))
+        if not are_labelled and isinstance(case.judge(_weigh_folders(case)), Evidence):
             return Miss(LayoutError(f"{found.named} has a row for each folder."))
         found = found.noting('Where these folders are the classes themselves: layout="image_folder".')
     if isinstance(found, Evidence):
@@ -541,6 +543,13 @@ def _weigh_rows(case: Case) -> Found:
     are_classes = isinstance(folders, Evidence) and not why_not_classes(folders.table, may_be_one=case.is_more)
     advice = ' layout="image_folder" takes folders as classes, and leaves tables out.'
     return refuse(f"{found.error}{advice}") if are_classes else found
+
+
+def _labels_folders(found: LeadingTable) -> bool:
+    """Tell whether a table of folders has a column that is called as labels are, with one label for several of them."""
+    columns = {column.name: column.cells for column in found.table.columns}
+    labels = [cells for name, cells in columns.items() if words.is_label_name(name)]
+    return bool(found.folders) and not all(divides_further(one, columns[found.folders]) for one in labels)
 
 
 def _with_other_splits(case: Case, rows: Evidence) -> Evidence:
@@ -849,7 +858,9 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
     for how, files in unread.items():
         if files:
             what = f"holds files that are not read: {count_kinds(files)} (first '{files.names[0]}')"
-            return LayoutError(f"'{source.label}' {what}. {_by_library(source, files) if how is _AS_OBJECT else how}")
+            return LayoutError(
+                f"'{source.label}' {what}. {_by_library(source, files[:1]) if how is _AS_OBJECT else how}"
+            )
     if is_packed or not faults:
         msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}; expected {_KINDS}."
         return EmptySourceError(" ".join([msg, *source.tree.notes]))
@@ -859,7 +870,7 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
 
 
 def _by_library(source: Source, unread: Iterable[FileEntry] = ()) -> str:
-    """Return how to make samples of files that no layout reads; of those `unread` the first may have a wrong name."""
+    """Return how to make samples of files that no layout reads; `unread`: one whose name may be wrong."""
     # A workbook is a zip, and a scan compressed by gzip: their own names are what is given.
     label = source.label
     for how, ends in _READ_BY.items():

@@ -578,14 +578,15 @@ def _plan_pixels(
     if options.encoding == "pixels":
         return replace(plan, reason="encoding='pixels' was asked for")
     size, nbytes = f"{height}x{width}x{depth}", plan.nbytes
-    if free_bytes is not None and nbytes > free_bytes * (1 - _SPARE_FRACTION) and has_files(table):
+    fits = free_bytes is None or nbytes <= free_bytes * (1 - _SPARE_FRACTION)
+    if not fits and has_files(table):
         reason = (
-            f"as {size} pixels they would take {format_bytes(nbytes)} and {format_bytes(free_bytes)} {_NO_ROOM} and "
-            "decoded on every read"
+            f"as {size} pixels they would take {format_bytes(nbytes)} and {format_bytes(free_bytes or 0)} {_NO_ROOM} "
+            "and decoded on every read"
         )
         return _plan_files(table, options, splits, reason)
-    reason = f"as {size} pixels they take {format_bytes(nbytes)}, which fits on the disk; no image is decoded again"
-    return replace(plan, reason=reason)
+    room = ", which fits on the disk" if fits else ""
+    return replace(plan, reason=f"as {size} pixels they take {format_bytes(nbytes)}{room}; no image is decoded again")
 
 
 def plan_target(table: SampleTable, options: PackOptions, image_shape: tuple[int, ...] | None) -> StoredField | None:

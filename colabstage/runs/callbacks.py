@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,6 +41,10 @@ class Loop:
         """Take a trainer or model, and the module of its class."""
         self._owner, self._library = owner, library
         self._last: dict[str, Any] = {}
+
+    def inside(self) -> dict[str, Any]:
+        """Return what it has that a program sets, by name: parts, or dicts of settings."""
+        raise NotImplementedError
 
     def join(self, run: Run) -> Callable[[], object]:
         """Count steps in this run from now on; returns what ends that, as the trainer may serve another run."""
@@ -89,9 +94,20 @@ class LightningLoop(Loop):
         self._last, self.checkpoint = dict(state), str(self.local / "lightning.ckpt")
         state["checkpoint"].numpy().tofile(self.checkpoint)
 
+    def inside(self) -> dict[str, Any]:
+        # Before `fit` it has none of these.
+        owner = self._owner
+        found = {"lightning_module": owner.lightning_module} if owner.training else {}
+        for number, one in enumerate(owner.optimizers if found else ()):
+            found[f"optimizers[{number}]"] = one
+        for number, one in enumerate(owner.lr_scheduler_configs if found else ()):
+            found[f"lr_scheduler_configs[{number}].scheduler"] = one.scheduler
+        return found
+
     def join(self, run: Run) -> Callable[[], object]:
         _check_alone(self._owner.world_size)
         losses: list[Any] = []
+        given: dict[str, Any] = {}
 
         def end_batch(_: Any, trainer: Any, _module: Any, outputs: Any, _batch: Any, number: int) -> None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -107,12 +123,25 @@ class LightningLoop(Loop):
             if not (trainer.enable_validation and trainer.val_check_batch and done % trainer.val_check_batch == 0):
                 run._between(after_step=True)
 
-        def end_epoch(*_: Any) -> None:
+        def end_epoch(_: Any, trainer: Any, *_all: Any) -> None:
+            # Schedules that watch a metric come last in an epoch, too late for this version, and in the first epoch
+            # that Lightning resumes not at all.
+            loop = trainer.fit_loop
+            if run.steps > (run._edge or 0) and loop.epoch_loop._num_ready_batches_reached():
+                loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+                loop._restarting = True  # so it does not do them again
             run.end_epoch()
             run._between()
 
+        def begin(*_: Any) -> None:
+            for sentence in run._compare(given):
+                run._note(sentence)
+            run.restore_random()
+
         events = {
-            "on_train_start": lambda *_: run.restore_random(),
+            # It has made its optimizers by now, and not restored them.
+            "on_fit_start": lambda *_: given.update(run._begin_settings()),
+            "on_train_start": begin,
             "on_train_batch_end": end_batch,
             "on_train_epoch_end": end_epoch,
             "on_train_end": lambda *_: self.state_dict(),
@@ -161,6 +190,9 @@ class HuggingFaceLoop(Loop):
         for name, one in self._callbacks().items():
             vars(one).update(state["counters"]["stateful_callbacks"].get(name, {}).get("attributes", {}))
         self.checkpoint = str(folder)
+
+    def inside(self) -> dict[str, Any]:
+        return {"model": self._owner.model}
 
     def join(self, run: Run) -> Callable[[], object]:
         _check_alone(self._owner.args.world_size)
@@ -213,6 +245,12 @@ class KerasLoop(Loop):
                     raise ValueError(msg)
                 variable.assign(value.numpy())
 
+    def inside(self) -> dict[str, Any]:
+        settings = self._owner.optimizer.get_config().items()
+        # Keras computes them as float32.
+        rounded = {name: float(f"{one:.7g}") if isinstance(one, float) else one for name, one in settings}
+        return {"optimizer": rounded, "layers": [layer.get_config() for layer in self._owner.layers]}
+
     def join(self, run: Run) -> Callable[[], object]:
         def end(_: Any, _epoch: int, logs: Any = None) -> None:
             run.log(**_columns(logs))
@@ -229,19 +267,37 @@ class KerasLoop(Loop):
         return lambda: None
 
 
+class Generator:
+    """A random generator of the program's own, which the state of the global ones does not include."""
+
+    def __init__(self, owner: Any, _: Any) -> None:
+        own: Any = owner.bit_generator if isinstance(owner, np.random.Generator) else owner
+        self._read: Any = getattr(own, "getstate", getattr(own, "get_state", lambda: own.state))
+        self._write: Any = getattr(own, "setstate", getattr(own, "set_state", partial(setattr, own, "state")))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self._read()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._write(state["state"])
+
+
 # The module in which each library defines its class; it is imported if there is an object of that class.
-_LOOPS: tuple[tuple[str, str, type[Loop]], ...] = (
+_PARTS: tuple[tuple[str, str, type[Loop | Generator]], ...] = (
     ("lightning.pytorch", "Trainer", LightningLoop),
     ("pytorch_lightning", "Trainer", LightningLoop),
     ("transformers.trainer", "Trainer", HuggingFaceLoop),
     ("keras", "Model", KerasLoop),
+    ("numpy.random", "Generator", Generator),
+    ("torch", "Generator", Generator),
+    ("random", "Random", Generator),
 )
 
 
 def as_part(part: Any) -> Any:
-    """Return what saves a part: the part itself, or for a model or trainer with its own loop, a `Loop`."""
-    for module, name, loop in _LOOPS:
+    """Return what saves a part: the part itself, a `Loop` for a model or trainer that has one, a `Generator`."""
+    for module, name, kind in _PARTS:
         library = sys.modules.get(module)
         if library is not None and isinstance(part, getattr(library, name, ())):
-            return loop(part, library)
+            return kind(part, library)
     return part

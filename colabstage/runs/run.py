@@ -54,6 +54,7 @@ from colabstage.runs.state import (
     set_random_state,
     trains_more,
     unwrapped,
+    what_differs,
 )
 from colabstage.stage.publish import restore_file
 
@@ -200,6 +201,8 @@ class Run(Shown):
         self._summed = 0
         # Who counts the epochs: a loop over `epochs`, or one that calls `end_epoch`; otherwise the loader.
         self._counts = False
+        # The number of steps at which its epoch began, where that is known.
+        self._edge: int | None = None
         self._numbers: dict[str, Any] = {}
         # The models' plain numbers at the very first step, but for those that each epoch begins anew; and the epoch in
         # which they were last looked at.
@@ -229,8 +232,8 @@ class Run(Shown):
             for loop in self._loops():
                 loop.local = local
             # What cannot be saved is refused now, and not when the first version is due.
-            self._numbers = numbers_of(self._all_parts())
             states, _ = self._states(), random_state()
+            self._begin_settings()
             empty = [name for name, part in self._parts.items() if not states[name] and has_unsaved(part)]
             self.notes += [f"{name} has an empty state_dict(), so nothing of it is saved." for name in empty]
             self._copier.give_back(states)
@@ -239,6 +242,7 @@ class Run(Shown):
             _on_each_rank(lambda: self._begin(version, local))
             stack.enter_context(self._signals())
             self._counts = bool(self._loops())
+            self._edge = self.steps if self._counts else None
             for loop in self._loops():
                 stack.callback(loop.join(self))
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
@@ -275,6 +279,7 @@ class Run(Shown):
             self._shown.line(f"All {number} epochs are done; nothing is left to train. {self}")
         try:
             while (epoch := self.epoch) < number:
+                self._edge = self.steps
                 self.restore_random()
                 yield epoch
                 # The loop may have ended it itself.
@@ -297,7 +302,7 @@ class Run(Shown):
         if isinstance(self._loader, Loader) and not self._loops() and self._loader.state_dict()["batches_done"]:
             self._loader.set_epoch(self._loader.epoch + 1)
         self._follow_loader()
-        self.epoch += 1
+        self.epoch, self._edge = self.epoch + 1, self.steps
         if not self._loops():
             self._between()
 
@@ -540,15 +545,15 @@ class Run(Shown):
         self._carried = {name: content["parts"][name] for name, part in parts.items() if not part.state_dict()}
         # Files that earlier versions wrote have none.
         given, self._numbers = self._numbers, content.get("numbers", {})
-        for name, now in numbers_of(self._parts).items():
-            # What a training changes itself is another one too, where it goes on in the same kernel.
-            if now == self._numbers.get(name) != given.get(name, now):
-                self.notes.append(f"{name} stays {now}, as the run began; for {given[name]} begin a new run.")
-        for name, now in numbers_of({"loader": self._loader}).items():
-            if (before := self._numbers.get(name, now)) != now:
-                self.notes.append(f"{name} is {now} from here on, and was {before} as the run began.")
+        self.notes += self._compare(given)
         counters = content["counters"]
         self.epoch, self.steps = counters["epoch"], counters["steps"]
+        edge = counters.get("edge")
+        if (again := 0 if edge is None else self.steps - edge) and not self._knows_place():
+            self.notes.append(
+                f"Epoch {self.epoch} begins again, with weights that had {again:,} of its steps: the session before "
+                "left it early, and without loader= where it was is not known."
+            )
         self.history = [dict(row) for row in content["history"]]
         self._saved = self._place()
         self._pass = getattr(self._loader, "epoch", None)
@@ -565,6 +570,21 @@ class Run(Shown):
                 "from before, or begin a new run in another folder."
             )
             raise OptionError(msg)
+
+    def _begin_settings(self) -> dict[str, Any]:
+        """Return what the parts are set to; what a new run has begins with this."""
+        given = numbers_of(self._all_parts())
+        if self.resumed_from is None:
+            self._numbers = given
+        return given
+
+    def _compare(self, given: Mapping[str, Any]) -> list[str]:
+        """Return sentences about what the restored run keeps although the program has another, and what is another from
+        here on."""
+        now = numbers_of(self._all_parts())
+        said = what_differs(given, self._numbers, now)
+        self._numbers |= {name: now[name] for name in self._numbers if name in given and now.get(name) == given[name]}
+        return said
 
     def _all_parts(self) -> dict[str, Any]:
         # Last, because the loader continues from there once it is loaded.
@@ -648,6 +668,9 @@ class Run(Shown):
             states["loader"] |= {"epoch": began, "batches_done": len(self._loader)}
         # Once, because a large pack has a long list of hashes. An arriving pack has none before its end.
         self._digest = self._digest or dataset_digest(self._loader)
+        # What training changes is no setting.
+        now = numbers_of(parts)
+        self._numbers = {name: value for name, value in self._numbers.items() if now.get(name, value) == value}
         content = {
             "format": _FORMAT,
             "parts": states,
@@ -658,7 +681,7 @@ class Run(Shown):
             "plain": dict(self._plain_began.items() - plain_numbers(self._parts).items()),
             "numbers": self._numbers,
             "random": random_state(),
-            "counters": {"epoch": self.epoch, "steps": self.steps},
+            "counters": {"epoch": self.epoch, "steps": self.steps, "edge": self._edge},
             "history": [dict(row) for row in self.history],
         }
         self._saved = self._place()

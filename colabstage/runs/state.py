@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 from collections import ChainMap, Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from colabstage.io.workspace import short_digest
 from colabstage.load.epoch import digest_of, numpy_state
 from colabstage.load.loader import Loader, OtherOrderError
 from colabstage.machine.mounts import run_watched
+from colabstage.runs.callbacks import Loop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +38,8 @@ _SOME_ROWS = 64
 # Parts that show whether they have the weights that an optimizer trains.
 _KNOWN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 # Parts of optimizers and schedules that are no settings, or are elsewhere too.
-_REPEATED = frozenset({"params", "base_lrs", "_last_lr", "_schedule_phases"})
+_REPEATED = frozenset({"params", "base_lrs", "_last_lr", "_schedule_phases", "name", "seed"})
+_MOST_SAID = 20
 _AS_BEFORE = "Make it as it was when that version was saved, or begin a new run in another folder."
 _NO_PLACE = " Leave loader= out to save between epochs only, or make the loader by data.loader(…) or make_loader(…)."
 
@@ -230,7 +234,8 @@ def kind_of_part(part: object) -> str:
 
 
 def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
-    """Return what optimizers, schedules and loaders are set to, each under the name that a program has for it."""
+    """Return what parts are set to, each under the name that a program has for it; of models what their modules say of
+    themselves, or else their plain attributes."""
     found: dict[str, Any] = {}
     for name, part in parts.items():
         if isinstance(part, torch.optim.Optimizer):
@@ -238,11 +243,35 @@ def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
         elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
             for key, value in part.state_dict().items():
                 found |= _settings(f"{name}.{key}", value) if key not in _REPEATED else {}
+        elif isinstance(part, torch.nn.Module):
+            found[f"len([*{name}.modules()])"] = sum(1 for _ in part.modules())
+            for at, module in part.named_modules(prefix=name):
+                text = module.extra_repr()
+                found |= {} if module._modules and not text else {at: f"{type(module).__name__}({text})"}
+                found |= {} if text else {key: one for key, one in _attributes(at, module) if _is_setting(one)}
         elif isinstance(part, Loader):
             form = part._pipeline.form
-            own = {"dtype": form.dtype, "drop_last": part.drop_last, "label_offset": form.label_offset}
-            found |= {f"{name}.{key}": str(value) for key, value in own.items()}
+            found[f"{name}.drop_last"] = str(part.drop_last)
+            for key in ("dtype", "label_offset", "batch_transform", "dataset.transform"):
+                # A function is shown with the place where it is in memory.
+                text = re.sub(r" at 0x\w+", "", str(attrgetter(key)(form)))
+                found[f"{name}.{key}"] = " ".join(text.split())
+        elif isinstance(part, Loop):
+            found |= numbers_of({f"{name}.{own}": one for own, one in part.inside().items()})
+        elif isinstance(part, Mapping | list):
+            found |= _settings(name, part)
     return found
+
+
+def what_differs(given: Mapping[str, Any], then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return sentences about what is not set alike by the program, as the run began, and once that is restored."""
+    said = []
+    for name, before, here in ((name, then[name], now[name]) for name in then if name in now):
+        if here == before != given.get(name, here):
+            said.append(f"{name} stays {here}, as the run began; for {given[name]} begin a new run.")
+        elif here == given.get(name) != before:
+            said.append(f"{name} is {here} from here on, and was {before} until now.")
+    return said if len(said) <= _MOST_SAID else [*said[:_MOST_SAID], f"{len(said) - _MOST_SAID:,} more differ."]
 
 
 def _settings(name: str, value: Any) -> dict[str, Any]:
@@ -252,8 +281,12 @@ def _settings(name: str, value: Any) -> dict[str, Any]:
     value = tuple(sorted(value.elements())) if isinstance(value, Counter) else value  # milestones
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     below = [_settings(f"{name}[{key!r}]", item) for key, item in items if key not in _REPEATED]
-    plain = {name: value} if type(value) in (int, float, bool, str, tuple) else {}
+    plain = {name: value} if _is_setting(value) else {}
     return dict(ChainMap(plain, *below))
+
+
+def _is_setting(value: object) -> bool:
+    return all(type(one) in (int, float, bool, str) for one in (value if type(value) is tuple else [value]))
 
 
 def _parameters(parts: Mapping[str, object]) -> dict[str, torch.nn.Parameter]:
@@ -274,22 +307,25 @@ def frozen_in(parts: Mapping[str, object]) -> list[str]:
     return [name for name, one in _parameters(parts).items() if not one.requires_grad]
 
 
-def _attributes(name: str, part: object) -> dict[str, Any]:
-    """Return the plain attributes of a model and its modules, which no state includes, by name; private ones are their
-    libraries' own."""
+def _attributes(name: str, module: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Return a module's own attributes, which no state includes, by name; private ones are their libraries' own."""
+    return [(f"{name}.{key}", one) for key, one in vars(module).items() if key[0] != "_" and key != "training"]
+
+
+def _all_attributes(name: str, part: object) -> list[tuple[str, Any]]:
     modules = part.named_modules(prefix=name) if isinstance(part, torch.nn.Module) else ()
-    return {f"{at}.{key}": one for at, module in modules for key, one in vars(module).items() if key[0] != "_"}
+    return [item for at, module in modules for item in _attributes(at, module)]
 
 
 def has_unsaved(part: object) -> bool:
     """Return whether a model has plain attributes that are no settings, such as what a metric counts in."""
-    return not all(isinstance(one, str | int | float | tuple | None) for one in _attributes("", part).values())
+    return not all(isinstance(one, str | int | float | tuple | None) for _, one in _all_attributes("", part))
 
 
 def plain_numbers(parts: Mapping[str, object]) -> dict[str, float]:
     """Return the plain attributes that are numbers: a temperature, a count of updates."""
-    found = {key: one for name, part in parts.items() for key, one in _attributes(name, part).items()}
-    return {key: one for key, one in found.items() if type(one) in (int, float)}
+    found = [item for name, part in parts.items() for item in _all_attributes(name, part)]
+    return {key: one for key, one in found if type(one) in (int, float)}
 
 
 def names_of(parts: Mapping[str, object]) -> dict[str, list[str]]:

@@ -66,6 +66,7 @@ from colabstage.stage.dataset import Origin, StagedDataset
 from colabstage.stage.places import MANIFEST_SUFFIX, PREVIOUS_SUFFIX, BucketPlace, CachedFile, FolderPlace, Place
 from colabstage.stage.publish import PublishReport, publish, published_before
 from colabstage.stage.record import LocalRecord, cache_name, identity_of, read_record, write_record
+from colabstage.stage.request import staged_folders
 from colabstage.stage.source import SourceOnce, StageCall, StateDiffersError, compared_beside
 
 if TYPE_CHECKING:
@@ -115,6 +116,10 @@ def exceeds(request: StageRequest, figures: StageFigures) -> bool:
 def less_room(request: StageRequest, free_bytes: int) -> str:
     """Return what takes less local space than the whole dataset, as the end of a sentence."""
     larger = "give local_dir= on a larger disk"
+    sizes = {folder: disk_use(folder) for folder in staged_folders(request.folder.parent) if folder != request.folder}
+    if sizes:
+        most = max(sizes, key=sizes.__getitem__)
+        larger = f"remove '{most.name}', staged there too ({format_bytes(sizes[most])}: {_removal(most)}), or {larger}"
     # Plain files must all be local. Not all of the space, because other files need some.
     limit_bytes = int(0.8 * free_bytes)
     too_little = limit_bytes < _LEAST_OF_LIMIT * BLOCK_BYTES
@@ -124,6 +129,11 @@ def less_room(request: StageRequest, free_bytes: int) -> str:
     limit = format_bytes(limit_bytes).replace(" ", "")
     cache = "" if request.cache_dir is not None else " and a cache_dir= with room for it"
     return f"{larger}, or disk_limit='{limit}'{cache}: then a part of the pack is here, and all of it in the cache"
+
+
+def _removal(folder: Path) -> str:
+    """Return the line for a shell that removes what is staged in a folder."""
+    return f"colabstage cache purge {quote(folder.name)} --only here --yes --local-dir {quote(str(folder.parent))}"
 
 
 def on_wrong_disks(request: StageRequest) -> Iterator[str]:
@@ -142,11 +152,9 @@ def beyond_limit(request: StageRequest) -> list[str]:
     # It is used anyway: the space is taken, and an earlier call asked for the whole pack.
     if limit is None or (size := request.pack_path.stat().st_size) <= limit:
         return []
-    where = f"--only here --yes --local-dir {quote(str(request.folder.parent))}"
     sentence = (
         f"All {format_bytes(size)} of the pack are here already, more than disk_limit={format_bytes(limit)}, and are "
-        f"used as they are. Remove it here (colabstage cache purge {quote(request.name)} {where}) and call again, and "
-        "it is read in part."
+        f"used as they are. Remove it here ({_removal(request.folder)}) and call again, and it is read in part."
     )
     return [sentence]
 
@@ -567,7 +575,9 @@ def publish_pack(
         # Not raised: the data is local and usable, and the next session just stages it again.
         except (ColabstageError, OSError) as error:
             step.note = "failed"
-            call.report.note(f"Not cached, so the next session stages from the source again: {error}")
+            others = f" list_datasets(cache_dir={place.label!r}) shows what is there, for purge_datasets to remove."
+            remedy = others if isinstance(error, NotEnoughSpaceError) else ""
+            call.report.note(f"Not cached, so the next session stages from the source again: {error}{remedy}")
         discard_rows(place, name)
     call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"
     write_record(request, replace(record, published=done is not None, published_in=cache_name(request)))

@@ -278,7 +278,9 @@ def plan_reading(request: StageRequest, source: OpenedSource, spool: Path, *, pa
         if has_half:
             break
     if chosen is None:
-        return reading
+        # What colabstage knows of each row of a pack is in its record; shards and arrays have none.
+        all_anew = "Everything is read: from an earlier pack only samples that are files of their own are taken over"
+        return replace(reading, note=all_anew if request.pack_path.exists() and not request.refresh else "")
     base, takeover = chosen
     name = base.pack.path.name if base.cached is None else base.cached.label.rpartition("/")[2]
     note = str(takeover) if base.is_own else f"{takeover}. It is '{name}', which has the same files"

@@ -719,6 +719,10 @@ BESIDE_FOLDERS = [
     row("a folder thumbnails beside those of classes, in splits", files("train/{cat,dog}/{0..2}.jpg val/{cat,dog}/{3..5}.jpg {train,val}/thumbnails/a{0..3}.jpg"), right=[noted("only=.'train/cat', 'train/dog', 'val/cat', 'val/dog'.")]),
     row("a label in each folder", files(PATIENTS, {f"p{i}/label.txt": str(i % 2) for i in (1, 2, 3)}), right=[refused("label"), found("train: 0 2, 1 4")]),
     row("a table of folders and their labels", files(PATIENTS, {"labels.csv": "patient,diagnosis\np1,0\np2,1\np3,0\n"}), right=[found("train: 0 4, 1 2")]),
+    *(row(f"a table of {where} and {what}", files("{c1,c2,c3}/view{0,1}.jpg", {"l.csv": f"{header}\nc1,{cells[0]}\nc2,{cells[1]}\nc3,{cells[2]}\n"}), right=[right])
+      for where, what, header, cells, right in [
+          ("folders", "a label that several have", "id,label", "aba", found("train: a 4, b 2", note='layout="image_folder"')), ("folders", "a label of each", "id,label", "abc", found("train: c1 2, c2 2, c3 2")),
+          ("folders", "a kind that several have", "id,kind", "aba", found("train: c1 2, c2 2, c3 2", note="l.csv"))]),
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
     row("a table of folders as paths", files("images/p{1..3}/{0..1}.jpg", {"labels.csv": "path,label\nimages/p1/,ill\nimages/p2/,well\nimages/p3/,ill\n"}), right=[found("train: ill 4, well 2")]),
     row("a class with one image, which is held out", files("cat/{00..09}.jpg dog/0.jpg"), right=[noted("The split 'train' has no images of 1 class: 'dog'")], splits={"train": 0.8, "val": 0.2}),

@@ -118,16 +118,19 @@ def to_floats(image: Any) -> Any:
     return torch.from_numpy(image).permute(2, 0, 1) / 255
 
 
+LONG = pytest.mark.long
+
+
 # A dataset alone says nothing of the options, whichever they are; the transform is its own.
 @pytest.mark.parametrize(
     ("is_encoded", "options", "gives_loader"),
     [
-        (True, {"dtype": torch.float32, "batch_transform": RandomFlip()}, True),
+        pytest.param(True, {"dtype": torch.float32, "batch_transform": RandomFlip()}, True, marks=LONG),
         (True, {"dtype": torch.float32, "batch_transform": RandomFlip()}, False),
         (True, {"sampler": [3, 1, 4, 1, 5, 9, 2, 6], "shuffle": False, "drop_last": True}, True),
-        (False, {"dtype": "float32", "seed": 3}, True),
+        pytest.param(False, {"dtype": "float32", "seed": 3}, True, marks=LONG),
         (False, {"transform": to_floats}, True),
-        (False, {"transform": to_floats}, False),
+        pytest.param(False, {"transform": to_floats}, False, marks=LONG),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
 )

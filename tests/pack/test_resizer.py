@@ -169,7 +169,7 @@ def hide_torch() -> None:
 def test_a_worker_without_torch_refuses(by_torch: Path, tmp_path: Path, many: Path) -> None:
     """It would write other bytes than the other workers, so it says what to do; the target stays empty."""
     with (
-        ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=hide_torch) as executor,
+        ProcessPoolExecutor(1, mp_context=get_context("fork"), initializer=hide_torch) as executor,
         pytest.raises(MissingDependencyError, match="torch"),
     ):
         pack_dataset(many, tmp_path / "set.h5", executor=executor, shards=2, **OPTIONS)

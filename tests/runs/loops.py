@@ -58,11 +58,14 @@ def with_lightning(folder: Path, data: Path, steps: Steps) -> tuple[list[np.ndar
             return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
         def validation_step(self, *_: Any) -> None:
+            self.log("worse", 1.0)
             for group in self.optimizers().param_groups:
                 group["lr"] *= 0.9
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW(self.parameters(), lr=0.01)
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "worse"}}
 
     loader = make_loader(dataset_h5(data), 8, seed=5, dtype=torch.float32)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}

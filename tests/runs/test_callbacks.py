@@ -50,7 +50,7 @@ def make_trainer(monkeypatch: pytest.MonkeyPatch, library: str) -> Any:
     """A stand-in for a library's `Trainer`, which calls its callbacks."""
 
     class Trainer:
-        world_size, optimizer, training = 1, None, False
+        world_size, model, optimizer, training = 1, None, None, False
         accumulate_grad_batches, enable_validation, check_val_every_n_epoch = 1, False, 1
         args = SimpleNamespace(world_size=1)
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import random
 import re
 import shutil
 import signal
@@ -33,6 +34,7 @@ from colabstage.errors import (
     RunInUseError,
     TargetExistsError,
 )
+from colabstage.transforms import RandomFlip
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
@@ -964,7 +966,9 @@ def test_a_run_says_which_numbers_and_settings_it_keeps(data: Path, tmp_path: Pa
     Nothing is said where they are the same."""
     schedules = torch.optim.lr_scheduler
     for mode, length in (("min", 5), ("min", 5), ("max", 6)):
-        model = nn.Linear(2, 2)
+        layers = [nn.Linear(2, 2), nn.Dropout(length / 10), [nn.ReLU(), nn.GELU()][mode == "max"]]
+        model: Any = nn.Sequential(*layers, *([nn.Flatten()] if mode == "max" else []))
+        model.temperature = model.training_changes = length
         optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(float(length)), amsgrad=mode == "max")
         warm = [schedules.LinearLR(optimizer, total_iters=5), schedules.CosineAnnealingLR(optimizer, 10 * length)]
         parts: dict[str, Any] = {
@@ -972,12 +976,20 @@ def test_a_run_says_which_numbers_and_settings_it_keeps(data: Path, tmp_path: Pa
             "steps": schedules.MultiStepLR(optimizer, [1, length]),
             "warm": schedules.SequentialLR(optimizer, warm, [length]),
         }
-        loader = make_loader(dataset_h5(data), 8, seed=0, dtype="float32" if mode == "max" else None)
+        options: dict[str, Any] = {"dtype": "float32", "batch_transform": RandomFlip()} if mode == "max" else {}
+        loader = make_loader(dataset_h5(data), 8, seed=0, **options)
         with resumable(tmp_path, model=model, optimizer=optimizer, loader=loader, **parts, progress=False) as run:
             assert (run.notes == []) == (mode == "min")
             next(iter(loader))
+            model.training_changes += 1
             run.step()
+    assert not any("training_changes is" in note for note in run.notes)
     for kept in (
+        "model.temperature is 6 from here on, and was 5",
+        "model.1 is Dropout(p=0.6, inplace=False) from",
+        "model.2 is GELU(approximate='none') from here on, and was ReLU()",
+        "len([*model.modules()]) is 5 from",
+        "loader.batch_transform is RandomFlip(horizontal=0.5, vertical=0.0) from here on, and was None",
         "loader.dtype is torch.float32 from here on, and was None",
         "'initial_lr'] stays 5.0",
         "'amsgrad'] stays False",
@@ -987,6 +999,38 @@ def test_a_run_says_which_numbers_and_settings_it_keeps(data: Path, tmp_path: Pa
         "warm._schedulers[1]['T_max'] stays 50",
     ):
         assert any(kept in note for note in run.notes)
+
+
+def test_generators_of_ones_own_go_on(tmp_path: Path) -> None:
+    """A part each; a kind whose state has arrays is refused."""
+    drawn: list[Any] = []
+    for _ in range(2):
+        rng, own, python = np.random.default_rng(0), torch.Generator(), random.Random(0)
+        with resumable(tmp_path, model=nn.Linear(2, 2), rng=rng, own=own, python=python, progress=False) as run:
+            run.step()
+            drawn.append((rng.random(), torch.rand(1, generator=own).item(), python.random()))
+    rng, own, python = np.random.default_rng(0), torch.Generator(), random.Random(0)
+    assert drawn == [(rng.random(), torch.rand(1, generator=own).item(), python.random()) for _ in range(2)]
+    with (
+        pytest.raises(OptionError, match="ndarray"),
+        resumable(tmp_path / "arrays", rng=np.random.Generator(np.random.MT19937(0)), progress=False),
+    ):
+        pass
+
+
+def test_an_epoch_that_begins_again_is_noted(data: Path, tmp_path: Path) -> None:
+    """Where a session without loader= left it early, by itself; at its end, and with the loader's place, it is not."""
+    for known, leave in itertools.product((False, True), (3, 12)):
+        for _ in range(2):
+            parts = make_parts(data)
+            loader = parts["loader"] if known else parts.pop("loader")
+            with resumable(tmp_path / f"{known} {leave}", progress=False, **parts) as run:
+                for _ in run.epochs(1 + (run.steps > 0)):
+                    for _ in itertools.islice(loader, leave):
+                        run.step()
+                    if leave == 3:
+                        break
+        assert ["Epoch 0 begins again" in note for note in run.notes] == [True] * (leave == 3 and not known)
 
 
 def test_a_scaler_goes_on_where_it_is_enabled(tmp_path: Path) -> None:
