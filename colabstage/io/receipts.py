@@ -251,9 +251,10 @@ def put_folder(made: Path, target: Path, receipt: Callable[[], Receipt], *, over
     coming = replace(receipt(), inventory=_take_inventory(made))
     noted = note_receipt(target, coming)
 
-    def judge() -> None:
+    def judge() -> bool:
         if not overwrite:
             check_replaceable(target)
+        return overwrite
 
     try:
         workspace.exchange(made, target, judge)

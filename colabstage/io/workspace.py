@@ -500,11 +500,17 @@ def _judged(target: Path, replaces: Callable[[Path], bool]) -> tuple[int, ...]:
     return facts
 
 
-def _move_judged(path: Path, aside: Path, judged: tuple[int, ...], move: Callable[[Path, Path], object]) -> None:
-    """Move what was judged aside; what has come since goes back."""
+def _move_judged(
+    path: Path,
+    aside: Path,
+    judged: tuple[int, ...],
+    move: Callable[[Path, Path], object],
+    replaces: Callable[[Path], bool],
+) -> None:
+    """Move what was judged aside; what has come since goes back, unless `replaces` allows for that as well."""
     move(path, aside)
-    # Moving changes the last of its times, and on some mounts its inode.
-    if _facts_of(aside)[1:3] != judged[1:3]:
+    # Moving changes the last of its times, and on some mounts its inode, or all times.
+    if _facts_of(aside)[1:3] != judged[1:3] and not replaces(aside):
         move(aside, path)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
@@ -539,7 +545,7 @@ def making_room(path: Path, *, replaces: Callable[[Path], bool]) -> Iterator[Non
 
     def move() -> None:
         if judged := _judged(path, replaces):
-            _move_judged(path, aside, judged, Path.rename)
+            _move_judged(path, aside, judged, Path.rename, replaces)
 
     try:
         among_others(move, path)
@@ -565,21 +571,21 @@ def sync_file(path: Path) -> None:
         os.close(handle)
 
 
-def exchange(made: Path, target: Path, judge: Callable[[], object]) -> None:
-    """Give a finished folder, one of our temporaries, the name `target`; what has it is removed, unless `judge`
-    raises."""
+def exchange(made: Path, target: Path, judge: Callable[[], bool]) -> None:
+    """Give a finished folder, one of our temporaries, the name `target`; what has it is removed, unless `judge` raises.
+    It returns whether anything may be removed."""
     check_own(made)
 
     def put() -> None:
         judged = _facts_of(target)
-        judge()
+        takes_any = judge()
         if not judged:
             _take_free_name(made, target)
             return
         # So that no other call continues with it: after an exchange, this is the name of what was at the target.
         was = made.rename(owned_name(target, WAS))
         try:
-            _move_judged(target, was, judged, _swap)
+            _move_judged(target, was, judged, _swap, lambda _: takes_any)
         except BaseException:
             with contextlib.suppress(OSError):
                 was.rename(made)

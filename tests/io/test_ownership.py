@@ -263,6 +263,25 @@ class TestFolders:
             assert (target / "a.bin").read_bytes() == made.name.encode()
             assert look_at(target).is_as_made
 
+    def test_a_mount_that_gives_renamed_files_new_times(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As those of object stores do, which also exchange nothing: what anything may replace is replaced."""
+        rename, times = Path.rename, itertools.count(1)
+
+        def renamed(path: Path, to: Path) -> Path:
+            os.utime(rename(path, to), (0, next(times)))
+            return to
+
+        target, file = tmp_path / "out", tmp_path / "it.h5"
+        put_folder(make_folder(target, MADE), target, receipt)
+        file.write_bytes(b"older")
+        monkeypatch.setattr(Path, "rename", renamed)
+        monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: None)
+        put_folder(make_folder(target, {"a": "newer"}), target, receipt, overwrite=True)
+        with workspace.making_room(file, replaces=workspace.whatever_is_there):
+            assert not file.exists()
+        assert [path.name for path in target.iterdir()] == ["a"]
+        assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".receipt"]
+
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name.split(".", 2)[1] if path.name.startswith(".") else path.name for path in folder.iterdir())
