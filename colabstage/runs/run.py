@@ -72,6 +72,7 @@ _EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
 _ROW_STEPS = 100
 _SHOWN_S = 2.0
 _AGAIN_S = 60.0
+_LATE_STEPS = 2
 
 
 def read_interval(given: object) -> tuple[int | None, float]:
@@ -217,6 +218,7 @@ class Run(Shown):
         self._loader_began: Any = None
         self._stop: int | None = None
         self._at_once = False
+        self._late = 0
         self._noticed = weakref.WeakSet[torch.optim.Optimizer]()
         self._stack = contextlib.ExitStack()
         self._is_open = False
@@ -608,7 +610,10 @@ class Run(Shown):
         if after_step and not self._knows_place():
             return
         if saver is None:
-            self._end_on_signal()
+            # The first rank may get its signal a step later, and can save only after a step that all ranks do.
+            self._late += self._stop is not None
+            if self._late > _LATE_STEPS:
+                self._end_on_signal()
             return
         if saver.heartbeat.lost is not None:
             raise saver.heartbeat.lost
