@@ -34,7 +34,7 @@ from colabstage.load.loader import Loader
 from colabstage.machine.mounts import drive_root, lost_with_machine, require_drive, run_watched, run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
 from colabstage.runs.lease import NAME, Heartbeat, Lease, wait_until_free
-from colabstage.runs.listing import PLACES, Version, list_versions, plot_history
+from colabstage.runs.listing import PLACES, Version, list_copies, list_versions, plot_history
 from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
     ROWS,
@@ -485,7 +485,7 @@ class Run(Shown):
         if _rank():
             return None, 0
         with typed_errors(reads=[self.folder], writes=[]):
-            before, there = run_with_one_remount(self._look, self.folder)
+            before, there, copies = run_with_one_remount(self._look, self.folder)
         noted = before.newest if before is not None else ""
         if lost := lost_with_machine(self.folder):
             self.notes.append(f"{lost}. To resume on another one, give a folder on a mounted Drive.")
@@ -493,7 +493,11 @@ class Run(Shown):
             self.notes.append(f"{noted} was passed over: it is noted in '{NAME}', but not in the folder.")
         version = self._newest_whole(there, local)
         # If the very first session died while a version was on its way, nothing is missing.
-        if version is None and (noted or any(there.values())):
+        if version is None and copies:
+            self.notes.append(
+                f"It has {listed(copies, 3)} from elsewhere: copy each version with its '.pt.json', by their own names."
+            )
+        if version is None and (noted or any(there.values()) or copies):
             msg = (
                 f"No version in '{self.folder}' can be restored. {' '.join(self.notes)} Remount Drive if the folder is "
                 "there, and try again. To train from the beginning, choose another folder."
@@ -501,8 +505,9 @@ class Run(Shown):
             raise DamagedPackError(msg)
         return version, max([before.session if before else 0, *(one.session for one in there)]) + 1
 
-    def _look(self) -> tuple[Lease | None, dict[Version, bool]]:
-        """Return the previous session's lease, once it has left, and which versions are complete, the newest first."""
+    def _look(self) -> tuple[Lease | None, dict[Version, bool], list[str]]:
+        """Return the previous session's lease, once it has left, which versions are complete, the newest first, and
+        where no session has been the names of copies."""
         # Without its Drive, the folder would be created on the local disk.
         require_drive(self.folder)
         make_folder(self.folder)
@@ -512,7 +517,8 @@ class Run(Shown):
         there = list_versions(self.folder, [before.newest] if before is not None and before.newest else [])
         # What is in them is compared when one is restored.
         files = {version: self.folder / version.name for version in there}
-        return before, {one: file.is_file() and manifest_path(file).is_file() for one, file in files.items()}
+        complete = {one: file.is_file() and manifest_path(file).is_file() for one, file in files.items()}
+        return before, complete, list_copies(self.folder) if before is None else []
 
     def _newest_whole(self, there: Mapping[Version, bool], local: Path) -> Version | None:
         progress = resolve_progress(self._progress)
