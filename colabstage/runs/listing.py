@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-_COPY = re.compile(r"[^.].*?save-\d{4,}-step-\d{8,}.*")
+# What may be a version, under its own name or another.
+COPY = re.compile(r"[^.].*?save-\d{4,}-step-\d{8,}.*")
 _NAME = re.compile(r"session-(\d{4,})-save-(\d{4,})-step-(\d{8,})\.pt(?:\.json)?")
 
 
@@ -59,11 +60,6 @@ def list_versions(folder: Path, noted: Iterable[str] = ()) -> list[Version]:
     names |= {name for name in noted if name not in names and (folder / name).is_file()}
     found = {Version(*map(int, match.groups())) for name in names if (match := _NAME.fullmatch(name)) is not None}
     return sorted(found, reverse=True)
-
-
-def list_copies(folder: Path) -> list[str]:
-    """Return the names of what may be versions, under their own names or others."""
-    return sorted(entry.name for entry in folder.iterdir() if _COPY.fullmatch(entry.name))
 
 
 @dataclass(frozen=True, slots=True)

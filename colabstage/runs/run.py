@@ -34,7 +34,7 @@ from colabstage.load.loader import Loader
 from colabstage.machine.mounts import drive_root, lost_with_machine, require_drive, run_watched, run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
 from colabstage.runs.lease import NAME, Heartbeat, Lease, wait_until_free
-from colabstage.runs.listing import PLACES, Version, list_copies, list_versions, plot_history
+from colabstage.runs.listing import COPY, PLACES, Version, list_versions, plot_history
 from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
     ROWS,
@@ -128,8 +128,8 @@ def resumable(
         progress: `True` prints a line at the beginning and for each version (in a notebook one line that changes);
             `False` for silence.
         **parts: what is saved and restored, by name: `model=`, `optimizer=`, `scheduler=`, `scaler=`, `ema=`, anything
-            with `state_dict` and `load_state_dict`; or a `Trainer` of Lightning or Hugging Face, or a Keras model,
-            which resume by `run.checkpoint` and `run.callback`.
+            with `state_dict` and `load_state_dict`; random generators of your own; or a `Trainer` of Lightning or
+            Hugging Face, or a Keras model, which resume by `run.checkpoint` and `run.callback`.
 
     Returns:
         A `Run`, a context manager.
@@ -235,7 +235,7 @@ class Run(Shown):
                 loop.local = local
             # What cannot be saved is refused now, and not when the first version is due.
             states, _ = self._states(), random_state()
-            self._begin_settings()
+            self._numbers = self._settings()
             empty = [name for name, part in self._parts.items() if not states[name] and has_unsaved(part)]
             self.notes += [f"{name} has an empty state_dict(), so nothing of it is saved." for name in empty]
             self._copier.give_back(states)
@@ -518,7 +518,8 @@ class Run(Shown):
         # What is in them is compared when one is restored.
         files = {version: self.folder / version.name for version in there}
         complete = {one: file.is_file() and manifest_path(file).is_file() for one, file in files.items()}
-        return before, complete, list_copies(self.folder) if before is None else []
+        entries = self.folder.iterdir() if before is None else ()
+        return before, complete, sorted(entry.name for entry in entries if COPY.fullmatch(entry.name))
 
     def _newest_whole(self, there: Mapping[Version, bool], local: Path) -> Version | None:
         progress = resolve_progress(self._progress)
@@ -552,6 +553,7 @@ class Run(Shown):
         self._carried = {name: content["parts"][name] for name, part in parts.items() if not part.state_dict()}
         # Files that earlier versions wrote have none.
         given, self._numbers = self._numbers, content.get("numbers", {})
+        self.resumed_from = version
         self.notes += self._compare(given)
         counters = content["counters"]
         self.epoch, self.steps = counters["epoch"], counters["steps"]
@@ -564,7 +566,6 @@ class Run(Shown):
         self.history = [dict(row) for row in content["history"]]
         self._saved = self._place()
         self._pass = getattr(self._loader, "epoch", None)
-        self.resumed_from = version
         self._random = content["random"]
         self._frozen, self._plain_began = content.get("frozen"), content.get("plain", {})
 
@@ -578,17 +579,13 @@ class Run(Shown):
             )
             raise OptionError(msg)
 
-    def _begin_settings(self) -> dict[str, Any]:
-        """Return what the parts are set to; what a new run has begins with this."""
-        given = numbers_of(self._all_parts())
-        if self.resumed_from is None:
-            self._numbers = given
-        return given
+    def _settings(self) -> dict[str, Any]:
+        return numbers_of(self._all_parts())
 
     def _compare(self, given: Mapping[str, Any]) -> list[str]:
         """Return sentences about what the restored run keeps although the program has another, and what is another from
-        here on."""
-        now = numbers_of(self._all_parts())
+        here on; a new run begins with what is given."""
+        now, self._numbers = self._settings(), self._numbers if self.resumed_from else dict(given)
         said = what_differs(given, self._numbers, now)
         self._numbers |= {name: now[name] for name in self._numbers if name in given and now.get(name) == given[name]}
         return said
@@ -679,7 +676,7 @@ class Run(Shown):
         # Once, because a large pack has a long list of hashes. An arriving pack has none before its end.
         self._digest = self._digest or dataset_digest(self._loader)
         # What training changes is no setting.
-        now = numbers_of(parts)
+        now = self._settings()
         self._numbers = {name: value for name, value in self._numbers.items() if now.get(name, value) == value}
         content = {
             "format": _FORMAT,

@@ -382,7 +382,7 @@ def test_a_version_that_was_copied_in_part_is_not_passed_over(data: Path, tmp_pa
     session(tmp_path / "run", data, until=9, saves=(7,))
     (tmp_path / "copy").mkdir()
     file = tmp_path / "run" / versions(tmp_path / "run")[0].name
-    copy = shutil.copy(file, tmp_path / "copy" / name.format(file.stem))
+    copy = Path(shutil.copy(file, tmp_path / "copy" / name.format(file.stem)))
     with pytest.raises(DamagedPackError, match=re.escape(copy.name)):
         session(tmp_path / "copy", data)
     copy.unlink()
