@@ -146,32 +146,22 @@ class Locks:
                         del self._counts[block]
                         _set(self._handles[0], block, block + 1, fcntl.F_UNLCK)
 
-    @contextlib.contextmanager
-    def alone(self, block: int) -> Iterator[bool]:
-        """Keep readers from a block within the context; yields whether that was possible, because none reads it."""
-        had = self._take(block)
-        try:
-            yield had
-        finally:
-            if had:
-                self._release(block)
-
     def claim(self, block: int) -> bool:
         """Begin to fetch a block; return whether no other process does."""
-        return self._take(_CLAIM + block)
+        return self.take(_CLAIM + block)
 
     def unclaim(self, block: int) -> None:
-        self._release(_CLAIM + block)
+        self.release(_CLAIM + block)
 
     @contextlib.contextmanager
     def making_room(self) -> Iterator[None]:
         """Be the only one in all processes that changes which blocks may be local; for moments only."""
         with self._making_room:
-            self._take(_ROOM, wait=True)
+            self.take(_ROOM, wait=True)
             try:
                 yield
             finally:
-                self._release(_ROOM)
+                self.release(_ROOM)
 
     def begin_turn(self) -> bool:
         """Try to become the only one in all processes that waits for blocks; return whether that succeeded."""
@@ -179,20 +169,20 @@ class Locks:
             return False
         had = False
         try:
-            had = self._take(_TURN)
+            had = self.take(_TURN)
         finally:
             if not had:
                 self._waiting.release()
         return had
 
     def end_turn(self) -> None:
-        self._release(_TURN)
+        self.release(_TURN)
         self._waiting.release()
 
-    def _take(self, byte: int, *, wait: bool = False) -> bool:
+    def take(self, byte: int, *, wait: bool = False) -> bool:
         return _set(self._handles[1], byte, byte + 1, fcntl.F_WRLCK, wait=wait)
 
-    def _release(self, byte: int) -> None:
+    def release(self, byte: int) -> None:
         _set(self._handles[1], byte, byte + 1, fcntl.F_UNLCK)
 
 
@@ -469,13 +459,16 @@ class Blocks:
     def let_go(self, block: int) -> bool:
         """Give back the bytes of a block except its edges; return whether that was possible, because none reads it."""
         assert self.locks is not None
-        with self.locks.alone(block) as alone:
-            if not alone:
-                return False
+        # A block that is read is locked.
+        if not self.locks.take(block):
+            return False
+        try:
             kept = bool(self.edges.heads[block] or self.edges.tails[block]) and self.state[block] == WHOLE
             # Noted first: if a process dies now, no other counts on the bytes.
             self.state[block] = EDGES if kept else MISSING
             self._give_back(block, whole=not kept)
+        finally:
+            self.locks.release(block)
         self.counters[EVICTED] += self.layout.lengths[block]
         return True
 
