@@ -115,8 +115,12 @@ class Locks:
         follow_forks(self)
 
     def _reset(self) -> None:
-        self._lock, self._waiting, self._making_room = threading.Lock(), threading.Lock(), threading.Lock()
-        self._counts: dict[int, int] = {}
+        self._lock, self._making_room = threading.Lock(), threading.Lock()
+        # By the contexts, with which they go even if one's end is interrupted; and what the kernel has locked.
+        self._held: weakref.WeakValueDictionary[int, set[int]] = weakref.WeakValueDictionary()
+        self._locked: set[int] = set()
+        # The thread whose turn it is, if any: under one key, which is set in one step.
+        self._turn: dict[int, int] = {}
 
     def after_fork(self) -> None:
         """Open new handles in a forked child. It shares its parent's, so it would release the parent's locks, and hold
@@ -129,22 +133,27 @@ class Locks:
     @contextlib.contextmanager
     def held(self, blocks: Iterable[int]) -> Iterator[None]:
         """Protect blocks from eviction within the context, whether or not they are local."""
-        runs = list(_runs(sorted(blocks)))
-        with self._lock:
-            for start, stop in runs:
-                # Another process holds the lock for as long as punching a hole takes.
-                _set(self._handles[0], start, stop, fcntl.F_RDLCK, wait=True)
-                for block in range(start, stop):
-                    self._counts[block] = self._counts.get(block, 0) + 1
+        own = set(blocks)
         try:
+            with self._lock:
+                self._held[id(own)] = own
+                self._follow()
             yield
         finally:
             with self._lock:
-                for block in itertools.chain.from_iterable(itertools.starmap(range, runs)):
-                    self._counts[block] -= 1
-                    if not self._counts[block]:
-                        del self._counts[block]
-                        _set(self._handles[0], block, block + 1, fcntl.F_UNLCK)
+                self._held.pop(id(own), None)
+                self._follow()
+
+    def _follow(self) -> None:
+        """Lock what is held, and nothing else."""
+        held = set[int]().union(*self._held.values())
+        for start, stop in _runs(sorted(held - self._locked)):
+            # Another process holds the lock for as long as punching a hole takes.
+            _set(self._handles[0], start, stop, fcntl.F_RDLCK, wait=True)
+            self._locked.update(range(start, stop))
+        for start, stop in _runs(sorted(self._locked - held)):
+            _set(self._handles[0], start, stop, fcntl.F_UNLCK)
+            self._locked.difference_update(range(start, stop))
 
     def claim(self, block: int) -> bool:
         """Begin to fetch a block; return whether no other process does."""
@@ -165,19 +174,17 @@ class Locks:
 
     def begin_turn(self) -> bool:
         """Try to become the only one in all processes that waits for blocks; return whether that succeeded."""
-        if not self._waiting.acquire(blocking=False):
+        if self._turn.setdefault(_TURN, threading.get_ident()) != threading.get_ident():
             return False
-        had = False
-        try:
-            had = self.take(_TURN)
-        finally:
-            if not had:
-                self._waiting.release()
+        if not (had := self.take(_TURN)):
+            self._turn.clear()
         return had
 
     def end_turn(self) -> None:
-        self.release(_TURN)
-        self._waiting.release()
+        """Let the next one wait, if this thread has the turn."""
+        if self._turn.get(_TURN) == threading.get_ident():
+            self.release(_TURN)
+            self._turn.clear()
 
     def take(self, byte: int, *, wait: bool = False) -> bool:
         return _set(self._handles[1], byte, byte + 1, fcntl.F_WRLCK, wait=wait)
