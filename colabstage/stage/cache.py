@@ -575,7 +575,7 @@ def publish_pack(
         except (ColabstageError, OSError) as error:
             step.note = "failed"
             others = f" list_datasets(cache_dir={place.label!r}) shows what is there, for purge_datasets to remove."
-            remedy = others if isinstance(error, NotEnoughSpaceError) else ""
+            remedy = others * isinstance(error, NotEnoughSpaceError)
             call.report.note(f"Not cached, so the next session stages from the source again: {error}{remedy}")
         discard_rows(place, name)
     call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"

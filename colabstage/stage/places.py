@@ -228,9 +228,9 @@ class Place(ABC):
     def at(self, name: str) -> Path | str:
         return self._root / name if isinstance(self._root, Path) else f"{self._root}/{name}"
 
-    @abstractmethod
     def entries(self, names: Sequence[str]) -> dict[str, StoredFile]:
         """Return what is there now under these names, by name."""
+        return self.search({*names}.__contains__)
 
     @abstractmethod
     def search(self, fits: Callable[[str], object]) -> dict[str, StoredFile]:
@@ -279,12 +279,9 @@ class Place(ABC):
     def shards(self, name: str) -> list[CachedFile]:
         """Return the shards of a pack that have a manifest, in order."""
         stem = Path(name).stem
-
-        def is_mine(one: str) -> bool:
-            return one.endswith(".h5") and (part := PartName.of(Path(one))).count > 0 and part.stem == stem
-
-        mine = sorted(self.search(is_mine), key=lambda one: PartName.of(Path(one)))
-        return [one for one in self.look(mine) if one is not None and one.manifest.shard]
+        mine = self.search(lambda one: (part := PartName.of(Path(one))).count and part.stem == stem)
+        shards = sorted((one for one in mine if one.endswith(".h5")), key=lambda one: PartName.of(Path(one)))
+        return [one for one in self.look(shards) if one is not None and one.manifest.shard]
 
     def files(self) -> list[CachedFile]:
         """Return all packs and shards that have a manifest, by name; their previous versions too."""
@@ -694,9 +691,6 @@ class BucketPlace(Place):
         self._folder = self._store.path.rstrip("/")
         self._has_bucket = self._store.protocol not in _WITH_BUCKETS  # asked once: a new cache is looked at often
         weakref.finalize(self, self._store.close).atexit = False
-
-    def entries(self, names: Sequence[str]) -> dict[str, StoredFile]:
-        return self.search({*names}.__contains__)
 
     def search(self, fits: Callable[[str], object]) -> dict[str, StoredFile]:
         found = self._store.objects(self._folder)
