@@ -259,6 +259,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.set_threshold(100_000, 50, 100)
 
 
+def pytest_unconfigure() -> None:
+    """Let the process end without a search for garbage among all that was imported, which takes seconds."""
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test if a mark of it names a missing part."""
     for mark in ("fuse", "torch", "gpu"):

@@ -171,7 +171,9 @@ def _changes(facts: ProfileFacts, cause: Cause | None) -> Iterator[Advice]:
     beside_s, made_s, transform_s = max(load_s, step_s), sum(facts.stages.values()), facts.stages.get("transform", 0.0)
     # What one worker does for a batch.
     one_s = made_s or load_s * max(1, facts.workers)
-    count = _worker_count(facts, one_s)
+    # As many workers as keep up with the step: at most as many as cores, or twice as many if they mostly wait.
+    most = facts.cores * (2 if facts.stages.get("read", 0.0) > 0.5 * one_s else 1)
+    count = max(1, min(most, math.ceil(one_s / facts.step_s))) if facts.step_s else most
     # Threads do not run in parallel if the work is Python code.
     several = transform_s > 0.5 * one_s
     if kind == "torch":
@@ -227,10 +229,3 @@ def _torch(why: str, least_s: float, **options: int | bool) -> Advice:
 
 def _pasted(options: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in options.items())
-
-
-def _worker_count(facts: ProfileFacts, one_s: float) -> int:
-    """Return how many workers keep up with the step, if each takes `one_s` for a batch; at most as many as cores, or
-    twice as many if they mostly wait."""
-    most = facts.cores * (2 if facts.stages.get("read", 0.0) > 0.5 * one_s else 1)
-    return max(1, min(most, math.ceil(one_s / facts.step_s))) if facts.step_s else most

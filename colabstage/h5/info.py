@@ -374,13 +374,12 @@ def _advised_fields(file: Any, path: Path) -> str:
         x = wide[0]
         others = [one for one in found if one is not x]
         beside = [one for one in others if one.rows == x.rows]
-        fields = f"dataset_h5(path, x={x.name!r}, y="
-        # Times and ids are as many as labels are.
-        if len(beside) == 1 and beside[0].dtype.kind in "biuf":
-            return f"Say which are what: {fields}{beside[0].name!r}), or y=None if that is no label."
-        # If none is as long, the samples may be along another axis.
+        is_one = len(beside) == 1 and beside[0].dtype.kind in "biuf"
+        y = beside[0].name if is_one else "NAME" if beside else None
+        # Times and ids are as many as labels; and where none is as long, the samples may be along another axis.
         if beside or not others:
-            return f"Say which are what: {fields}{'NAME' if beside else None!r})."
+            bare = ", or y=None if that is no label" * is_one
+            return f"Say which are what: dataset_h5(path, x={x.name!r}, y={y!r}){bare}."
     return f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
 
 

@@ -336,7 +336,7 @@ _PNG_TURNS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 _BITS, _BANDS = 258, 277
 # Where Pillow itself refuses by default: about half a gigabyte as RGB, more than any photograph.
 MAX_PIXELS = 178_956_970
-_TOO_MANY = f"more than the {MAX_PIXELS:,} pixels that are accepted: cut it into tiles, or save it smaller."
+_TOO_MANY = f"more than the {MAX_PIXELS:,} pixels that are accepted: cut it into tiles, or save it smaller"
 # A side of a photograph that shrinks by two or more is first reduced by whole blocks, as the JPEG decoder does for both
 # sides: this saves a sixth of the resizing, for one to two grey levels on average in photographs, ten in patterns.
 _PHOTOGRAPH_GAP = 1.0
@@ -792,12 +792,10 @@ def _open_pillow(data: bytes) -> Image.Image:
             )
         msg = f"{found} no image format that can be read here.{missing}"
         raise DecodeError(msg) from error
-    except Image.DecompressionBombError as error:
-        msg = f"The image has {_TOO_MANY}"
-        raise DecodeError(msg) from error
     # Pillow's plugins raise whatever a broken file makes them raise.
     except Exception as error:
-        msg = f"The image header cannot be used: {error}."
+        why = _TOO_MANY if isinstance(error, Image.DecompressionBombError) else error
+        msg = f"The image header cannot be used: {why}."
         raise DecodeError(msg) from error
     check_pixels(image.width, image.height)
     return image
@@ -826,7 +824,7 @@ def check_pixels(width: int, height: int) -> None:
         msg = f"The image header says {width} x {height} pixels."
         raise DecodeError(msg)
     if width * height > MAX_PIXELS:
-        msg = f"The image header says {width} x {height}, {_TOO_MANY}"
+        msg = f"The image header says {width} x {height}, {_TOO_MANY}."
         raise DecodeError(msg)
 
 

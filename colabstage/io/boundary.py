@@ -139,9 +139,13 @@ def typed_errors(*, reads: Iterable[object], writes: Iterable[object]) -> Iterat
         yield
     except OSError as error:
         better = typed_error(error, reads=reads, writes=writes)
-        if better is error:
-            raise
-        raise better from error
+        try:
+            if better is error:
+                raise
+            raise better from error
+        finally:
+            # Its traceback refers to this frame: a name here would keep files open until the next garbage collection.
+            del better
 
 
 def typed_error(error: OSError, *, reads: Iterable[object] = (), writes: Iterable[object] = ()) -> Exception:

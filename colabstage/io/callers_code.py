@@ -107,7 +107,7 @@ def is_of_library(frame: FrameType) -> bool:
 def is_library(module: str, file: str) -> bool:
     """Return whether a module, by its name and file, belongs to Python, to an installed package, or to colabstage."""
     package = module.partition(".")[0]
-    if package == _PACKAGE or file.startswith((*_python_folders(), "<frozen ")):
+    if package == _PACKAGE or file.startswith((*python_folders(), "<frozen ")):
         return True
     # Imported late, because few calls come this far.
     from importlib.metadata import distributions
@@ -118,7 +118,7 @@ def is_library(module: str, file: str) -> bool:
 
 
 @cache
-def _python_folders() -> tuple[str, ...]:
+def python_folders() -> tuple[str, ...]:
     return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 

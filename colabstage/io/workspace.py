@@ -731,7 +731,7 @@ def walk_journal(path: Path, head: Mapping[str, object]) -> Iterator[Any]:
         yield from map(json.loads, whole)
 
 
-class Journal(contextlib.AbstractContextManager["Journal"]):
+class Journal:
     """A journal that is being written, from any thread. Opening one rewrites it beside the old one, without a line that
     was cut off."""
 
@@ -759,9 +759,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _line(value: object) -> bytes:

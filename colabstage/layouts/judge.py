@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.images.masks import AS_PICTURES
-from colabstage.io.units import counted, format_count, listed
+from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import NUMBER, Column, divides_further, same_partition, show
 from colabstage.layouts.evidence import (
@@ -123,7 +123,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
     if why := next(filter(None, every), ""):
         decline = near if why == others and are_few else refuse
         return decline(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
-    return found.noting(*(_notes_on_folders(source, table) if by_folders else _notes_on_labels(table)))
+    return found.noting(*_notes_on_folders(source, table)) if by_folders else found
 
 
 # --- what must be true of any table -----------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def _spelled_twice(table: SampleTable) -> str:
 
 def _unnamed(table: SampleTable) -> str:
     """Find labels beyond the classes: the names are another dataset's, or are numbered differently."""
-    classes, labels = table.classes, _labels(table)
+    classes, labels = table.classes, labels_of(table)
     if classes and labels.ndim == 2 and labels.shape[1] != len(classes):
         return (
             f"There are {labels.shape[1]} numbers for each of the {table.unit}, and {len(classes)} classes are named "
@@ -324,7 +324,7 @@ def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
     return next(filter(None, (check(table) for check in checks)), "")
 
 
-def _labels(table: SampleTable) -> NDArray[Any]:
+def labels_of(table: SampleTable) -> NDArray[Any]:
     """Return the labels of samples, or of their boxes; nothing for other targets."""
     targets = table.targets
     return targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
@@ -417,7 +417,7 @@ def _deeper(table: SampleTable) -> str:
     """Find a class that holds several folders and no file of its own: those may be the classes."""
     folders, folder_of = files_of(table).folders
     # As single numbers, because sorting a million pairs takes ten times as long and twice the memory.
-    pairs = np.unique(folder_of.astype(np.int64) * len(table.classes) + _labels(table)).tolist()
+    pairs = np.unique(folder_of.astype(np.int64) * len(table.classes) + labels_of(table)).tolist()
     places = [(folders[number // len(table.classes)].split("/"), number % len(table.classes)) for number in pairs]
     # A folder above all of them may have a class's name: cell_images/cell_images.
     depth = len(words.shared_folders("/".join([*path, ""]) for path, _ in places)) if len(table.classes) > 1 else 0
@@ -445,7 +445,7 @@ def _called_before(table: SampleTable) -> str:
     the folder's, of several that are the same in each: 01/0_01_7.wav is the digit 0 by speaker 01."""
     words_in: dict[int, set[str]] = defaultdict(set)
     are_alike = len({tuple(words.letters_of(name)) for name in table.classes}) == 1 < len(table.classes)
-    for name, label in zip(files_of(table).names if are_alike else (), _labels(table).tolist(), strict=False):
+    for name, label in zip(files_of(table).names if are_alike else (), labels_of(table).tolist(), strict=False):
         first, *rest = re.split(r"[ ._-]+", words.stem_of(name))
         # Cameras write capitals; and folders of numbers alone may be grades.
         is_number, is_word = table.classes[label].isdecimal(), first.isalpha() and not first.isupper()
@@ -477,7 +477,7 @@ def _parts_of_samples(table: SampleTable) -> str:
 def _kinds_in_each(table: SampleTable) -> list[str]:
     """Return a file of each kind in the first folder, if all folders have the same kinds, by the words in the names, of
     which some are targets: GT_1.png and NOISY_1.png. Otherwise nothing."""
-    names, labels, kinds = files_of(table).names, _labels(table), dict[tuple[str, ...], str]()
+    names, labels, kinds = files_of(table).names, labels_of(table), dict[tuple[str, ...], str]()
     for number, folder in enumerate(table.classes):
         own = np.flatnonzero(labels == number)[:_STEMS_COMPARED].tolist()
         stems = [words.stem_of(names[row]) for row in own]
@@ -494,7 +494,7 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     """Return a stem or name that occurs in each of the folders, if these have the same names, or are named like parts
     and share half of them; "" otherwise. And whether the names are counted, as in classes of one size: cat/0.jpg,
     cat/1.jpg, dog/0.jpg."""
-    classes, labels, names = table.classes, _labels(table), files_of(table).names
+    classes, labels, names = table.classes, labels_of(table), files_of(table).names
     if not 2 <= len(classes) <= _MOST_PARTS:
         return "", False
     rows = [np.flatnonzero(labels == number) for number in range(len(classes))]
@@ -541,30 +541,6 @@ def _is_series(found: Sequence[int]) -> bool:
     """Tell whether ascending numbers form a series: each once, at equal steps or with few gaps."""
     steps = {after - before for before, after in itertools.pairwise(found)}
     return 0 not in steps and (len(steps) < 2 or found[-1] - found[0] < 2 * len(found))
-
-
-def _notes_on_labels(table: SampleTable) -> Iterator[str]:
-    """Say how many labels are those of no class, and which classes have none; and which boxes a loss may not expect."""
-    boxes, labels, classes = table.targets, _labels(table), table.classes
-    count = int(np.sum(labels < 0)) if classes and labels.dtype.kind == "i" else 0
-    if count:
-        yield f"{count:,} of {len(labels):,} labels are below 0, the number of no class, as missing ones are written."
-    known = {*(np.flatnonzero(labels.any(axis=0)) if labels.ndim == 2 else np.unique(labels)).tolist()}
-    if bare := [name for number, name in enumerate(classes) if number not in known] if known else []:
-        what = "which counts as a class" if len(bare) == 1 else "which count as classes"
-        yield f"Nothing is labelled {listed(bare)}, {what}."
-    if isinstance(boxes, Boxes):
-        rows = np.column_stack([boxes.owners, labels, boxes.boxes])
-        # Sorted by one number of each row, because sorting by all of them takes twenty times as long.
-        codes = (rows * np.sqrt([2, 3, 5, 7, 11, 13])).sum(axis=1)
-        order = np.argsort(codes)
-        one, other = (order[np.flatnonzero(np.diff(codes[order]) == 0) + step] for step in (0, 1))
-        again = np.zeros(len(rows), np.bool_)
-        again[other] = (rows[one] == rows[other]).all(axis=1)
-        flat = (boxes.boxes[:, 2:] == boxes.boxes[:, :2]).any(axis=1)
-        for what, odd in {"without an area": flat, "equal to another in the same image": again}.items():
-            where = f"{what} (first in '{table.keys[boxes.owners[np.argmax(odd)]]}')" if odd.any() else ""
-            yield from [f"{counted(int(odd.sum()), 'boxes', 'are', which=where)} kept as written."] if where else ()
 
 
 def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:

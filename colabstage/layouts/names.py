@@ -221,7 +221,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     own, who = [split_of_folder[rank] for rank in ranks.tolist()], "the folders"
     notes = (
         *left_out_notes((len(files) - len(order), kind.noun, "in no class folder")),
-        *_notes(found, classes, kind.noun),
+        *_note_on_numbers(sorted({one.name for one in found}), "folders"),
         *(f"The split 'train' is the folder '{top}', by the names of the others." for top in train),
         *(f"Classes of '{one}' are read." for one in lists),
     )
@@ -405,14 +405,6 @@ def _listed_classes(source: Source, names: list[str], classes: list[str]) -> dic
             raise BrokenDatasetError(msg)
         return {entry.name: found}
     return {}
-
-
-def _notes(found: list[_Class], classes: list[str], noun: str) -> Iterator[str]:
-    """Say what about the folders a loss, or a list of names, may not expect."""
-    names = sorted({one.name for one in found})
-    yield from _note_on_numbers(names, "folders")
-    if empty := sorted({*classes}.difference(names)):
-        yield f"The folders {listed(empty)} hold no {noun}; they still count as classes, as in torchvision."
 
 
 def _note_on_numbers(names: Sequence[str], what: str) -> Iterator[str]:

@@ -44,6 +44,7 @@ from colabstage.layouts.table import (
     rows_of_file,
     stamp_of,
 )
+from colabstage.layouts.words import CLASS_LISTS
 from colabstage.trees.bytes import SourceFile
 from colabstage.trees.zip import ZipTree
 
@@ -211,9 +212,7 @@ _MAX_BLOCK_BYTES = 128 * 1024 * 1024
 _BLOCKS_KEPT = 3
 
 
-def hdf5_arrays(
-    tree: Tree, entry: FileEntry, *, takes_packs: bool, is_class_names: Callable[[str], bool]
-) -> list[StoredArray]:
+def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[StoredArray]:
     """Return every dataset of one dimension or more of an HDF5 file; MATLAB's with axes as MATLAB shows them, samples
     first. Attributes that are called like lists of class names are arrays too.
 
@@ -229,7 +228,7 @@ def hdf5_arrays(
         raise broken(entry.name, f"it is a pack that colabstage made, so it needs no staging: {how}")
     found: list[StoredArray] = []
     try:
-        found += _class_lists(file, entry.name, is_class_names)
+        found += _class_lists(file, entry.name)
         for key, node in _datasets(file, entry.name, alone=tree.path_of(entry) is None):
             name = f"{entry.name}/{key}"
             if isinstance(node, PackFormatError):
@@ -237,18 +236,18 @@ def hdf5_arrays(
             elif node.shape is None:
                 found.append(StoredArray.in_memory(name, np.zeros(0, np.uint8), ""))
             elif node.shape:
-                found += [_hdf5_array(tree, entry, node, name), *_class_lists(node, name, is_class_names)]
+                found += [_hdf5_array(tree, entry, node, name), *_class_lists(node, name)]
     except (OSError, RuntimeError, KeyError) as error:
         msg = f"'{entry.name}' is a damaged HDF5 file: {error}."
         raise LayoutError(msg) from error
     return found
 
 
-def _class_lists(node: Any, name: str, is_class_names: Callable[[str], bool]) -> Iterator[StoredArray]:
+def _class_lists(node: Any, name: str) -> Iterator[StoredArray]:
     """Yield the lists of class names that a file or a dataset has as attributes, or in the type of its values."""
     import h5py
 
-    lists = {key: np.asarray(node.attrs[key]) for key in node.attrs if is_class_names(key)}
+    lists = {key: np.asarray(node.attrs[key]) for key in node.attrs if key.lower() in CLASS_LISTS}
     enum = None if isinstance(node, h5py.Group) else h5py.check_enum_dtype(node.dtype)
     names = {number: word for word, number in (enum or {}).items()}
     # It may count from 1, or leave out a few.

@@ -492,6 +492,8 @@ FLAGS = {
 SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS})
 # FER2013 calls it usage; of clothes that is a class.
 MAY_SPLIT = SPLIT_FIELDS | {"usage"}
+# Names of arrays and attributes that list the names of classes.
+CLASS_LISTS = {"classes", "class_names", "classnames", "label_names", "list_classes", "target_names", "categories"}
 # What 0, 1 and 2 mean in a column of splits, as in CelebA's partition.
 NUMBERED_SPLITS = ("train", "val", "test")
 

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 from colabstage.errors import CancelledError, WorkersLostError
-from colabstage.io.boundary import raise_stopped, typed_error
+from colabstage.io.boundary import raise_stopped, typed_errors
 from colabstage.io.environment import logger_of
 from colabstage.io.files import Closing
 from colabstage.io.progress import Demand
@@ -274,10 +274,10 @@ class Iteration(Generic[T]):
             self._let_go()
             self._at_end()
             raise
-        except BaseException as error:
+        except BaseException:
             self.close()
-            _raise_typed(error)
-            raise
+            with typed_errors(reads=(), writes=()):
+                raise
 
     def close(self) -> None:
         # Set first, so that a consumer who continues, also after an error, gets an error instead of an early end.
@@ -290,17 +290,6 @@ class Iteration(Generic[T]):
         self._ready.clear()
         self._source.close()
         self._let_go()
-
-
-def _raise_typed(error: BaseException) -> None:
-    """Raise a typed error in place of a raw system error; return for any other error."""
-    typed = typed_error(error) if isinstance(error, OSError) else error
-    try:
-        if typed is not error:
-            raise typed from error
-    finally:
-        # Its traceback refers to this frame: a name here would keep files open until the next garbage collection.
-        del typed
 
 
 class Iterated(Closing):

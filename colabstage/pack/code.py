@@ -16,10 +16,11 @@ import functools
 import hashlib
 import platform
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from colabstage.io.callers_code import python_folders
 
 if TYPE_CHECKING:
     import numpy as np
@@ -278,11 +279,6 @@ def _tensor_bytes(tensor: Any) -> Any:
         return tensor
 
 
-@functools.cache
-def _library_folders() -> tuple[str, ...]:
-    return tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-
-
 def _library_of(module: str, file: str) -> str:
     """Return name and version of the installed library that a module belongs to; "" for the user's own code."""
     top = module.partition(".")[0]
@@ -290,7 +286,7 @@ def _library_of(module: str, file: str) -> str:
         return ""
     if top in sys.stdlib_module_names:
         return f"python {platform.python_version()}"
-    installed = file.startswith((*_library_folders(), "built in", "<frozen")) or "-packages/" in file
+    installed = file.startswith((*python_folders(), "built in", "<frozen")) or "-packages/" in file
     if top != "colabstage" and not (installed and top in sys.modules):
         return ""
     return f"{top} {getattr(sys.modules.get(top), '__version__', '')}"

@@ -41,6 +41,7 @@ from colabstage.io.units import counted, format_count, listed
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import LayoutFunction, detect_layout, is_table_file
 from colabstage.layouts.formats.items import IndexableDataset, array_of, read_dataset
+from colabstage.layouts.judge import labels_of
 from colabstage.layouts.options import table_rows
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import (
@@ -276,7 +277,8 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     if len(table) == 0:
         msg = "The source has no samples to split."
         raise LayoutError(msg)
-    table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options), *_notes_on_names(table, options)))
+    noted = (*_notes_on_labels(table), *_notes_on_arrays(table, options), *_notes_on_names(table, options))
+    table = replace(table, notes=(*table.notes, *noted))
     facts: Sequence[ImageFacts] = ()
     if options.prepare is not None:
         table = prepared_table(completed(table), options)
@@ -365,6 +367,30 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
                 "results on it look better than they are. only= with the folder of one split, and splits=, divide that "
                 "one with these together"
             )
+
+
+def _notes_on_labels(table: SampleTable) -> Iterator[str]:
+    """Say how many labels are those of no class, and which classes have none; and which boxes a loss may not expect."""
+    boxes, labels, classes = table.targets, labels_of(table), table.classes
+    count = int(np.sum(labels < 0)) if classes and labels.dtype.kind == "i" else 0
+    if count:
+        yield f"{count:,} of {len(labels):,} labels are below 0, the number of no class, as missing ones are written."
+    known = {*(np.flatnonzero(labels.any(axis=0)) if labels.ndim == 2 else np.unique(labels)).tolist()}
+    if bare := [name for number, name in enumerate(classes) if number not in known] if known else []:
+        what = "which counts as a class" if len(bare) == 1 else "which count as classes"
+        yield f"Nothing is labelled {listed(bare)}, {what}."
+    if isinstance(boxes, Boxes):
+        rows = np.column_stack([boxes.owners, labels, boxes.boxes])
+        # Sorted by one number of each row, because sorting by all of them takes twenty times as long.
+        codes = (rows * np.sqrt([2, 3, 5, 7, 11, 13])).sum(axis=1)
+        order = np.argsort(codes)
+        one, other = (order[np.flatnonzero(np.diff(codes[order]) == 0) + step] for step in (0, 1))
+        again = np.zeros(len(rows), np.bool_)
+        again[other] = (rows[one] == rows[other]).all(axis=1)
+        flat = (boxes.boxes[:, 2:] == boxes.boxes[:, :2]).any(axis=1)
+        for what, odd in {"without an area": flat, "equal to another in the same image": again}.items():
+            where = f"{what} (first in '{table.keys[boxes.owners[np.argmax(odd)]]}')" if odd.any() else ""
+            yield from [f"{counted(int(odd.sum()), 'boxes', 'are', which=where)} kept as written."] if where else ()
 
 
 def _notes_on_splits(table: SampleTable, plan: PackPlan) -> Iterator[str]:

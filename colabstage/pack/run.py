@@ -61,15 +61,6 @@ if TYPE_CHECKING:
     from colabstage.pack.job import PackSource
 
 
-def read_base(target: Path) -> PackInfo:
-    """Return the pack to append to: the file `target`, or the first of its shards."""
-    # `find_parts` refuses an incomplete set. One shard speaks for all, because they have one form.
-    shards = [] if target.exists() else shards_beside(target)
-    if shards:
-        return read_info(find_parts(shard_pattern(target, PartName.of(shards[0]).count))[0])
-    return read_info(target)
-
-
 def dataset_of_part(part: Path) -> Path:
     """Return the dataset that a file belongs to: `NAME.h5` for `NAME.h5`, for a shard, and for an appended file; also
     for a pattern that matches nothing else."""
@@ -367,7 +358,10 @@ def _check_apart(source: Path, target: Path, *, in_shards: bool) -> None:
 
 def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptions, progress: Progress) -> PackReport:
     """Write a further file of `dataset`, which is the name that it would have as one file."""
-    base = read_base(dataset)
+    shards = [] if dataset.exists() else shards_beside(dataset)
+    # `find_parts` refuses an incomplete set. One shard speaks for all, because they have one form.
+    first = find_parts(shard_pattern(dataset, PartName.of(shards[0]).count))[0] if shards else dataset
+    base = read_info(first)
     # Before anything is opened: samples in another form could not be read beside the existing ones.
     options = options_like(base, asked)
     # The file's number is chosen before the work and used after it, so nobody else may choose one meanwhile.

@@ -43,7 +43,7 @@ class Loop:
         self._last: dict[str, Any] = {}
 
     def inside(self) -> dict[str, Any]:
-        """Return what it has that a program sets, by name: parts, or dicts of settings."""
+        """Return what it has that a program sets, by name: parts, dicts of settings, and lists of these."""
         raise NotImplementedError
 
     def join(self, run: Run) -> Callable[[], object]:
@@ -95,14 +95,11 @@ class LightningLoop(Loop):
         state["checkpoint"].numpy().tofile(self.checkpoint)
 
     def inside(self) -> dict[str, Any]:
-        # Before `fit` it has none of these.
         owner = self._owner
-        found = {"lightning_module": owner.lightning_module} if owner.training else {}
-        for number, one in enumerate(owner.optimizers if found else ()):
-            found[f"optimizers[{number}]"] = one
-        for number, one in enumerate(owner.lr_scheduler_configs if found else ()):
-            found[f"lr_scheduler_configs[{number}].scheduler"] = one.scheduler
-        return found
+        if not owner.training:  # it has none yet
+            return {}
+        schedules = [config.scheduler for config in owner.lr_scheduler_configs]
+        return {"lightning_module": owner.lightning_module, "optimizers": owner.optimizers, "schedules": schedules}
 
     def join(self, run: Run) -> Callable[[], object]:
         _check_alone(self._owner.world_size)
@@ -140,7 +137,7 @@ class LightningLoop(Loop):
 
         events = {
             # It has made its optimizers by now, and not restored them.
-            "on_fit_start": lambda *_: given.update(run._begin_settings()),
+            "on_fit_start": lambda *_: given.update(run._settings()),
             "on_train_start": begin,
             "on_train_batch_end": end_batch,
             "on_train_epoch_end": end_epoch,

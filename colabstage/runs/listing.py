@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+# What may be a version, under its own name or another.
+COPY = re.compile(r"[^.].*?save-\d{4,}-step-\d{8,}.*")
 _NAME = re.compile(r"session-(\d{4,})-save-(\d{4,})-step-(\d{8,})\.pt(?:\.json)?")
 
 

@@ -34,7 +34,7 @@ from colabstage.load.loader import Loader
 from colabstage.machine.mounts import drive_root, lost_with_machine, require_drive, run_watched, run_with_one_remount
 from colabstage.runs.callbacks import Loop, as_part
 from colabstage.runs.lease import NAME, Heartbeat, Lease, wait_until_free
-from colabstage.runs.listing import PLACES, Version, list_versions, plot_history
+from colabstage.runs.listing import COPY, PLACES, Version, list_versions, plot_history
 from colabstage.runs.saver import END_S, Job, Saved, Saver
 from colabstage.runs.state import (
     ROWS,
@@ -72,6 +72,7 @@ _EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", re.IGNORECASE)
 _ROW_STEPS = 100
 _SHOWN_S = 2.0
 _AGAIN_S = 60.0
+_LATE_STEPS = 2
 
 
 def read_interval(given: object) -> tuple[int | None, float]:
@@ -127,8 +128,8 @@ def resumable(
         progress: `True` prints a line at the beginning and for each version (in a notebook one line that changes);
             `False` for silence.
         **parts: what is saved and restored, by name: `model=`, `optimizer=`, `scheduler=`, `scaler=`, `ema=`, anything
-            with `state_dict` and `load_state_dict`; or a `Trainer` of Lightning or Hugging Face, or a Keras model,
-            which resume by `run.checkpoint` and `run.callback`.
+            with `state_dict` and `load_state_dict`; random generators of your own; or a `Trainer` of Lightning or
+            Hugging Face, or a Keras model, which resume by `run.checkpoint` and `run.callback`.
 
     Returns:
         A `Run`, a context manager.
@@ -217,6 +218,7 @@ class Run(Shown):
         self._loader_began: Any = None
         self._stop: int | None = None
         self._at_once = False
+        self._late = 0
         self._noticed = weakref.WeakSet[torch.optim.Optimizer]()
         self._stack = contextlib.ExitStack()
         self._is_open = False
@@ -233,7 +235,7 @@ class Run(Shown):
                 loop.local = local
             # What cannot be saved is refused now, and not when the first version is due.
             states, _ = self._states(), random_state()
-            self._begin_settings()
+            self._numbers = self._settings()
             empty = [name for name, part in self._parts.items() if not states[name] and has_unsaved(part)]
             self.notes += [f"{name} has an empty state_dict(), so nothing of it is saved." for name in empty]
             self._copier.give_back(states)
@@ -484,7 +486,7 @@ class Run(Shown):
         if _rank():
             return None, 0
         with typed_errors(reads=[self.folder], writes=[]):
-            before, there = run_with_one_remount(self._look, self.folder)
+            before, there, copies = run_with_one_remount(self._look, self.folder)
         noted = before.newest if before is not None else ""
         if lost := lost_with_machine(self.folder):
             self.notes.append(f"{lost}. To resume on another one, give a folder on a mounted Drive.")
@@ -492,7 +494,11 @@ class Run(Shown):
             self.notes.append(f"{noted} was passed over: it is noted in '{NAME}', but not in the folder.")
         version = self._newest_whole(there, local)
         # If the very first session died while a version was on its way, nothing is missing.
-        if version is None and (noted or any(there.values())):
+        if version is None and copies:
+            self.notes.append(
+                f"It has {listed(copies, 3)} from elsewhere: copy each version with its '.pt.json', by their own names."
+            )
+        if version is None and (noted or any(there.values()) or copies):
             msg = (
                 f"No version in '{self.folder}' can be restored. {' '.join(self.notes)} Remount Drive if the folder is "
                 "there, and try again. To train from the beginning, choose another folder."
@@ -500,8 +506,9 @@ class Run(Shown):
             raise DamagedPackError(msg)
         return version, max([before.session if before else 0, *(one.session for one in there)]) + 1
 
-    def _look(self) -> tuple[Lease | None, dict[Version, bool]]:
-        """Return the previous session's lease, once it has left, and which versions are complete, the newest first."""
+    def _look(self) -> tuple[Lease | None, dict[Version, bool], list[str]]:
+        """Return the previous session's lease, once it has left, which versions are complete, the newest first, and
+        where no session has been the names of copies."""
         # Without its Drive, the folder would be created on the local disk.
         require_drive(self.folder)
         make_folder(self.folder)
@@ -511,7 +518,9 @@ class Run(Shown):
         there = list_versions(self.folder, [before.newest] if before is not None and before.newest else [])
         # What is in them is compared when one is restored.
         files = {version: self.folder / version.name for version in there}
-        return before, {one: file.is_file() and manifest_path(file).is_file() for one, file in files.items()}
+        complete = {one: file.is_file() and manifest_path(file).is_file() for one, file in files.items()}
+        entries = self.folder.iterdir() if before is None else ()
+        return before, complete, sorted(entry.name for entry in entries if COPY.fullmatch(entry.name))
 
     def _newest_whole(self, there: Mapping[Version, bool], local: Path) -> Version | None:
         progress = resolve_progress(self._progress)
@@ -545,6 +554,7 @@ class Run(Shown):
         self._carried = {name: content["parts"][name] for name, part in parts.items() if not part.state_dict()}
         # Files that earlier versions wrote have none.
         given, self._numbers = self._numbers, content.get("numbers", {})
+        self.resumed_from = version
         self.notes += self._compare(given)
         counters = content["counters"]
         self.epoch, self.steps = counters["epoch"], counters["steps"]
@@ -557,7 +567,6 @@ class Run(Shown):
         self.history = [dict(row) for row in content["history"]]
         self._saved = self._place()
         self._pass = getattr(self._loader, "epoch", None)
-        self.resumed_from = version
         self._random = content["random"]
         self._frozen, self._plain_began = content.get("frozen"), content.get("plain", {})
 
@@ -571,17 +580,13 @@ class Run(Shown):
             )
             raise OptionError(msg)
 
-    def _begin_settings(self) -> dict[str, Any]:
-        """Return what the parts are set to; what a new run has begins with this."""
-        given = numbers_of(self._all_parts())
-        if self.resumed_from is None:
-            self._numbers = given
-        return given
+    def _settings(self) -> dict[str, Any]:
+        return numbers_of(self._all_parts())
 
     def _compare(self, given: Mapping[str, Any]) -> list[str]:
         """Return sentences about what the restored run keeps although the program has another, and what is another from
-        here on."""
-        now = numbers_of(self._all_parts())
+        here on; a new run begins with what is given."""
+        now, self._numbers = self._settings(), self._numbers if self.resumed_from else dict(given)
         said = what_differs(given, self._numbers, now)
         self._numbers |= {name: now[name] for name in self._numbers if name in given and now.get(name) == given[name]}
         return said
@@ -609,7 +614,10 @@ class Run(Shown):
         if after_step and not self._knows_place():
             return
         if saver is None:
-            self._end_on_signal()
+            # The first rank may get its signal a step later, and can save only after a step that all ranks do.
+            self._late += self._stop is not None
+            if self._late > _LATE_STEPS:
+                self._end_on_signal()
             return
         if saver.heartbeat.lost is not None:
             raise saver.heartbeat.lost
@@ -669,7 +677,7 @@ class Run(Shown):
         # Once, because a large pack has a long list of hashes. An arriving pack has none before its end.
         self._digest = self._digest or dataset_digest(self._loader)
         # What training changes is no setting.
-        now = numbers_of(parts)
+        now = self._settings()
         self._numbers = {name: value for name, value in self._numbers.items() if now.get(name, value) == value}
         content = {
             "format": _FORMAT,

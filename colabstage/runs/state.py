@@ -258,7 +258,9 @@ def numbers_of(parts: Mapping[str, object]) -> dict[str, Any]:
                 found[f"{name}.{key}"] = " ".join(text.split())
         elif isinstance(part, Loop):
             found |= numbers_of({f"{name}.{own}": one for own, one in part.inside().items()})
-        elif isinstance(part, Mapping | list):
+        elif isinstance(part, list):
+            found |= numbers_of({f"{name}[{number}]": one for number, one in enumerate(part)})
+        elif isinstance(part, Mapping):
             found |= _settings(name, part)
     return found
 

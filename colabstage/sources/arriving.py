@@ -146,10 +146,7 @@ class StreamingCopy(Closing):
         running = self._running
         return "" if running is None else running[1].waits_for
 
-    def start(self) -> None:
-        self._started()
-
-    def _started(self) -> tuple[Blocks, Fetcher]:
+    def start(self) -> tuple[Blocks, Fetcher]:
         with self._lock:
             # A late read, in an abandoned thread, must not start it again.
             if self._closed:
@@ -246,13 +243,13 @@ class StreamingCopy(Closing):
     def read_here(self, length: int, offset: int) -> bytes:
         """Read as `pread`, but never with a separate request: for reading the file from beginning to end."""
         end = min(offset + length, self.size)
-        blocks, fetcher = self._started()
+        blocks, fetcher = self.start()
         self._wait_for(fetcher, offset, end, patient=True)
         return blocks.read(offset, end - offset)
 
     def wait(self) -> None:
         """Start if necessary, and return once the whole file has arrived and each block is hashed and noted."""
-        blocks, fetcher = self._started()
+        blocks, fetcher = self.start()
 
         with fetcher.lock:
             self._fetch_rest(fetcher)

@@ -115,8 +115,12 @@ class Locks:
         follow_forks(self)
 
     def _reset(self) -> None:
-        self._lock, self._waiting, self._making_room = threading.Lock(), threading.Lock(), threading.Lock()
-        self._counts: dict[int, int] = {}
+        self._lock, self._making_room = threading.Lock(), threading.Lock()
+        # By the contexts, with which they go even if one's end is interrupted; and what the kernel has locked.
+        self._held: weakref.WeakValueDictionary[int, set[int]] = weakref.WeakValueDictionary()
+        self._locked: set[int] = set()
+        # The thread whose turn it is, if any: under one key, which is set in one step.
+        self._turn: dict[int, int] = {}
 
     def after_fork(self) -> None:
         """Open new handles in a forked child. It shares its parent's, so it would release the parent's locks, and hold
@@ -129,70 +133,63 @@ class Locks:
     @contextlib.contextmanager
     def held(self, blocks: Iterable[int]) -> Iterator[None]:
         """Protect blocks from eviction within the context, whether or not they are local."""
-        runs = list(_runs(sorted(blocks)))
-        with self._lock:
-            for start, stop in runs:
-                # Another process holds the lock for as long as punching a hole takes.
-                _set(self._handles[0], start, stop, fcntl.F_RDLCK, wait=True)
-                for block in range(start, stop):
-                    self._counts[block] = self._counts.get(block, 0) + 1
+        own = set(blocks)
         try:
+            with self._lock:
+                self._held[id(own)] = own
+                self._follow()
             yield
         finally:
             with self._lock:
-                for block in itertools.chain.from_iterable(itertools.starmap(range, runs)):
-                    self._counts[block] -= 1
-                    if not self._counts[block]:
-                        del self._counts[block]
-                        _set(self._handles[0], block, block + 1, fcntl.F_UNLCK)
+                self._held.pop(id(own), None)
+                self._follow()
 
-    @contextlib.contextmanager
-    def alone(self, block: int) -> Iterator[bool]:
-        """Keep readers from a block within the context; yields whether that was possible, because none reads it."""
-        had = self._take(block)
-        try:
-            yield had
-        finally:
-            if had:
-                self._release(block)
+    def _follow(self) -> None:
+        """Lock what is held, and nothing else."""
+        held = set[int]().union(*self._held.values())
+        for start, stop in _runs(sorted(held - self._locked)):
+            # Another process holds the lock for as long as punching a hole takes.
+            _set(self._handles[0], start, stop, fcntl.F_RDLCK, wait=True)
+            self._locked.update(range(start, stop))
+        for start, stop in _runs(sorted(self._locked - held)):
+            _set(self._handles[0], start, stop, fcntl.F_UNLCK)
+            self._locked.difference_update(range(start, stop))
 
     def claim(self, block: int) -> bool:
         """Begin to fetch a block; return whether no other process does."""
-        return self._take(_CLAIM + block)
+        return self.take(_CLAIM + block)
 
     def unclaim(self, block: int) -> None:
-        self._release(_CLAIM + block)
+        self.release(_CLAIM + block)
 
     @contextlib.contextmanager
     def making_room(self) -> Iterator[None]:
         """Be the only one in all processes that changes which blocks may be local; for moments only."""
         with self._making_room:
-            self._take(_ROOM, wait=True)
+            self.take(_ROOM, wait=True)
             try:
                 yield
             finally:
-                self._release(_ROOM)
+                self.release(_ROOM)
 
     def begin_turn(self) -> bool:
         """Try to become the only one in all processes that waits for blocks; return whether that succeeded."""
-        if not self._waiting.acquire(blocking=False):
+        if self._turn.setdefault(_TURN, threading.get_ident()) != threading.get_ident():
             return False
-        had = False
-        try:
-            had = self._take(_TURN)
-        finally:
-            if not had:
-                self._waiting.release()
+        if not (had := self.take(_TURN)):
+            self._turn.clear()
         return had
 
     def end_turn(self) -> None:
-        self._release(_TURN)
-        self._waiting.release()
+        """Let the next one wait, if this thread has the turn."""
+        if self._turn.get(_TURN) == threading.get_ident():
+            self.release(_TURN)
+            self._turn.clear()
 
-    def _take(self, byte: int, *, wait: bool = False) -> bool:
+    def take(self, byte: int, *, wait: bool = False) -> bool:
         return _set(self._handles[1], byte, byte + 1, fcntl.F_WRLCK, wait=wait)
 
-    def _release(self, byte: int) -> None:
+    def release(self, byte: int) -> None:
         _set(self._handles[1], byte, byte + 1, fcntl.F_UNLCK)
 
 
@@ -469,13 +466,16 @@ class Blocks:
     def let_go(self, block: int) -> bool:
         """Give back the bytes of a block except its edges; return whether that was possible, because none reads it."""
         assert self.locks is not None
-        with self.locks.alone(block) as alone:
-            if not alone:
-                return False
+        # A block that is read is locked.
+        if not self.locks.take(block):
+            return False
+        try:
             kept = bool(self.edges.heads[block] or self.edges.tails[block]) and self.state[block] == WHOLE
             # Noted first: if a process dies now, no other counts on the bytes.
             self.state[block] = EDGES if kept else MISSING
             self._give_back(block, whole=not kept)
+        finally:
+            self.locks.release(block)
         self.counters[EVICTED] += self.layout.lengths[block]
         return True
 

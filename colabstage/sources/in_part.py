@@ -582,8 +582,8 @@ class BlockwiseFile:
                 # A reader that waits for space must not take it from another that waits. So one waits at a time on this
                 # computer.
                 stack.close()
-                self._wait(_NONE, locks.begin_turn, cancellation, look_s=_TURN_LOOK_S)
                 try:
+                    self._wait(_NONE, locks.begin_turn, cancellation, look_s=_TURN_LOOK_S)
                     while True:
                         with locks.held(blocks.tolist()):
                             self._wait_for(blocks, edges, cancellation)

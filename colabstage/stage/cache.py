@@ -277,10 +277,9 @@ class Cache:
         yield from () if own is None or own.in_shards else (own,)
 
         def look(place: Place) -> Iterator[CachedPack]:
-            sizes = {name: entry.size for name, entry in place.entries().items() if name.endswith(".h5")}
-            packs = [name for name in sizes if not PartName.of(Path(name)).count]
+            packs = place.search(lambda name: name.endswith(".h5") and not PartName.of(Path(name)).count)
             # Opening each manifest of a large cache would take long; packs of the same rows are about as long.
-            closest = sorted(packs, key=lambda name: abs(math.log((sizes[name] or 1) / like)))[:_LOOKED_AT]
+            closest = sorted(packs, key=lambda name: abs(math.log((packs[name].size or 1) / like)))[:_LOOKED_AT]
             files = [one for one in place.look(closest) if one is not None and one.is_whole]
             return (CachedPack((one,), one.manifest, place) for one in files if not one.manifest.shard)
 
@@ -576,7 +575,7 @@ def publish_pack(
         except (ColabstageError, OSError) as error:
             step.note = "failed"
             others = f" list_datasets(cache_dir={place.label!r}) shows what is there, for purge_datasets to remove."
-            remedy = others if isinstance(error, NotEnoughSpaceError) else ""
+            remedy = others * isinstance(error, NotEnoughSpaceError)
             call.report.note(f"Not cached, so the next session stages from the source again: {error}{remedy}")
         discard_rows(place, name)
     call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"
@@ -632,7 +631,7 @@ def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
     """Remove the records of packs that are no longer in a cache under this name, as far as possible; or `every` one."""
 
     def discard() -> None:
-        records = [name for name in place.entries() if is_rows_name(name, pack)]
+        records = [*place.search(lambda name: is_rows_name(name, pack))]
         (there,) = place.look([pack]) if records and not every else [None]
         kept = None if there is None else rows_name(pack, there.manifest)
         for name in records:

@@ -278,7 +278,6 @@ def plan_reading(request: StageRequest, source: OpenedSource, spool: Path, *, pa
         if has_half:
             break
     if chosen is None:
-        # What colabstage knows of each row of a pack is in its record; shards and arrays have none.
         all_anew = "Everything is read: from an earlier pack only samples that are files of their own are taken over"
         return replace(reading, note=all_anew if request.pack_path.exists() and not request.refresh else "")
     base, takeover = chosen

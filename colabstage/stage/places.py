@@ -228,9 +228,13 @@ class Place(ABC):
     def at(self, name: str) -> Path | str:
         return self._root / name if isinstance(self._root, Path) else f"{self._root}/{name}"
 
+    def entries(self, names: Sequence[str]) -> dict[str, StoredFile]:
+        """Return what is there now under these names, by name."""
+        return self.search({*names}.__contains__)
+
     @abstractmethod
-    def entries(self, names: Sequence[str] | None = None) -> dict[str, StoredFile]:
-        """Return what is there now, by name: everything, or only these names."""
+    def search(self, fits: Callable[[str], object]) -> dict[str, StoredFile]:
+        """Return what is there now under names that fit, by name; on a Drive, a look at everything takes long."""
 
     @abstractmethod
     def read(self, name: str) -> bytes | None:
@@ -275,14 +279,14 @@ class Place(ABC):
     def shards(self, name: str) -> list[CachedFile]:
         """Return the shards of a pack that have a manifest, in order."""
         stem = Path(name).stem
-        parts = {one: PartName.of(Path(one)) for one in self.entries() if one.endswith(".h5")}
-        mine = sorted((one for one, part in parts.items() if part.count and part.stem == stem), key=parts.__getitem__)
-        return [one for one in self.look(mine) if one is not None and one.manifest.shard]
+        mine = self.search(lambda one: (part := PartName.of(Path(one))).count and part.stem == stem)
+        shards = sorted((one for one in mine if one.endswith(".h5")), key=lambda one: PartName.of(Path(one)))
+        return [one for one in self.look(shards) if one is not None and one.manifest.shard]
 
     def files(self) -> list[CachedFile]:
         """Return all packs and shards that have a manifest, by name; their previous versions too."""
-        packs = [name for name in self.entries() if name.removesuffix(PREVIOUS_SUFFIX).endswith(".h5")]
-        return [one for one in self.look(packs) if one is not None]
+        packs = self.search(lambda name: name.removesuffix(PREVIOUS_SUFFIX).endswith(".h5"))
+        return [one for one in self.look([*packs]) if one is not None]
 
     def put(self, new: Publication) -> int:
         """Put a finished file in place of an earlier version; return how many of its bytes were already there.
@@ -452,18 +456,19 @@ class FolderPlace(Place):
         self.on_drive = drive_root(folder) is not None
         self.copies = 2 if self.on_drive else 1
 
-    def entries(self, names: Sequence[str] | None = None) -> dict[str, StoredFile]:
-        if names is None:
-            require_answer(self.folder)
-            try:
-                names = sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone
-            except (FileNotFoundError, NotADirectoryError):
-                names = []
-            except OSError as error:
-                # An unreadable folder is not an empty one: purging would report its files as removed.
-                msg = f"'{self.folder}' cannot be listed: {error.strerror}. Correct its permissions, or mount it again."
-                raise SourceReadError(msg) from error
+    def entries(self, names: Sequence[str]) -> dict[str, StoredFile]:
         return {name: entry for name in names if (entry := self._entry(name))}
+
+    def search(self, fits: Callable[[str], object]) -> dict[str, StoredFile]:
+        require_answer(self.folder)
+        try:
+            return self.entries(sorted(filter(fits, os.listdir(self.folder))))  # noqa: PTH208 - names alone
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            # An unreadable folder is not an empty one: purging would report its files as removed.
+            msg = f"'{self.folder}' cannot be listed: {error.strerror}. Correct its permissions, or mount it again."
+            raise SourceReadError(msg) from error
 
     def _entry(self, name: str) -> StoredFile | None:
         path = self.folder / name
@@ -687,14 +692,14 @@ class BucketPlace(Place):
         self._has_bucket = self._store.protocol not in _WITH_BUCKETS  # asked once: a new cache is looked at often
         weakref.finalize(self, self._store.close).atexit = False
 
-    def entries(self, names: Sequence[str] | None = None) -> dict[str, StoredFile]:
+    def search(self, fits: Callable[[str], object]) -> dict[str, StoredFile]:
         found = self._store.objects(self._folder)
         bucket = self._folder.strip("/").partition("/")[0]
         self._has_bucket = self._has_bucket or bool(found) or self._store.exists(bucket)
         if not self._has_bucket:
             msg = f"There is no bucket '{bucket}' for the cache '{self.label}'. Make it first, or correct cache_dir=."
             raise SourceNotFoundError(msg)
-        return {name: found[name] for name in (sorted(found) if names is None else names) if name in found}
+        return {name: found[name] for name in sorted(found) if fits(name)}
 
     def read(self, name: str) -> bytes | None:
         return self._store.content(self._path(name))

@@ -102,8 +102,7 @@ class StagePlan(Shown):
             if written or figures.peak_bytes:
                 least, room = "" if written else "at least ", "" if self.fits else ": too little"
                 free = "" if self.free_bytes == UNKNOWN_SPACE else f" of {format_bytes(self.free_bytes)} free"
-                peak = f"{least}{format_bytes(figures.room_bytes)}{free}{room}"
-                facts.append(("peak", peak))
+                facts.append(("peak", f"{least}{format_bytes(figures.room_bytes)}{free}{room}"))
         return facts if self.cache is None else [*facts, ("cache", f"'{self.cache}'")]
 
 

@@ -126,12 +126,8 @@ def list_datasets(
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
     base, cache = _places(local_dir, cache_dir)
-
-    def found_here() -> list[StoredDataset]:
-        require_answer(base)
-        return [*_list_here(base), *_list_parts(base)]
-
-    found = run_watched(found_here, base)
+    require_answer(base)
+    found = run_watched(lambda: [*_list_here(base), *_list_parts(base)], base)
     found += [] if cache is None else cache.ask(lambda: list(_list_cache(cache)))
     return ResultList(
         found, lambda all_: Report(f"{total_of(all_)} in all" if all_ else "Nothing is kept.", (table_of(all_),))
@@ -323,13 +319,9 @@ def _purge(one: StoredDataset) -> str | None:
     if one.place == "cache":
         return _purge_cached(one)
     path = Path(one.path)
-
-    def purge() -> str | None:
-        # Removing on a mount that hangs would never return.
-        require_answer(path)
-        return _purge_part(one, path) if is_part(path) else _purge_here(one, path)
-
-    return run_watched(purge, path)
+    # Removing on a mount that hangs would never return.
+    require_answer(path)
+    return run_watched(lambda: _purge_part(one, path) if is_part(path) else _purge_here(one, path), path)
 
 
 def _purge_here(one: StoredDataset, path: Path) -> str | None:

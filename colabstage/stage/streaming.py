@@ -158,19 +158,17 @@ class BackgroundPack:
 
     def open(self, reader: Callable[..., R], split: str) -> R:
         """Return a `reader` of a split, such as `dataset_h5`, that waits for rows when they are read."""
-        # The file may get its final name between the two lines; and after a failure a file may remain, but only for the
-        # next call to continue.
-        for is_last in (False, True):
+        # After a failure a file may remain, but only for the next call to continue.
+        self.arrival.check()
+        try:
+            # The file may get its final name at any moment.
+            with contextlib.suppress(FileNotFoundError):
+                return reader(self.arrival.path, split=split, arrival=self.arrival)
+            return reader(self.arrival.place, split=split, arrival=self.arrival)
+        except OSError:
+            # If work that failed meanwhile removed it, that failure is the reason.
             self.arrival.check()
-            try:
-                path = self.arrival.path if self.arrival.path.exists() else self.arrival.place
-                return reader(path, split=split, arrival=self.arrival)
-            except OSError:
-                # If work that failed meanwhile removed it, that failure is the reason.
-                self.arrival.check()
-                if is_last:
-                    raise
-        raise AssertionError
+            raise
 
     def wait(self, timeout_s: float | None, progress: bool | Progress | None) -> StagedDataset:
         """Return the dataset once all of it is local; raises `TimeoutError` if that takes too long."""

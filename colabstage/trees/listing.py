@@ -130,13 +130,10 @@ class FileEntries(Sequence[FileEntry]):
 
     def ending_in(self, extensions: Collection[str]) -> FileEntries:
         """Return those with one of these extensions, as from `extension_of`, in the same order."""
-        return self._by_ending(lambda extension: extension in extensions)
+        return self._of(self.endings, lambda end: extension_of(end) in extensions)
 
     def not_ending_in(self, extensions: Collection[str]) -> FileEntries:
-        return self._by_ending(lambda extension: extension not in extensions)
-
-    def _by_ending(self, fits: Callable[[str], bool]) -> FileEntries:
-        return self._of(self.endings, lambda end: fits(extension_of(end)))
+        return self._of(self.endings, lambda end: extension_of(end) not in extensions)
 
     def _of(self, numbered: tuple[list[str], NDArray[np.integer[Any]]], fits: Callable[[str], bool]) -> FileEntries:
         texts, of_files = numbered

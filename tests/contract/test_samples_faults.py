@@ -726,6 +726,8 @@ BESIDE_FOLDERS = [
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
     row("a table of folders as paths", files("images/p{1..3}/{0..1}.jpg", {"labels.csv": "path,label\nimages/p1/,ill\nimages/p2/,well\nimages/p3/,ill\n"}), right=[found("train: ill 4, well 2")]),
     row("a class with one image, which is held out", files("cat/{00..09}.jpg dog/0.jpg"), right=[noted("The split 'train' has no images of 1 class: 'dog'")], splits={"train": 0.8, "val": 0.2}),
+    row("a class folder without samples", files("cat/1.jpg eel/2.jpg", {"fox/3.svg": "<svg/>"}), layout="image_folder", right=[noted("Nothing is labelled 'fox', which counts as a class")]),
+    row("labels below 0 of a named layout", {"d.npz": npz(x=np.ones((8, 4)), y=np.array([0, 1, -1, 1] * 2), class_names=np.array(["cat", "dog"]))}, layout="arrays", right=[noted("2 of 8 labels are below 0")]),
     row("a split that lacks a class, in folders", files("train/{cat,dog}/{0..3}.jpg test/cat/{4..5}.jpg"), right=[noted("The split 'test' has no images of 1 class: 'dog'")]),
     row("persons in a test set of the source too", files("{train,test}/a/person{0..4}_{0,1}.jpg {train,test}/b/person{5..9}_{0,1}.jpg"), right=[noted("10 of 20 files are of one person")], splits={"train": 0.5, "val": 0.5}),
     *(row(f"rows of one {name}", table(f"file,{name},label", "{i}.jpg,{c},{c}{i}"), right=[noted(f"Samples with the same '{name}' stay in one split")], splits={"train": 0.5, "test": 0.5}) for name in ("Participant Number", "animal_id")),

@@ -1,5 +1,6 @@
 """Workspaces and journals: however the work ends, what was recorded is true, and no remains are lost track of."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ class TestJournal:
         folder = tmp_path_factory.getbasetemp() / "journals"
         folder.mkdir(exist_ok=True)
         path = temp_beside(folder / "work")
-        with Journal(path, HEAD, kept) as journal:
+        with contextlib.closing(Journal(path, HEAD, kept)) as journal:
             for value in noted:
                 journal.append(value)
         whole = path.read_bytes()

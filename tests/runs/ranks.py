@@ -3,10 +3,12 @@
 python ranks.py RANK RANKS STORE FOLDER DATA OUT [TROUBLE]
 
 Trouble: a step at which all ranks die; "gone", the first rank dies before the run begins; "other", the last rank has
-different parts. An error of the run is printed by name, with exit code 3.
+different parts; "stopped", SIGTERM reaches the first rank a step later than the others. An error of the run is printed
+by name, with exit code 3.
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,8 @@ def train(rank: int, ranks: int, folder: str, data: str, out: Path, trouble: lis
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 optimizer.step()
+                if trouble == ["stopped"] and run.steps == (3 if rank else 4):
+                    signal.raise_signal(signal.SIGTERM)
                 run.step(loss=loss)
                 if run.steps == stop:
                     run.save()

@@ -1,11 +1,13 @@
 """A run with several ranks: one saves, all restore the same version."""
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
+from colabstage import list_runs
 from tests.nurseries import Nurseries
 from tests.runs.training import write_data
 
@@ -44,6 +46,13 @@ def test_ranks_go_on_together(died: Path, tmp_path: Path, nurseries: Nurseries) 
     )
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert all(torch.allclose(whole[name], fewer[name], atol=1e-4) for name in whole)
+
+
+def test_a_signal_that_reaches_the_first_rank_last_saves(died: Path, tmp_path: Path, nurseries: Nurseries) -> None:
+    """It finishes its step, for which it needs the others."""
+    shutil.copy(died / "rows.h5", tmp_path)
+    (code, _), _ = run_ranks(nurseries, tmp_path, "run", "stopped")
+    assert (code, [one.step for one in list_runs(tmp_path / "run")[0].versions]) == (128 + signal.SIGTERM, [5])
 
 
 @pytest.mark.parametrize(

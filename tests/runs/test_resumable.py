@@ -376,6 +376,22 @@ def test_a_run_with_nothing_to_restore_is_not_begun_anew(data: Path, tmp_path: P
         pass
 
 
+@pytest.mark.parametrize("name", ["{}.pt", "Copy of {}.pt", "{} (1).pt", "Kopie von {}.pt.json"])
+def test_a_version_that_was_copied_in_part_is_not_passed_over(data: Path, tmp_path: Path, name: str) -> None:
+    """By hand, without its manifest or by another name; whole, it is where a run in another folder begins."""
+    session(tmp_path / "run", data, until=9, saves=(7,))
+    (tmp_path / "copy").mkdir()
+    file = tmp_path / "run" / versions(tmp_path / "run")[0].name
+    copy = Path(shutil.copy(file, tmp_path / "copy" / name.format(file.stem)))
+    with pytest.raises(DamagedPackError, match=re.escape(copy.name)):
+        session(tmp_path / "copy", data)
+    copy.unlink()
+    for one in (file, file.with_name(f"{file.name}.json")):
+        shutil.copy(one, tmp_path / "copy")
+    (tmp_path / "copy" / LEASE).unlink(missing_ok=True)
+    assert session(tmp_path / "copy", data)[1].resumed_from.step == 7
+
+
 def test_of_two_that_begin_at_the_same_moment_one_goes_on(data: Path, tmp_path: Path) -> None:
     """Both have the same number then; the one that wrote its name last continues."""
     with (  # noqa: PT012 - the second one comes in the block

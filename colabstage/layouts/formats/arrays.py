@@ -92,7 +92,6 @@ _X = {
     *(_EMBEDDINGS := {"embedding", "embeddings"}),
 }  # fmt: skip
 _Y = {"y", "ys", "label", "labels", "target", "targets", "class", "mask", "masks", "output", "outputs"}
-_CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes", "target_names", "categories"}
 # The test sets of MNIST and similar datasets, and SVHN's extra images.
 _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 _ORDER = [*dict.fromkeys([*words.SPLITS.values(), *_SPLITS_BESIDE.values()])]
@@ -196,7 +195,7 @@ def _only(names: Sequence[str], wanted: str) -> str:
 def is_class_names(name: str) -> bool:
     """Tell whether an array has the name of a list of class names."""
     last = _bare(name.rpartition("/")[2]).lower()
-    return last.removeprefix("train_").removeprefix("test_") in _CLASSES
+    return last.removeprefix("train_").removeprefix("test_") in words.CLASS_LISTS
 
 
 def _candidates(stored: Mapping[str, StoredArray]) -> list[str]:
@@ -443,7 +442,7 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> li
         elif suffix == _MAT and source.head(entry, len(_MATLAB_HEAD)) == _MATLAB_HEAD:
             found += matlab5_arrays(tree, entry)
         else:
-            found += hdf5_arrays(tree, entry, takes_packs=takes_packs, is_class_names=is_class_names)
+            found += hdf5_arrays(tree, entry, takes_packs=takes_packs)
     return found
 
 

@@ -79,13 +79,9 @@ class KerasBatches(Shown, keras.utils.PyDataset):  # type: ignore[misc]  # keras
 
     @property
     def filenames(self) -> list[str]:
-        """Read the name of the file that each sample was made from, in the order of predictions without shuffling; warn
-        if there is shuffling."""
+        """Read the name of each sample's file, in the order of predictions without shuffling; warn if there is some."""
         if self._batches.shuffled:
-            msg = (
-                "Batches are shuffled, and filenames are in the order of the split: predictions of these batches are "
-                "not in their order. For predictions pass shuffle=False to to_keras."
-            )
+            msg = "Batches are shuffled, and filenames are not. For predictions pass shuffle=False to to_keras."
             warnings.warn(msg, UserWarning, stacklevel=2)
         return self._batches.filenames()
 
