@@ -371,7 +371,9 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
 
 def _notes_on_labels(table: SampleTable) -> Iterator[str]:
     """Say how many labels are those of no class, and which classes have none; and which boxes a loss may not expect."""
-    boxes, labels, classes = table.targets, labels_of(table), table.classes
+    boxes, classes = table.targets, table.classes
+    # Without classes, targets may be millions of different numbers.
+    labels = labels_of(table) if classes or isinstance(boxes, Boxes) else np.zeros(0)
     count = int(np.sum(labels < 0)) if classes and labels.dtype.kind == "i" else 0
     if count:
         yield f"{count:,} of {len(labels):,} labels are below 0, the number of no class, as missing ones are written."
