@@ -54,7 +54,6 @@ from colabstage.layouts.table import (
     SampleSource,
     SampleTable,
     UnreadBoxes,
-    Values,
     files_of,
 )
 from colabstage.layouts.words import is_split, originals
@@ -277,8 +276,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     if len(table) == 0:
         msg = "The source has no samples to split."
         raise LayoutError(msg)
-    noted = (*_notes_on_labels(table), *_notes_on_arrays(table, options), *_notes_on_names(table, options))
-    table = replace(table, notes=(*table.notes, *noted))
+    table = replace(table, notes=(*table.notes, *_notes_on_arrays(table, options), *_notes_on_names(table, options)))
     facts: Sequence[ImageFacts] = ()
     if options.prepare is not None:
         table = prepared_table(completed(table), options)
@@ -297,7 +295,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     has_torch = gains_by_torch(table, options) and expects_torch()
     release_freed_memory()  # from listing and sorting, because planning allocates for each sample again
     plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
-    return PackJob(tree, replace(table, notes=(*table.notes, *_notes_on_splits(table, plan))), plan, options)
+    return PackJob(tree, replace(table, notes=(*table.notes, *_notes_on_labels(table, plan))), plan, options)
 
 
 def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False) -> Sequence[ImageFacts]:
@@ -369,16 +367,28 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
             )
 
 
-def _notes_on_labels(table: SampleTable) -> Iterator[str]:
-    """Say how many labels are those of no class, and which classes have none; and which boxes a loss may not expect."""
+def _notes_on_labels(table: SampleTable, plan: PackPlan) -> Iterator[str]:
+    """Yield how many labels are those of no class, which classes have none, or none in a split, and which boxes a loss
+    may not expect."""
     boxes, labels, classes = table.targets, labels_of(table), table.classes
+
+    def held(rows: Any) -> set[int]:
+        own = labels[rows]
+        there = {*(np.flatnonzero(own.any(axis=0)) if own.ndim == 2 else np.unique(own)).tolist()}
+        # A list of names may be too short.
+        return {number for number in range(len(classes)) if number in there}
+
     count = int(np.sum(labels < 0)) if classes and labels.dtype.kind == "i" else 0
     if count:
         yield f"{count:,} of {len(labels):,} labels are below 0, the number of no class, as missing ones are written."
-    known = {*(np.flatnonzero(labels.any(axis=0)) if labels.ndim == 2 else np.unique(labels)).tolist()}
+    known = held(slice(None)) if classes else set()
     if bare := [name for number, name in enumerate(classes) if number not in known] if known else []:
         what = "which counts as a class" if len(bare) == 1 else "which count as classes"
         yield f"Nothing is labelled {listed(bare)}, {what}."
+    for split, rows in () if isinstance(boxes, Boxes) or not known else plan.splits:
+        # The labels of a test may be secret.
+        if (own := held(rows)) and (lacks := [classes[number] for number in sorted(known - own)]):
+            yield f"The split '{split}' has no {table.unit} of {format_count(len(lacks), 'classes')}: {listed(lacks)}."
     if isinstance(boxes, Boxes):
         rows = np.column_stack([boxes.owners, labels, boxes.boxes])
         # Sorted by one number of each row, because sorting by all of them takes twenty times as long.
@@ -391,20 +401,6 @@ def _notes_on_labels(table: SampleTable) -> Iterator[str]:
         for what, odd in {"without an area": flat, "equal to another in the same image": again}.items():
             where = f"{what} (first in '{table.keys[boxes.owners[np.argmax(odd)]]}')" if odd.any() else ""
             yield from [f"{counted(int(odd.sum()), 'boxes', 'are', which=where)} kept as written."] if where else ()
-
-
-def _notes_on_splits(table: SampleTable, plan: PackPlan) -> Iterator[str]:
-    """Yield which splits lack classes that others have, whoever divided the samples."""
-    values = table.targets.values if isinstance(table.targets, Values) else np.zeros(0)
-    if values.ndim != 1 or values.dtype.kind not in "iu":
-        return
-    held = {one.name: {*np.unique(values[one.samples]).tolist()} for one in plan.splits}
-    # Negative labels are secret, or missing, and a list of names may be too short.
-    known = {label for own in held.values() for label in own if 0 <= label < len(table.classes)}
-    for split, own in held.items():
-        if (lacks := sorted(known - own)) and max(own) >= 0:
-            names = listed([table.classes[label] for label in lacks])
-            yield f"The split '{split}' has no {table.unit} of {format_count(len(lacks), 'classes')}: {names}"
 
 
 def _without_splits(names: Sequence[str]) -> list[str]:
