@@ -275,14 +275,12 @@ class Iteration(Generic[T]):
             self._at_end()
             raise
         except BaseException:
-            # So that a consumer who continues gets an error instead of an early end.
-            self.closed = True
-            self._let_go()
+            self.close()
             with typed_errors(reads=(), writes=()):
                 raise
 
     def close(self) -> None:
-        # First, as after an error.
+        # Set first, so that a consumer who continues, also after an error, gets an error instead of an early end.
         self.closed = True
         self._end()
         if self._other is not None:

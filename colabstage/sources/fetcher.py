@@ -61,7 +61,7 @@ class Remotes:
         self, label: str, sizes: Sequence[int], openers: Sequence[Callable[[], RemoteFile]], *, closes: bool
     ) -> None:
         self._label, self._sizes, self._openers, self._closes = label, sizes, openers, closes
-        self._opening, self._lock = threading.Lock(), threading.Lock()
+        self._opening, self._lock = [threading.Lock() for _ in sizes], threading.Lock()
         # By the number of the file, the one opened first in front.
         self._open: dict[int, RemoteFile] = {}
         # Of all that are not closed; those that are no longer lent to anybody new too.
@@ -71,10 +71,9 @@ class Remotes:
     @contextlib.contextmanager
     def lend(self, number: int) -> Iterator[RemoteFile]:
         """Lend the file with this number, and keep it open meanwhile."""
-        # One at a time; the lock is free meanwhile, because a mount or a service may hang, and closing must not wait.
-        with self._opening:
-            while (remote := self._taken(number)) is None:
-                self._add(number, self._openers[number]())
+        # The lock of all is free meanwhile, because a mount or a service may hang, and closing must not wait.
+        with self._opening[number]:
+            remote = self._taken(number) or self._added(number, self._openers[number]())
         try:
             yield remote
         finally:
@@ -91,17 +90,20 @@ class Remotes:
                 self._users[remote] += 1
             return remote
 
-    def _add(self, number: int, remote: RemoteFile) -> None:
+    def _added(self, number: int, remote: RemoteFile) -> RemoteFile:
         size, expected = remote.facts.size, self._sizes[number]
         if size is not None and size != expected:
             remote.close()
             msg = f"'{remote.facts.label}' has {size:,} bytes; expected {expected:,}: it is another file now."
             raise SourceChangedError(msg)
         with self._lock:
-            while len(self._open) >= _MOST_OPEN:
-                del self._open[next(iter(self._open))]
-            self._open[number] = remote
-            self._users[remote] += 0
+            # Otherwise it is closed after its first use.
+            if not self._closed:
+                while len(self._open) >= _MOST_OPEN:
+                    del self._open[next(iter(self._open))]
+                self._open[number] = remote
+            self._users[remote] += 1
+        return remote
 
     def drop(self, number: int) -> None:
         """Open the file again for the next request: a new connection may not have this one's fault."""

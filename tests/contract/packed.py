@@ -63,8 +63,8 @@ def _targets(y: Any, classes: list[str], count: int) -> str:
 
 
 def _counted(labels: list[Any], classes: list[str]) -> str:
-    counts = Counter(labels)
-    return ", ".join(f"{classes[label] if classes else label} {counts[label]}" for label in sorted(counts))
+    counts, names = Counter(labels), dict[Any, str](enumerate(classes))
+    return ", ".join(f"{names.get(label, label)} {counts[label]}" for label in sorted(counts))
 
 
 def found(pattern: str, *, note: str = "") -> Callable[[Packed], bool]:

@@ -41,7 +41,7 @@ from colabstage.errors import (
 from colabstage.h5.manifest import manifest_path, read_manifest, write_manifest
 from tests.nurseries import Nurseries
 from tests.support.http_knobs import WebFault
-from tests.support.http_server import WebServer
+from tests.support.http_server import ConnectionHandler, WebServer
 from tests.support.images import make_tree, noise
 from tests.support.share_links import DriveShares, SharedItem
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
@@ -416,6 +416,26 @@ def test_what_another_process_completes_this_moment_is_not_given_back(
     assert blocks.read(begin, end - begin) == before
     assert int(blocks.state[block]) == whole
     part_of(dataset).close()
+
+
+@at("web files")
+def test_files_are_opened_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, hundreds of files at a service that takes a second to respond would take minutes."""
+    answer, both, opened, met = ConnectionHandler._answer, threading.Barrier(2), Counter[str](), list[int]()
+
+    def meeting(handler: ConnectionHandler) -> None:
+        opened[handler.path] += 1
+        # Each is opened with its first request; that of the first file is alone.
+        if opened[handler.path] == 1 and handler.path.endswith(".h5") and "00000" not in handler.path and not met:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                met.append(both.wait(2))
+        answer(handler)
+
+    monkeypatch.setattr(ConnectionHandler, "_answer", meeting)
+    dataset = place.open()
+    check_epoch(make_loader(dataset, 50, seed=1), place.pack)
+    part_of(dataset).close()
+    assert met
 
 
 def unlink(name: str) -> Callable[[Place], None]:
