@@ -265,7 +265,10 @@ class KerasLoop(Loop):
         settings = self._owner.optimizer.get_config().items()
         # Keras computes them as float32.
         rounded = {name: float(f"{one:.7g}") if isinstance(one, float) else one for name, one in settings}
-        return {"optimizer": rounded, "layers": [layer.get_config() for layer in self._owner.layers]}
+        # Not their configs, which some layers do not have, and whose names Keras counts up.
+        each = [vars(layer).items() for layer in self._owner._flatten_layers(include_self=False)]
+        plain = [{key: one for key, one in own if key[0] != "_" and isinstance(one, int | float | str)} for own in each]
+        return {"optimizer": rounded, "layers": plain}
 
     def join(self, run: Run) -> Callable[[], object]:
         def end(_: Any, _epoch: int, logs: Any = None) -> None:
