@@ -6,6 +6,7 @@ not `ok`, so it is addressed to the user and begins with what to do.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from colabstage.diagnose.gpu import GpuReading
 
 _GB = 1_000_000_000
 # Less than this is used up by the first archive, or by a notebook's own downloads.
@@ -211,7 +211,10 @@ def judge_gpu(facts: MachineFacts) -> Finding:
     if torch.endswith("+cpu"):
         again = "Replace it: pip install -U torch --force-reinstall"
         return Finding("fail", f"{names}, but torch {torch} was built for CPUs only.", again)
-    busy = [one for one in facts.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, facts.pid)]
+    # Memory used by this notebook itself is not a problem.
+    others = [one for one in facts.gpus if all(process.pid != facts.pid for process in one.processes)]
+    full = [one for one in others if (one.memory_used_bytes or 0) > _HELD_PART * (one.memory_total_bytes or math.inf)]
+    busy = [one for one in facts.gpus if (one.utilisation or 0) > _BUSY or one in full]
     if busy:
         used = (
             f"GPU {one.index}{'' if one.utilisation is None else f' {one.utilisation:.0%} busy,'} "
@@ -221,12 +224,6 @@ def judge_gpu(facts: MachineFacts) -> Finding:
         who = "`nvidia-smi` lists the processes; on Colab end an earlier notebook under 'Runtime, Manage sessions'."
         return Finding("warn", f"{names}; in use already: {', '.join(used)}.", who)
     return Finding("ok", f"{names}, idle.")
-
-
-def _others_hold(one: GpuReading, ours: int) -> bool:
-    # Memory used by this notebook itself is not a problem.
-    is_ours = any(process.pid == ours for process in one.processes)
-    return not is_ours and (one.memory_used_bytes or 0) > _HELD_PART * (one.memory_total_bytes or float("inf"))
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -64,7 +64,8 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
             silence = question.result() or errand.stuck(slow)
             # On a dead mount calls return with errors themselves, which say more than this one.
             if silence is not None and not errand.serve(_DIES_S):
-                errand.interrupt(_stopped_by(silence))
+                # Only a class can be raised in another thread.
+                errand.interrupt(type("StoppedError", (CancelledError,), {"because": silence}))
                 raise silence
     except (KeyboardInterrupt, CancelledError) as error:
         # An interrupt of this thread reaches no other one, and the work is in another.
@@ -78,15 +79,6 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
         if quota is None:
             raise
         raise quota from error
-
-
-def _stopped_by(silence: DriveError) -> type[CancelledError]:
-    """Return the class of the errors that stop work for this reason: only a class can be raised in another thread."""
-
-    class StoppedError(CancelledError):
-        because = silence
-
-    return StoppedError
 
 
 class _Errand(Generic[T]):

@@ -168,6 +168,8 @@ class HuggingFaceLoop(Loop):
         for name, one in self._callbacks().items():
             counters["stateful_callbacks"][name] = one.state()
         return {
+            "arguments": self._arguments(),
+            "order": self._order(),
             "model": self._owner.model.state_dict(),
             "optimizer": self._owner.optimizer.state_dict(),
             "scheduler": self._owner.lr_scheduler.state_dict(),
@@ -176,6 +178,11 @@ class HuggingFaceLoop(Loop):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Write the folder, for `train(resume_from_checkpoint=run.checkpoint)`."""
+        for name, now in self._order().items():
+            if (then := state.get("order", {}).get(name, now)) != now:
+                msg = f"{name} is {now}, and was {then}"
+                raise ValueError(msg)
+        vars(self._owner.args).update(state.get("arguments", {}))
         folder = self.local / "huggingface"
         folder.mkdir()
         self._owner.model.load_state_dict(state["model"])
@@ -189,7 +196,19 @@ class HuggingFaceLoop(Loop):
         self.checkpoint = str(folder)
 
     def inside(self) -> dict[str, Any]:
-        return {"model": self._owner.model}
+        return {"model": self._owner.model, "args": self._arguments()}
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments that it overrides by what it restores."""
+        args, names = self._owner.args, ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2")
+        return {name: getattr(args, name) for name in names}
+
+    def _order(self) -> dict[str, Any]:
+        """Return what its place in the data depends on, which it finds by the number of steps."""
+        args, rows = self._owner.args, self._owner.train_dataset
+        each = args.train_batch_size * args.gradient_accumulation_steps
+        count = len(rows) if hasattr(rows, "__len__") else None
+        return {"rows in a step": each, "rows": count, "seed": args.seed, "data_seed": args.data_seed}
 
     def join(self, run: Run) -> Callable[[], object]:
         _check_alone(self._owner.args.world_size)
@@ -246,7 +265,10 @@ class KerasLoop(Loop):
         settings = self._owner.optimizer.get_config().items()
         # Keras computes them as float32.
         rounded = {name: float(f"{one:.7g}") if isinstance(one, float) else one for name, one in settings}
-        return {"optimizer": rounded, "layers": [layer.get_config() for layer in self._owner.layers]}
+        # Not their configs, which some layers do not have, and whose names Keras counts up.
+        each = [vars(layer).items() for layer in self._owner._flatten_layers(include_self=False)]
+        plain = [{key: one for key, one in own if key[0] != "_" and isinstance(one, int | float | str)} for own in each]
+        return {"optimizer": rounded, "layers": plain}
 
     def join(self, run: Run) -> Callable[[], object]:
         def end(_: Any, _epoch: int, logs: Any = None) -> None:

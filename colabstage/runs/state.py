@@ -406,7 +406,8 @@ def load_parts(
                 )
     except Exception as error:
         for changed in reversed(begun):
-            parts[changed].load_state_dict(before[changed])
+            if before[changed]:  # a trainer has none before it trains
+                parts[changed].load_state_dict(before[changed])
         msg = f"The saved state of {name} cannot be loaded: {said_by(error)}. {_AS_BEFORE}"
         raise OptionError(msg) from error
     return notes

@@ -70,12 +70,13 @@ from colabstage.stage.request import staged_folders
 from colabstage.stage.source import SourceOnce, StageCall, StateDiffersError, compared_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from colabstage.stage.request import CacheDir, StageRequest
 
 
 T = TypeVar("T")
+K = TypeVar("K", str, Path)
 
 # A pack that is read in part keeps the index of each shard here, and as many blocks again; a smaller limit would be
 # refused.
@@ -278,9 +279,8 @@ class Cache:
 
         def look(place: Place) -> Iterator[CachedPack]:
             packs = place.search(lambda name: name.endswith(".h5") and not PartName.of(Path(name)).count)
-            # Opening each manifest of a large cache would take long; packs of the same rows are about as long.
-            closest = sorted(packs, key=lambda name: abs(math.log((packs[name].size or 1) / like)))[:_LOOKED_AT]
-            files = [one for one in place.look(closest) if one is not None and one.is_whole]
+            names = closest({name: entry.size for name, entry in packs.items()}, like)
+            files = [one for one in place.look(names) if one is not None and one.is_whole]
             return (CachedPack((one,), one.manifest, place) for one in files if not one.manifest.shard)
 
         yield from (self._ask(look) if like else None) or ()
@@ -301,6 +301,12 @@ class Cache:
             why = f"{said_by(error)} ('{error.filename}')" if error.filename else said_by(error)
         self._chosen = None, why.removesuffix(".")
         return None
+
+
+def closest(sizes: Mapping[K, int], like: int) -> list[K]:
+    """Return a few packs, given their lengths, those of about `like` bytes first: opening each of many would take long,
+    and packs of the same rows are about as long."""
+    return sorted(sizes, key=lambda one: abs(math.log(max(1, sizes[one]) / max(1, like))))[:_LOOKED_AT]
 
 
 def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[Place | None, str]:

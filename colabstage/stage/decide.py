@@ -12,6 +12,7 @@ from colabstage.errors import DamagedPackError, DriveError, NewerFormatError, No
 from colabstage.h5.manifest import Manifest, is_whole, read_manifest
 from colabstage.io.files import file_state
 from colabstage.io.receipts import Seal, look_at
+from colabstage.io.workspace import disk_use
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import OVERHEAD_BYTES, space_for
 from colabstage.pack.job import PackJob, prepare_pack
@@ -24,6 +25,7 @@ from colabstage.stage.cache import (
     StageFigures,
     beyond_limit,
     check_disk_limit,
+    closest,
     copy_pack,
     exceeds,
     keep_rows,
@@ -163,9 +165,9 @@ def find_bases(call: StageCall, source: OpenedSource, cache: Cache, job: PackJob
     # Plain files are fetched anyway, and packed from the local disk; workers read what they pack.
     if request.refresh or request.wants_files or call.executor is not None:
         return
-    others = staged_folders(request.folder.parent) if form else ()
-    packs = [own, *(folder / f"{folder.name}.h5" for folder in others)]
-    for pack in filter(Path.is_file, dict.fromkeys(packs)):
+    packs = [folder / f"{folder.name}.h5" for folder in (staged_folders(request.folder.parent) if form else ())]
+    others = closest({pack: disk_use(pack) for pack in packs}, job.plan.nbytes)
+    for pack in filter(Path.is_file, dict.fromkeys([own, *others])):
         with contextlib.suppress(NewerFormatError):
             manifest = read_manifest(pack)
             rows = None if manifest is None else read_rows(pack, manifest)

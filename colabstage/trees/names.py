@@ -189,20 +189,14 @@ def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ..
 
 def check_case_collisions(archive: str, names: Iterable[str]) -> None:
     """Refuse names that one folder cannot hold on a disk that ignores case or the way accents are encoded."""
-    paths = list(names)
+    paths, normal = list(names), functools.partial(unicodedata.normalize, "NFC")
     seen: dict[str, str] = {}
     for path in [*paths, *sorted(parent_folders(paths))]:
-        other = seen.setdefault(_folded(path), path)
+        # Case folding may undo the normal form, which is taken again.
+        other = seen.setdefault(path.lower() if path.isascii() else normal(normal(path).casefold()), path)
         if other != path:
             what = "upper and lower case" if path.casefold() == other.casefold() else "the encoding of its characters"
             raise refuse_member(archive, path, f"it differs from {other!r} in {what} only")
-
-
-def _folded(name: str) -> str:
-    if name.isascii():
-        return name.lower()
-    # Case folding may undo the normal form, so it is applied twice.
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> None:

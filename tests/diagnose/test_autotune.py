@@ -125,7 +125,7 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     ("is_encoded", "options", "gives_loader"),
     [
-        pytest.param(True, {"dtype": torch.float32, "batch_transform": RandomFlip()}, True, marks=LONG),
+        (True, {"dtype": torch.float32, "batch_transform": RandomFlip()}, True),
         (True, {"dtype": torch.float32, "batch_transform": RandomFlip()}, False),
         (True, {"sampler": [3, 1, 4, 1, 5, 9, 2, 6], "shuffle": False, "drop_last": True}, True),
         pytest.param(False, {"dtype": "float32", "seed": 3}, True, marks=LONG),

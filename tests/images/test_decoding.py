@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 import struct
 import sys
 from pathlib import Path
@@ -370,6 +371,14 @@ def test_each_is_stored_as_pillow_reads_it_or_named(tmp_path: Path, encoding: st
     assert 50 < len(damaged) < len(DAMAGED) - 50
     kept = packed_or_skipped(tmp_path / "kept", DAMAGED, encoding=encoding, color_mode="keep", image_size=8)
     assert kept[1] == damaged
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if re.search(r"bomb-\d", name)])
+def test_an_image_of_too_many_pixels_says_what_to_do(tmp_path: Path, name: str) -> None:
+    """Scans of slides and of the earth are as large, and not broken."""
+    source = write_files(tmp_path / "set", {name: ODD[name]})
+    with pytest.raises(DecodeError, match="pixels that are accepted: cut it into tiles"):
+        pack_dataset(source, tmp_path / "out.h5", layout="images", image_size=(8, 8), progress=False)
 
 
 HEIC = b"\0\0\0\x18ftypheic" + bytes(99)

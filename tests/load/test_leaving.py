@@ -3,8 +3,6 @@
 Rows are counted, not seconds: each takes so long that the others of its batch cannot be read by chance.
 """
 
-import contextlib
-import gc
 import os
 import signal
 import subprocess
@@ -96,32 +94,6 @@ def test_a_break_waits_for_one_image_of_each_thread(
     # Before cropping an image, its header is read.
     slow = SlowRows(monkeypatch, 2 * BATCH if way == "crops" else BATCH)
     assert slow.begun_after_break(loader) <= 2
-
-
-def test_ctrl_c_at_any_line_of_a_beginning_leaves_no_thread(rows: Path) -> None:
-    loader = make_loader(dataset_h5(rows), BATCH, num_workers=1, prefetch_factor=2)
-    at, lines, begun = 0, 0, None
-
-    def trace(frame: Any, _event: str, _: object) -> Any:
-        return line if frame.f_code.co_filename.endswith(("load/ahead.py", "load/loader.py")) else None
-
-    def line(_frame: Any, event: str, _: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        if lines == at:
-            raise KeyboardInterrupt
-        return line
-
-    while begun is None:
-        at, lines = at + 1, 0
-        sys.settrace(trace)
-        with contextlib.suppress(KeyboardInterrupt):
-            begun = iter(loader)
-        sys.settrace(None)
-        loader.close()
-    assert at > 50
-    gc.collect()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("colabstage-loader")]
 
 
 def test_an_iterator_from_before_a_fork_is_refused_in_the_child(rows: Path) -> None:

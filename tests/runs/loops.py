@@ -3,7 +3,7 @@
     python -m tests.runs.loops LIBRARY FOLDER DEATH [DEATH ...]
 
 Prints as JSON: whether the weights are those of an uninterrupted training, where the last session began, its steps and
-epochs, and how many steps a further session does.
+epochs, how many steps a further session does, and what the last two say, whose code has another rate.
 """
 
 import importlib
@@ -21,6 +21,7 @@ from colabstage import dataset_h5, make_loader, resumable, to_keras
 from tests.runs.training import ROWS, write_data
 
 EPOCHS = 3
+RATE = {"now": 0.01}
 
 
 class DiedError(Exception):
@@ -63,7 +64,7 @@ def with_lightning(folder: Path, data: Path, steps: Steps) -> tuple[list[np.ndar
                 group["lr"] *= 0.9
 
         def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01, weight_decay=RATE["now"])
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "worse"}}
 
@@ -103,7 +104,7 @@ def with_hugging_face(folder: Path, data: Path, steps: Steps) -> tuple[list[np.n
     rows = dataset_h5(data)
     items = [{"x": torch.as_tensor(rows[row][0]).float() / 255, "labels": int(rows[row][1])} for row in range(ROWS)]
     options: dict[str, Any] = {"num_train_epochs": EPOCHS, "per_device_train_batch_size": 8, "save_strategy": "no"}
-    options |= {"eval_strategy": "steps", "eval_steps": 2}
+    options |= {"eval_strategy": "steps", "eval_steps": 2, "learning_rate": RATE["now"]}
     arguments = transformers.TrainingArguments(
         output_dir=str(folder.with_suffix(".out")), report_to=[], use_cpu=True, disable_tqdm=True, seed=5, **options
     )
@@ -128,8 +129,9 @@ def with_keras(folder: Path, data: Path, steps: Steps) -> tuple[list[np.ndarray]
 
     keras.utils.set_random_seed(0)
     layers = keras.layers
+    dropout = layers.Dropout(30 * RATE["now"])
     model = keras.Sequential(
-        [keras.Input((8, 8, 3)), layers.Flatten(), layers.Rescaling(1 / 255), layers.Dropout(0.3), layers.Dense(4)]
+        [keras.Input((8, 8, 3)), layers.Flatten(), layers.Rescaling(1 / 255), dropout, layers.Dense(4)]
     )
     model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     train = to_keras(data, batch_size=8, seed=5)
@@ -156,9 +158,12 @@ def main() -> None:
             train(folder / "run", data, Steps(int(death)))
         except DiedError:
             died += 1
+    changed = {"now": 0.02}
+    RATE.update(changed if library != "keras" else {})
     weights, run = train(folder / "run", data, Steps(None))
     again = Steps(None)
-    train(folder / "run", data, again)
+    RATE.update(changed)
+    _, last = train(folder / "run", data, again)
     found = {
         "died": died,
         "same": all(np.array_equal(one, other) for one, other in zip(whole, weights, strict=True)),
@@ -166,6 +171,7 @@ def main() -> None:
         "steps": run.steps,
         "epochs": run.epoch,
         "again": again.done,
+        "said": run.notes + last.notes,
     }
     sys.stdout.write(f"{json.dumps(found)}\n")
 

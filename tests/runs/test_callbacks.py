@@ -39,10 +39,16 @@ def test_weights_are_those_of_a_training_that_nothing_interrupted(
 ) -> None:
     """After deaths in the middle of an epoch, or with Keras from its beginning; and a finished training is not
     repeated. Nor are gradients lost that were being accumulated, or what callbacks and evaluations do after a step or
-    an epoch."""
+    an epoch. A rate that the code has changed is not used, and the run says so; and that other layers are."""
     kind = "tensorflow" if library == "keras" else "torch"
     found = json.loads(nurseries.run_script(kind, [LOOPS, library, tmp_path, *map(str, deaths)], {}))
     assert found.pop("from") > 0
+    what = {
+        "lightning": "'weight_decay'] stays",
+        "transformers": "'learning_rate'] stays",
+        "keras": "'rate'] is 0.6 from",
+    }
+    assert what[library] in str(found.pop("said"))
     assert found == {"died": len(deaths), "same": True, "steps": steps, "epochs": 3, "again": 0}
 
 
@@ -52,7 +58,7 @@ def make_trainer(monkeypatch: pytest.MonkeyPatch, library: str) -> Any:
     class Trainer:
         world_size, model, optimizer, training = 1, None, None, False
         accumulate_grad_batches, enable_validation, check_val_every_n_epoch = 1, False, 1
-        args = SimpleNamespace(world_size=1)
+        args = SimpleNamespace(world_size=1, learning_rate=1, weight_decay=0, adam_beta1=0, adam_beta2=0)
 
         def __init__(self) -> None:
             self.callbacks: list[Any] = []

@@ -768,6 +768,16 @@ class Odd:
         self.state = state["deep"][0]
 
 
+def test_a_part_without_a_state_of_its_own_yet_is_refused_by_name(tmp_path: Path) -> None:
+    """As a `Trainer` that has not begun, whose model is another one: there is nothing to put back."""
+    with resumable(tmp_path, trainer=Odd(1), progress=False) as run:
+        run.step()
+    late: Any = Odd(1)
+    late.state_dict, late.load_state_dict = dict, lambda state: (state["deep"], int("size mismatch"))
+    with pytest.raises(OptionError, match="size mismatch"), resumable(tmp_path, trainer=late, progress=False):
+        pass
+
+
 class Mode(StrEnum):
     FAST = "fast"
 

@@ -195,6 +195,28 @@ def test_of_a_large_cache_only_packs_of_about_the_same_length_are_looked_at(
     assert not [name for name in looks if name.startswith("other") and name.endswith(".rows")]
 
 
+def test_of_many_packs_here_only_those_of_about_the_same_length_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_photos(tmp_path / "photos", 12)
+    pack = stage(tmp_path / "photos", tmp_path / "local").path
+    for number in range(40):
+        other = tmp_path / "local" / f"other-{number:08}"
+        shutil.copytree(pack.parent, other)
+        for path in other.glob(f"{pack.stem}*"):
+            path.rename(path.with_name(path.name.replace(pack.stem, other.name)))
+    write_photos(tmp_path / "more", 3)
+    opened, read_bytes = list[str](), Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        opened.append(path.suffix)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert counts(stage(tmp_path / "more", tmp_path / "local").report) is None
+    assert 0 < opened.count(".rows") <= 16
+
+
 def test_of_other_files_with_the_same_names_sizes_and_times_nothing_is_taken(tmp_path: Path) -> None:
     for number, folder in enumerate(("photos", "others")):
         for name in range(8):

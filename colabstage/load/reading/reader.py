@@ -443,9 +443,8 @@ class SplitPart:
         name = self.info.keys
 
         def read(path: Path) -> list[str]:
-            # Another file's keys would name the wrong sources, without an error.
-            check_stamp(path, path.stat(), self._stamps[self.path])
-            with self._open_file(path) as file, reading_contents(path):
+            # Not of another file, whose keys would name the wrong sources, without an error.
+            with self._open_at(path).h5 as file, reading_contents(path):
                 return read_keys(file[name], rows)
 
         return self._where_it_is(read)
