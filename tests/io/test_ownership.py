@@ -254,6 +254,30 @@ class TestFolders:
         assert look_at(target).is_as_made
         assert next(looks) > 3
 
+    def test_what_changes_after_the_look_stays(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        target, file, answers = tmp_path / "out", tmp_path / "it.h5", iter([True, False, False])
+        put_folder(make_folder(target, MADE), target, receipt)
+        file.write_bytes(b"older")
+        rename = Path.rename
+
+        def renamed(path: Path, to: Path) -> Path:
+            if to.suffix == workspace.WAS:
+                monkeypatch.undo()
+                (target / "mine").write_text("theirs", encoding="utf-8")
+            return rename(path, to)
+
+        def replaces(path: Path) -> bool:
+            if may := next(answers):
+                path.write_bytes(b"theirs")
+            return may
+
+        monkeypatch.setattr(Path, "rename", renamed)
+        with pytest.raises(TargetExistsError):
+            put_folder(make_folder(target, {"a": "newer"}), target, receipt)
+        with pytest.raises(TargetExistsError), workspace.making_room(file, replaces=replaces):
+            pass
+        assert ((target / "mine").read_bytes(), file.read_bytes()) == (b"theirs", b"theirs")
+
     def test_a_mount_that_gives_renamed_files_new_times(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """As those of object stores do, which also exchange nothing: what anything may replace is replaced."""
         rename, times = Path.rename, itertools.count(1)
