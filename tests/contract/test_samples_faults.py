@@ -1039,7 +1039,7 @@ ARRAYS = [
     row("names of classes in the type of other labels too", files("", {"d.h5": h5(x=np.ones((8, 4)), fine=np.array(Y, TYPED), coarse=np.array(Y, h5py.enum_dtype({"a": 0, "b": 1})), class_names=np.array([b"b", b"a"]))}), right=[found("train: cat 4, dog 4.*")], layout=array_rows(x="x", y="fine")),
     row("names of classes in the type of inputs", files("", {"d.h5": h5(x=np.zeros((8, 4), TYPED), y=np.array(Y))}), right=[found("train: 0 4, 1 4.*")]),
     *(row(f"a list of two classes beside {what}, in two splits", files("", {"d.h5": h5(x=np.ones((8, 4)), y=y, class_names=np.array([b"a", b"b"]))}), right=[found("train: .*; val: .*")], layout="arrays", splits={"train": 0.5, "val": 0.5})
-      for what, y in {"fractions": np.arange(8) * 0.3, "more labels": np.arange(8) // 3}.items()),
+      for what, y in {"fractions": np.arange(8) * 0.3, "a label more": np.array([0] * 7 + [2])}.items()),
     row("a compound dataset", files("", {"d.h5": h5(rows=TABULAR)}), right=[refused(r"h5py.File\('FOLDER/d.h5'\)\['/rows'\], then numpy.savez")]),
     row("tokens, their mask and labels", files("", {"d.h5": h5(input_ids=np.ones((8, 5), int), attention_mask=np.ones((8, 5), int), labels=np.array(Y))}), right=[refused("input_ids.*array_rows")]),
     *(row(f"numbers that a file says are packed: {name}", files("", {"d.h5": h5_with(attributes)}), right=[right])
