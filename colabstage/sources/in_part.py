@@ -34,6 +34,7 @@ from colabstage.errors import (
 from colabstage.io.files import PATIENT, typed_write_errors
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import (
+    is_abandoned,
     is_made_here,
     name_and_owner,
     owner_is_alive,
@@ -221,14 +222,13 @@ class Readers:
 
 
 def _is_alive(path: Path) -> bool:
-    """Return whether a file belongs to a living process; one of a dead process is removed."""
+    """Return whether a file belongs to a living process; what a dead one has left is removed."""
     parts = name_and_owner(path)
     if parts is None or parts[0] != _ANNOUNCED or not is_made_here(path):
         return False
-    if owner_is_alive(parts[1]) is True:
-        return True
-    remove_own(path)
-    return False
+    if is_abandoned(path, parts[1]):
+        remove_own(path)
+    return owner_is_alive(parts[1]) is True
 
 
 class Lookahead(Order):

@@ -2,6 +2,7 @@
 are left in the middle. Batches are the file's, the limit holds, and nothing hangs at the end."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -222,3 +223,16 @@ def test_ranks_share_one_part_under_a_limit(
     before = [row for part in found for batch in part["epochs"][1] for row in batch]
     assert sorted(before + rest) == list(range(ROWS))
     part_of(dataset).close()
+
+
+def test_what_a_reader_in_another_container_announces_stays(pack: Pack, tmp_path: Path) -> None:
+    """Whether it lives cannot be seen from here."""
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
+    batches = iter(make_loader(dataset, 4))
+    next(batches)
+    (own,) = tmp_path.rglob(".colabstage-expected.*")
+    other = own.with_name(re.sub(r"expected\.\w+-", "expected.deadbeef-", own.name))
+    other.write_bytes(own.read_bytes())
+    assert len(list(batches)) > 1
+    assert other.exists()
+    assert not own.exists()
