@@ -501,11 +501,7 @@ def _judged(target: Path, replaces: Callable[[Path], bool]) -> tuple[int, ...]:
 
 
 def _move_judged(
-    path: Path,
-    aside: Path,
-    judged: tuple[int, ...],
-    move: Callable[[Path, Path], object],
-    replaces: Callable[[Path], bool],
+    path: Path, aside: Path, judged: tuple[int, ...], move: Callable[..., object], replaces: Callable[[Path], bool]
 ) -> None:
     """Move what was judged aside; what has come since goes back, unless `replaces` allows for that as well."""
     move(path, aside)

@@ -127,8 +127,7 @@ class Remotes:
 
     def _close_unused(self) -> None:
         with self._lock:
-            lent = [*self._open.values()]
-            unused = [one for one, users in self._users.items() if not users and one not in lent]
+            unused = [one for one, users in self._users.items() if not users and one not in self._open.values()]
             for one in unused:
                 del self._users[one]
         for one in unused if self._closes else ():
