@@ -376,8 +376,8 @@ def _advised_fields(file: Any, path: Path) -> str:
         is_one = len(beside) == 1 and beside[0].dtype.kind in "biuf"
         y = beside[0].name if is_one else "NAME" if beside else None
         # Times and ids are as many as labels; and where none is as long, the samples may be along another axis.
+        bare = ", or y=None if that is no label" if is_one else ""
         if beside or not others:
-            bare = ", or y=None if that is no label" * is_one
             return f"Say which are what: dataset_h5(path, x={x.name!r}, y={y!r}){bare}."
     return f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
 

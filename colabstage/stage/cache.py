@@ -580,9 +580,9 @@ def publish_pack(
         # Not raised: the data is local and usable, and the next session just stages it again.
         except (ColabstageError, OSError) as error:
             step.note = "failed"
-            others = f" list_datasets(cache_dir={place.label!r}) shows what is there, for purge_datasets to remove."
-            remedy = others * isinstance(error, NotEnoughSpaceError)
-            call.report.note(f"Not cached, so the next session stages from the source again: {error}{remedy}")
+            call.report.note(f"Not cached, so the next session stages from the source again: {error}")
+            if isinstance(error, NotEnoughSpaceError):
+                call.report.note(f"list_datasets(cache_dir={place.label!r}) shows what can be removed there.")
         discard_rows(place, name)
     call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"
     write_record(request, replace(record, published=done is not None, published_in=cache_name(request)))
