@@ -11,12 +11,13 @@ import contextlib
 import glob
 import io
 import json
+import math
 import re
 import zipfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from colabstage.pack.writer import FACTS, LEVELS, PackJournal, WriteJob, copy_ru
 from colabstage.trees.listing import hash_rows, hash_texts, take_strings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -43,8 +45,12 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress
 
 
+T = TypeVar("T")
+
 _SUFFIX = re.compile(r"\.[0-9a-f]{16}\.rows")
 _KIND, _FORMAT = "colabstage rows ", "colabstage rows 2"
+# How many packs of other requests are considered as the base of a new one.
+_LOOKED_AT = 16
 # What numpy, zipfile and json raise for a file that anybody may have written; the last one for unknown flags.
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, RuntimeError)
 # For one row: hashes of the names of its files, and of these with what shows their state (0 if nothing does); a hash of
@@ -255,6 +261,12 @@ class Takeover:
             f"Of the earlier pack: {self.added:,} added, {self.changed:,} changed, {self.gone:,} gone, {self.taken:,} "
             f"taken over; {format_count(self.files, 'files')} read"
         )
+
+
+def closest(sizes: Mapping[T, int], like: int) -> list[T]:
+    """Return a few packs, given their lengths, those of about `like` bytes first: opening each of many would take long,
+    and packs of the same rows are about as long."""
+    return sorted(sizes, key=lambda one: abs(math.log(max(1, sizes[one]) / max(1, like))))[:_LOOKED_AT]
 
 
 def form_of(job: PackJob) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -55,7 +54,7 @@ from colabstage.machine.mounts import lost_with_machine, mount_of, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import place_joined, splits_in_order
-from colabstage.pack.rows import is_rows, is_rows_name, parse_rows, read_rows, rows_name
+from colabstage.pack.rows import closest, is_rows, is_rows_name, parse_rows, read_rows, rows_name
 from colabstage.sources.blocks import Edges
 from colabstage.sources.identity import Freshness, SourceIdentity, compare_states
 from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
@@ -70,19 +69,16 @@ from colabstage.stage.request import staged_folders
 from colabstage.stage.source import SourceOnce, StageCall, StateDiffersError, compared_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from colabstage.stage.request import CacheDir, StageRequest
 
 
 T = TypeVar("T")
-K = TypeVar("K", str, Path)
 
 # A pack that is read in part keeps the index of each shard here, and as many blocks again; a smaller limit would be
 # refused.
 _LEAST_OF_LIMIT = 3 * LEAST_BLOCKS
-# How many packs of other requests are considered as the base of a new one.
-_LOOKED_AT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,12 +297,6 @@ class Cache:
             why = f"{said_by(error)} ('{error.filename}')" if error.filename else said_by(error)
         self._chosen = None, why.removesuffix(".")
         return None
-
-
-def closest(sizes: Mapping[K, int], like: int) -> list[K]:
-    """Return a few packs, given their lengths, those of about `like` bytes first: opening each of many would take long,
-    and packs of the same rows are about as long."""
-    return sorted(sizes, key=lambda one: abs(math.log(max(1, sizes[one]) / max(1, like))))[:_LOOKED_AT]
 
 
 def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[Place | None, str]:

@@ -16,7 +16,7 @@ from colabstage.io.workspace import disk_use
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import OVERHEAD_BYTES, space_for
 from colabstage.pack.job import PackJob, prepare_pack
-from colabstage.pack.rows import BasePack, Takeover, form_of, parse_rows, plan_takeover, read_rows
+from colabstage.pack.rows import BasePack, Takeover, closest, form_of, parse_rows, plan_takeover, read_rows
 from colabstage.sources.identity import SourceIdentity
 from colabstage.stage.cache import (
     OUTDATED,
@@ -25,7 +25,6 @@ from colabstage.stage.cache import (
     StageFigures,
     beyond_limit,
     check_disk_limit,
-    closest,
     copy_pack,
     exceeds,
     keep_rows,
