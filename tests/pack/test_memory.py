@@ -16,11 +16,12 @@ SCATTER_BYTES = 8 * MIB
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counts", [(1000, 8000), pytest.param((2000, 20_000), marks=pytest.mark.long)], ids=str)
-def test_peak_memory_does_not_grow_with_the_number_of_images(tmp_path: Path, counts: tuple[int, int]) -> None:
-    """Many times the images take at most 8 MiB more, each pack in its own process."""
-    few, many = (packing(write_small_jpegs(tmp_path / f"{count}", count), tmp_path / f"{count}.h5") for count in counts)
-    assert (few.samples, many.samples) == counts
+def test_peak_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
+    """Ten times the images take at most 8 MiB more, each pack in its own process."""
+    few, many = (
+        packing(write_small_jpegs(tmp_path / f"{count}", count), tmp_path / f"{count}.h5") for count in (2000, 20_000)
+    )
+    assert (few.samples, many.samples) == (2000, 20_000)
     assert few.peak_bytes > 20 * MIB, "that is no peak of a process with numpy in it"
     grown = many.peak_bytes - few.peak_bytes
     assert grown <= SCATTER_BYTES or bytes_each(few, many) <= ALLOWED_BYTES_EACH, f"\n{few}\n{many}"
