@@ -172,6 +172,7 @@ class PackInfo(Shown):
 
 
 def _one_row(field: FieldInfo) -> str:
+    """Return in words what one row is."""
     if field.kind == "fixed":
         return " x ".join(map(str, field.shape or ())) or "one number"
     if field.kind == "encoded":
