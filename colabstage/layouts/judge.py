@@ -48,15 +48,13 @@ from colabstage.layouts.names import bare_stem, paths_to
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, Statement, decode_text, joins_classes, statements_of
 from colabstage.layouts.records import other_form, split_of_shard
 from colabstage.layouts.rows import LeadingTable, TableSearch, columns_of_classes, rows_in_classes
-from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values, files_of
+from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values, files_of, labels_of
 from colabstage.trees.bytes import HEAD_BYTES, image_ending
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 from colabstage.trees.names import UNFINISHED, extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
 
 # More folders than this are classes.
@@ -322,12 +320,6 @@ def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
         )
     checks = (_called_parts, _deeper, _called_before, _parts_of_samples, _untrained)
     return next(filter(None, (check(table) for check in checks)), "")
-
-
-def labels_of(table: SampleTable) -> NDArray[Any]:
-    """Return the labels of samples, or of their boxes; nothing for other targets."""
-    targets = table.targets
-    return targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))
 
 
 def _choice(table: SampleTable, *, outer: str = "", parts: Sequence[str] = ()) -> str:

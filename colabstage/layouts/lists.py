@@ -103,7 +103,8 @@ class Lookup:
         if bases.several or NONE in found.values():
             found = {name: one for name, one in found.items() if one != NONE and name not in bases.several}
         # Otherwise mostly a path, from the folder of the table or from the root.
-        for start in [f"{words.normal(folder)}/"] * bool(folder) + [""] if len(found) < len(names) else ():
+        starts = [f"{words.normal(folder)}/", ""] if folder else [""]
+        for start in starts if len(found) < len(names) else ():
             paths = ((name, start + name) for name in names if "/" in name and name not in found)
             found |= {name: self.numbers[path] for name, path in paths if path in self.numbers}
         whole = len(found)

@@ -518,3 +518,9 @@ def files_of(table: SampleTable) -> FileEntries:
     """Return the files that samples are, one each; nothing if samples are something else."""
     source = table.inputs.source
     return source.entries if isinstance(source, TreeFiles) else _NONE
+
+
+def labels_of(table: SampleTable) -> NDArray[Any]:
+    """Return the labels of samples, or of their boxes; nothing for other targets."""
+    targets = table.targets
+    return targets.columns["labels"] if isinstance(targets, Boxes) else getattr(targets, "values", np.zeros(0))

@@ -41,7 +41,6 @@ from colabstage.io.units import counted, format_count, listed
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import LayoutFunction, detect_layout, is_table_file
 from colabstage.layouts.formats.items import IndexableDataset, array_of, read_dataset
-from colabstage.layouts.judge import labels_of
 from colabstage.layouts.options import table_rows
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import (
@@ -55,6 +54,7 @@ from colabstage.layouts.table import (
     SampleTable,
     UnreadBoxes,
     files_of,
+    labels_of,
 )
 from colabstage.layouts.words import is_split, originals
 from colabstage.machine.resources import release_freed_memory
