@@ -47,6 +47,8 @@ MEMORY_BYTES = 6 << 30
 # Plugins that take each process a third of a second to import.
 UNUSED = ("-p", "no:anyio", "-p", "no:pytest-testmon")
 OPTIONS = ("-q", "--durations=15", "--durations-min=5")
+# A test that keeps Python's lock keeps it from pytest-timeout too; this is longer than any test of `make test` may take.
+STUCK = ("-o", "faulthandler_timeout=400", "-o", "faulthandler_exit_on_timeout=true")
 # More failures than these are not caused by a busy machine.
 MOST_TRIED_AGAIN = 4
 ADDED = (
@@ -120,7 +122,7 @@ def run_environment(environment: str, options: list[str], marks: str, until: flo
         # OpenMP's threads spin while they wait, which takes the cores from the processes beside.
         variables = {"TMPDIR": str(folder), "TESTS_ON_DISK": str(disk), "OMP_WAIT_POLICY": "PASSIVE"}
         command = [f"{ROOT}/{environment}/bin/python", "-P", "-m", "pytest", *UNUSED, *OPTIONS, *own, *options]
-        command += ["-m", marks, "tests"]
+        command += ["-m", marks, *(STUCK if marks else ()), "tests"]
         exit_code = run_pytest([*command, *processes], variables, until)
         if exit_code == pytest.ExitCode.TESTS_FAILED:
             failed = json.loads((folder / "cache/v/cache/lastfailed").read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ from typing import IO, Any, NoReturn
 
 import pytest
 
+_PR_SET_PDEATHSIG = 1
 # What the variables of `simulated_drive.drive` mean to a process that starts: libc's numbers for `mallopt`.
 _ALLOCATOR = {-8: 2, -3: 1 << 25, -1: 1 << 28}
 
@@ -27,16 +28,21 @@ class ForkedClient(subprocess.Popen[bytes]):
         self.args, self.returncode = ["forked"], None
         self.stdin = self.stdout = self.stderr = None
         self._waitpid_lock, self._child_created = threading.Lock(), True
+        by_main = threading.current_thread() is threading.main_thread()
         self.pid = os.fork()
         if not self.pid:
-            _serve(Server, config, log.fileno())
+            _serve(Server, config, log.fileno(), ends_with_thread=by_main)
 
 
-def _serve(server: type[Any], config: dict[str, Any], log: int) -> NoReturn:
+def _serve(server: type[Any], config: dict[str, Any], log: int, *, ends_with_thread: bool) -> NoReturn:
     """Be the client, with none of the test's files."""
     code = 1
     try:
         os.setsid()
+        if ends_with_thread:
+            # A stopped client does not notice that pytest's timeout ended the test's process, which in turn cannot end
+            # before its calls on the mount have: the run would wait for both.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         for number, kept in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
             os.dup2(kept, number)
         os.closerange(3, config["control_fd"])
