@@ -47,7 +47,7 @@ MEMORY_BYTES = 6 << 30
 # Plugins that take each process a third of a second to import.
 UNUSED = ("-p", "no:anyio", "-p", "no:pytest-testmon")
 OPTIONS = ("-q", "--durations=15", "--durations-min=5")
-# A test that keeps Python's lock keeps it from pytest-timeout too; this is longer than any test of `make test` may take.
+# pytest-timeout cannot end a test that keeps Python's lock. This is longer than any test of `make test` may take.
 STUCK = ("-o", "faulthandler_timeout=400", "-o", "faulthandler_exit_on_timeout=true")
 # More failures than these are not caused by a busy machine.
 MOST_TRIED_AGAIN = 4
