@@ -64,7 +64,11 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
             silence = question.result() or (_stuck_error(slow) if errand.is_asleep() else None)
             # On a dead mount calls return with errors themselves, which say more than this one.
             if silence is not None and not errand.serve(_DIES_S):
-                errand.interrupt(_stopped_by(silence))
+
+                class StoppedError(CancelledError):  # only a class can be raised in another thread
+                    because = silence
+
+                errand.interrupt(StoppedError)
                 raise silence
     except (KeyboardInterrupt, CancelledError) as error:
         # An interrupt of this thread reaches no other one, and the work is in another.
@@ -74,8 +78,7 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
     try:
         return errand.future.result()
     except OSError as error:
-        quota = quota_error(error, log_size)
-        if quota is None:
+        if (quota := quota_error(error, log_size)) is None:
             raise
         raise quota from error
 
@@ -145,15 +148,6 @@ class _Errand(Generic[T]):
             if wait((future,), _LOOK_S).done:
                 return future.result()
         raise self._interrupt
-
-
-def _stopped_by(silence: DriveError) -> type[CancelledError]:
-    """Return the error that ends the work: as a class, because no object can be raised in another thread."""
-
-    class StoppedError(CancelledError):
-        because = silence
-
-    return StoppedError
 
 
 def _stuck_error(slow: Sequence[str | os.PathLike[str]]) -> DriveError:

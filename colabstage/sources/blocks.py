@@ -233,14 +233,11 @@ def _runs(blocks: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _set(handle: int, start: int, stop: int, kind: int, *, wait: bool = False) -> bool:
+    """Lock or release bytes of a file; return whether that was possible, because no other handle has locked them."""
     request, deadline = struct.pack("hhqqi", kind, os.SEEK_SET, start, stop - start, 0), SYSTEM_CLOCK.now() + _MOMENT_S
     while True:
-        try:
+        with contextlib.suppress(BlockingIOError, PermissionError):  # bytes that another handle has locked
             fcntl.fcntl(handle, fcntl.F_OFD_SETLK, request)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-        else:
             return True
         if not wait:
             return False
@@ -331,24 +328,14 @@ class Blocks:
         return contextlib.nullcontext() if self.locks is None else self.locks.making_room()
 
     def _begin(self, content: int) -> None:
-        """Distrust whatever proves nothing, and give the files their lengths."""
+        """Open the files, and distrust whatever proves nothing."""
         state, counters, world = self.state, self.counters, current_world().encode()
         is_new = int(counters[_FORMAT]) != _THIS_FORMAT
         if is_new:
             self._map[:] = bytes(len(self._map))
-        is_left = False
-        for path, size in zip(self.paths, self.layout.sizes, strict=True):
-            self._handles.append(handle := _open(path, os.O_NOFOLLOW))
-            here = os.fstat(handle).st_size
-            if here and is_new and self.gives_back:
-                punch_hole(handle, 0, here)
-            else:
-                is_left |= here > 0
-            if here < size:
-                # Writing the last byte sets the length; blocks come before it.
-                os.pwrite(handle, b"\0", size - 1)
-            self._mark(handle)
-        if counters[CONTENT] not in (0, content) or (is_new and is_left):
+        files = zip(self.paths, self.layout.sizes, strict=True)
+        were_filled = [self._open_file(path, size, empty=is_new and self.gives_back) for path, size in files]
+        if counters[CONTENT] not in (0, content) or (is_new and any(were_filled)):
             # Notes about other content, perhaps with more blocks, prove nothing; some blocks may be the same.
             self.edges.heads[:] = self.edges.tails[:] = self.kept[:] = 0
             self._parts[:] = 0
@@ -360,6 +347,18 @@ class Blocks:
         # Last: if a process dies before this, all of it is done again.
         counters[CONTENT], counters[_FORMAT], self._map[:_WORLD_BYTES] = content, _THIS_FORMAT, world
         self.reclaim()
+
+    def _open_file(self, path: Path, size: int, *, empty: bool) -> bool:
+        """Open a file and give it its length; return whether something is left in it, as without `empty`."""
+        self._handles.append(handle := _open(path, os.O_NOFOLLOW))
+        here = os.fstat(handle).st_size
+        if here and empty:
+            punch_hole(handle, 0, here)
+        if here < size:
+            # Writing the last byte sets the length; blocks come before it.
+            os.pwrite(handle, b"\0", size - 1)
+        self._mark(handle)
+        return here > 0 and not empty
 
     def reclaim(self, but: Iterable[int] = ()) -> None:
         """Give back what killed processes were writing; `but`: blocks that this one writes."""

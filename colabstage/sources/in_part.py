@@ -510,8 +510,8 @@ class BlockwiseFile:
     ) -> int:
         """Wait until everything is local: in `order`, of every block, after what readers need sooner.
 
-        `begun` is called while the first blocks come; what it raises ends the filling. Returns the number of bytes that
-        were fetched since this was opened.
+        `begun` is called while the first blocks come. Whatever is raised, by it too, ends the filling, and is raised in
+        readers of this process that wait. Returns the number of bytes that were fetched since this was opened.
         """
         shown = self.figures["here"]
         step.start_at(shown)
@@ -525,20 +525,17 @@ class BlockwiseFile:
 
         # As a reader that is far behind all others, so that what any other reads comes first.
         far = _FAR + np.arange(len(order))
-        expected = self.expect(Visits(order, far, far))
         try:
-            begun()
-            if not is_complete():
-                self._wait(order, is_complete, cancellation, look_s=_FILL_LOOK_S)
-            return self.figures["fetched"]
-        finally:
-            if expected is not None:
-                expected.close()
-
-    def end(self, error: BaseException) -> None:
-        """Fetch nothing more, and raise this error in readers of this process that wait."""
-        self._ended = error
-        self.close()
+            expected = self.expect(Visits(order, far, far))
+            with contextlib.nullcontext() if expected is None else contextlib.closing(expected):
+                begun()
+                if not is_complete():
+                    self._wait(order, is_complete, cancellation, look_s=_FILL_LOOK_S)
+                return self.figures["fetched"]
+        except BaseException as error:
+            self._ended = error
+            self.close()
+            raise
 
     def check(self) -> None:
         """Raise the reason if nothing more will come."""
@@ -609,8 +606,7 @@ class BlockwiseFile:
 
     def _missing(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
         state = self._blocks.state
-        of_edges = state[edges]
-        return np.concatenate([blocks[state[blocks] != WHOLE], edges[~np.isin(of_edges, (WHOLE, EDGES, FILLING))]])
+        return np.concatenate([blocks[state[blocks] != WHOLE], edges[~np.isin(state[edges], (WHOLE, EDGES, FILLING))]])
 
     def _check_fit(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> None:
         # One more block comes for a moment to leave its edge.

@@ -423,13 +423,11 @@ def copy_pack(
 
     An interrupted copy is compared with the manifest, and only missing blocks are read from the cache. With `let_in`,
     blocks come in the order in which readers need them, and it is called once rows can be waited for. `confirm` is
-    called before that, and again before the copy takes its place; it raises whatever should prevent these.
-
-    Returns:
-        The number of bytes, and how many of them were here already.
+    called before that, and again before the copy takes its place; it raises whatever should prevent these. Returns the
+    number of bytes, and how many of them were here already.
     """
     request, manifest = call.request, cached.manifest
-    size, let_in = manifest.size, None if cached.in_shards else let_in
+    size, readers = manifest.size, None if cached.in_shards else let_in
     if not cached.in_shards and _is_here(target, manifest, cancellation):
         confirm()
         return size, size
@@ -442,32 +440,27 @@ def copy_pack(
             remedy = less_room(request, free_space(request.folder))
             check_space(request.folder, needed, f"The packed copy of '{request.source.name}'", remedy=remedy)
             names = [one.name for one in cached.files] if cached.in_shards else [target.name]
-            files = FileSet(
-                [FileOfSet(one.source, name, one.manifest) for one, name in zip(cached.files, names, strict=True)]
-            )
             local = [workspace.path / name for name in names]
             for one, copy in zip(cached.files, local, strict=True):
                 if copy.is_file() and copy.stat().st_size > one.manifest.size:
                     cut_own(copy, one.manifest.size)
+            named = zip(cached.files, names, strict=True)
+            files = FileSet([FileOfSet(one.source, name, one.manifest) for one, name in named])
             with (
                 call.progress.step("copy from cache", total=size, unit="B") as step,
-                contextlib.closing(BlockwiseFile(files, workspace.path, None, in_order=let_in is None)) as file,
+                contextlib.closing(BlockwiseFile(files, workspace.path, None, in_order=readers is None)) as file,
             ):
-                pack = None if let_in is None else open_pack(file, target)
-                if pack is None:
+                if readers is None:
                     file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
+                    moved = file.fill(np.arange(file.blocks), step, cancellation)
+                else:
+                    pack = open_pack(file, target)
 
-                def begun() -> None:
-                    if pack is not None and let_in is not None:
+                    def begun() -> None:
                         confirm()
-                        let_in(pack)
+                        readers(pack)
 
-                try:
-                    order = np.arange(file.blocks) if pack is None else pack.first_blocks()
-                    moved = file.fill(order, step, cancellation, begun=begun)
-                except BaseException as error:
-                    file.end(error)
-                    raise
+                    moved = file.fill(pack.first_blocks(), step, cancellation, begun=begun)
             confirm()
             if cached.in_shards:
                 place_joined(

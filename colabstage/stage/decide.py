@@ -267,17 +267,8 @@ def plan_reading(request: StageRequest, source: OpenedSource, spool: Path, *, pa
         return replace(reading, in_shards=True)
     if job is None:
         return reading
-    chosen: tuple[Base, Takeover] | None = None
-    for one in bases(job):
-        takeover = plan_takeover(job, one.pack)
-        # To hash, or to copy, an earlier pack takes the time of all its rows.
-        has_half = takeover.taken and 2 * takeover.taken >= len(job.table)
-        if has_half or one.is_own:
-            chosen = one, takeover
-        if one.is_own:
-            reading = replace(reading, away=one.cached)
-        if has_half:
-            break
+    chosen, away = _choose_base(job, bases)
+    reading = replace(reading, away=away)
     if chosen is None:
         is_anew = request.pack_path.exists() and not request.refresh and not are_files(job.table)
         all_anew = "Everything is read: from an earlier pack only samples that are files of their own are taken over"
@@ -285,20 +276,35 @@ def plan_reading(request: StageRequest, source: OpenedSource, spool: Path, *, pa
     base, takeover = chosen
     name = base.pack.path.name if base.cached is None else base.cached.label.rpartition("/")[2]
     note = str(takeover) if base.is_own else f"{takeover}. It is '{name}', which has the same files"
-    if takeover.taken and base.cached is not None:
+    if not takeover.taken:
+        return replace(reading, note=note)
+    if base.cached is not None:
         needed = reading.figures.room_bytes + base.cached.figures.peak_bytes
         if 2 * takeover.taken < len(job.table) or needed > free_space(request.folder):
             note = "The earlier pack in the cache has too few of the samples, or no room here, so all are read"
             return replace(reading, note=note)
         note += ". It is copied here from the cache first"
-    if not takeover.taken:
-        return replace(reading, note=note)
     figures, cost = replace(reading.figures, source_bytes=takeover.nbytes), source.cost
     in_place = cost.opens_at_once and 2 * takeover.nbytes < cost.archive_bytes
     if in_place:
         figures = replace(figures, archive_bytes=0, mount_bytes=0)
-    job = replace(job, takeover=takeover)
-    return replace(reading, job=job, figures=figures, base=base, note=note, in_place=in_place)
+    planned = replace(job, takeover=takeover)
+    return replace(reading, job=planned, figures=figures, base=base, note=note, in_place=in_place)
+
+
+def _choose_base(job: PackJob, bases: Bases) -> tuple[tuple[Base, Takeover] | None, CachedPack | None]:
+    """Return the first pack that has half of the samples, or else this dataset's own; and its own in the cache."""
+    chosen, away = None, None
+    for one in bases(job):
+        takeover = plan_takeover(job, one.pack)
+        # To hash, or to copy, an earlier pack takes the time of all its rows.
+        has_half = takeover.taken and 2 * takeover.taken >= len(job.table)
+        if has_half or one.is_own:
+            chosen = one, takeover
+        away = one.cached if one.is_own else away
+        if has_half:
+            break
+    return chosen, away
 
 
 def staging_figures(

@@ -359,10 +359,10 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
     `cache`: where a pack that exceeds the disk limit goes, in shards; `None` if the pack is already local and only
     plain files are wanted. Returns the set of shards of a pack that exceeds the disk limit; otherwise `None`.
     """
-    request, report = call.request, call.report
+    request = call.request
     packs = cache is not None and request.wants_pack
     if packs:
-        report.note(*set_aside(request))
+        call.report.note(*set_aside(request))
     # A run that died while it exchanged old files for new ones left the old ones under another name.
     put_back(request.files_path)
     check_targets(request, packs=packs)
@@ -377,29 +377,18 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
                 return pack_into_cache(call, source, large, cache, reading.figures.peak_bytes)
             taken_from = None if reading.base is None else bring_base(call, reading.base, spool)
             if reading.note and (reading.base is None or taken_from is not None):
-                report.note(reading.note)
+                call.report.note(reading.note)
             if reading.job is not None:
                 # One in the cache of which too little is taken over stays there.
                 away = None if request.pack_path.exists() else reading.away
                 earlier = request.pack_path if away is None else Path(away.files[0].path)
-                report.doubts = [*renumbered(earlier, reading.job.table.classes)]
-                report.note(*report.doubts)
-            # With an executor only its workers read, so a copy in this process would be useless. If an interrupted run
-            # has packed some rows, the stream soon knows which are left, and starts the source then.
-            continues = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))
-            job = reading.job
-            takeover = None if job is None else job.takeover
-            if reading.in_place and taken_from is not None and stream is None and job is not None and takeover:
-                # Only the members that are read are fetched from the archive.
-                source.read_in_place()
-                read = MemberRanges(job).of(job, np.flatnonzero(takeover.rows < 0))
-                source.read_members(read, readers=SLOW_READERS)
-            elif (call.executor is None or request.wants_files) and not continues:
-                source.start()
+                call.report.doubts = [*renumbered(earlier, reading.job.table.classes)]
+                call.report.note(*call.report.doubts)
+            _start(call, source, reading, stream, taken_from)
             if request.wants_files:
                 _fetch_files(call, source, reading.tree)
-            if job is not None:
-                _make_pack(call, source, job, stream, taken_from)
+            if reading.job is not None:
+                _make_pack(call, source, reading.job, stream, taken_from)
         return None
     except (ArchiveError, DecodeError, SourceReadError):
         # A source that is being written to looks damaged; then that is the cause to report.
@@ -409,6 +398,24 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
         remove_empty(request.folder)  # after an error, unless something was kept for the next try; or with shards
 
 
+def _start(
+    call: StageCall, source: OpenedSource, reading: Reading, stream: PackStream | None, taken_from: BasePack | None
+) -> None:
+    """Begin to fetch the source, unless that is for workers or the stream to do."""
+    job, request = reading.job, call.request
+    if reading.in_place and taken_from is not None and stream is None and job is not None and job.takeover is not None:
+        # Only the members that are read are fetched from the archive.
+        source.read_in_place()
+        read = MemberRanges(job).of(job, np.flatnonzero(job.takeover.rows < 0))
+        source.read_members(read, readers=SLOW_READERS)
+        return
+    only_workers_read = call.executor is not None and not request.wants_files
+    # If some rows are here already, the stream soon knows which are left, and starts the source then.
+    stream_starts = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))
+    if not only_workers_read and not stream_starts:
+        source.start()
+
+
 def _plan(call: StageCall, source: OpenedSource, spool: Path, cache: Cache | None) -> tuple[Reading, PackStream | None]:
     """Plan what is made, and check that it fits, before anything is fetched or unpacked."""
     request, report, packs = call.request, call.report, cache is not None
@@ -416,8 +423,7 @@ def _plan(call: StageCall, source: OpenedSource, spool: Path, cache: Cache | Non
     make_folder(spool)
     with report.timed("plan", unit="files", moves=False) as step, call.progress.quiet_step("plan"):
         if request.disk_limit is not None and has_to_come(source):
-            cost = source.cost
-            check_disk_limit(request, None if cost.unpacks_first else staging_figures(request, source))
+            check_disk_limit(request, None if source.cost.unpacks_first else staging_figures(request, source))
         if request.checksum is not None:
             # Before the listing is trusted: a wrong file may well have one.
             source.verify(request.checksum)
@@ -440,19 +446,17 @@ def _plan(call: StageCall, source: OpenedSource, spool: Path, cache: Cache | Non
         remedy = less_room(request, free_space(request.folder))
         check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=remedy)
         report.note(*source.notes, *reading.tree.notes)
-        stream = call.stream if reading.job is not None else None
-        obstacle = None if stream is None or reading.job is None else stream.obstacle(reading.job)
+        if call.stream is None or reading.job is None:
+            return reading, None
         # Waiting is slower but gives the same pack, so this is a note, not an error.
-        if obstacle is not None:
+        if (obstacle := call.stream.obstacle(reading.job)) is not None:
             report.note(f"streaming=True had to wait for the whole pack: {obstacle}.")
             return reading, None
-        # Before the source starts, so that its first bytes are those that the first epoch needs.
-        if stream is not None and reading.job is not None:
-            # The resizing library is imported while the first bytes arrive.
-            job = listed_job(reading.job)
-            reading = replace(reading, job=job)
-            stream.plan(job, source)
-        return reading, stream
+        # The resizing library is imported while the first bytes arrive.
+        job = listed_job(reading.job)
+        # Before the source starts, so that these are the bytes that the first epoch needs.
+        call.stream.plan(job, source)
+        return replace(reading, job=job), call.stream
 
 
 def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:

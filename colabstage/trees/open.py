@@ -283,9 +283,8 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
             "" if part and all(name.lower().startswith(f"{stem.lower()}/") for name in part) else folder
             for folder, stem, part in zip(folders, stems, names, strict=True)
         )
-        return Joining(
-            prefixes, f"The parts are named like splits, so each is a folder: {listed(folders, _FOLDERS_SHOWN)}."
-        )
+        reason = f"The parts are named like splits, so each is a folder: {listed(folders, _FOLDERS_SHOWN)}."
+        return Joining(prefixes, reason)
     files = Counter(name for part in names for name in part)
     # One tree may later be written into one folder, where a name cannot be both a file and a folder.
     twice = [*(name for name, count in files.items() if count > 1), *(parent_folders(files) & files.keys())]
@@ -298,9 +297,8 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
         is_counted = any(map(str.isalpha, stems[0])) and len({re.sub(r"\d+", "", stem) for stem in stems}) == 1
         if is_flat and len(set(stems)) == len(stems) > 1 and not is_counted:
             remedy = "stage the folder that they are in" if of_folders else "extract each into a folder of its name"
-            reason += (
-                f" What the parts are called ({listed(stems, _FOLDERS_SHOWN)}) is lost: if these are classes, {remedy}."
-            )
+            called = listed(stems, _FOLDERS_SHOWN)
+            reason += f" What the parts are called ({called}) is lost: if these are classes, {remedy}."
         return Joining(("",) * len(stems), reason)
     downloads = [DRIVE_ZIP.fullmatch(f"{stem}.zip") for stem in stems]
     if all(downloads) and len({match["stem"] for match in downloads if match is not None}) == 1:

@@ -20,13 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from colabstage.errors import (
-    DamagedPackError,
-    NotEnoughSpaceError,
-    OptionError,
-    PackFormatError,
-    SplitNotFoundError,
-)
+from colabstage.errors import DamagedPackError, NotEnoughSpaceError, OptionError, PackFormatError, SplitNotFoundError
 from colabstage.h5.info import FieldInfo, NamedFields, PackInfo, format_splits, info_of, open_fields, read_info
 from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts, joined_info
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
