@@ -51,17 +51,7 @@ from colabstage.layouts.evidence import (
     state_of,
     take_rows,
 )
-from colabstage.layouts.formats import (
-    arrays,
-    arrow,
-    descriptions,
-    detection,
-    lmdb,
-    masks,
-    tfrecord,
-    tokens,
-    webdataset,
-)
+from colabstage.layouts.formats import arrays, arrow, descriptions, detection, lmdb, masks, tfrecord, tokens, webdataset
 from colabstage.layouts.formats.tables import LISTS, parse_table
 from colabstage.layouts.judge import (
     TO_EXTRACT,

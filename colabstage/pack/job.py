@@ -339,17 +339,23 @@ def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
 def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
     """Yield how many files belong to others by their names, and whether the source's splits separate copies."""
     names, splits = files_of(table).names, table.splits
+
+    def count_and_pair(repeats: Sequence[tuple[int, int]], among: Sequence[str]) -> tuple[str, str]:
+        return counted(len(repeats), "files", "are", of=len(among)), listed([among[row] for row in repeats[0]])
+
     if names and options.fractions is not None and options.group_by is None and table.groups is None:
         divided = np.flatnonzero([split == "train" for split in splits]) if splits else np.arange(len(names))
-        own, owned = (take_strings(every, divided) for every in (names, owners(names, strata_of(table))))
-        if again := _repeats(own, owned):
-            are, pair = counted(len(again), "files", "are", of=len(own)), listed([own[row] for row in again[0]])
+        own = take_strings(names, divided)
+        again = _repeats(own, take_strings(owners(names, strata_of(table)), divided))
+        if again:
+            are, pair = count_and_pair(again, own)
             yield f"{are} of one person, picture or video with others, by their names ({pair}), and in the same split"
         # What precedes the last number, unless a name has none.
         elif own and all(map(re.compile(_BEGINNING).search, table.keys)):
             shared = owners(table.keys, strata_of(table), [groups_of_keys(_BEGINNING, table.keys)])
-            if 2 * len(again := _repeats(own, take_strings(shared, divided))) >= len(own):
-                are, pair = counted(len(again), "files", "are", of=len(own)), listed([own[row] for row in again[0]])
+            again = _repeats(own, take_strings(shared, divided))
+            if 2 * len(again) >= len(own):
+                are, pair = count_and_pair(again, own)
                 yield (
                     f"{are} called as others up to the last number ({pair}), and divided one by one. If those are of "
                     f"one video, person or place, keep them in one split: group_by=r'{_BEGINNING}'"
@@ -359,7 +365,7 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
         apart = [(one, row) for one, row in _repeats(names, owned) if splits[one] != splits[row]]
         # Where numbers begin again in each split, equal ones mean nothing.
         if apart and all(bare[one] != bare[row] for one, row in apart):
-            are, pair = counted(len(apart), "files", "are", of=len(names)), listed([names[row] for row in apart[0]])
+            are, pair = count_and_pair(apart, names)
             yield (
                 f"{are} of one picture or video with others in another split, by their names ({pair}): "
                 "results on it look better than they are. only= with the folder of one split, and splits=, divide that "
@@ -368,8 +374,7 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
 
 
 def _notes_on_labels(table: SampleTable, plan: PackPlan) -> Iterator[str]:
-    """Yield how many labels are those of no class, which classes have none, or none in a split, and which boxes a loss
-    may not expect."""
+    """Yield how many labels are those of no class, which classes have none, or none in a split, and the odd boxes."""
     boxes, labels, classes = table.targets, labels_of(table), table.classes
 
     def held(rows: Any) -> set[int]:
@@ -382,25 +387,35 @@ def _notes_on_labels(table: SampleTable, plan: PackPlan) -> Iterator[str]:
     if count:
         yield f"{count:,} of {len(labels):,} labels are below 0, the number of no class, as missing ones are written."
     known = held(slice(None)) if classes else set()
-    if bare := [name for number, name in enumerate(classes) if number not in known] if known else []:
+    bare = [name for number, name in enumerate(classes) if number not in known] if known else []
+    if bare:
         what = "which counts as a class" if len(bare) == 1 else "which count as classes"
         yield f"Nothing is labelled {listed(bare)}, {what}."
-    for split, rows in () if isinstance(boxes, Boxes) or not known else plan.splits:
-        # The labels of a test may be secret.
-        if (own := held(rows)) and (lacks := [classes[number] for number in sorted(known - own)]):
-            yield f"The split '{split}' has no {table.unit} of {format_count(len(lacks), 'classes')}: {listed(lacks)}."
     if isinstance(boxes, Boxes):
-        rows = np.column_stack([boxes.owners, labels, boxes.boxes])
-        # Sorted by one number of each row, because sorting by all of them takes twenty times as long.
-        codes = (rows * np.sqrt([2, 3, 5, 7, 11, 13])).sum(axis=1)
-        order = np.argsort(codes)
-        one, other = (order[np.flatnonzero(np.diff(codes[order]) == 0) + step] for step in (0, 1))
-        again = np.zeros(len(rows), np.bool_)
-        again[other] = (rows[one] == rows[other]).all(axis=1)
-        flat = (boxes.boxes[:, 2:] == boxes.boxes[:, :2]).any(axis=1)
-        for what, odd in {"without an area": flat, "equal to another in the same image": again}.items():
-            where = f"{what} (first in '{table.keys[boxes.owners[np.argmax(odd)]]}')" if odd.any() else ""
-            yield from [f"{counted(int(odd.sum()), 'boxes', 'are', which=where)} kept as written."] if where else ()
+        yield from _notes_on_boxes(boxes, table.keys)
+        return
+    for split, rows in plan.splits if known else ():
+        own = held(rows)
+        lacks = [classes[number] for number in sorted(known - own)]
+        # The labels of a test may be secret.
+        if own and lacks:
+            yield f"The split '{split}' has no {table.unit} of {format_count(len(lacks), 'classes')}: {listed(lacks)}."
+
+
+def _notes_on_boxes(boxes: Boxes, keys: Sequence[str]) -> Iterator[str]:
+    """Yield how many boxes a loss may not expect."""
+    rows = np.column_stack([boxes.owners, boxes.columns["labels"], boxes.boxes])
+    # Sorted by one number of each row, because sorting by all of them takes twenty times as long.
+    codes = (rows * np.sqrt([2, 3, 5, 7, 11, 13])).sum(axis=1)
+    order = np.argsort(codes)
+    one, other = (order[np.flatnonzero(np.diff(codes[order]) == 0) + step] for step in (0, 1))
+    again = np.zeros(len(rows), np.bool_)
+    again[other] = (rows[one] == rows[other]).all(axis=1)
+    flat = (boxes.boxes[:, 2:] == boxes.boxes[:, :2]).any(axis=1)
+    for what, odd in {"without an area": flat, "equal to another in the same image": again}.items():
+        if odd.any():
+            where = f"{what} (first in '{keys[boxes.owners[np.argmax(odd)]]}')"
+            yield f"{counted(int(odd.sum()), 'boxes', 'are', which=where)} kept as written."
 
 
 def _without_splits(names: Sequence[str]) -> list[str]:

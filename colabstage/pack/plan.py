@@ -206,9 +206,7 @@ def _units(table: SampleTable) -> NDArray[np.int64] | None:
 
 
 def owners(
-    names: Sequence[str],
-    labels: NDArray[np.int64] | None = None,
-    by: Sequence[Sequence[str]] = (),
+    names: Sequence[str], labels: NDArray[np.int64] | None = None, by: Sequence[Sequence[str]] = ()
 ) -> list[str]:
     """Return what files belong to by their names, so that all of one are in one split: the person whom they show, or
     the picture or video that they are copies or pieces of.
