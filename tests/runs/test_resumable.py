@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -1086,6 +1087,28 @@ def test_a_run_says_which_numbers_and_settings_it_keeps(data: Path, tmp_path: Pa
         "warm._schedulers[1]['T_max'] stays 50",
     ):
         assert any(kept in note for note in run.notes)
+
+
+def test_accelerates_wrappers_are_what_they_wrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for its classes: a run begins without, and says what it keeps with them."""
+
+    class Wrapper:
+        def __init__(self, inner: Any) -> None:
+            self.optimizer = self.scheduler = inner
+
+    for name in ("Optimizer", "Scheduler"):
+        library = SimpleNamespace(**{f"Accelerated{name}": type(name, (Wrapper,), {})})
+        monkeypatch.setitem(sys.modules, f"accelerate.{name.lower()}", library)
+    for gamma in (0.9, 0.5):
+        model = nn.Linear(2, 2)
+        optimizer: Any = torch.optim.Adam(model.parameters())
+        scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma)
+        if gamma == 0.5:
+            optimizer = sys.modules["accelerate.optimizer"].AcceleratedOptimizer(optimizer)
+            scheduler = sys.modules["accelerate.scheduler"].AcceleratedScheduler(scheduler)
+        with resumable(tmp_path, model=model, optimizer=optimizer, scheduler=scheduler, progress=False) as run:
+            run.step()
+    assert run.notes == ["scheduler.gamma stays 0.9, as the run began; for 0.5 begin a new run."]
 
 
 def test_generators_of_ones_own_go_on(tmp_path: Path) -> None:
