@@ -35,6 +35,7 @@ from colabstage.images.decode import (
     probe_image,
 )
 from colabstage.images.geometry import ImageOptions
+from colabstage.io.callers_code import noting_chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Progress
 from colabstage.io.units import counted, format_count, listed
@@ -223,7 +224,8 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
             if isinstance(content, bytes) and isinstance(table.inputs, Images) and image.color_mode == "auto":
                 image = replace(image, color_mode="keep") if probe_image(content).deep else image
             prepared = Prepared(table.inputs, options.prepare, image)
-            first = prepared(content)
+            with noting_chance("prepare=") as drawn:
+                first = prepared(content)
         except (CorruptArchiveError, DecodeError) as error:
             if options.skip_share is not None and index < len(source) - 1:
                 continue
@@ -233,7 +235,7 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{name}'; expected an array of numbers."
         raise LayoutError(msg)
-    return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared))
+    return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared), notes=(*table.notes, *drawn))
 
 
 @dataclass(frozen=True, slots=True)

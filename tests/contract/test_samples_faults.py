@@ -1104,7 +1104,7 @@ ARRAYS = [
     row("no targets to train on", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_test=FROM_1 - 1)}), right=[refused("x_train.*array_rows")]),
     row("no targets of the test", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_train=FROM_1 - 1)}), right=[noted("12 rows of 'x.npz/x_test'")]),
     row("pickles alone", files("", {"{train,test}.p": pickle.dumps({"features": 1})}), right=[refused("numpy.savez")]),
-    row("NaN in a row", files("", {"x.npz": npz(X=np.where(np.eye(12, 8), np.nan, 1.0), y=FROM_1 - 1)}), right=[noted(r"8 rows have NaN .*x\.npz: X")]),
+    *(row(f"{odd} in a row", files("", {"x.npz": npz(X=np.where(np.eye(12, 8), odd, 1.0), y=FROM_1 - 1)}), right=[noted(r"8 rows have NaN or infinity .*x\.npz: X")]) for odd in (np.nan, np.inf, -np.inf)),
     row("no NaN in a row", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1)}), right=[lambda packed: not noted("NaN")(packed)]),
     *(row(f"targets as large as resized images: {name}", files("", {"x.npz": npz(X=SMALL, y=y)}), right=[right], **dict[str, Any](options))
       for name, y, right, options in [
