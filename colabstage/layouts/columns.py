@@ -590,6 +590,12 @@ def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequen
     empty = int(np.isnan(values).sum())
     if empty:
         notes.append(f"{counted(empty, 'cells', 'are', which='of the label columns')} empty, and NaN in y.")
+    called = {words.words_of(column.name) for column in columns}
+    # left_eye_x beside left_eye_y; fractions fit images of any size.
+    of_points = any("x" in name and tuple("y" if one == "x" else one for one in name) in called for name in called)
+    if of_points and (np.abs(values) > 1).any():
+        how = "stay as written: where image_size= or a transform changes the images, change the points too."
+        notes.append(f"The label columns hold points, which {how}")
     written = {cell for column in columns if column.is_numeric for cell in column.filled if cell.lower() != "nan"}
     if set(map(float, written)) - {0.0, 1.0} == {-1.0}:
         notes.append("The label columns hold -1, which no loss for yes and no takes: (y > 0).float() takes it for no.")
