@@ -302,7 +302,7 @@ class Generator:
 
 
 # The module in which each library defines its class; it is imported if there is an object of that class.
-_PARTS: tuple[tuple[str, str, type[Loop | Generator]], ...] = (
+_PARTS: tuple[tuple[str, str, Callable[[Any, Any], Any]], ...] = (
     ("lightning.pytorch", "Trainer", LightningLoop),
     ("pytorch_lightning", "Trainer", LightningLoop),
     ("transformers.trainer", "Trainer", HuggingFaceLoop),
@@ -310,6 +310,9 @@ _PARTS: tuple[tuple[str, str, type[Loop | Generator]], ...] = (
     ("numpy.random", "Generator", Generator),
     ("torch", "Generator", Generator),
     ("random", "Random", Generator),
+    # Each is what it wraps, so that a run continues with it or without.
+    ("accelerate.optimizer", "AcceleratedOptimizer", lambda wrapper, _: wrapper.optimizer),
+    ("accelerate.scheduler", "AcceleratedScheduler", lambda wrapper, _: wrapper.scheduler),
 )
 
 

@@ -213,11 +213,12 @@ class Run(Shown):
         self._saved: tuple[int, int, int] = self._place()
         self._interval_began = 0.0
         self._random: Mapping[str, Any] | None = None
-        # Until the first step: the parameters that the restored version did not train, and where the loader was.
+        # Until the first step: the parameters that the restored version did not train.
         self._frozen: list[str] | None = None
-        self._loader_began: Any = None
+        # Where the loader was at the last step, or where the epoch began.
+        self._stepped: Any = None
         self._stop: int | None = None
-        self._at_once = False
+        self._at_once = self._has_stopped = False
         self._late = 0
         self._noticed = weakref.WeakSet[torch.optim.Optimizer]()
         self._stack = contextlib.ExitStack()
@@ -250,7 +251,7 @@ class Run(Shown):
                 self.checkpoint, self.callback = loop.checkpoint, loop.callback
             if not self._loops():  # which have optimizer and loader in themselves
                 stack.callback(register_optimizer_step_post_hook(self._notice_optimizer).remove)
-                self._loader_began = self._loader.state_dict() if isinstance(self._loader, Loader) else None
+                self._stepped = self._loader_place()
             if self._random is not None:  # for loops over anything but `epochs`, which does it again
                 set_random_state(self._random, rank=_rank())
             self._interval_began = self._clock.now()
@@ -266,7 +267,7 @@ class Run(Shown):
             if error is None and not self._is_saved():
                 self.save()
             self._tell_saved()
-        if error is None:
+        if error is None and not self._has_stopped:
             self._end_on_signal()
 
     def epochs(self, number: int) -> Iterator[int]:
@@ -293,19 +294,20 @@ class Run(Shown):
 
     def end_epoch(self) -> None:
         """Count a finished epoch, and save a version if one is due; for loops that do not iterate over `epochs`."""
-        self._check_open()
+        self._check_goes_on()
         self._counts = True
-        began = self._loader_began
-        if began is not None and not began["batches_done"] and self._loader.state_dict() != began:
-            self._loader_began = None
+        last, has_more = self._stepped, self._stepped != self._loader_place()
+        if has_more and self._plain_epoch is None and not last["batches_done"]:
             self._note("Batches were read without run.step(), so no step is counted. Call it last in the loop.")
+        # Gradients of the last batches wait for the next step, and are in no state.
+        waits = has_more and self.steps != self._edge and last["batches_done"] < len(self._loader)
         self._end_row()
         # A pass that the loop has left early, as with `islice`, is over.
         if isinstance(self._loader, Loader) and not self._loops() and self._loader.state_dict()["batches_done"]:
             self._loader.set_epoch(self._loader.epoch + 1)
         self._follow_loader()
-        self.epoch, self._edge = self.epoch + 1, self.steps
-        if not self._loops():
+        self.epoch, self._edge, self._stepped = self.epoch + 1, self.steps, self._loader_place()
+        if not self._loops() and not waits:
             self._between()
 
     def restore_random(self) -> None:
@@ -325,9 +327,9 @@ class Run(Shown):
             RunInUseError: another session has taken the run over.
         """
         _check_numbers(values)
-        self._check_open()
+        self._check_goes_on()
         self._follow_loader()
-        self._check_first_step()
+        self._check_place()
         self.steps += 1
         self._summed += 1
         for name, value in values.items():
@@ -421,24 +423,35 @@ class Run(Shown):
         if what:
             self._note(f"{what} is no part of the run, so each session begins with a new one.")
 
-    def _check_first_step(self) -> None:
-        """Note what would be another training after the next restart: a loop that does not read the run's loader, and
-        parameters that the restored version trained and this session does not. By now the loop has thawed what it thaws
-        by the epoch."""
-        began, self._loader_began = self._loader_began, None
-        place = None if began is None else self._loader.state_dict()
-        if place is not None and place == began:
+    def _loader_place(self) -> Any:
+        """Return where the loader of a loop of the program's own is, if it tells."""
+        return self._loader.state_dict() if isinstance(self._loader, Loader) and not self._loops() else None
+
+    def _check_place(self) -> None:
+        """Note at a step what would be another training after the next restart: a loop that does not read the run's
+        loader, or more than one pass of it in an epoch, and parameters that the restored version trained and this
+        session does not. By now the loop has thawed what it thaws by the epoch."""
+        before, place, is_first = self._stepped, self._loader_place(), self._plain_epoch is None
+        self._stepped = place
+        if place is not None and place["epoch"] != before["epoch"] and before["batches_done"]:
+            if is_first and before["batches_done"] < len(self._loader):
+                self._note(
+                    f"Epoch {before['epoch']} of loader= was not continued: other code has iterated over it, as by "
+                    "next(iter(loader)), since it was restored. Look at batches of a loader of their own."
+                )
+            elif self._counts and place["batches_done"]:
+                self._note(
+                    "An epoch continues with batches of the next one of loader=, so a session that resumes in the middle "
+                    "of one trains on more of them. End it with the loader; a loop that counts batches has "
+                    'len(loader) - loader.state_dict()["batches_done"] left.'
+                )
+        elif place is not None and place == before and is_first:
             self._note(
                 "loader= has given no batch before this step, so the loop reads another, and where it is in its epoch "
                 "is not known. Iterate over the one that resumable() got."
             )
-        elif place is not None and place["epoch"] != began["epoch"] and 0 < began["batches_done"] < len(self._loader):
-            self._note(
-                f"Epoch {began['epoch']} of loader= was not continued: other code has iterated over it, as by "
-                "next(iter(loader)), since it was restored. Look at batches of a loader of their own."
-            )
         if self._plain_epoch != self.epoch:
-            self._look_at_plain(is_first=self._plain_epoch is None)
+            self._look_at_plain(is_first=is_first)
         then, self._frozen = self._frozen, None
         now = frozen_in(self._parts) if then is not None else []
         if lost := [name for name in now if name not in set(then or ())]:
@@ -719,8 +732,9 @@ class Run(Shown):
             self._shown.saved(self, f"Saved {_show_saved(saver.newest)}.")
 
     def _note(self, sentence: str) -> None:
-        self.notes.append(sentence)
-        self._shown.line(sentence)
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+            self._shown.line(sentence)
 
     def _began(self) -> str:
         if self.resumed_from is None:
@@ -737,6 +751,12 @@ class Run(Shown):
             )
             raise OptionError(msg)
 
+    def _check_goes_on(self) -> None:
+        self._check_open()
+        # A library's loop may have caught the interrupt, and returned in the middle of an epoch.
+        if self._has_stopped:
+            self._end_on_signal()
+
     def _leave(self) -> None:
         saver, self._saver, self._is_open = self._saver, None, False
         if saver is not None:
@@ -745,11 +765,11 @@ class Run(Shown):
         self._shown.changing(self, last=True)
 
     def _end_on_signal(self) -> None:
-        stop, self._stop = self._stop, None
-        if stop == signal.SIGINT:
+        self._has_stopped = self._stop is not None
+        if self._stop == signal.SIGINT:
             raise_stopped(KeyboardInterrupt(), "What was saved is kept; running this again continues from there.")
-        if stop is not None:
-            raise SystemExit(128 + stop)
+        if self._stop is not None:
+            raise SystemExit(128 + self._stop)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

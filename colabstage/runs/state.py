@@ -41,7 +41,10 @@ _KNOWN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRSch
 _REPEATED = frozenset({"params", "base_lrs", "_last_lr", "_schedule_phases", "name", "seed"})
 _MOST_SAID = 20
 _AS_BEFORE = "Make it as it was when that version was saved, or begin a new run in another folder."
-_NO_PLACE = " Leave loader= out to save between epochs only, or make the loader by data.loader(…) or make_loader(…)."
+_NO_PLACE = (
+    " Leave loader= out to save between epochs only, or give it what data.loader(…) or make_loader(…) returns, and "
+    "iterate over that: what another library prepares of it is another loader."
+)
 
 
 class Copier:

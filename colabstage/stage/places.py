@@ -535,6 +535,7 @@ class FolderPlace(Place):
         make_folder(self.folder)
         with typed_write_errors(self.folder / new.name):
             already = super().put(new)
+            sync_file(self.folder)
             self.sweep(new.name)
         return already
 
@@ -567,7 +568,9 @@ class FolderPlace(Place):
                 check_space(self.folder, size - here, f"The copy of '{new.file.name}'")
                 temp = workspace.path / new.name
                 already = copy_file(new.file, temp, new.manifest, new.step, new.cancellation, resume=workspace.resumed)
-                # A mount may answer "written" for bytes that it could not keep.
+                # A mount may answer "written" for bytes that it could not keep, and a power failure loses what is only
+                # in memory, when the version before may be gone.
+                sync_file(temp)
                 _read_back(temp, new)
                 # Before the first rename: a file that was written to meanwhile is a mixture of two states.
                 new.check_unchanged()

@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -930,6 +931,67 @@ def test_epochs_without_a_step_are_noted_once(steps: int, data: Path, tmp_path: 
     assert len(run.notes) == 1 - steps
 
 
+def test_who_catches_the_interrupt_trains_no_further(data: Path, tmp_path: Path) -> None:
+    """As libraries do that return early from their loop then; its epoch is not done."""
+    parts = make_parts(data)
+    with pytest.raises(KeyboardInterrupt), resumable(tmp_path, progress=False, **parts) as run:  # noqa: PT012
+        for _ in run.epochs(2):
+            with contextlib.suppress(KeyboardInterrupt):
+                for (x, y), _ in parts["loader"]:
+                    train_step(parts, x, y)
+                    if run.steps == 4:
+                        signal.raise_signal(signal.SIGINT)
+                    run.step()
+    assert run.steps == 5
+    with resumable(tmp_path, progress=False, **make_parts(data)) as run:
+        assert (run.epoch, run.steps) == (0, 5)
+
+
+def test_gradients_that_wait_at_the_end_of_an_epoch_are_not_lost(data: Path, tmp_path: Path) -> None:
+    """They are in no version, so the next one comes with the step that they belong to."""
+
+    def train(folder: Path, *, stop: bool = False) -> dict[str, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+        optimizer, batches = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), itertools.count(1)
+        loader = make_loader(dataset_h5(data), 8, seed=5, dtype=torch.float32)
+        parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
+        with resumable(folder, every="1 steps", progress=False, **parts) as run:
+            for _ in run.epochs(2):
+                for x, y in loader:
+                    torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
+                    if next(batches) % 5 == 0:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                        run.step()
+                if stop:
+                    signal.raise_signal(signal.SIGTERM)
+        assert run.notes == []
+        return parts
+
+    with pytest.raises(SystemExit):
+        train(tmp_path / "run", stop=True)
+    assert_same_weights(train(tmp_path / "run"), train(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("counted", "noted"), [(12, True), (8, False)])
+def test_an_epoch_that_goes_on_with_the_next_pass_is_noted(
+    counted: int, noted: bool, data: Path, tmp_path: Path
+) -> None:
+    """As of engines that count an epoch's batches, and begin the loader again where it had fewer left."""
+    for steps in (4, counted):
+        loader = make_loader(dataset_h5(data), 8)
+        with resumable(tmp_path / "run", model=nn.Linear(2, 2), loader=loader, progress=False) as run:
+            batches = itertools.chain(loader, loader)
+            for _ in run.epochs(1):
+                for _ in itertools.islice(batches, steps):
+                    run.step(loss=0.5)
+                if steps == 4:
+                    run.save()
+                    break
+    assert ["len(loader) - loader.state_dict()" in note for note in run.notes] == [True] * noted
+
+
 def test_a_loader_without_a_place_is_refused(data: Path, tmp_path: Path) -> None:
     """As Accelerate's, whose method fails."""
 
@@ -1025,6 +1087,28 @@ def test_a_run_says_which_numbers_and_settings_it_keeps(data: Path, tmp_path: Pa
         "warm._schedulers[1]['T_max'] stays 50",
     ):
         assert any(kept in note for note in run.notes)
+
+
+def test_accelerates_wrappers_are_what_they_wrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for its classes: a run begins without, and says what it keeps with them."""
+
+    class Wrapper:
+        def __init__(self, inner: Any) -> None:
+            self.optimizer = self.scheduler = inner
+
+    for name in ("Optimizer", "Scheduler"):
+        library = SimpleNamespace(**{f"Accelerated{name}": type(name, (Wrapper,), {})})
+        monkeypatch.setitem(sys.modules, f"accelerate.{name.lower()}", library)
+    for gamma in (0.9, 0.5):
+        model = nn.Linear(2, 2)
+        optimizer: Any = torch.optim.Adam(model.parameters())
+        scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma)
+        if gamma == 0.5:
+            optimizer = sys.modules["accelerate.optimizer"].AcceleratedOptimizer(optimizer)
+            scheduler = sys.modules["accelerate.scheduler"].AcceleratedScheduler(scheduler)
+        with resumable(tmp_path, model=model, optimizer=optimizer, scheduler=scheduler, progress=False) as run:
+            run.step()
+    assert run.notes == ["scheduler.gamma stays 0.9, as the run began; for 0.5 begin a new run."]
 
 
 def test_generators_of_ones_own_go_on(tmp_path: Path) -> None:

@@ -65,6 +65,30 @@ def test_two_versions_stay(tmp_path: Path) -> None:
     check(there, newest=b"4")
 
 
+def test_a_version_is_on_the_disk_before_the_one_before_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power failure, a file has its bytes if it was synced, and its name if the folder was."""
+    there, checkpoint = tmp_path / "there", tmp_path / "model.pt"
+    sync, unlink = os.fsync, Path.unlink
+    contents, named, kept = set[int](), set[int](), dict[int, set[int]]()
+
+    def synced(handle: int) -> None:
+        contents.add(os.fstat(handle).st_ino)
+        if Path(f"/proc/self/fd/{handle}").readlink() == there:
+            named.update(file.stat().st_ino for file in (there / "model.pt", there / "model.pt.json") if file.exists())
+        sync(handle)
+
+    def removed(path: Path, **options: Any) -> None:
+        kept[path.stat().st_ino] = contents & named
+        unlink(path, **options)
+
+    publish(write(checkpoint, b"0"), f"{there}/")
+    before = (there / "model.pt").stat().st_ino
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "unlink", removed)
+    publish(write(checkpoint, b"1"), there, keep_previous=False)
+    assert {(there / name).stat().st_ino for name in ("model.pt", "model.pt.json")} <= kept[before]
+
+
 def test_a_snapshot_by_hard_link_keeps_its_bytes(tmp_path: Path) -> None:
     for number in range(4):
         publish(write(tmp_path / "model.pt", f"v{number}" * 50), tmp_path / "to/model.pt")
