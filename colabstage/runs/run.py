@@ -294,7 +294,10 @@ class Run(Shown):
 
     def end_epoch(self) -> None:
         """Count a finished epoch, and save a version if one is due; for loops that do not iterate over `epochs`."""
-        self._check_goes_on()
+        self._check_open()
+        # A library's loop may have caught the interrupt, and returned in the middle of an epoch.
+        if self._has_stopped:
+            self._end_on_signal()
         self._counts = True
         last = self._stepped
         has_more = last is not None and self._loader_place() != last
@@ -328,7 +331,7 @@ class Run(Shown):
             RunInUseError: another session has taken the run over.
         """
         _check_numbers(values)
-        self._check_goes_on()
+        self._check_open()
         self._follow_loader()
         self._check_place()
         self.steps += 1
@@ -727,7 +730,7 @@ class Run(Shown):
         saver = self._saver
         if saver is None:
             return
-        if saver.problem and saver.problem not in self.notes:
+        if saver.problem:
             self._note(saver.problem)
         elif saver.newest is not None:
             note = f"{saver.newest.version.name} is {saver.newest.proof}."
@@ -754,12 +757,6 @@ class Run(Shown):
                 "loop inside the block that begins with: with resumable(…) as run:"
             )
             raise OptionError(msg)
-
-    def _check_goes_on(self) -> None:
-        self._check_open()
-        # A library's loop may have caught the interrupt, and returned in the middle of an epoch.
-        if self._has_stopped:
-            self._end_on_signal()
 
     def _leave(self) -> None:
         saver, self._saver, self._is_open = self._saver, None, False
