@@ -16,7 +16,7 @@ def protocols() -> set[str]:
     """Return the modules in the page's section on what tests may import."""
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     section = page.partition("\n## What tests may import\n")[2].partition("\n## ")[0]
-    return {f"colabstage.{name.replace('/', '.')}" for name in re.findall(r"^- `([\w/]+)`", section, re.MULTILINE)}
+    return {f"colabstage.{name.replace('/', '.')}" for name in re.findall(r"`(\w+/\w+)`", section)}
 
 
 def module_of(name: str) -> str:

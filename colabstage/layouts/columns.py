@@ -136,6 +136,10 @@ class Column:
     def is_numeric(self) -> bool:
         return self.kind == "number"
 
+    @property
+    def is_yes_or_no(self) -> bool:
+        return {cell.lower() for cell in self.distinct} <= words.YES | words.NO
+
     @cached_property
     def are_files(self) -> bool:
         """Tell whether all cells are names of images or clips, or empty."""
@@ -190,7 +194,7 @@ def find_roles(
         raise LayoutError(msg)
     # If the user names label columns, one of them may look like a split.
     free = [column for name, column in columns.items() if name not in (labels or ())]
-    split = _split_column(free)
+    split = _split_column(free, labelled=bool(labels))
     rest = [column for column in free if column is not split]
     group, scene = find_groups(rest)
     roles = ColumnRoles(tuple(labels or ()), None if split is None else split.name, group or scene)
@@ -256,7 +260,7 @@ def in_order_of(number: Column, label: Column, classes: Sequence[str]) -> tuple[
 
 def split_of_cell(column: str, cell: str) -> str:
     """Return the split that a cell of a split column names, as it is stored."""
-    flags, word = words.FLAGS.get(words.plain_name(column)), cell.lower()
+    flags, word = words.flagged_splits(column), cell.lower()
     if flags is not None and word in words.YES | words.NO:
         return flags[word in words.NO]
     if flags is None and cell.isdecimal() and int(cell) < len(words.NUMBERED_SPLITS):
@@ -275,10 +279,11 @@ def splits_of_column(column: Column) -> list[str]:
     return [known[cell] for cell in column.cells]
 
 
-def _split_column(columns: Sequence[Column]) -> Column | None:
-    """Return the column that contains only names of splits, or yes and no for one split."""
+def _split_column(columns: Sequence[Column], *, labelled: bool = False) -> Column | None:
+    """Return the column that contains only names of splits, or yes and no for one split. `labelled`: whether another
+    column has the labels."""
     found = next(filter(_names_splits, columns), None)
-    return _flag_column(columns) if found is None else found
+    return _flag_column(columns, labelled=labelled) if found is None else found
 
 
 def _names_splits(column: Column) -> bool:
@@ -302,19 +307,34 @@ def _names_splits(column: Column) -> bool:
     return False
 
 
-def _flag_column(columns: Sequence[Column]) -> Column | None:
+def _flag_column(columns: Sequence[Column], *, labelled: bool) -> Column | None:
     """Return the column of yes and no for one split. Refuse several, and one that would hold most rows out."""
-    flags = [one for one in columns if one.plain in words.FLAGS and len(one.distinct) > 1]
-    flags = [one for one in flags if {cell.lower() for cell in one.distinct} <= words.YES | words.NO]
+    decided = [one for one in columns if len(one.distinct) > 1 and one.is_yes_or_no]
+    named = [one for one in decided if words.flagged_splits(one.name)]
+    others = [one for one in columns if one not in named]
+    # Alone "train" may be the label, and beside "bus" it is a class as well.
+    is_sure = (labelled or any(one.may_be_label for one in others)) and all(
+        words.is_label_name(one.name) for one in others if one in decided
+    )
+    held_out = {one.name: _held_out(one) for one in named}
+    # "valid" may mean usable.
+    flags = [
+        one for one in named if one.plain in words.SPLIT_FIELDS or (is_sure and 2 * len(held_out[one.name]) <= len(one))
+    ]
     if len(flags) > 1:
         raise _odd_split(flags[0].name, f"and '{flags[1].name}' each name a split")
     for column in flags:
-        held_out = [split for cell in column.cells if (split := split_of_cell(column.name, cell)) != "train"]
+        held = held_out[column.name]
         # A name of both splits means nothing else.
-        if 2 * len(held_out) > len(column) and not {"train", "test"} <= {*words.words_of(column.plain)}:
-            what = f"would put {len(held_out):,} of {len(column):,} rows into the split '{held_out[0]}'"
+        if 2 * len(held) > len(column) and not {"train", "test"} <= {*words.words_of(column.plain)}:
+            what = f"would put {len(held):,} of {len(column):,} rows into the split '{held[0]}'"
             raise _odd_split(column.name, what)
     return flags[0] if flags else None
+
+
+def _held_out(flag: Column) -> list[str]:
+    """Return the splits of the rows that are not to train on."""
+    return [split for cell in flag.cells if (split := split_of_cell(flag.name, cell)) != "train"]
 
 
 def _odd_split(column: str, what: str) -> LayoutError:
@@ -570,6 +590,12 @@ def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequen
     empty = int(np.isnan(values).sum())
     if empty:
         notes.append(f"{counted(empty, 'cells', 'are', which='of the label columns')} empty, and NaN in y.")
+    called = {words.words_of(column.name) for column in columns}
+    # left_eye_x beside left_eye_y; fractions fit images of any size.
+    of_points = any("x" in name and tuple("y" if one == "x" else one for one in name) in called for name in called)
+    if of_points and (np.abs(values) > 1).any():
+        how = "stay as written: where image_size= or a transform changes the images, change the points too."
+        notes.append(f"The label columns hold points, which {how}")
     written = {cell for column in columns if column.is_numeric for cell in column.filled if cell.lower() != "nan"}
     if set(map(float, written)) - {0.0, 1.0} == {-1.0}:
         notes.append("The label columns hold -1, which no loss for yes and no takes: (y > 0).float() takes it for no.")

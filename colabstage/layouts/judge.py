@@ -535,6 +535,18 @@ def _is_series(found: Sequence[int]) -> bool:
     return 0 not in steps and (len(steps) < 2 or found[-1] - found[0] < 2 * len(found))
 
 
+def _kinds_by_name(names: Sequence[str]) -> Sequence[str]:
+    """Return the ends of files that are called alike up to these, if most come in such sets: _B02.tif and _B03.tif;
+    nothing for copies and pieces of pictures."""
+    ends = defaultdict[str, list[str]](list)
+    for name in names:
+        if before := words.before_last_word(posixpath.splitext(name)[0]):
+            ends[before].append(name.removeprefix(before))
+    [(kinds, count)] = Counter(map(tuple, ends.values())).most_common(1) or [((), 0)]
+    are_most = len(kinds) > 1 and count >= _NAMED and 2 * count * len(kinds) > len(names)
+    return kinds if are_most and len({*words.originals([f"1{kind}" for kind in kinds])}) > 1 else ()
+
+
 def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
     stem, are_counted = _shared_stem(table)
     # More than two that are not named like parts are classes.
@@ -542,6 +554,12 @@ def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
         x, y = table.classes
         way = f"layout=parts(x='{x}', y='{y}'), from colabstage.options"
         yield f"The {table.unit} in '{x}', '{y}' have the same names ('{stem}', …). If each two are one sample: {way}."
+    if kinds := _kinds_by_name(files_of(table).names):
+        ends = listed([f"…{kind}" for kind in kinds])
+        yield (
+            f"Most {table.unit} are called alike up to {ends}, and each is a sample. If those are one sample, such as "
+            f"bands, give a function as layout=; for one kind alone only='**/*{kinds[0]}'."
+        )
     kept = {name for name in table.classes if not words.is_aside(name)}
     # Beside a single one it is the other class: raw and ripe, original and forged.
     if 1 < len(kept) < len(table.classes):

@@ -480,16 +480,10 @@ PLACES = re.compile(r"(location|site|station)(_?(id|no|nr|num|number|code|name))
 GROUPS = (PERSONS, PLACES, SCENES)
 YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})
 NO = frozenset({"false", "f", "no", "n", "0", "0.0"})
-# Columns of yes and no that say for each row whether it is in one split; beside each, the splits of yes and no.
-FLAGS = {
-    "is_valid": ("valid", "train"), "is_val": ("val", "train"), "is_validation": ("validation", "train"),
-    "is_dev": ("dev", "train"), "is_test": ("test", "train"), "is_testing": ("test", "train"),
-    "is_train": ("train", "test"), "is_training": ("train", "test"), "is_training_image": ("train", "test"),
-    # The file of CUB-200-2011 and NABirds.
-    "train_test_split": ("train", "test"),
-}  # fmt: skip
+# The column of CUB-200-2011 and NABirds: yes is for training.
+_BOTH_SPLITS = "train_test_split"
 # Names of fields that say which split each record belongs to.
-SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *FLAGS})
+SPLIT_FIELDS = frozenset({*SPLIT_COLUMNS, *(f"is_{word}" for word in SPLITS), "is_training_image", _BOTH_SPLITS})
 # FER2013 calls it usage; of clothes that is a class.
 MAY_SPLIT = SPLIT_FIELDS | {"usage"}
 # Names of arrays and attributes that list the names of classes.
@@ -501,6 +495,16 @@ NUMBERED_SPLITS = ("train", "val", "test")
 def plain_name(column: str) -> str:
     """Return a column's name in the form of the known names: "Patient ID" is patient_id."""
     return re.sub(r"[\s.-]+", "_", column.strip().lower())
+
+
+def flagged_splits(column: str) -> tuple[str, str] | None:
+    """Return the splits that yes and no mean in a column that is called after one: is_test, isTraining, train."""
+    read = split_name(column)
+    if plain_name(column) == _BOTH_SPLITS:
+        return "train", "test"
+    if not read.split or not {"is"}.issuperset(read.rest):
+        return None
+    return read.split, "test" if read.split == "train" else "train"
 
 
 def split_field(name: str) -> str:

@@ -61,11 +61,10 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
             wait(either, return_when=FIRST_COMPLETED)
             if errand.future.done():
                 break
-            silence = question.result() or errand.stuck(slow)
+            silence = question.result() or (_stuck_error(slow) if errand.is_asleep() else None)
             # On a dead mount calls return with errors themselves, which say more than this one.
             if silence is not None and not errand.serve(_DIES_S):
-                # Only a class can be raised in another thread.
-                errand.interrupt(type("StoppedError", (CancelledError,), {"because": silence}))
+                errand.interrupt(_stopped_by(silence))
                 raise silence
     except (KeyboardInterrupt, CancelledError) as error:
         # An interrupt of this thread reaches no other one, and the work is in another.
@@ -90,7 +89,7 @@ class _Errand(Generic[T]):
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._interrupt: type[BaseException] | None = None
         self._thread_id = self._native_id = 0
-        self._switches, self._asleep = "", 0
+        self._switches, self._times_asleep = "", 0
         # ipykernel sends output to the cell that the context belongs to.
         context = contextvars.copy_context()
 
@@ -117,25 +116,17 @@ class _Errand(Generic[T]):
                         future.set_exception(error)
         return self.future.done()
 
-    def stuck(self, slow: Sequence[str | os.PathLike[str]]) -> DriveError | None:
-        """Return the error for a call that does not return although the mounts respond; to be called regularly: our own
-        waits are short, so a thread that the system has not woken for minutes, and that waits for no other thread, is
-        stuck in one call."""
-        frame, switches = sys._current_frames().get(self._thread_id), ""
+    def is_asleep(self) -> bool:
+        """Return whether the thread is stuck in one system call; to be called every `_ASK_EVERY_S`. Our own waits are
+        short, so it is, if the system has not woken it for minutes and it waits for no other thread."""
+        frame, before, self._switches = sys._current_frames().get(self._thread_id), self._switches, ""
         with contextlib.suppress(OSError):
             status = Path(f"/proc/self/task/{self._native_id}/status").read_text(encoding="ascii", errors="replace")
-            switches = "".join(line for line in status.splitlines() if "ctxt_switches" in line)
+            self._switches = "".join(line for line in status.splitlines() if "ctxt_switches" in line)
         waits = frame is None or frame.f_globals.get("__name__") == "threading"
-        self._asleep = 0 if waits or not switches or switches != self._switches else self._asleep + 1
-        self._switches = switches
-        if self._asleep < _ASLEEP_TIMES:
-            return None
-        mounts = {mount_of(place) for place in slow}
-        msg = (
-            f"A call to {' or '.join(sorted(repr(str(mount.mountpoint)) for mount in mounts))} has not returned for "
-            f"{_ASLEEP_TIMES * _ASK_EVERY_S:.0f} s, though others are answered. Try again. {hang_words(*mounts)}"
-        )
-        return DriveError(msg)
+        slept_on = self._switches != "" and self._switches == before and not waits
+        self._times_asleep = self._times_asleep + 1 if slept_on else 0
+        return self._times_asleep >= _ASLEEP_TIMES
 
     def interrupt(self, kind: type[BaseException]) -> None:
         """Raise `kind` in the thread as soon as it is back in Python code, and serve no more of its requests."""
@@ -156,6 +147,24 @@ class _Errand(Generic[T]):
         raise self._interrupt
 
 
+def _stopped_by(silence: DriveError) -> type[CancelledError]:
+    """Return the error that ends the work: as a class, because no object can be raised in another thread."""
+
+    class StoppedError(CancelledError):
+        because = silence
+
+    return StoppedError
+
+
+def _stuck_error(slow: Sequence[str | os.PathLike[str]]) -> DriveError:
+    mounts = {mount_of(place) for place in slow}
+    msg = (
+        f"A call to {' or '.join(sorted(repr(str(mount.mountpoint)) for mount in mounts))} has not returned for "
+        f"{_ASLEEP_TIMES * _ASK_EVERY_S:.0f} s, though others are answered. Try again. {hang_words(*mounts)}"
+    )
+    return DriveError(msg)
+
+
 def remount_once(
     work: Callable[[], T], drive: Mount, places: Sequence[str | os.PathLike[str]], notice: Callable[[str], object]
 ) -> T:
@@ -172,15 +181,19 @@ def remount_once(
     # So any error of the work may come from its death, and the mount is probed.
     except (ColabstageError, OSError) as error:
         state = _state_of(root)
-        # A live client, however slow, may have files that are not uploaded yet, and a remount would lose them.
-        if state != "dead" or not may_mount:
-            is_told = state != "dead" or isinstance(error, DriveDisconnectedError)
-            death = error if is_told else silence_of(root)
-            if not isinstance(death, DriveDisconnectedError):
-                raise
+        death: Exception | None = error
+        if state != "dead":
+            # It may have files that are not uploaded yet, however slow it is, and a remount would lose them.
+            obstacle = f"its client has not died (the mount is {state})"
+        elif not may_mount:
+            obstacle = "only the main thread of a Colab notebook can do that"
+            death = error if isinstance(error, DriveDisconnectedError) else silence_of(root)
+        else:
+            obstacle = ""
+        if obstacle and not isinstance(death, DriveDisconnectedError):
+            raise
+        if obstacle:
             # In the message, not in a note of the exception, because notebooks do not show notes.
-            alive = f"its client has not died (the mount is {state})"
-            obstacle = "only the main thread of a Colab notebook can do that" if state == "dead" else alive
             msg = f"{death} Drive was not mounted again: {obstacle}."
             raise DriveDisconnectedError(msg) from error
         mount_drive(root, readonly=readonly)

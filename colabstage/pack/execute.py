@@ -208,7 +208,7 @@ class PackReport(Shown):
     outside: tuple[int, str] = (0, "")
     """How many boxes are partly or wholly outside of their image, and the first such image."""
     nan: tuple[str, ...] = ()
-    """Names of samples with NaN among the numbers that were read with them."""
+    """Names of samples with NaN or infinity among the numbers that were read with them."""
     takeover: Takeover | None = None
     """What was taken over from an earlier pack of the same source; `None` if there was none."""
     unit: str = "samples"
@@ -238,7 +238,7 @@ _LOSSES: dict[Loss, tuple[str, str]] = {
     ),
     "turned": ("an EXIF orientation", "boxes and masks count as drawn on the upright image"),
 }
-_NAN = "NaN in place of numbers", "stored as it is, and a model makes NaN of it"
+_NAN = "NaN or infinity in place of numbers", "stored as it is, and a model makes NaN of it"
 
 
 def report_of(
@@ -638,8 +638,8 @@ def _finish_pack(
 
 
 def _with_nan(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the names of samples with NaN among their numbers. All rows are looked at together: to look at each as it
-    is packed takes a fifth of the time of packing rows of numbers."""
+    """Return the names of samples with NaN or infinity among their numbers. All rows are looked at together: to look at
+    each as it is packed takes a fifth of the time of packing rows of numbers."""
     found: list[int] = []
     floats = [part for part in plan.fields if part.dtype.kind == "f" and part.row_bytes]
     for part, split in itertools.product(floats, plan.splits):
@@ -647,9 +647,9 @@ def _with_nan(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, in
         rows = np.memmap(file, part.dtype, "r", offsets[part.name(split.name)], shape)
         for first, count in block_ranges(len(rows), max(1, COPY_BYTES // part.row_bytes)):
             some = rows[first : first + count]
-            # The least number is NaN if any is, and is found without a copy.
-            if np.isnan(np.minimum.reduce(some, axis=None)):
-                found += split.samples[first : first + count][np.isnan(some).any(axis=1)].tolist()
+            # The least and the greatest are NaN if any is, and are found without a copy.
+            if not np.isfinite([np.minimum.reduce(some, axis=None), np.maximum.reduce(some, axis=None)]).all():
+                found += split.samples[first : first + count][~np.isfinite(some).all(axis=1)].tolist()
     return tuple(map(job.table.inputs.source.name, dict.fromkeys(found)))
 
 

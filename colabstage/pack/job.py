@@ -35,6 +35,7 @@ from colabstage.images.decode import (
     probe_image,
 )
 from colabstage.images.geometry import ImageOptions
+from colabstage.io.callers_code import noting_chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Progress
 from colabstage.io.units import counted, format_count, listed
@@ -93,7 +94,8 @@ SAMPLES = 16
 # The upper half of this many bits in 16 has four at most: 16 greys, all nearly black.
 _DARK_BITS = 12
 _AS_THEY_ARE = ImageOptions(color_mode="keep")
-_BEGINNING = r".*\D(?=\d+[^\d/]*\.\w+$)"
+# What precedes these in a path.
+_BEGINNINGS = {"number": r".*\D(?=\d+[^\d/]*\.\w+$)", "word": r".*[^/ ._-](?=[ ._-]+[^/ ._-]+\.\w+$)"}
 
 
 class ReplanError(LayoutError):
@@ -222,7 +224,8 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
             if isinstance(content, bytes) and isinstance(table.inputs, Images) and image.color_mode == "auto":
                 image = replace(image, color_mode="keep") if probe_image(content).deep else image
             prepared = Prepared(table.inputs, options.prepare, image)
-            first = prepared(content)
+            with noting_chance("prepare=") as drawn:
+                first = prepared(content)
         except (CorruptArchiveError, DecodeError) as error:
             if options.skip_share is not None and index < len(source) - 1:
                 continue
@@ -232,7 +235,7 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{name}'; expected an array of numbers."
         raise LayoutError(msg)
-    return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared))
+    return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared), notes=(*table.notes, *drawn))
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,15 +348,17 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
         if again := _repeats(own, owned):
             are, pair = counted(len(again), "files", "are", of=len(own)), listed([own[row] for row in again[0]])
             yield f"{are} of one person, picture or video with others, by their names ({pair}), and in the same split"
-        # What precedes the last number, unless a name has none.
-        elif own and all(map(re.compile(_BEGINNING).search, table.keys)):
-            shared = owners(table.keys, strata_of(table), [groups_of_keys(_BEGINNING, table.keys)])
+        for what, pattern in _BEGINNINGS.items() if own and not again else ():
+            # Unless a name has none.
+            by = [groups_of_keys(pattern, table.keys)] if all(map(re.compile(pattern).search, table.keys)) else []
+            shared = owners(table.keys, strata_of(table), by) if by else table.keys
             if 2 * len(again := _repeats(own, take_strings(shared, divided))) >= len(own):
                 are, pair = counted(len(again), "files", "are", of=len(own)), listed([own[row] for row in again[0]])
                 yield (
-                    f"{are} called as others up to the last number ({pair}), and divided one by one. If those are of "
-                    f"one video, person or place, keep them in one split: group_by=r'{_BEGINNING}'"
+                    f"{are} called as others up to the last {what} ({pair}), and divided one by one. If those are of "
+                    f"one video, person or place, keep them in one split: group_by=r'{pattern}'"
                 )
+                break
     if splits is not None and (found := originals(names)) is not names:
         bare, owned = _without_splits(names), _without_splits(found)
         apart = [(one, row) for one, row in _repeats(names, owned) if splits[one] != splits[row]]

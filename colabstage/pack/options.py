@@ -39,8 +39,8 @@ _NEWER_RULES = {
     **dict.fromkeys(("audio", "array_folder", "tfrecord"), 14),
     "detection": 19,
     "pairs": 20,
-    "table": 24,
-    "auto": 30,
+    "table": 25,
+    "auto": 31,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -396,6 +396,12 @@ TABLES = [
     row("masks of the background, and rows of a class without any", table("file,class,rle", "{i}.jpg,background,1 3\n{i}.jpg,cat,9 4\n{i}.jpg,dog,"), right=[found("train: 4 masks with 16 pixels", note="'dog' has a mask")]),
     row("run lengths from the first pixel on", table("file,rle", "{i}.jpg,0 3"), right=[found("train: 4 masks with 12 pixels", note="from pixel 0 on")]),
     row("labels of an image by two people", files("images/{0..3}.jpg", {"e.ndjson": "".join(json.dumps({"data_row": {"external_id": f"{i}.jpg"}, "projects": {"p": {"labels": [{"annotations": {}}] * 2}}}) + "\n" for i in range(4))}), right=[refused("2 labels, by several people")]),
+    row("names that begin with #, and no header", files("#{0..3}.jpg", {"labels.csv": "#0.jpg,cat\n#1.jpg,dog\n#2.jpg,cat\n#3.jpg,dog\n"}), right=[found("train: cat 2, dog 2")]),
+    row("a line of dashes behind #", files("{0..3}.jpg", {"words.txt": "#--- words.txt ---#\n# format: id, word\n0 cat\n1 dog\n2 cat\n3 dog\n"}), right=[refused("words.txt"), found("train: cat 2, dog 2")]),
+    *(row(f"points of each image, {name}", table(f"file,{header}", f"{{i}}.jpg,{cells}"), right=[right])
+      for name, header, cells, right in [
+          ("in pixels", "left_eye_x,left_eye_y,nose_x,nose_y", "2.5,3,4,5", noted("points.*image_size=.*change the points too")), ("in numbered columns", "x1,y1,x2,y2,x3,y3", "1,2,3,4,5,6", noted("change the points")),
+          ("in fractions", "x,y", "0.25,0.5", lambda packed: bool(packed.found) and not noted("points")(packed)), ("beside no point", "x_ray,size", "2,3", lambda packed: bool(packed.found) and not noted("points")(packed))]),
     row("quotes behind a blank", files("images/{0..3}.jpg", {"gt.txt": "".join(f'{i}.jpg, "{word}"\n' for i, word in enumerate(("cat", "dog") * 2))}), layout=table_rows(["column2"]), right=[found("train: cat 2, dog 2")]),
     *(row(f"texts in another encoding: {name} in {encoding}", {**files("images/{0..3}.jpg"), **{file: text.encode(encoding) for file, text in texts.items()}}, right=[right])
       for name, texts in [
@@ -712,6 +718,10 @@ BESIDE_FOLDERS = [
     *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
     row("folders in other formats", files("cat/{0..2}.jpg dog/{0..2}.jpeg") | {f"owl/{i}.jfif": image(i, form="JPEG") for i in range(3)}, right=[found("train: cat 3, dog 3, owl 3")]),
     *(row(f"folders of {name}, which are classes", files(f"{{{name}}}/p{{0..2}}.jpg"), right=[lambda packed: bool(packed.found) and not noted("counts as a class")(packed)]) for name in ("cat,dog,raw_fish,猫", "raw,ripe", "forged,original", "ann,bob,carl")),
+    *(row(f"files in folders of classes, called alike {name}", files(names), right=[right])
+      for name, names, right in [
+          ("up to bands", "cat/{a,b,c}1_B{02,03,04}.png dog/{d,e}1_B{02,03,04}.png", noted(r"alike up to '…_B02\.png', '…_B03\.png', '…_B04\.png'.*only='\*\*/\*_B02\.png'")), ("up to colour and depth", "cat/{a,b,c}_1_{crop,depthcrop}.png dog/{d,e}_1_{crop,depthcrop}.png", noted("alike up to '…_crop")),
+          ("with copies", "cat/{a,b,c}1_{flip,rot90}.png dog/{d,e}1_{flip,rot90}.png", lambda packed: bool(packed.found) and not noted("alike")(packed)), ("by a few", "{cat,dog}/{a,b,c,d,e}{1..3}.png cat/{x,y}_{left,right}.png", lambda packed: bool(packed.found) and not noted("alike")(packed))]),
     row("two resolutions of each image, by their folders' words", files("DIV2K_train_HR/{0001..0004}.png DIV2K_train_LR_bicubic/X4/{0001..0004}x4.png"), right=[refused("names of parts of a dataset.*items are .x, y.")]),
     row("one of two kinds of image in each split", files("{train,test}/{HR,LR}/{0..4}.png"), right=[refused(r"only=\['test/HR', 'train/HR'\].*pictures and no masks, give pack_dataset")]),
     row("a table of images in bounding_box_train, bounding_box_test and query", files("{query,bounding_box_train,bounding_box_test}/000{1,2}.jpg", {"labels.csv": "path,label\n" + "".join(f"{one}/000{i}.jpg,{'ab'[i - 1]}\n" for one in ("query", "bounding_box_train", "bounding_box_test") for i in (1, 2))}), right=[refused(r"'query' is of no split.*only=\['bounding_box_test', 'bounding_box_train'\]")]),
@@ -1094,7 +1104,7 @@ ARRAYS = [
     row("no targets to train on", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_test=FROM_1 - 1)}), right=[refused("x_train.*array_rows")]),
     row("no targets of the test", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_train=FROM_1 - 1)}), right=[noted("12 rows of 'x.npz/x_test'")]),
     row("pickles alone", files("", {"{train,test}.p": pickle.dumps({"features": 1})}), right=[refused("numpy.savez")]),
-    row("NaN in a row", files("", {"x.npz": npz(X=np.where(np.eye(12, 8), np.nan, 1.0), y=FROM_1 - 1)}), right=[noted(r"8 rows have NaN .*x\.npz: X")]),
+    *(row(f"{odd} in a row", files("", {"x.npz": npz(X=np.where(np.eye(12, 8), odd, 1.0), y=FROM_1 - 1)}), right=[noted(r"8 rows have NaN or infinity .*x\.npz: X")]) for odd in (np.nan, np.inf, -np.inf)),
     row("no NaN in a row", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1)}), right=[lambda packed: not noted("NaN")(packed)]),
     *(row(f"targets as large as resized images: {name}", files("", {"x.npz": npz(X=SMALL, y=y)}), right=[right], **dict[str, Any](options))
       for name, y, right, options in [
@@ -1249,6 +1259,8 @@ OF_LIBRARIES = [
           ({"id": "a", "image/width": 64, "image/height": 48, "image/format": "PNG"}, found("train: 3 without targets"))])),
     *(row(f"Parquet without images: {', '.join(columns)}", lambda columns=columns: {"a.parquet": parquet_of(columns)}, right=[refused(right)])  # type: ignore[misc]
       for columns, right in list[Any]([({"text": ["to be"] * 3}, r"load_dataset\(.*\)\.to_json\('train.jsonl'\)"), ({"input_ids": [[1, 2]] * 3}, r"images or clips.*x=numpy.stack\(table")])),
+    *(row(f"several images in a record: {', '.join(features)}", lambda features=features: {"train.tfrecord": records_of([{"label": i, **features} for i in range(3)])}, right=[refused(f"it has 2 images in '{where}'")])  # type: ignore[misc]
+      for where, features in list[Any]([("image", {"image": [image(1), image(2)]}), ("mask", {"image": image(1), "mask": [DIAGONAL, DIAGONAL]})])),
     row("captions of images that save_to_disk wrote", lambda: hub({}, text=["a cat", "a dog"]) | {"state.json": b"{}", "dataset_info.json": b"{}"}, right=[noted("Not used: 'text'")]),
     *(row(f"axes of MATLAB: {name}", lambda made=made: made, layout=array_rows(x="a", y="u"), right=[right])  # type: ignore[misc]
       for name, made, right in [

@@ -93,8 +93,8 @@ def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Pa
     outputs = run_cells(
         _STAGE,
         _BACKGROUND.format(source="photos"),
-        "print('loop')\nopen('go', 'w').close()",
-        "data.wait(); os.remove('go')",
+        "print('loop')",
+        "open('go', 'w').close(); data.wait(); os.remove('go')",
         _NOTES,
         _BACKGROUND.format(source="others"),
         "wait_until_shown('cancel()')",

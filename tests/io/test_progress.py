@@ -33,8 +33,10 @@ def test_the_argument_and_the_stream_choose_what_is_shown(monkeypatch: pytest.Mo
             resolve_progress(own)
 
 
-def test_a_bar_counts_every_unit_of_every_thread() -> None:
+def test_a_bar_counts_every_unit_of_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports of several threads add up; bytes have a decimal unit; an error completes the line."""
+    # Where Python has GNU readline, pytest imports it, which tells its processes of a terminal of 80 columns.
+    monkeypatch.delenv("COLUMNS", raising=False)
     with redirect_stderr(io.StringIO()) as screen, suppress(ValueError):
         with TqdmProgress().step("copy", total=3_000_000, unit="B") as step, ThreadPoolExecutor(4) as pool:
             list(pool.map(step.advance, [1000] * 3000))

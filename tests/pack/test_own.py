@@ -1,5 +1,6 @@
 """What users pass in: datasets with a length, and functions called before storing."""
 
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,30 @@ def test_prepare_changes_what_is_stored(tmp_path: Path, photos: Path) -> None:
             expected = plain[f"X_{split}"][()].mean(axis=3, dtype=np.float32)
             np.testing.assert_array_equal(out[f"X_{split}"][()], expected)
             np.testing.assert_array_equal(out[f"Y_{split}"][()], plain[f"Y_{split}"][()])
+
+
+def _drawn_by_torch() -> float:
+    return float(pytest.importorskip("torch").rand(()))
+
+
+@pytest.mark.parametrize(
+    ("draw", "is_said"),
+    [
+        (random.random, True),
+        (np.random.rand, True),
+        (_drawn_by_torch, True),
+        (np.random.default_rng(0).random, False),
+    ],
+)
+def test_random_augmentation_that_would_be_stored_is_noted(
+    tmp_path: Path, photos: Path, draw: Callable[[], float], *, is_said: bool
+) -> None:
+    """A dataset with random transforms, or `prepare=` with one: each epoch of the pack would repeat what was drawn."""
+    items = Items(20, lambda i: (np.full(3, i + draw()), i % 2))
+    notes = pack_dataset(items, tmp_path / "items.h5", progress=False).notes
+    assert any("Items drew random numbers" in note for note in notes) == is_said, notes
+    notes = pack_dataset(photos, tmp_path / "out.h5", prepare=lambda x: x * draw(), progress=False).notes
+    assert any("prepare= drew random numbers" in note for note in notes) == is_said, notes
 
 
 def test_what_prepare_raises_passes_with_the_sample_that_it_was_for(tmp_path: Path, photos: Path) -> None:

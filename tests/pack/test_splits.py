@@ -307,28 +307,27 @@ def test_persons_and_videos_that_are_a_class_are_divided(pack: Pack, name: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "is_said"),
+    ("name", "what"),
     [
-        ("{label}/v_run_g{video:02}_c01_{frame}.png", True),
-        ("{label}/{label}{video}/{frame:04}.png", True),
+        ("{label}/v_run_g{video:02}_c01_{frame}.png", "number"),
+        ("{label}/{label}{video}/{frame:04}.png", "number"),
+        ("{label}/{video}_{side}.png", "word"),
         # One for each class; and pictures that are numbered through.
-        ("{label}/{label}_{frame}{video:02}.png", False),
-        ("{label}/{frame}{video:02}.png", False),
+        ("{label}/{label}_{frame}{video:02}.png", ""),
+        ("{label}/{frame}{video:02}.png", ""),
     ],
 )
-def test_files_called_alike_are_noted_and_the_line_keeps_them_together(
-    tmp_path: Path, name: str, *, is_said: bool
-) -> None:
+def test_files_called_alike_are_noted_and_the_line_keeps_them_together(tmp_path: Path, name: str, what: str) -> None:
     """Frames of a video, whatever their names: tested on frames beside those that it was trained on, any model looks
     good."""
     for video, frame in itertools.product(range(10), range(4)):
-        path = tmp_path / "in" / name.format(label="ab"[video % 2], video=video, frame=frame)
+        path = tmp_path / "in" / name.format(label="ab"[video % 2], video=video, frame=frame, side="lrud"[frame])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image(video))
     halves: dict[str, Any] = {"layout": "image_folder", "splits": {"train": 0.5, "test": 0.5}, "progress": False}
     report = str(pack_dataset(tmp_path / "in", tmp_path / "out.h5", **halves))
-    said = re.search(r"30 of 40 files are called as others up to the last number.*group_by=r'(.*)'", report)
-    assert (said is not None) == is_said, report
+    said = re.search(rf"30 of 40 files are called as others up to the last {what}.*group_by=r'(.*)'", report)
+    assert (said is not None) == bool(what), report
     if said is not None:
         pack_dataset(tmp_path / "in", tmp_path / "grouped.h5", group_by=said[1], **halves)
         with h5py.File(tmp_path / "grouped.h5") as file:

@@ -15,6 +15,7 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.arguments import instead_of, is_frame, show_value
+from colabstage.io.callers_code import noting_chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
 from colabstage.layouts import words
@@ -85,12 +86,13 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     """
     _check_dataset(dataset)
     count, pairs = len(dataset), _Pairs(dataset, in_caller)
-    pairs.find_keys()
-    name, (x, y) = next(pairs.readable(), None) or (pairs.name(0), pairs.get(0))
+    with noting_chance("Items") as drawn:
+        pairs.find_keys()
+        name, (x, y) = next(pairs.readable(), None) or (pairs.name(0), pairs.get(0))
     pairs.bare = name if y is None else ""
     # Hugging Face datasets store class names with the column, torchvision's as an attribute.
     classes = _named(getattr(pairs.feature(), "names", ()) if pairs.keys else getattr(dataset, "classes", ()))
-    notes = [pairs.keys.note] if pairs.keys else []
+    notes = [*drawn, *([pairs.keys.note] if pairs.keys else [])]
     targets: Targets | None = None
     if _may_hold_boxes(y):
         planned = _plan_boxes(pairs, dataset)

@@ -84,7 +84,8 @@ def _below_comments(text: str) -> str:
     """Return a text without the comments above its rows; the last of these may be their header: "# file label"."""
     lines = text.splitlines(keepends=True) if text.lstrip().startswith("#") else []
     rows = [*itertools.dropwhile(lambda line: not line.strip() or is_comment(line), lines)]
-    if not rows:
+    # A name may begin with #, and then nothing is above it.
+    if not rows or len(rows) == len(lines):
         return text
     header = next(filter(None, map(str.strip, reversed(lines[: -len(rows)])))).lstrip("# ")
     delimiter = next((mark for mark in _DELIMITERS if mark in rows[0]), None)

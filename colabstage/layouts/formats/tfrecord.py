@@ -279,6 +279,13 @@ class _Example:
         span = next(_messages(read, values), None) if kind == _STRINGS else None
         return span if span is not None and span.end > span.start else None
 
+    def only(self, name: str) -> Span | None:
+        """Return the same of an image. Raises `BrokenDatasetError`: there are several."""
+        if (count := len(self.values(name))) > 1:
+            expected = "one in each record; items (x, y) of a dataset object may hold all"
+            raise broken(self.name, f"it has {count} images in '{name}'", expected)
+        return self.first(name)
+
     def is_image(self, span: Span) -> bool:
         return bool(image_ending(self.read(span.start, min(span.end, span.start + 16))))
 
@@ -342,7 +349,7 @@ class _Example:
         masks = [name for name, span in spans.items() if self.is_image(span)]
         mask = next((name for name in _MASKS if name in masks), "") or mask_field(self.name, masks, "")
         shape = _NO_PIXELS if self.is_image(image) else self.shape(image)
-        return _Record(self.name, stored, image, spans.get(mask), shape, self.objects(box))
+        return _Record(self.name, stored, image, self.only(mask), shape, self.objects(box))
 
 
 @contextmanager
@@ -457,7 +464,7 @@ def _scan_shard(
     count = 0
     for start, length in _scan_records(window):
         with _example(window, start, length, f"{shard.name}[{count}]") as example:
-            found = example.first(image)
+            found = example.only(image)
             if found is None and (other := example.image_feature()):
                 raise broken(example.name, f"its image is in '{other}', and that of others in '{image}'", "one name")
             if found is not None:

@@ -352,7 +352,7 @@ NAMED = [["dog", "cat"], [], ["dog"]]
 BOXED = "3 images, 3 boxes: cat 1, dog 2"
 # fmt: off
 STATED: dict[str, tuple[Any, str, str]] = {
-    "the schema's names": (lambda: hub(PETS, objects=objects(pose=WHICH, id=WHICH)), BOXED, "written as xywh; left out: 'pose', 'id'"),
+    "the schema's names": (lambda: hub(PETS, objects=objects(id=WHICH, pose=WHICH)), BOXED, "written as xywh; left out: 'id', 'pose'"),
     **{f"words under '{name}'": (lambda name=name: table(objects=objects(labels=NAMED, label=name)), BOXED, "") for name in ("categories", "label", "class_name", "type")},
     "words beside numbers": (lambda: table(objects=objects(label="category_id", category_name=NAMED)), BOXED, ""),
     **{f"the field '{name}'": (lambda name=name: table(**{name: objects(labels=NAMED)}), BOXED, "") for name in ("annotations", "faces", "labels")},
