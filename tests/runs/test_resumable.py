@@ -1015,6 +1015,18 @@ def test_a_loader_without_a_place_is_refused(data: Path, tmp_path: Path) -> None
         resumable(tmp_path, model=nn.Linear(2, 2), loader=Prepared(dataset_h5(data)))
 
 
+def test_a_loader_that_is_older_than_its_ranks_is_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank would train on all samples."""
+    made = {rank: make_loader(dataset_h5(data), 8, rank=rank, world_size=rank and 2) for rank in (None, 1)}
+    for name, value in {"is_initialized": True, "get_rank": 1, "get_world_size": 2}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    resumable(tmp_path, model=nn.Linear(2, 2), loader=made[1])
+    with pytest.raises(OptionError, match="so each rank would train on all"):
+        resumable(tmp_path, model=nn.Linear(2, 2), loader=made[None])
+
+
 def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
     """It begins anew in each session, as does the schedule of one that is. One of another model has nothing to do with
     the run."""
