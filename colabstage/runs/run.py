@@ -450,8 +450,8 @@ class Run(Shown):
                 )
             elif self._counts and place["batches_done"]:
                 self._note(
-                    "An epoch goes on with batches of the next one of loader=, so a session that resumes in the middle "
-                    "of one trains on more of them. End it with the loader; a loop that counts batches has "
+                    "An epoch continues with batches of the next one of loader=, so a session that resumes in one "
+                    "trains on more of them. End it with the loader; a loop that counts batches has "
                     'len(loader) - loader.state_dict()["batches_done"] left.'
                 )
         elif before is not None and place == before and is_first:
