@@ -294,19 +294,23 @@ class Run(Shown):
 
     def end_epoch(self) -> None:
         """Count a finished epoch, and save a version if one is due; for loops that do not iterate over `epochs`."""
-        self._check_goes_on()
+        self._check_open()
+        # A library's loop may have caught the interrupt, and returned in the middle of an epoch.
+        if self._has_stopped:
+            self._end_on_signal()
         self._counts = True
-        last, has_more = self._stepped, self._stepped != self._loader_place()
+        last = self._stepped
+        has_more = last is not None and self._loader_place() != last
         if has_more and self._plain_epoch is None and not last["batches_done"]:
             self._note("Batches were read without run.step(), so no step is counted. Call it last in the loop.")
         # Gradients of the last batches wait for the next step, and are in no state.
         waits = has_more and self.steps != self._edge and last["batches_done"] < len(self._loader)
         self._end_row()
         # A pass that the loop has left early, as with `islice`, is over.
-        if isinstance(self._loader, Loader) and not self._loops() and self._loader.state_dict()["batches_done"]:
+        if last is not None and self._loader.state_dict()["batches_done"]:
             self._loader.set_epoch(self._loader.epoch + 1)
-        self._follow_loader()
-        self.epoch, self._edge, self._stepped = self.epoch + 1, self.steps, self._loader_place()
+        self.epoch, self._edge, self._pass = self.epoch + 1, self.steps, getattr(self._loader, "epoch", None)
+        self._stepped = None if last is None else self._loader.state_dict()
         if not self._loops() and not waits:
             self._between()
 
@@ -327,7 +331,7 @@ class Run(Shown):
             RunInUseError: another session has taken the run over.
         """
         _check_numbers(values)
-        self._check_goes_on()
+        self._check_open()
         self._follow_loader()
         self._check_place()
         self.steps += 1
@@ -424,16 +428,21 @@ class Run(Shown):
             self._note(f"{what} is no part of the run, so each session begins with a new one.")
 
     def _loader_place(self) -> Any:
-        """Return where the loader of a loop of the program's own is, if it tells."""
-        return self._loader.state_dict() if isinstance(self._loader, Loader) and not self._loops() else None
+        """Return where the loader is, if it is of `make_loader`: after the last batch until the epoch is counted, so
+        that the next session does what comes after them."""
+        place: Any = self._loader.state_dict() if isinstance(self._loader, Loader) else None
+        last = self._stepped if self._counts else None
+        if last is not None and place["epoch"] > last["epoch"] and not place["batches_done"]:
+            return {**place, "epoch": last["epoch"], "batches_done": len(self._loader)}
+        return place
 
     def _check_place(self) -> None:
         """Note at a step what would be another training after the next restart: a loop that does not read the run's
         loader, or more than one pass of it in an epoch, and parameters that the restored version trained and this
         session does not. By now the loop has thawed what it thaws by the epoch."""
         before, place, is_first = self._stepped, self._loader_place(), self._plain_epoch is None
-        self._stepped = place
-        if place is not None and place["epoch"] != before["epoch"] and before["batches_done"]:
+        self._stepped = None if before is None else place
+        if before is not None and place["epoch"] != before["epoch"] and before["batches_done"]:
             if is_first and before["batches_done"] < len(self._loader):
                 self._note(
                     f"Epoch {before['epoch']} of loader= was not continued: other code has iterated over it, as by "
@@ -441,11 +450,11 @@ class Run(Shown):
                 )
             elif self._counts and place["batches_done"]:
                 self._note(
-                    "An epoch continues with batches of the next one of loader=, so a session that resumes in the "
-                    "middle of one trains on more of them. End it with the loader; a loop that counts batches has "
+                    "An epoch continues with batches of the next one of loader=, so a session that resumes in one "
+                    "trains on more of them. End it with the loader; a loop that counts batches has "
                     'len(loader) - loader.state_dict()["batches_done"] left.'
                 )
-        elif place is not None and place == before and is_first:
+        elif before is not None and place == before and is_first:
             self._note(
                 "loader= has given no batch before this step, so the loop reads another, and where it is in its epoch "
                 "is not known. Iterate over the one that resumable() got."
@@ -642,8 +651,8 @@ class Run(Shown):
                 self._note(f"The end was not saved: {said_by(error)}")
             self._end_on_signal()
         # Resumed after the last batch of an epoch, the loop would get no batch, and have no loss to print after it.
-        ends = after_step and self._counts and isinstance(self._loader, Loader)
-        ends = ends and self._loader.state_dict()["batches_done"] >= len(self._loader)
+        place = self._loader_place() if after_step and self._counts else None
+        ends = place is not None and place["batches_done"] >= len(self._loader)
         if not ends and not saver.busy and self._is_due(failed=bool(saver.problem)):
             self._tell_saved()
             saver.save(self._job())
@@ -677,16 +686,14 @@ class Run(Shown):
         if not self._counts and self._pass is not None and now != self._pass:
             self._end_row()
             self.epoch += 1
-        self._pass = now
+        if not self._counts or self._pass is None:
+            self._pass = now
 
     def _job(self) -> Job:
-        began = self._pass
         self._follow_loader()
         self._end_row()
-        parts, states = self._all_parts(), self._states()
-        if self._counts and not self._loops() and isinstance(self._loader, Loader) and self._pass != began:
-            # All batches of an epoch that is not counted yet are done: the next session does what comes after them.
-            states["loader"] |= {"epoch": began, "batches_done": len(self._loader)}
+        parts, states, place = self._all_parts(), self._states(), self._loader_place()
+        states |= {} if place is None else {"loader": place}
         # Once, because a large pack has a long list of hashes. An arriving pack has none before its end.
         self._digest = self._digest or dataset_digest(self._loader)
         # What training changes is no setting.
@@ -723,7 +730,7 @@ class Run(Shown):
         saver = self._saver
         if saver is None:
             return
-        if saver.problem and saver.problem not in self.notes:
+        if saver.problem:
             self._note(saver.problem)
         elif saver.newest is not None:
             note = f"{saver.newest.version.name} is {saver.newest.proof}."
@@ -750,12 +757,6 @@ class Run(Shown):
                 "loop inside the block that begins with: with resumable(…) as run:"
             )
             raise OptionError(msg)
-
-    def _check_goes_on(self) -> None:
-        self._check_open()
-        # A library's loop may have caught the interrupt, and returned in the middle of an epoch.
-        if self._has_stopped:
-            self._end_on_signal()
 
     def _leave(self) -> None:
         saver, self._saver, self._is_open = self._saver, None, False

@@ -23,7 +23,7 @@ from colabstage.h5.manifest import read_manifest
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
-from colabstage.load.epoch import digest_of, numpy_state
+from colabstage.load.epoch import choose_shard, digest_of, numpy_state
 from colabstage.load.loader import Loader, OtherOrderError
 from colabstage.machine.mounts import run_watched
 from colabstage.runs.callbacks import Loop
@@ -180,6 +180,15 @@ def check_parts(parts: Mapping[str, object]) -> None:
                     f"{name} is of class {type(part).__name__}, without {method}(), so it cannot be saved; "
                     "expected a model, an optimizer, a scheduler, a gradient scaler, or an object with state_dict() "
                     "and load_state_dict()." + (_NO_PLACE if name == "loader" else "")
+                )
+                raise OptionError(msg)
+        if name == "loader" and isinstance(part, Loader) and choose_shard(None, None).world_size > 1:
+            asked = part._pipeline.asked
+            if part._pipeline.schedule.shard.world_size == 1 and asked.rank is None and asked.sampler is None:
+                msg = (
+                    "loader= was made before torch.distributed was initialised, so each rank would train on all "
+                    "samples. Make it after init_process_group(…), or after the Accelerator; or with rank= and "
+                    "world_size=."
                 )
                 raise OptionError(msg)
     models = [part for part in parts.values() if isinstance(part, torch.nn.Module)]

@@ -947,25 +947,35 @@ def test_who_catches_the_interrupt_trains_no_further(data: Path, tmp_path: Path)
         assert (run.epoch, run.steps) == (0, 5)
 
 
-def test_gradients_that_wait_at_the_end_of_an_epoch_are_not_lost(data: Path, tmp_path: Path) -> None:
-    """They are in no version, so the next one comes with the step that they belong to."""
+@pytest.mark.parametrize(("steps", "last"), [((5, 10, 15, 20), False), ((5, 10, 17, 22), True)])
+def test_gradients_of_the_last_batches_are_not_lost(
+    data: Path, tmp_path: Path, steps: tuple[int, ...], last: bool
+) -> None:
+    """They are in no version, so the next one comes with the step that they belong to: in the next epoch, or after the
+    last batch of theirs."""
 
     def train(folder: Path, *, stop: bool = False) -> dict[str, Any]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
-        optimizer, batches = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), itertools.count(1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         loader = make_loader(dataset_h5(data), 8, seed=5, dtype=torch.float32)
         parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
         with resumable(folder, every="1 steps", progress=False, **parts) as run:
-            for _ in run.epochs(2):
-                for x, y in loader:
+
+            def update() -> None:
+                optimizer.step()
+                optimizer.zero_grad()
+                run.step()
+
+            for epoch in run.epochs(2):
+                for number, (x, y) in enumerate(loader, 12 * epoch + loader.state_dict()["batches_done"] % 12 + 1):
                     torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
-                    if next(batches) % 5 == 0:
-                        optimizer.step()
-                        optimizer.zero_grad()
-                        run.step()
+                    if number in steps:
+                        update()
                 if stop:
                     signal.raise_signal(signal.SIGTERM)
+                if last and any(one.grad is not None for one in model.parameters()):
+                    update()
         assert run.notes == []
         return parts
 
@@ -1003,6 +1013,18 @@ def test_a_loader_without_a_place_is_refused(data: Path, tmp_path: Path) -> None
 
     with pytest.raises(OptionError, match="Leave loader= out"):
         resumable(tmp_path, model=nn.Linear(2, 2), loader=Prepared(dataset_h5(data)))
+
+
+def test_a_loader_that_is_older_than_its_ranks_is_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank would train on all samples."""
+    made = {rank: make_loader(dataset_h5(data), 8, rank=rank, world_size=rank and 2) for rank in (None, 1)}
+    for name, value in {"is_initialized": True, "get_rank": 1, "get_world_size": 2}.items():
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    resumable(tmp_path, model=nn.Linear(2, 2), loader=made[1])
+    with pytest.raises(OptionError, match="so each rank would train on all"):
+        resumable(tmp_path, model=nn.Linear(2, 2), loader=made[None])
 
 
 def test_an_optimizer_that_is_no_part_is_noted(tmp_path: Path) -> None:
