@@ -78,8 +78,9 @@ def _random_states() -> dict[str, object]:
     states: dict[str, object] = {"random": random.getstate()}
     if (numpy := sys.modules.get("numpy")) is not None:
         states["numpy"] = pickle.dumps(numpy.random.get_state(legacy=False))
-    if (torch := sys.modules.get("torch")) is not None:
-        states["torch"] = torch.get_rng_state().tolist()
+    # While another thread imports torch, it is there without.
+    if get_state := getattr(sys.modules.get("torch"), "get_rng_state", None):
+        states["torch"] = get_state().tolist()
     return states
 
 

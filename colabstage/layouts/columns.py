@@ -266,7 +266,7 @@ def split_of_cell(column: str, cell: str) -> str:
     if flags is None and cell.isdecimal() and int(cell) < len(words.NUMBERED_SPLITS):
         return words.NUMBERED_SPLITS[int(cell)]
     read = words.split_name(cell)
-    if flags is not None or not read.split or read.rest:
+    if not read.split or read.rest:
         raise _odd_split(column, f"says which split a row belongs to, and one row says '{show(cell)}'")
     return read.split
 
@@ -311,11 +311,9 @@ def _flag_column(columns: Sequence[Column], *, labelled: bool) -> Column | None:
     """Return the column of yes and no for one split. Refuse several, and one that would hold most rows out."""
     decided = [one for one in columns if len(one.distinct) > 1 and one.is_yes_or_no]
     named = [one for one in decided if words.flagged_splits(one.name)]
-    others = [one for one in columns if one not in named]
-    # Alone "train" may be the label, and beside "bus" it is a class as well.
-    is_sure = (labelled or any(one.may_be_label for one in others)) and all(
-        words.is_label_name(one.name) for one in others if one in decided
-    )
+    called = words.label_names([one.name for one in columns])
+    # Beside "city" it may be the label that "train" is, and beside "bus" it is a class as well.
+    is_sure = (labelled or called) and all(one in named or one.name in called for one in decided)
     held_out = {one.name: _held_out(one) for one in named}
     # "valid" may mean usable.
     flags = [

@@ -130,8 +130,8 @@ _PERSON = re.compile(
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 # A stem with its last number, and what follows that.
 NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)")
-# A last word of a name that is not just a number.
-_LAST_WORD = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
+# A last word of a name that is not just a number, read from its end: to look for its beginning takes ten times as long.
+_LAST_WORD = re.compile(r"(?=[^/ ._-]*[A-Za-z])[^/ ._-]+[ ._-]?")
 
 
 def normal(name: str) -> str:
@@ -214,8 +214,8 @@ def before_last_word(stem: str) -> str:
     >>> before_last_word("train_1_anno"), before_last_word("train_1")
     ('train_1', '')
     """
-    found = _LAST_WORD.search(stem)
-    return "" if found is None else stem[: found.start()]
+    found = _LAST_WORD.match(stem[::-1])
+    return "" if found is None else stem[: -found.end()]
 
 
 def folder_of(name: str) -> str:

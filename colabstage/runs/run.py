@@ -776,6 +776,8 @@ class Run(Shown):
     def _signals(self) -> Iterator[None]:
         """Let a signal end the run at a point where its state is complete; a second Ctrl-C ends it at once."""
         process = os.getpid()
+        # A run may be entered again after it was interrupted.
+        self._stop, self._at_once, self._has_stopped = None, False, False
 
         def note(number: int, _: FrameType | None) -> None:
             # A forked process, such as a pool's, has no run to save, and must end.

@@ -92,6 +92,7 @@ READ: dict[str, tuple[Any, ...]] = {
     "None and NA are words": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{None,crack,NA}")}, "table; NA 2, None 2, crack 2"),
     "a split of yes and no": (SIX, {"l.csv": rows("file,label,is_valid", "{0..5}.jpg,{cat,dog},{False,False,True}")}, "table; train: cat 2, dog 2; valid: cat 1, dog 1"),
     "a split called train": (SIX, {"l.csv": rows("file,label,train", "{0..5}.jpg,{cat,dog},{1,1,0}")}, "table; train: cat 2, dog 2; test: cat 1, dog 1"),
+    "words in a split called train": (SIX, {"l.csv": rows("file,label,train", "{0..5}.jpg,{cat,dog},{train,train,test}")}, "table; train: cat 2, dog 2; test: cat 1, dog 1"),
     "a label called train": (SIX, {"l.csv": rows("file,train", "{0..5}.jpg,{1,1,0}")}, "table; 0 2, 1 4"),
     "a class called train, in columns": (SIX, {"l.csv": rows("file,bus,train", "{0..5}.jpg,{0,0,1},{1,1,0}")}, "table; 6 with several labels: bus 2, train 4"),
     "most rows called valid": (SIX, {"l.csv": rows("file,label,valid", "{0..5}.jpg,{cat,dog},{1,1,0}")}, "table; cat 3, dog 3"),
@@ -133,6 +134,7 @@ READ: dict[str, tuple[Any, ...]] = {
     "folders beside an archive": ("{cat,dog}/{0..3}.png", {"test.zip": ZIP}, "image_folder; cat 4, dog 4", "'image_folder'"),
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
+    "a test that a label or a split may be": (SIX, {"l.csv": rows("file,age,test", "{0..5}.jpg,{31,45,62},{no,no,yes}")}, r"Which of the columns 'age', 'test'"),
     "splits among other folders": ("{train,test,extra}/cat/1.jpg", {}, r"mixes folders of splits \('test', 'train'\).*'extra'", "'image_folder'"),
     "boxes of splits among other folders": ("{train,test,extra}/images/{1,2}.jpg", {"{train,test,extra}/labels/{1,2}.txt": YOLO_BOX}, r"'test/images/1.jpg' is in 'train'.*'extra/images' is of no split.*only=\['test', 'train'\]"),
     "rows of splits among other folders": ("train/{0,1}.jpg test/{2,3}.jpg extra/{4,5}.jpg", {"l.csv": rows("file,label", "{0..5}.jpg,{cat,dog}")}, r"'test/2.jpg' is in 'train'.*'extra' is of no split"),

@@ -112,6 +112,7 @@ def test_random_augmentation_that_would_be_stored_is_noted(
     tmp_path: Path, photos: Path, draw: Callable[[], float], *, is_said: bool
 ) -> None:
     """A dataset with random transforms, or `prepare=` with one: each epoch of the pack would repeat what was drawn."""
+    draw()  # a library that is imported meanwhile has no state to compare with
     items = Items(20, lambda i: (np.full(3, i + draw()), i % 2))
     notes = pack_dataset(items, tmp_path / "items.h5", progress=False).notes
     assert any("Items drew random numbers" in note for note in notes) == is_said, notes

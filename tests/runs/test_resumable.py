@@ -943,8 +943,12 @@ def test_who_catches_the_interrupt_trains_no_further(data: Path, tmp_path: Path)
                         signal.raise_signal(signal.SIGINT)
                     run.step()
     assert run.steps == 5
-    with resumable(tmp_path, progress=False, **make_parts(data)) as run:
-        assert (run.epoch, run.steps) == (0, 5)
+    with resumable(tmp_path, progress=False, **make_parts(data)) as again:
+        assert (again.epoch, again.steps) == (0, 5)
+    # The cell with the loop alone, run again.
+    with run:
+        run.step()
+    assert run.steps == 6
 
 
 @pytest.mark.parametrize(("steps", "last"), [((5, 10, 15, 20), False), ((5, 10, 17, 22), True)])
