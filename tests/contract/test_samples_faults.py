@@ -720,7 +720,7 @@ BESIDE_FOLDERS = [
     *(row(f"folders of {name}, which are classes", files(f"{{{name}}}/p{{0..2}}.jpg"), right=[lambda packed: bool(packed.found) and not noted("counts as a class")(packed)]) for name in ("cat,dog,raw_fish,猫", "raw,ripe", "forged,original", "ann,bob,carl")),
     *(row(f"files in folders of classes, called alike {name}", files(names), right=[right])
       for name, names, right in [
-          ("up to bands", "cat/{a,b,c}1_B{02,03,04}.png dog/{d,e}1_B{02,03,04}.png", noted(r"alike up to '…_B02\.png', '…_B03\.png', '…_B04\.png'.*only='\*\*/\*_B02\.png'")), ("up to colour and depth", "cat/{a,b,c}_1_{crop,depthcrop}.png dog/{d,e}_1_{crop,depthcrop}.png", noted("alike up to '…_crop")),
+          ("up to bands", "cat/{a,b,c}1_B{02,03,04}.png dog/{d,e}1_B{02,03,04}.png", noted(r"alike up to '_B02\.png', '_B03\.png', '_B04\.png'.*only='\*\*/\*_B02\.png'")), ("up to colour and depth", "cat/{a,b,c}_1_{crop,depthcrop}.png dog/{d,e}_1_{crop,depthcrop}.png", noted("alike up to '_crop")),
           ("with copies", "cat/{a,b,c}1_{flip,rot90}.png dog/{d,e}1_{flip,rot90}.png", lambda packed: bool(packed.found) and not noted("alike")(packed)), ("by a few", "{cat,dog}/{a,b,c,d,e}{1..3}.png cat/{x,y}_{left,right}.png", lambda packed: bool(packed.found) and not noted("alike")(packed))]),
     row("two resolutions of each image, by their folders' words", files("DIV2K_train_HR/{0001..0004}.png DIV2K_train_LR_bicubic/X4/{0001..0004}x4.png"), right=[refused("names of parts of a dataset.*items are .x, y.")]),
     row("one of two kinds of image in each split", files("{train,test}/{HR,LR}/{0..4}.png"), right=[refused(r"only=\['test/HR', 'train/HR'\].*pictures and no masks, give pack_dataset")]),
