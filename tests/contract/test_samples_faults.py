@@ -1261,6 +1261,7 @@ OF_LIBRARIES = [
       for columns, right in list[Any]([({"text": ["to be"] * 3}, r"load_dataset\(.*\)\.to_json\('train.jsonl'\)"), ({"input_ids": [[1, 2]] * 3}, r"images or clips.*x=numpy.stack\(table")])),
     *(row(f"several images in a record: {', '.join(features)}", lambda features=features: {"train.tfrecord": records_of([{"label": i, **features} for i in range(3)])}, right=[refused(f"it has 2 images in '{where}'")])  # type: ignore[misc]
       for where, features in list[Any]([("image", {"image": [image(1), image(2)]}), ("mask", {"image": image(1), "mask": [DIAGONAL, DIAGONAL]})])),
+    row("several labels in a row of Parquet", lambda: hub({}, labels=[[0], [0, 2], [2]]), right=[refused("'labels' holds .*y an array of 0 and 1 for each class")]),
     row("captions of images that save_to_disk wrote", lambda: hub({}, text=["a cat", "a dog"]) | {"state.json": b"{}", "dataset_info.json": b"{}"}, right=[noted("Not used: 'text'")]),
     *(row(f"axes of MATLAB: {name}", lambda made=made: made, layout=array_rows(x="a", y="u"), right=[right])  # type: ignore[misc]
       for name, made, right in [
