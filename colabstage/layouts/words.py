@@ -58,7 +58,8 @@ _ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Tru
 # Parts of a dataset with names that may also be classes, beside others.
 _PARTS = frozenset({
     "fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target", "actor", "speaker",
-    "subject", "participant", "patient", "x", "y",
+    "subject", "participant", "patient", "driver", "user", "session", "scene", "video", "clip", "seq", "sequence",
+    "recording", "x", "y",
 })  # fmt: skip
 _DATED = re.compile(r"(19|20)\d\d[-_. ]?(0[1-9]|1[0-2])([-_. ]?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 # What cameras and phones call pictures, which is no class.
