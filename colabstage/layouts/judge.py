@@ -381,7 +381,9 @@ def _called_parts(table: SampleTable) -> str:
     if odd := _parts_among(classes):
         what = f"{'is a name' if len(odd) == 1 else 'are names'} of parts of a dataset"
         outer = min({*classes} - odd or classes, key=lambda name: (words.split_name(name).split != "train", name))
-        return f"{listed(sorted(odd))} {what}. {_choice(table, outer=outer, parts=sorted(classes))}"
+        are_numbered = len({tuple(words.letters_of(name)) for name in classes}) == 1 and table.layout == "image_folder"
+        choice = _choice(table, outer=outer, parts=sorted(classes))
+        return f"{listed(sorted(odd))} {what}. {choice}{UNLABELLED * are_numbered}"
     folders = {name for folder in files_of(table).folders[0] for name in folder.split("/")} - {*classes}
     # train_images and val_images above the classes are splits, despite the word images.
     splits = set() if table.splits is None else {*filter(words.is_split, folders)}
@@ -536,8 +538,8 @@ def _is_series(found: Sequence[int]) -> bool:
 
 
 def _kinds_by_name(names: Sequence[str]) -> Sequence[str]:
-    """Return the ends of files that are called alike up to these, if most come in such sets: _B02.tif and _B03.tif;
-    nothing for copies and pieces of pictures."""
+    """Return the ends of files that are called alike up to these, if most of the first come in such sets: _B02.tif and
+    _B03.tif; nothing for copies and pieces of pictures."""
     ends = defaultdict[str, list[str]](list)
     for name in names:
         if before := words.before_last_word(posixpath.splitext(name)[0]):
@@ -554,11 +556,10 @@ def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
         x, y = table.classes
         way = f"layout=parts(x='{x}', y='{y}'), from colabstage.options"
         yield f"The {table.unit} in '{x}', '{y}' have the same names ('{stem}', …). If each two are one sample: {way}."
-    if kinds := _kinds_by_name(files_of(table).names):
-        ends = listed([f"…{kind}" for kind in kinds])
+    if kinds := _kinds_by_name(files_of(table).names[:_STEMS_COMPARED]):
         yield (
-            f"Most {table.unit} are called alike up to {ends}, and each is a sample. If those are one sample, such as "
-            f"bands, give a function as layout=; for one kind alone only='**/*{kinds[0]}'."
+            f"The {table.unit} are called alike up to {listed(kinds)}, and each is a sample. If those of one name are "
+            f"one sample, as bands are, give a function as layout=; for one kind alone only='**/*{kinds[0]}'."
         )
     kept = {name for name in table.classes if not words.is_aside(name)}
     # Beside a single one it is the other class: raw and ripe, original and forged.

@@ -103,6 +103,10 @@ BoxForm = Literal["xyxy", "xywh", "cxcywh", "yxyx"]
 _LOOKED_AT = 64
 # How boxes are given that no format describes.
 OWN_BOXES = "; or give pack_dataset an object whose items are (image, {'boxes': corners in pixels, 'labels': numbers})"
+ONE_LABEL = (
+    "one number or word for each; for several labels give pack_dataset an object whose items are (x, y), y an array of "
+    "0 and 1 for each class"
+)
 
 
 class Labels(NamedTuple):
@@ -267,7 +271,7 @@ def _refuse_no_labels(fields: Mapping[str, FieldValues], samples: Sequence[str])
     for name, values in fields.items():
         for sample, value in zip(samples, values, strict=True):
             if value is not None and not isinstance(value, int | float | str | np.integer):
-                raise broken(sample, f"it has {show_content(value)} under '{name}'", "one number or word")
+                raise broken(sample, f"it has {show_content(value)} under '{name}'", ONE_LABEL)
 
 
 def _as_labels(values: FieldValues) -> Sequence[Label] | NDArray[np.int64]:
@@ -371,7 +375,7 @@ def make_labels(
     words = [label for label in labels if isinstance(label, str)]
     if (several := next(filter(is_list, dict.fromkeys(words)), None)) is not None:
         what = f"its label is '{show(several)}', a list written as text"
-        raise broken(samples[labels.index(several)], what, "one number or word")
+        raise broken(samples[labels.index(several)], what, ONE_LABEL)
     whole = [label for label in labels if isinstance(label, int)]
     if len(words) == len(labels):
         return Labels(*class_indices(words))

@@ -60,6 +60,11 @@ _PARTS = frozenset({
     "fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target", "actor", "speaker",
     "subject", "participant", "patient", "x", "y",
 })  # fmt: skip
+# What is recorded or stored in numbered pieces: video_1, batch2.
+_PIECES = frozenset({
+    "driver", "user", "session", "scene", "video", "clip", "seq", "sequence", "recording", "trial", "camera", "cam",
+    "slide", "page", "tile", "batch", "part", "set", "chunk", "shard", "dataset", "site", "hospital",
+})  # fmt: skip
 _DATED = re.compile(r"(19|20)\d\d[-_. ]?(0[1-9]|1[0-2])([-_. ]?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 # What cameras and phones call pictures, which is no class.
 OF_CAMERAS = frozenset({"img", "dsc", "dscn", "dscf", "pxl", "mvimg", "vid", "sam", "gopr", "wa"})
@@ -371,11 +376,12 @@ def is_unlabelled(name: str) -> bool:
 
 
 def parts_among(names: Sequence[str]) -> set[str]:
-    """Return the folders whose names are parts of a dataset or of each sample: fold1, query, LR, depth, 2024-01-31; or
+    """Return the folders whose names are parts of a dataset or of each sample: fold1, LR, depth, video_2, 2024-01; or
     have a word for one beside those that all share: DIV2K_HR and DIV2K_LR_bicubic."""
     words = {name: set(letters_of(name)) for name in names}
     shared = set.intersection(*words.values()) if words else set()
-    alone = {name for name, own in words.items() if set() < own <= _PARTS or _DATED.match(name)}
+    called = {name: _PARTS | _PIECES if any(map(str.isdecimal, name)) else _PARTS for name in names}
+    alone = {name for name, own in words.items() if set() < own <= called[name] or _DATED.match(name)}
     return alone | {name for name, own in words.items() if shared and not _PARTS.isdisjoint(own - shared)}
 
 

@@ -720,7 +720,7 @@ BESIDE_FOLDERS = [
     *(row(f"folders of {name}, which are classes", files(f"{{{name}}}/p{{0..2}}.jpg"), right=[lambda packed: bool(packed.found) and not noted("counts as a class")(packed)]) for name in ("cat,dog,raw_fish,猫", "raw,ripe", "forged,original", "ann,bob,carl")),
     *(row(f"files in folders of classes, called alike {name}", files(names), right=[right])
       for name, names, right in [
-          ("up to bands", "cat/{a,b,c}1_B{02,03,04}.png dog/{d,e}1_B{02,03,04}.png", noted(r"alike up to '…_B02\.png', '…_B03\.png', '…_B04\.png'.*only='\*\*/\*_B02\.png'")), ("up to colour and depth", "cat/{a,b,c}_1_{crop,depthcrop}.png dog/{d,e}_1_{crop,depthcrop}.png", noted("alike up to '…_crop")),
+          ("up to bands", "cat/{a,b,c}1_B{02,03,04}.png dog/{d,e}1_B{02,03,04}.png", noted(r"alike up to '_B02\.png', '_B03\.png', '_B04\.png'.*only='\*\*/\*_B02\.png'")), ("up to colour and depth", "cat/{a,b,c}_1_{crop,depthcrop}.png dog/{d,e}_1_{crop,depthcrop}.png", noted("alike up to '_crop")),
           ("with copies", "cat/{a,b,c}1_{flip,rot90}.png dog/{d,e}1_{flip,rot90}.png", lambda packed: bool(packed.found) and not noted("alike")(packed)), ("by a few", "{cat,dog}/{a,b,c,d,e}{1..3}.png cat/{x,y}_{left,right}.png", lambda packed: bool(packed.found) and not noted("alike")(packed))]),
     row("two resolutions of each image, by their folders' words", files("DIV2K_train_HR/{0001..0004}.png DIV2K_train_LR_bicubic/X4/{0001..0004}x4.png"), right=[refused("names of parts of a dataset.*items are .x, y.")]),
     row("one of two kinds of image in each split", files("{train,test}/{HR,LR}/{0..4}.png"), right=[refused(r"only=\['test/HR', 'train/HR'\].*pictures and no masks, give pack_dataset")]),
@@ -1261,6 +1261,7 @@ OF_LIBRARIES = [
       for columns, right in list[Any]([({"text": ["to be"] * 3}, r"load_dataset\(.*\)\.to_json\('train.jsonl'\)"), ({"input_ids": [[1, 2]] * 3}, r"images or clips.*x=numpy.stack\(table")])),
     *(row(f"several images in a record: {', '.join(features)}", lambda features=features: {"train.tfrecord": records_of([{"label": i, **features} for i in range(3)])}, right=[refused(f"it has 2 images in '{where}'")])  # type: ignore[misc]
       for where, features in list[Any]([("image", {"image": [image(1), image(2)]}), ("mask", {"image": image(1), "mask": [DIAGONAL, DIAGONAL]})])),
+    row("several labels in a row of Parquet", lambda: hub({}, labels=[[0], [0, 2], [2]]), right=[refused("'labels' holds .*y an array of 0 and 1 for each class")]),
     row("captions of images that save_to_disk wrote", lambda: hub({}, text=["a cat", "a dog"]) | {"state.json": b"{}", "dataset_info.json": b"{}"}, right=[noted("Not used: 'text'")]),
     *(row(f"axes of MATLAB: {name}", lambda made=made: made, layout=array_rows(x="a", y="u"), right=[right])  # type: ignore[misc]
       for name, made, right in [

@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "classes in the names of files of subjects": ("s{1,2}/{wave,stop}_{0..2}.jpg", {}, r"begin with 'stop', 'wave'"),
     "folders of days": ("2024-01-0{1,2}/IMG_{0..2}.jpg", {}, r"'2024-01-01', '2024-01-02' are names of parts"),
     "classes in the names of clips": ("", {"{yes,no}_{0..2}.wav": WAV}, r"'no', 'yes'\. If so: layout=audio_clips\(pattern="),
-    "folders of patients": ("patient_{1,2}/{0..3}.png", {}, "'patient_1'"),
+    **{f"folders of {word}s": (f"{word}_{{1,2}}/{{0..3}}.png", {}, f"'{word}_1'.*layout=\"images\" reads the images without labels") for word in ("patient", "video", "seq", "batch")},
     "one class deeper than two others": ("{a/x,a/y,b,c}/{0..3}.png", {}, "'x', 'y'"),
     "a repository with figures": ("data/raw/{cat,dog}/{0..3}.png figures/plot.png", {}, "'figures'"),
     "a split in two numbers": (FLAT, {"l.csv": rows("file,label,split", "{a,b,c,d,e,f}.jpg,{x,y},{0,0,1}")}, "'split'"),

@@ -28,6 +28,7 @@ from colabstage.layouts.formats.masks import is_mask_name, mask_field, masks_of_
 from colabstage.layouts.reading import Source, broken
 from colabstage.layouts.records import (
     LABELS,
+    ONE_LABEL,
     ScanMemory,
     ScanWindow,
     ShardFile,
@@ -111,7 +112,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     odd = [name for name in candidates if plain_name(name) in (*first, *LABELS) and not (called or about or mask)]
     if odd:
         what = f"the column '{odd[0]}' holds {kinds[odd[0]]} values, which are not labels"
-        raise broken(source.label, what, "one number or word in each row")
+        raise broken(source.label, what, ONE_LABEL)
     columns = list(dict.fromkeys([*about, *(() if about or mask else called), *splits, *filter(None, [mask])]))
     _refuse_other_columns(source, files, features, [image, *columns])
     parts = scan_each(files, lambda _, file: file.scan(image, columns, mask))

@@ -82,6 +82,8 @@ class Record(NamedTuple):
     """The classes of the whole image; counted in `left_out` too."""
     group: str = ""
     """What it shares with images that stay in one split with it: a place, a video."""
+    inside: str = ""
+    """The image that is named in a file which is about one image and called after it."""
 
 
 class Placed(NamedTuple):
@@ -135,6 +137,14 @@ def _boxes_state(
         raise broken(source.label, f"two classes are called '{show(twice)}'", "one name and one number for each")
     every = targets or _as_boxes(placed, classes, columns, relative=relative)
     files, splits = [one.file for one in placed], [one.split for one in placed]
+    # Renumbered files keep the old name inside, so their own names count.
+    renamed = [one for one in placed if one.record.inside not in ("", _base(one.file.name))]
+    bases = set(map(_base, [file.name for file in files] if renamed else ()))
+    others = [one.file.name for one in renamed if one.record.inside in bases]
+    if others:
+        have = counted(len(others), "files", "have", which="of annotations")
+        what = f"{have} another image of the dataset inside (first that of '{others[0]}')"
+        notes = [*notes, f"{what}: the file of an image is the one of its name."]
     groups = [one.record.group for one in placed if one.record.group]
     made = Evidence.of_images(
         source, NAME, files, every, who, splits=splits, classes=names, notes=notes, used=used, groups=groups
@@ -455,14 +465,6 @@ def voc_state(source: Source) -> Evidence:
     chosen = images.where(lambda name: posixpath.dirname(name) in folders)
     files = [labels.get(name) for name in chosen.names]
     placed, notes = _records_beside(source, chosen, files, _parse_voc, "XML file")
-    # Renumbered files keep the old name inside, so their own names count.
-    bases = set(map(_base, chosen.names))
-    others = [file.name for file, record, _ in placed if record.image in bases and record.image != _base(file.name)]
-    if others:
-        notes.append(
-            f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
-            f"'{others[0]}'): the file of an image is the one of its name."
-        )
     notes += left_out_notes((len(images) - len(chosen), "images", "in folders without annotations"))
     # The files have only class names; sorted, so that all machines number them alike.
     classes = sorted({kind for one in placed for kind, _ in one.record.shapes})
@@ -471,8 +473,8 @@ def voc_state(source: Source) -> Evidence:
     return _boxes_state(source, who, placed, classes, columns=_OF_VOC, notes=notes, used=used, within=_VOC_LISTS)
 
 
-def _base(name: str) -> str:
-    return words.normal(posixpath.basename(name))
+def _base(path: str) -> str:
+    return words.normal(posixpath.basename(path.strip().replace("\\", "/")))
 
 
 def _parse_voc(name: str, content: bytes) -> Record:
@@ -490,10 +492,10 @@ def _parse_voc(name: str, content: bytes) -> Record:
             height, width = (_side_of(_text(element, side)) for side in ("height", "width"))
             size = (height, width) if height and width else (0, 0)
         elif element.tag == "filename":
-            image = _base((element.text or "").strip().replace("\\", "/"))
+            image = _base(element.text or "")
 
     parse_xml(name, content, "annotation", take)
-    return Record(image, shapes, size)
+    return Record("", shapes, size, inside=image)
 
 
 def _text(element: Element, path: str) -> str:
@@ -856,7 +858,8 @@ def _labelme(name: str, content: bytes) -> list[Record]:
     ticked = [word for word, is_on in (found.get("flags") or {}).items() if is_on]
     size = _size(found, "imageHeight", "imageWidth")
     # The image of the same name beside the file, because the path in the file is from the annotator's machine.
-    return [_record(words.stem_of(name), drawn, size, left_out=len(ticked), labels=ticked)] if found else []
+    record = _record(words.stem_of(name), drawn, size, left_out=len(ticked), labels=ticked)
+    return [record._replace(inside=_base(str(found.get("imagePath"))))] if found else []
 
 
 def _labelme_points(shape: dict[str, Any]) -> Points:

@@ -276,7 +276,13 @@ def test_odd_files_are_read_without_a_note(case: str) -> None:
 COCO_OF_THREE = TOOLS["COCO"].files([[BOX]] * 3)
 TRAIN, VAL = (f"annotations/instances_{split}.json" for split in ("train", "val"))
 NOTED = {
-    "another image as filename": (voc_of(a="b.jpg", b="a.jpg"), "2 XML files .*'a.jpg'"),
+    "another image as filename": (voc_of(a="b.jpg", b="a.jpg"), "2 files of annotations .*'a.jpg'"),
+    "another image as LabelMe's imagePath": (
+        {f"{n}.jpg": "" for n in range(3)} | {f"{n}.json": json.dumps({"imagePath": f"..\\{path}.jpg", "shapes": [
+            {"label": "a", "points": [[1, 2], [3, 4]], "shape_type": "rectangle"}
+        ]}) for n, path in enumerate((0, 2, 9))},
+        "1 file of annotations has .*'1.jpg'",
+    ),
     "points of LabelMe": (
         {"0.jpg": "", "0.json": json.dumps({"imagePath": "0.jpg", "shapes": [
             {"label": "a", "points": [[1, 2]] * count, "shape_type": "x"} for count in (1, 2, 1)
