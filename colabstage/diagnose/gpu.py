@@ -24,6 +24,7 @@ from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import public_class
 from colabstage.io.report import Report, Row, Table, in_notebook
 from colabstage.io.units import format_bytes, format_duration
+from colabstage.machine.mounts import run_apart
 
 PROGRAM = "nvidia-smi"
 _GPU_COLUMNS = "index,uuid,name,utilization.gpu,memory.used,memory.total,power.draw"
@@ -156,10 +157,7 @@ def _ask_program(timeout_s: float, with_processes: bool) -> tuple[GpuReading, ..
 def _query(what: str, columns: str, timeout_s: float) -> list[list[str]]:
     command = [PROGRAM, f"--query-{what}={columns}", "--format=csv,noheader,nounits"]
     try:
-        # The current folder may be on a mount that hangs, and a child would hang with it.
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, cwd="/"
-        )
+        done = run_apart(command, timeout_s)
     except (OSError, subprocess.TimeoutExpired) as error:
         hangs = isinstance(error, subprocess.TimeoutExpired)
         remedy = "The driver may hang: restart the session." if hangs else "Install the NVIDIA driver."

@@ -352,19 +352,31 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
     return MountProbe(_STATES.get(reason, "failing"), reason)
 
 
+def run_apart(
+    command: Sequence[str], timeout_s: float, *, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command while mounts may hang; raises `TimeoutExpired` if it does not end in time."""
+    # The working directory may be on such a mount. And before Python 3.11.4, the interpreter stands still while a child
+    # closes inherited files itself.
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=timeout_s,
+        check=False,
+        cwd="/",
+        env=env,
+        close_fds=False,
+    )
+
+
 def ask_children(
     commands: Sequence[Sequence[str]], timeout_s: float, *, env: Mapping[str, str] | None = None
 ) -> list[subprocess.CompletedProcess[bytes]] | None:
     """Run commands in parallel and return their results in order; `None` if one does not end in time."""
-
-    # In threads: each child first closes inherited files, which blocks, in the child and in the call that starts it, if
-    # one is mapped from a mount that hangs. The working directory is not inherited, which may be on that very mount.
-    def run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, cwd="/", env=env
-        )
-
-    asked = [in_thread(partial(run, command), "colabstage-ask") for command in commands]
+    # In threads: the system closes inherited files before a command begins, which blocks, in the child and in the call
+    # that starts it, if one is mapped from a mount that hangs.
+    asked = [in_thread(partial(run_apart, command, timeout_s, env=env), "colabstage-ask") for command in commands]
     if wait(asked, timeout_s + _END_S).not_done:
         return None
     try:
@@ -512,7 +524,7 @@ def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
         commands.insert(0, ["umount", "-l", place])
     command = next((command for command in commands if shutil.which(command[0])), None)
     if command is not None:
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_UNMOUNT_S, check=False, cwd="/")
+        run_apart(command, _UNMOUNT_S)
 
 
 @contextlib.contextmanager

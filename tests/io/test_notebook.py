@@ -184,7 +184,8 @@ def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurs
         # All of the caller's own errors, from the line of the cell to the line that failed; no file of ours.
         raised = re.findall(r"^(\w+Error)\b.*Traceback", own, re.MULTILINE)
         assert raised == ["IndexError", "KeyError", "ZeroDivisionError"]
-        assert ("1 / 0" in own, re.findall(r"\w+\.py", own)) == (True, [])
+        # An older IPython calls the file of a cell by a number.
+        assert ("1 / 0" in own, re.findall(r"[a-z_]+\.py", own)) == (True, [])
     assert outputs[8][-1]["traceback"] == ["Stopped. What was saved is kept; running this again continues from there."]
     assert "Saved step" not in text_in(outputs[8])  # once, in the panel
     panels = [one["data"]["text/plain"] for one in outputs[8] if "text/html" in one.get("data", {})]

@@ -285,6 +285,8 @@ def test_an_odd_archive_is_what_python_makes_of_it(room: Path, key: str) -> None
 
 def extract_with_python(archive: Path, place: Path) -> None:
     """Extract as the standard library does."""
+    if not hasattr(tarfile, "data_filter"):
+        pytest.skip("needs Python 3.11.4: its tarfile refuses what leads outside")
     place.mkdir()
     with warnings.catch_warnings(action="ignore"):
         if zipfile.is_zipfile(archive):
