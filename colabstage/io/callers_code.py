@@ -1,5 +1,4 @@
-"""Tell the caller's own code from colabstage's: to type errors, and to shorten tracebacks; and whether it draws random
-numbers.
+"""Tell the caller's own code from colabstage's: to type errors, and to shorten tracebacks.
 
 The caller's transforms, datasets, progress displays and executors run inside public functions, and may fail with the
 same kinds of errors as disks do. Their errors are left as they are.
@@ -9,11 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
-import random
-import sys
 import sysconfig
-from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -24,7 +19,6 @@ from colabstage.io.environment import current_folder, shell
 from colabstage.io.workspace import is_our_name, is_own
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from importlib.metadata import Distribution
 
 _PACKAGE = __name__.partition(".")[0]
@@ -59,29 +53,6 @@ def closeness(place: Path, given: Path) -> int:
     if place.is_relative_to(given) or given.is_relative_to(place) or (place.is_relative_to(given.parent) and beside):
         return len(os.path.commonpath([place, given]))
     return 0
-
-
-@contextmanager
-def noting_chance(what: str) -> Iterator[list[str]]:
-    """Give a list that gets a note at the end, if the caller's code has drawn random numbers meanwhile, and what it
-    returned is stored."""
-    notes, before = list[str](), _random_states()
-    yield notes
-    after = _random_states()
-    if any(after[name] != state for name, state in before.items()):
-        how = "give random augmentation to make_loader, as batch_transform="
-        notes.append(f"{what} drew random numbers, and what is stored is the same in each epoch: {how}.")
-
-
-def _random_states() -> dict[str, object]:
-    """Return the states of the generators that code draws from by default, of the libraries that are imported."""
-    states: dict[str, object] = {"random": random.getstate()}
-    if (numpy := sys.modules.get("numpy")) is not None:
-        states["numpy"] = pickle.dumps(numpy.random.get_state(legacy=False))
-    # While another thread imports torch, it is there without.
-    if get_state := getattr(sys.modules.get("torch"), "get_rng_state", None):
-        states["torch"] = get_state().tolist()
-    return states
 
 
 # Frames below the call only help developers of colabstage. `%xmode Verbose` shows them, and `%debug` always steps

@@ -315,12 +315,14 @@ def _flag_column(columns: Sequence[Column], *, labelled: bool) -> Column | None:
     # Beside "city" it may be the label that "train" is, and beside "bus" it is a class as well.
     is_sure = (labelled or called) and all(one in named or one.name in called for one in decided)
     held_out = {one.name: _held_out(one) for one in named}
-    # "valid" may mean usable.
-    flags = [
-        one for one in named if one.plain in words.SPLIT_FIELDS or (is_sure and 2 * len(held_out[one.name]) <= len(one))
+    # "valid" may mean usable, and test1 beside test2 what was tested.
+    alike = Counter(map(words.flagged_splits, (one.name for one in named)))
+    sure = [
+        one for one in named if 2 * len(held_out[one.name]) <= len(one) and alike[words.flagged_splits(one.name)] < 2
     ]
+    flags = [one for one in named if one.plain in words.SPLIT_FIELDS or (is_sure and one in sure)]
     if len(flags) > 1:
-        raise _odd_split(flags[0].name, f"and '{flags[1].name}' each name a split")
+        raise _odd_split(flags[0].name, f"names a split, and so does '{flags[1].name}'")
     for column in flags:
         held = held_out[column.name]
         # A name of both splits means nothing else.

@@ -35,13 +35,12 @@ from colabstage.images.decode import (
     probe_image,
 )
 from colabstage.images.geometry import ImageOptions
-from colabstage.io.callers_code import noting_chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Progress
 from colabstage.io.units import counted, format_count, listed
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import LayoutFunction, detect_layout, is_table_file
-from colabstage.layouts.formats.items import IndexableDataset, array_of, read_dataset
+from colabstage.layouts.formats.items import IndexableDataset, array_of, noting_chance, read_dataset
 from colabstage.layouts.options import table_rows
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import (

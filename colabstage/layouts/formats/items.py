@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
+import random
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -15,7 +18,6 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.arguments import instead_of, is_frame, show_value
-from colabstage.io.callers_code import noting_chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
 from colabstage.layouts import words
@@ -121,6 +123,27 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         classes=classes,
         notes=tuple(notes),
     )
+
+
+@contextmanager
+def noting_chance(what: str) -> Iterator[list[str]]:
+    """Give a list that gets a note at the end, if the caller's code has drawn random numbers meanwhile, and what it
+    returned is stored."""
+    notes, before = list[str](), _random_states()
+    yield notes
+    # By then more libraries may be imported.
+    if any(state != old for state, old in zip(_random_states(), before, strict=False)):
+        how = "give random augmentation to make_loader, as batch_transform="
+        notes.append(f"{what} drew random numbers, and what is stored is the same in each epoch: {how}.")
+
+
+def _random_states() -> list[object]:
+    """Return the states of the generators that code draws from by default."""
+    states: list[object] = [random.getstate(), pickle.dumps(np.random.get_state(legacy=False))]  # noqa: NPY002
+    # While another thread imports torch, it is there without.
+    if get_state := getattr(sys.modules.get("torch"), "get_rng_state", None):
+        states.append(get_state().tolist())
+    return states
 
 
 def _check_dataset(dataset: Any) -> None:
