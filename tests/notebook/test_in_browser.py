@@ -171,6 +171,8 @@ def test_progress_moves_is_cancelled_and_goes_on(
     assert wait_for_percent(page, before + 3) < 100
     notebook.screenshot("form_running")
     press(page, "Cancel")
+    # Not before it has reached the kernel, or all might be there by then.
+    page.get_by_text(re.compile("Cancelling …|Cancelled[.]")).wait_for()
     server.set_knobs(WebKnobs(total_bytes_per_s=_FAST))
     page.get_by_text("Cancelled. What is finished is kept").wait_for()
     assert page.locator(".cs-cancelled").count() >= 1
