@@ -315,26 +315,29 @@ def _flag_column(columns: Sequence[Column], *, labelled: bool) -> Column | None:
     # Beside "city" it may be the label that "train" is, and beside "bus" it is a class as well.
     is_sure = (labelled or called) and all(one in named or one.name in called for one in decided)
     held_out = {one.name: _held_out(one) for one in named}
-    # "valid" may mean usable, and test1 beside test2 what was tested.
-    alike = Counter(map(words.flagged_splits, (one.name for one in named)))
-    sure = [
-        one for one in named if 2 * len(held_out[one.name]) <= len(one) and alike[words.flagged_splits(one.name)] < 2
+    alike = Counter(words.flagged_splits(one.name) for one in named)
+    flags = [
+        one
+        for one in named
+        if one.plain in words.SPLIT_FIELDS
+        # "valid" may mean usable, and test1 beside test2 what was tested.
+        or (is_sure and 2 * held_out[one.name] <= len(one) and alike[words.flagged_splits(one.name)] == 1)
     ]
-    flags = [one for one in named if one.plain in words.SPLIT_FIELDS or (is_sure and one in sure)]
     if len(flags) > 1:
         raise _odd_split(flags[0].name, f"names a split, and so does '{flags[1].name}'")
     for column in flags:
-        held = held_out[column.name]
+        count = held_out[column.name]
         # A name of both splits means nothing else.
-        if 2 * len(held) > len(column) and not {"train", "test"} <= {*words.words_of(column.plain)}:
-            what = f"would put {len(held):,} of {len(column):,} rows into the split '{held[0]}'"
-            raise _odd_split(column.name, what)
+        if 2 * count > len(column) and not {"train", "test"} <= {*words.words_of(column.plain)}:
+            split = next(one for one in words.flagged_splits(column.name) or () if one != "train")
+            raise _odd_split(column.name, f"would put {count:,} of {len(column):,} rows into the split '{split}'")
     return flags[0] if flags else None
 
 
-def _held_out(flag: Column) -> list[str]:
-    """Return the splits of the rows that are not to train on."""
-    return [split for cell in flag.cells if (split := split_of_cell(flag.name, cell)) != "train"]
+def _held_out(flag: Column) -> int:
+    """Return how many rows are not to train on."""
+    cells = {cell for cell in flag.distinct if split_of_cell(flag.name, cell) != "train"}
+    return sum(cell in cells for cell in flag.cells)
 
 
 def _odd_split(column: str, what: str) -> LayoutError:

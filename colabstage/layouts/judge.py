@@ -381,9 +381,9 @@ def _called_parts(table: SampleTable) -> str:
     if odd := _parts_among(classes):
         what = f"{'is a name' if len(odd) == 1 else 'are names'} of parts of a dataset"
         outer = min({*classes} - odd or classes, key=lambda name: (words.split_name(name).split != "train", name))
-        are_numbered = len({tuple(words.letters_of(name)) for name in classes}) == 1 and table.layout == "image_folder"
-        choice = _choice(table, outer=outer, parts=sorted(classes))
-        return f"{listed(sorted(odd))} {what}. {choice}{UNLABELLED * are_numbered}"
+        are_numbered = len({tuple(words.letters_of(name)) for name in classes}) == 1
+        without_labels = UNLABELLED if are_numbered and table.layout == "image_folder" else ""
+        return f"{listed(sorted(odd))} {what}. {_choice(table, outer=outer, parts=sorted(classes))}{without_labels}"
     folders = {name for folder in files_of(table).folders[0] for name in folder.split("/")} - {*classes}
     # train_images and val_images above the classes are splits, despite the word images.
     splits = set() if table.splits is None else {*filter(words.is_split, folders)}

@@ -175,18 +175,15 @@ def remount_once(
     # So any error of the work may come from its death, and the mount is probed.
     except (ColabstageError, OSError) as error:
         state = _state_of(root)
-        death: Exception | None = error
-        if state != "dead":
-            # It may have files that are not uploaded yet, however slow it is, and a remount would lose them.
+        if state != "dead" or not may_mount:
+            # A live client, however slow, may have files that are not uploaded yet, and a remount would lose them.
+            death: Exception | None = error
             obstacle = f"its client has not died (the mount is {state})"
-        elif not may_mount:
-            obstacle = "only the main thread of a Colab notebook can do that"
-            death = error if isinstance(error, DriveDisconnectedError) else silence_of(root)
-        else:
-            obstacle = ""
-        if obstacle and not isinstance(death, DriveDisconnectedError):
-            raise
-        if obstacle:
+            if state == "dead":
+                death = error if isinstance(error, DriveDisconnectedError) else silence_of(root)
+                obstacle = "only the main thread of a Colab notebook can do that"
+            if not isinstance(death, DriveDisconnectedError):
+                raise
             # In the message, not in a note of the exception, because notebooks do not show notes.
             msg = f"{death} Drive was not mounted again: {obstacle}."
             raise DriveDisconnectedError(msg) from error

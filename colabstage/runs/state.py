@@ -182,15 +182,7 @@ def check_parts(parts: Mapping[str, object]) -> None:
                     "and load_state_dict()." + (_NO_PLACE if name == "loader" else "")
                 )
                 raise OptionError(msg)
-        if name == "loader" and isinstance(part, Loader) and choose_shard(None, None).world_size > 1:
-            asked = part._pipeline.asked
-            if part._pipeline.schedule.shard.world_size == 1 and asked.rank is None and asked.sampler is None:
-                msg = (
-                    "loader= was made before torch.distributed was initialised, so each rank would train on all "
-                    "samples. Make it after init_process_group(…), or after the Accelerator; or with rank= and "
-                    "world_size=."
-                )
-                raise OptionError(msg)
+    _check_ranks(parts.get("loader"))
     models = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
     saved = {id(one) for model in models for one in model.parameters()}
     optimizers = {id(one) for one in held_by(parts.values()) if isinstance(one, torch.optim.Optimizer)}
@@ -202,6 +194,19 @@ def check_parts(parts: Mapping[str, object]) -> None:
         if is_schedule and optimizers and id(getattr(part, "optimizer", None)) not in optimizers:
             msg = f"{name} sets the rates of an optimizer that is no part. Pass that one, or make {name} again."
             raise OptionError(msg)
+
+
+def _check_ranks(loader: object) -> None:
+    """Refuse a loader that knows nothing of the other ranks."""
+    if not isinstance(loader, Loader) or choose_shard(None, None).world_size == 1:
+        return
+    asked = loader._pipeline.asked
+    if loader._pipeline.schedule.shard.world_size == 1 and asked.rank is None and asked.sampler is None:
+        msg = (
+            "loader= was made before torch.distributed was initialised, so each rank would train on all samples. Make "
+            "it after init_process_group(…), or after the Accelerator; or with rank= and world_size=."
+        )
+        raise OptionError(msg)
 
 
 def _tells_place(loader: Any) -> bool:
