@@ -37,6 +37,7 @@ from colabstage.layouts.table import (
     Arrays,
     Content,
     SampleSource,
+    concatenate_runs,
     join_samples,
     map_samples,
     numbered_samples,
@@ -381,23 +382,42 @@ def _hdf5_rows(tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_l
     step = step if step * row_bytes <= _MAX_BLOCK_BYTES else max(1, _MAX_BLOCK_BYTES // row_bytes)
     lock = threading.Lock()
 
+    def unpack(part: slice) -> NDArray[Any]:
+        rows: NDArray[Any] = dataset[part] if axis == 0 else dataset[:, part].T
+        return rows
+
     @functools.lru_cache(maxsize=_BLOCKS_KEPT)
-    def read_block(number: int) -> NDArray[Any]:
-        part = slice(number * step, (number + 1) * step)
+    def read_block(number: int) -> NDArray[Any] | None:
         try:
-            block: NDArray[Any] = dataset[part] if axis == 0 else dataset[:, part].T
+            return unpack(slice(number * step, (number + 1) * step))
+        except (OSError, RuntimeError):
+            # Of a block with a damaged chunk the other rows are sound.
+            return None
+
+    def read_row(index: int) -> NDArray[Any]:
+        try:
+            return unpack(slice(index, index + 1))
         except (OSError, RuntimeError) as error:
-            msg = f"Rows {part.start} to {part.stop} of '{name}' cannot be read: {error}."
+            msg = f"Row {index} of '{name}' cannot be read: {error}."
             raise DecodeError(msg) from error
-        return block
+
+    def read_rows(indices: NDArray[np.int64]) -> NDArray[Any]:
+        numbers, places = np.divmod(indices, step)
+
+        def rows_of(number: int, run: slice) -> NDArray[Any]:
+            block = read_block(number)
+            if block is None:
+                return np.concatenate([read_row(index) for index in indices[run].tolist()])
+            return block[places[run]]
+
+        with lock:
+            return concatenate_runs(numbers, rows_of)
 
     def read(index: int) -> NDArray[Any]:
-        number, place = divmod(index, step)
-        with lock:
-            row: NDArray[Any] = read_block(number)[place]
+        row: NDArray[Any] = read_rows(np.array([index]))[0]
         return row
 
-    return numbered_samples(name, f"{stamp} {dataset.name}", count, row_bytes, read)
+    return numbered_samples(name, f"{stamp} {dataset.name}", count, row_bytes, read=read, read_rows=read_rows)
 
 
 # --- audio clips as rows of one length and rate, decoded by soundfile -------------------------------------------------

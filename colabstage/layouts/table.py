@@ -7,6 +7,7 @@ text need no kind of their own: they are arrays of one shape, with a decoder.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from colabstage.trees.bytes import ByteSource
 
+    ReadRows = Callable[[NDArray[np.int64]], NDArray[Any]]
+
 
 # The contents of samples by number: files, rows in a file or in memory, parts of them, and sequences of these.
 
@@ -44,6 +47,8 @@ class SampleSource:
         name: called with a number, returns the name of this content for messages: a file's name, a row's number.
         stamp: returns a text that changes whenever the content may have changed; compared when a pack is continued.
         read: returns the whole content.
+        read_rows: if all contents are arrays of one shape and type, and many are read sooner than each: called with
+            numbers, int64 `(M,)`, returns their contents, `(M, …)`.
     """
 
     def __init__(
@@ -54,9 +59,10 @@ class SampleSource:
         name: Callable[[int], str],
         stamp: Callable[[int], str],
         read: Callable[[int], Content],
+        read_rows: ReadRows | None = None,
     ) -> None:
         self.sizes, self.positions = sizes, positions
-        self.name, self.stamp, self.read = name, stamp, read
+        self.name, self.stamp, self.read, self.read_rows = name, stamp, read, read_rows
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -64,7 +70,11 @@ class SampleSource:
     def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
         """Return some of the contents: sample i is `chosen[i]` here."""
         name, stamp, read = (partial(_call_at, function, chosen) for function in (self.name, self.stamp, self.read))
-        return SampleSource(self.sizes[chosen], self.positions[chosen], name=name, stamp=stamp, read=read)
+        many = self.read_rows
+        rows = None if many is None else lambda indices: many(chosen[indices].astype(np.int64, copy=False))
+        return SampleSource(
+            self.sizes[chosen], self.positions[chosen], name=name, stamp=stamp, read=read, read_rows=rows
+        )
 
 
 def _call_at(function: Callable[[int], Any], chosen: NDArray[np.integer[Any]], index: int) -> Any:
@@ -91,7 +101,9 @@ def join_samples(parts: Sequence[SampleSource]) -> SampleSource:
 
     sizes = np.concatenate([part.sizes for part in parts])
     name, stamp, read = (partial(_call_part, parts, ends, what) for what in ("name", "stamp", "read"))
-    return SampleSource(sizes, np.concatenate(positions), name=name, stamp=stamp, read=read)
+    readers = [part.read_rows for part in parts if part.read_rows is not None]
+    rows = partial(_rows_of_parts, readers, ends) if len(readers) == len(parts) else None
+    return SampleSource(sizes, np.concatenate(positions), name=name, stamp=stamp, read=read, read_rows=rows)
 
 
 def _call_part(parts: Sequence[SampleSource], ends: NDArray[np.int64], what: str, index: int) -> Any:
@@ -99,7 +111,33 @@ def _call_part(parts: Sequence[SampleSource], ends: NDArray[np.int64], what: str
     return getattr(parts[number], what)(index - int(ends[number] - len(parts[number])))
 
 
-def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Callable[[int], Content]) -> SampleSource:
+def _rows_of_parts(readers: Sequence[ReadRows], ends: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[Any]:
+    number = np.searchsorted(ends, indices, side="right")
+    starts = np.concatenate([[0], ends])
+    return concatenate_runs(number, lambda part, run: readers[part](indices[run] - starts[part]))
+
+
+def equal_runs(keys: NDArray[np.integer[Any]]) -> list[slice]:
+    """Return the ranges of neighbours that are equal; at least one."""
+    edges = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
+    return list(itertools.starmap(slice, itertools.pairwise(edges)))
+
+
+def concatenate_runs(keys: NDArray[np.integer[Any]], read: Callable[[int, slice], NDArray[Any]]) -> NDArray[Any]:
+    """Return what `read(key, run)` returns for each run of equal keys, joined; `run` is its range in `keys`."""
+    found = [read(int(keys[run.start]), run) for run in equal_runs(keys)]
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def numbered_samples(
+    name: str,
+    stamp: str,
+    count: int,
+    nbytes: int,
+    *,
+    read: Callable[[int], Content],
+    read_rows: ReadRows | None = None,
+) -> SampleSource:
     """Return N contents of about the same size that have numbers instead of names.
 
     `name`: of all of them. `stamp`: changes whenever any of them may have changed. `nbytes`: about how many one takes.
@@ -110,6 +148,7 @@ def numbered_samples(name: str, stamp: str, count: int, nbytes: int, read: Calla
         name=lambda index: f"{name}[{index}]",
         stamp=lambda index: f"{stamp} {index}",
         read=read,
+        read_rows=read_rows,
     )
 
 
@@ -117,7 +156,12 @@ def rows_of_array(values: NDArray[Any], name: str, stamp: str) -> SampleSource:
     """Return the rows of an array in memory; `stamp` changes whenever its file may have changed."""
     nbytes = values.nbytes // max(1, len(values))
     return numbered_samples(
-        name, f"{stamp} {name}", len(values), nbytes, lambda index: np.ascontiguousarray(values[index])
+        name,
+        f"{stamp} {name}",
+        len(values),
+        nbytes,
+        read=lambda index: np.ascontiguousarray(values[index]),
+        read_rows=lambda indices: np.ascontiguousarray(values[indices]),
     )
 
 
@@ -141,21 +185,26 @@ def rows_of_file(
     positions = start + np.arange(count, dtype=np.int64) * nbytes
     given = dtype.newbyteorder("=") if wanted is None else wanted
 
-    def read(index: int) -> NDArray[Any]:
-        begin = int(positions[index])
-        data = file.pread(nbytes, begin)
+    def read_run(first: int, length: int) -> NDArray[Any]:
+        data = file.pread(length * nbytes, int(positions[first]))
         # A file that shrank while it was read returns fewer bytes and no error.
-        if len(data) != nbytes:
-            msg = f"'{file.label}' ends before byte {begin + nbytes:,}, where its part {index} does."
+        if len(data) != length * nbytes:
+            end = int(positions[first]) + length * nbytes
+            msg = f"'{file.label}' ends before byte {end:,}, where its part {first + length - 1} does."
             raise SourceReadError(msg)
-        return np.frombuffer(data, dtype).reshape(shape).astype(given, copy=False)
+        return np.frombuffer(data, dtype).reshape(length, *shape).astype(given, copy=False)
+
+    def read_rows(indices: NDArray[np.int64]) -> NDArray[Any]:
+        neighbours = indices - np.arange(len(indices))
+        return concatenate_runs(neighbours, lambda _, run: read_run(int(indices[run.start]), run.stop - run.start))
 
     return SampleSource(
         np.full(count, nbytes, np.int64),
         positions,
         name=lambda index: f"{file.label}[{index}]",
         stamp=lambda index: f"{stamp} {positions[index]} {nbytes}",
-        read=read,
+        read=lambda index: read_run(index, 1)[0],
+        read_rows=read_rows,
     )
 
 

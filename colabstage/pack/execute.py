@@ -75,9 +75,8 @@ from colabstage.pack.writer import (
     compares_masks,
     copy_runs,
     sample_costs,
-    sample_marks,
     sample_positions,
-    sample_stamp,
+    sample_stamps,
     spool_end,
     write_samples,
 )
@@ -347,13 +346,13 @@ class PackRun:
         # Stable, because the journal counts positions: two samples of one file must keep their order in the next run.
         order = np.argsort(sample_positions(table), kind="stable")
         # The record vouches for each row, so what an interrupted run has packed must be proved like a row.
-        stamp = sample_marks if self.records_rows else sample_stamp
+        stamp = sample_stamps(table, marked=self.records_rows)
         with (
             PackJournal(
                 workspace / "journal",
                 fingerprint=self._fingerprint(order),
                 samples=len(order),
-                stamp=lambda position: stamp(table, int(order[position])),
+                stamp=lambda position: stamp(int(order[position])),
                 keep_skipped=job.options.skip_share is not None,
             ) as journal,
             ExitStack() as stack,

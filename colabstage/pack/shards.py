@@ -55,7 +55,7 @@ from colabstage.pack.job import (
 )
 from colabstage.pack.plan import PackPlan, SplitPlan
 from colabstage.pack.set_stores import LocalStore, RemoteStore, ShardName, ShardResult
-from colabstage.pack.writer import check_share, sample_stamp
+from colabstage.pack.writer import check_share, sample_stamps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -157,8 +157,8 @@ def _hash_table(digest: hashlib._Hash, table: SampleTable) -> str:
 def _state_of(job: PackJob, name: ShardName, identity: Mapping[str, Any]) -> str:
     """Return 16 hexadecimal digits that change with the state of a shard's samples in the source."""
     digest = hashlib.sha256(repr(sorted(identity.items())).encode())
-    for sample in ShardRows.of(job.plan, name).chosen.tolist():
-        digest.update(sample_stamp(job.table, sample).encode(errors="surrogateescape"))
+    for stamp in map(sample_stamps(job.table), ShardRows.of(job.plan, name).chosen.tolist()):
+        digest.update(stamp.encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
@@ -48,7 +49,17 @@ from colabstage.io.files import Closing, RetryPolicy, TargetFile, block_ranges, 
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.workspace import Journal, current_world, cut_own, walk_journal
 from colabstage.layouts.formats.masks import check_lossless
-from colabstage.layouts.table import Arrays, Boxes, Content, Masks, SampleSource, SampleTable, TreeFiles, UnreadBoxes
+from colabstage.layouts.table import (
+    Arrays,
+    Boxes,
+    Content,
+    Images,
+    Masks,
+    SampleSource,
+    SampleTable,
+    TreeFiles,
+    UnreadBoxes,
+)
 from colabstage.pack.job import PackJob, ReplanError, keeps_files, target_source
 from colabstage.pack.plan import StoredField, image_options, mask_options
 
@@ -62,6 +73,8 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress
     from colabstage.pack.arrival import PackStream
     from colabstage.pack.options import PackOptions
+
+    R = TypeVar("R")
 
 # Samples in a block. With 32 reads in flight several blocks are unfinished, and a kill loses those; a line costs 3 µs.
 BLOCK_SAMPLES = 8
@@ -173,7 +186,6 @@ class PackJournal(Closing):
         """Record that a sample is in its place, or was left out for the reason `skipped`; once for each sample, from
         any thread. `lost`: which parts of its image file are not stored.
         """
-        block = position // BLOCK_SAMPLES
         with self._lock:
             for part in lost:
                 self.lost.setdefault(part, set()).add(position)
@@ -181,12 +193,22 @@ class PackJournal(Closing):
             if skipped is not None:
                 self.skipped[position] = skipped
                 self._lines.append({"skipped": position, "why": skipped})
-            self._left[block] -= 1
-            # Workers finish in any order; whoever finishes a block's last sample writes the line.
-            if not self._left[block]:
-                stamp = self._block_stamp(block)
-                self._stamps[block] = stamp
-                self._lines.append({"block": block, "stamp": stamp})
+            self._count_off(position // BLOCK_SAMPLES, 1)
+
+    def finish_rows(self, positions: NDArray[np.int64]) -> None:
+        """Record that samples are in their places, as `finish` does for one."""
+        blocks, counts = np.unique(positions // BLOCK_SAMPLES, return_counts=True)
+        with self._lock:
+            for block, count in zip(blocks.tolist(), counts.tolist(), strict=True):
+                self._count_off(block, count)
+
+    def _count_off(self, block: int, count: int) -> None:
+        self._left[block] -= count
+        # Workers finish in any order; whoever finishes a block's last sample writes the line.
+        if not self._left[block]:
+            stamp = self._block_stamp(block)
+            self._stamps[block] = stamp
+            self._lines.append({"block": block, "stamp": stamp})
 
     def a_reason(self) -> str:
         """Return why one of the samples was left out."""
@@ -260,6 +282,9 @@ def spool_end(facts: SampleColumn) -> int:
 
 # Large enough for a disk's full rate, and little compared with the memory of one decoder.
 COPY_BYTES = 8 * 1024 * 1024
+# Of rows of arrays this much is read and written at once: Python takes 30 µs to pass something from thread to thread,
+# and a row of 3 kB takes 1 µs. More would only make progress coarser, and lose more work to a kill.
+_ROWS_BYTES, _MOST_ROWS = 1024 * 1024, 8192
 # Which values of a byte a mask has, a bit for each.
 LEVELS = np.dtype(("u1", (32,)))
 # A digest of an image file; 0 stands for none, because its sample was left out.
@@ -270,8 +295,22 @@ Size = tuple[int, int]
 
 class RawSample(NamedTuple):
     x: Content
-    y: Content | None
+    y: Content | None = None
     """`None` if targets are known in advance."""
+
+
+class RawRows(NamedTuple):
+    """Several samples that were read at once, as arrays `(M, …)`."""
+
+    x: NDArray[Any]
+    y: NDArray[Any] | None = None
+
+    def sample(self, number: int) -> RawSample:
+        return RawSample(*(part[number, ...] for part in self.parts))
+
+    @property
+    def parts(self) -> tuple[NDArray[Any], ...]:
+        return (self.x,) if self.y is None else (self.x, self.y)
 
 
 class StoredSample(NamedTuple):
@@ -307,18 +346,22 @@ def sample_costs(table: SampleTable) -> NDArray[np.int64]:
     return sizes if target is None else sizes + target.sizes
 
 
-def sample_stamp(table: SampleTable, index: int) -> str:
-    """Return a text that changes whenever the content of a sample may have changed."""
-    target, stamp = target_source(table), table.inputs.source.stamp(index)
-    return stamp if target is None else f"{stamp} {target.stamp(index)}"
+def sample_stamps(table: SampleTable, *, marked: bool = False) -> Callable[[int], str]:
+    """Return what gives a text for each sample that changes whenever its content may have changed.
 
+    `marked`: also with what shows a change only on this machine.
+    """
+    target, stamp = target_source(table), table.inputs.source.stamp
+    files = [source for source in (table.inputs.source, target) if marked and isinstance(source, TreeFiles)]
+    if target is None and not files:
+        return stamp
 
-def sample_marks(table: SampleTable, index: int) -> str:
-    """Return a text that changes with the content of a sample, like `sample_stamp`, and with what shows it only on this
-    machine."""
-    sources = [source for source in (table.inputs.source, target_source(table)) if isinstance(source, TreeFiles)]
-    marks = [source.tree.mark_of(source.entries[index]) for source in sources]
-    return " ".join(filter(None, [sample_stamp(table, index), *marks]))
+    def stamp_all(index: int) -> str:
+        targets = [] if target is None else [target.stamp(index)]
+        marks = [source.tree.mark_of(source.entries[index]) for source in files]
+        return " ".join([stamp(index), *targets, *filter(None, marks)])
+
+    return stamp_all
 
 
 def compares_masks(table: SampleTable) -> bool:
@@ -359,6 +402,12 @@ class SampleEncoder:
                 error.add_note(f"This happened with '{part}'.")
             raise
         return StoredSample(parts, size, lost, levels)
+
+    def keeps(self, index: int, rows: RawRows, scratch: Scratch) -> bool:
+        """Tell whether rows are stored as they were read, which the first of them, sample `index`, shows."""
+        # What is stored of it is then its own memory.
+        stored = self.encode(index, rows.sample(0), scratch).parts
+        return all(map(np.may_share_memory, stored, rows.parts))
 
     def _encode_x(self, index: int, content: Content, scratch: Scratch) -> tuple[memoryview, Size, tuple[Loss, ...]]:
         """Return the bytes of an input, the size of its upright image, and what of its file they leave out."""
@@ -487,13 +536,6 @@ class WriteJob:
     """Where the values of masks are noted; `None` if they are not compared."""
 
 
-class _Memory(threading.local):
-    """Memory to decode into, separate for each worker."""
-
-    def __init__(self) -> None:
-        self.scratch = Scratch()
-
-
 def write_samples(
     work: WriteJob,
     journal: PackJournal,
@@ -504,89 +546,164 @@ def write_samples(
     stream: PackStream | None = None,
 ) -> int:
     """Write the samples at the positions `left` of the reading order to their places; return how many threads read."""
-    table, options = work.job.table, work.job.options
-    inputs, target, costs = table.inputs.source, target_source(table), sample_costs(table)
-    encoder, memory, room = SampleEncoder(work.job), _Memory(), PixelRoom()
+    # A reader of a stream asks for samples in any order, and waits for each.
+    at_once = 1 if stream is not None else _rows_at_once(work)
 
     def check_left_out() -> None:
-        check_share(options, journal.skipped, len(work.order), journal.a_reason)
-
-    def read(position: int) -> RawSample | BrokenSampleError:
-        index = int(work.order[position])
-        try:
-            x = _read_part(inputs, index)
-            return RawSample(x, None if target is None else _read_part(target, index))
-        # Returned, not raised, because the worker records which samples are left out.
-        except BrokenSampleError as error:
-            return error
-
-    def use(position: int, raw: RawSample | BrokenSampleError) -> None:
-        why: str | None = None
-        lost: tuple[Loss, ...] = ()
-        # A few kilobytes of PNG may hold 170 million pixels, so this limits what is decoded at the same time.
-        with room.room_for(raw.x if isinstance(raw, RawSample) else None):
-            try:
-                if isinstance(raw, BrokenSampleError):
-                    raise raw
-                lost = _store(work, encoder, int(work.order[position]), raw, file, memory.scratch)
-            except BrokenSampleError as error:
-                why = _leave_out(options, error)
-        # Last, because a sample that is in the journal but not in place would be lost.
-        journal.finish(position, skipped=why, lost=lost)
-        if stream is not None:
-            stream.arrived(position)
-        step.advance()
-        # After each sample, so that a folder of the wrong files is noticed within seconds.
-        check_left_out()
+        check_share(work.job.options, journal.skipped, len(work.order), journal.a_reason)
 
     with (
-        progress.step("pack", total=len(work.order), unit=table.unit) as step,
+        progress.step("pack", total=len(work.order), unit=work.job.table.unit) as step,
         TargetFile(work.target, fresh=False) as file,
     ):
         step.start_at(len(work.order) - len(left))
-        readers = run_pipeline(
-            left,
-            read=read,
-            use=use,
-            cost=lambda position: int(costs[work.order[position]]),
-            limits=limits,
-            cancellation=progress.cancellation,
-        )
+        samples = _Samples(work, journal, file, stream)
+
+        def rows_from(first: int) -> NDArray[np.int64]:
+            return np.asarray(left[first : first + at_once])
+
+        def use(position: int, raw: RawSample | BrokenSampleError) -> None:
+            samples.store(position, raw)
+            advance(1)
+
+        def use_rows(first: int, raw: RawRows | None) -> None:
+            positions = rows_from(first)
+            samples.store_rows(positions, raw)
+            advance(len(positions))
+
+        def advance(count: int) -> None:
+            step.advance(count)
+            # After each, so that a folder of the wrong files is noticed within seconds.
+            check_left_out()
+
+        run = partial(run_pipeline, limits=limits, cancellation=progress.cancellation)
+        if at_once == 1:
+            readers = run(left, read=samples.read, use=use, cost=samples.cost)
+        else:
+            readers = run(
+                range(0, len(left), at_once),
+                read=lambda first: samples.read_rows(rows_from(first)),
+                use=use_rows,
+                cost=lambda first: at_once * samples.cost(left[first]),
+            )
         check_left_out()
     return readers
 
 
-def _read_part(source: SampleSource, index: int) -> Content:
-    name = source.name(index)
+class _Memory(threading.local):
+    """Memory to decode into, separate for each worker."""
+
+    def __init__(self) -> None:
+        self.scratch = Scratch()
+
+
+class _Samples:
+    """Reads samples by their position in the reading order, and stores each."""
+
+    def __init__(self, work: WriteJob, journal: PackJournal, file: TargetFile, stream: PackStream | None) -> None:
+        self._work, self._journal, self._file, self._stream = work, journal, file, stream
+        target = target_source(work.job.table)
+        self._sources = (work.job.table.inputs.source, *([] if target is None else [target]))
+        self._costs = sample_costs(work.job.table)
+        self._encoder, self._memory, self._room = SampleEncoder(work.job), _Memory(), PixelRoom()
+
+    def cost(self, position: int) -> int:
+        return int(self._costs[self._work.order[position]])
+
+    def read(self, position: int) -> RawSample | BrokenSampleError:
+        index = int(self._work.order[position])
+        try:
+            x, *y = (_read_part(source.name(index), partial(source.read, index)) for source in self._sources)
+            return RawSample(x, *y)
+        # Returned, not raised, because the worker records which samples are left out.
+        except BrokenSampleError as error:
+            return error
+
+    def read_rows(self, positions: NDArray[np.int64]) -> RawRows | None:
+        """Read rows of arrays at once; `None` if one of them is damaged, which shows when each is read by itself."""
+        indices = self._work.order[positions]
+        try:
+            x, *y = (
+                _read_part(source.name(int(indices[0])), partial(source.read_rows, indices))
+                for source in self._sources
+                if source.read_rows is not None
+            )
+        except BrokenSampleError:
+            return None
+        return RawRows(x, *y)
+
+    def store(self, position: int, raw: RawSample | BrokenSampleError) -> None:
+        """Store a sample, or note why it is left out."""
+        why: str | None = None
+        lost: tuple[Loss, ...] = ()
+        # A few kilobytes of PNG may hold 170 million pixels, so this limits what is decoded at the same time.
+        with self._room.room_for(raw.x if isinstance(raw, RawSample) else None):
+            try:
+                if isinstance(raw, BrokenSampleError):
+                    raise raw
+                lost = self._store(int(self._work.order[position]), raw)
+            except BrokenSampleError as error:
+                why = _leave_out(self._work.job.options, error)
+        # Last, because a sample that is in the journal but not in place would be lost.
+        self._journal.finish(position, skipped=why, lost=lost)
+        if self._stream is not None:
+            self._stream.arrived(position)
+
+    def store_rows(self, positions: NDArray[np.int64], rows: RawRows | None) -> None:
+        """Store samples that were read at once."""
+        indices = self._work.order[positions]
+        if rows is not None and self._encoder.keeps(int(indices[0]), rows, self._memory.scratch):
+            for part, places in zip(rows.parts, self._work.places, strict=True):
+                self._file.write_rows(array_bytes(part), places[indices].tolist())
+            self._journal.finish_rows(positions)
+            return
+        for number, position in enumerate(positions.tolist()):
+            self.store(position, self.read(position) if rows is None else rows.sample(number))
+
+    def _store(self, index: int, raw: RawSample) -> tuple[Loss, ...]:
+        """Decode one sample and write it; return what of its image file is not stored."""
+        work, stored = self._work, self._encoder.encode(index, raw, self._memory.scratch)
+        starts, lengths = [0, 0], [0, 0]
+        fields = zip(work.job.plan.fields, stored.parts, work.places, strict=True)
+        for number, (field, part, places) in enumerate(fields):
+            if field.is_open:
+                assert work.spool is not None
+                starts[number], lengths[number] = work.spool.append(part), len(part)
+            else:
+                self._file.write(part, int(places[index]))
+        if work.levels is not None and stored.levels is not None:
+            work.levels.write(index, np.packbits(stored.levels).tobytes())
+        if work.contents is not None and isinstance(raw.x, bytes):
+            work.contents.write(index, xxhash.xxh3_64_intdigest(raw.x).to_bytes(CONTENT.itemsize, "little"))
+        if work.facts is not None:
+            facts = np.zeros((), FACTS)
+            facts["height"], facts["width"] = stored.size
+            facts["start"], facts["length"] = starts, lengths
+            work.facts.write(index, facts.tobytes())
+        return stored.lost
+
+
+def _rows_at_once(work: WriteJob) -> int:
+    """Return how many samples are read and written at once: several if they are short rows of arrays."""
+    # What is noted of each sample shows only when it is decoded.
+    if work.facts is not None or work.contents is not None or work.levels is not None:
+        return 1
+    table = work.job.table
+    parts = [part for part in (table.inputs, table.targets) if isinstance(part, Arrays | Images | Masks | UnreadBoxes)]
+    are_rows = all(part.source.read_rows is not None for part in parts)
+    # The caller's own functions are called for one sample, in whichever thread reads or decodes it.
+    if not are_rows or any(isinstance(part, Arrays) and part.decode is not None for part in parts):
+        return 1
+    nbytes = sample_costs(table)[:1].sum()
+    return int(np.clip(_ROWS_BYTES // max(1, nbytes), 1, _MOST_ROWS))
+
+
+def _read_part(name: str, read: Callable[[], R]) -> R:
     try:
         # Damaged content is not a failure of the medium: reading it again returns the same.
-        return read_with_retry(lambda: source.read(index), name, policy=RetryPolicy())
+        return read_with_retry(read, name, policy=RetryPolicy())
     except (CorruptArchiveError, DecodeError) as error:
         raise BrokenSampleError(name, error) from error
-
-
-def _store(  # noqa: PLR0917 - the parts of one step, each named once
-    work: WriteJob, encoder: SampleEncoder, index: int, raw: RawSample, file: TargetFile, scratch: Scratch
-) -> tuple[Loss, ...]:
-    """Decode one sample and write it; return what of its image file is not stored."""
-    stored = encoder.encode(index, raw, scratch)
-    starts, lengths = [0, 0], [0, 0]
-    for number, (field, part, places) in enumerate(zip(work.job.plan.fields, stored.parts, work.places, strict=True)):
-        if field.is_open:
-            assert work.spool is not None
-            starts[number], lengths[number] = work.spool.append(part), len(part)
-        else:
-            file.write(part, int(places[index]))
-    if work.levels is not None and stored.levels is not None:
-        work.levels.write(index, np.packbits(stored.levels).tobytes())
-    if work.contents is not None and isinstance(raw.x, bytes):
-        work.contents.write(index, xxhash.xxh3_64_intdigest(raw.x).to_bytes(CONTENT.itemsize, "little"))
-    if work.facts is not None:
-        facts = np.zeros((), FACTS)
-        facts["height"], facts["width"] = stored.size
-        facts["start"], facts["length"] = starts, lengths
-        work.facts.write(index, facts.tobytes())
-    return stored.lost
 
 
 def check_share(options: PackOptions, left_out: Sized, total: int, a_reason: Callable[[], str]) -> None:

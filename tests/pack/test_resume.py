@@ -115,6 +115,20 @@ def test_a_pack_killed_again_and_again_ends_in_the_same_bytes(
     check(out, many, leftovers, **options)
 
 
+def test_a_pack_of_rows_killed_again_and_again_ends_in_the_same_bytes(
+    tmp_path: Path, out: Path, kill: Any, leftovers: Callable[[Path], list[str]]
+) -> None:
+    """Rows are written more than a thousand at once, which is no whole number of the journal's blocks."""
+    source = tmp_path / "rows.npz"
+    rows = np.random.default_rng(0)
+    np.savez(source, x=rows.normal(size=(10_000, 99)), y=rows.normal(size=(10_000, 2)))
+    for after in (0, 1, 3000, 3000):
+        kill(source, out, after)
+    report = pack_dataset(source, out, progress=False)
+    assert 3000 < report.resumed < 10_000
+    check(out, source, leftovers)
+
+
 def test_a_rename_that_fails_after_it_moved_the_pack_leaves_its_own_manifest(
     many: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,27 @@ def test_a_corrupt_member_of_a_zip_is_one_bad_sample(tmp_path: Path, photos: Pat
     assert report.samples == {"train": COUNT - 1}
 
 
+def test_a_damaged_chunk_costs_its_own_rows(tmp_path: Path, read_pack: Any) -> None:
+    """Rows are read many at once, and in a damaged chunk each by itself."""
+    numbers = np.random.default_rng(0).normal(size=(1000, 50))
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        x = file.create_dataset("X_train", data=numbers, chunks=(64, 50), compression="gzip")
+        file["Y_train"] = np.arange(2000.0).reshape(1000, 2)
+        start = x.id.get_chunk_info(3).byte_offset
+    data = bytearray((tmp_path / "in.h5").read_bytes())
+    data[start + 100 : start + 140] = bytes(40)
+    (tmp_path / "in.h5").write_bytes(data)
+    with pytest.raises(DecodeError, match=r"X_train\[192\]"):
+        pack(tmp_path / "in.h5", tmp_path / "out.h5")
+    report = pack(tmp_path / "in.h5", tmp_path / "out.h5", on_error="skip")
+    assert [line.split(":")[0] for line in report.skipped] == [f"in.h5/X_train[{row}]" for row in range(192, 256)]
+    found = read_pack(tmp_path / "out.h5")
+    rows = [int(name.partition("[")[2][:-1]) for name in found["key_train"]]
+    assert sorted(rows) == [row for row in range(1000) if not 192 <= row < 256]
+    assert np.array_equal(found["X_train"], numbers[rows])
+    assert np.array_equal(found["Y_train"][:, 0], 2.0 * np.array(rows))
+
+
 class WatchedTree(Tree):
     """A tree that calls `before` before each file is read, to act as a disk or person might."""
 

@@ -225,7 +225,7 @@ class _Pairs:
             # Converting it to an array is also the item's code, which may read a file only then.
             return self._in_caller(lambda: convert(self.get(index)[side], self.name(index)))
 
-        return numbered_samples(self._label, self._token, len(self._dataset), nbytes, read)
+        return numbered_samples(self._label, self._token, len(self._dataset), nbytes, read=read)
 
     def readable(self) -> Iterator[tuple[str, tuple[Any, Any]]]:
         """Yield the first items with their names, except broken ones, which are reported when they are packed."""
