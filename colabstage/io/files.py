@@ -145,17 +145,25 @@ def read_with_retry(
         tries += 1
 
 
-@contextlib.contextmanager
-def typed_write_errors(target: Path) -> Iterator[None]:
-    """Raise a disk's errors in the block as the typed errors of `translate_write_error`; the caller's own stay."""
-    try:
-        yield
-    except ColabstageError:
-        raise
-    except OSError as error:
-        if is_callers_own(error, target):
-            raise
-        raise translate_write_error(error, target) from error
+class typed_write_errors:  # noqa: N801 - as contextlib.suppress is named
+    """Raise a disk's errors in the block as the typed errors of `translate_write_error`; the caller's own stay.
+
+    A class, because a generator takes as long as a small write. May be entered by several threads.
+    """
+
+    __slots__ = ("_target",)
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, ColabstageError):
+            if is_callers_own(error, self._target):
+                return
+            raise translate_write_error(error, self._target) from error
 
 
 def translate_write_error(error: OSError, target: Path, verb: str = "write") -> OSError:
@@ -333,17 +341,16 @@ def pread_exactly(handle: int, length: int, offset: int) -> bytes:
 
 def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of `data` at `offset`, continuing after short writes."""
-    view = memoryview(data)
-    if view.nbytes == 0:  # such a view cannot be cast
+    left = memoryview(data)
+    if left.nbytes == 0:  # such a view cannot be cast
         return
-    view = view.cast("B")
-    done = 0
-    while done < len(view):
-        written = os.pwrite(handle, view[done:], offset + done)
+    left = left.cast("B")
+    while len(left):
+        written = os.pwrite(handle, left, offset)
         # Without this, a disk that accepts nothing and reports no error would be asked for ever.
         if written == 0:
-            raise OSError(errno.EIO, f"nothing more was written at byte {offset + done}")
-        done += written
+            raise OSError(errno.EIO, f"nothing more was written at byte {offset}")
+        left, offset = left[written:], offset + written
 
 
 def reserve(handle: int, size: int) -> None:
@@ -381,8 +388,8 @@ class TargetFile(Closing):
 
     def __init__(self, path: Path, *, fresh: bool = True) -> None:
         """Create the file. With `fresh` it is emptied first; otherwise several writers may write parts of it."""
-        self._path = path
-        with typed_write_errors(path):
+        self._typed_errors = typed_write_errors(path)
+        with self._typed_errors:
             # `open` with a flag would empty any file of that name, also one that is not ours.
             if fresh and path.exists():
                 cut_own(path, 0)
@@ -391,22 +398,12 @@ class TargetFile(Closing):
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
         """Write all of `data` at `offset`. May be called from any thread."""
-        with typed_write_errors(self._path):
+        with self._typed_errors:
             pwrite_exactly(self._file.fileno(), data, offset)
-
-    def write_rows(self, rows: memoryview, offsets: Sequence[int]) -> None:
-        """Write the equal parts of `rows`, bytes, to one offset each, as `write` does."""
-        nbytes, handle = len(rows) // len(offsets), self._file.fileno()
-        with typed_write_errors(self._path):
-            for number, offset in enumerate(offsets):
-                data = rows[number * nbytes : (number + 1) * nbytes]
-                # The usual case, in one call: there may be millions of rows of a few hundred bytes.
-                if (written := os.pwrite(handle, data, offset)) != nbytes:
-                    pwrite_exactly(handle, data[written:], offset + written)
 
     def close(self) -> None:
         # A mount may report only on closing that it could not keep the data.
-        with typed_write_errors(self._path):
+        with self._typed_errors:
             self._file.close()
 
     def __exit__(self, *how: object) -> None:
