@@ -654,9 +654,7 @@ class _Samples:
         indices = self._work.order[positions]
         if rows is not None and self._encoder.keeps(int(indices[0]), rows, self._memory.scratch):
             for part, places in zip(rows.parts, self._work.places, strict=True):
-                data, nbytes = array_bytes(part), part[0].nbytes
-                for number, place in enumerate(places[indices].tolist()):
-                    self._file.write(data[number * nbytes : (number + 1) * nbytes], place)
+                self._file.write_rows(array_bytes(part), places[indices].tolist())
             self._journal.finish_rows(positions)
             return
         for number, position in enumerate(positions.tolist()):
