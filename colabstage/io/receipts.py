@@ -248,7 +248,8 @@ def put_folder(made: Path, target: Path, receipt: Callable[[], Receipt], *, over
     """Put a finished folder, which is one of our temporaries or inside one, in its place, with a receipt. `receipt` is
     called right before, and makes the receipt, to which the inventory is added, or raises."""
     workspace.check_own(made)
-    coming = replace(receipt(), inventory=_take_inventory(made))
+    # One that lists a part would make the rest, and so the whole folder, somebody else's.
+    coming = replace(receipt(), inventory=_take_inventory(made, strict=True))
     noted = note_receipt(target, coming)
 
     def judge() -> bool:
@@ -272,7 +273,8 @@ def _is_empty(folder: Path) -> bool:
         return False  # it cannot be examined
 
 
-def _take_inventory(folder: Path) -> Inventory:
+def _take_inventory(folder: Path, *, strict: bool = False) -> Inventory:
+    """List all that is in a folder; `strict`: raise if something cannot be examined, which is otherwise listed so."""
     found: Inventory = {}
     todo = [""]
     while todo:
@@ -291,6 +293,8 @@ def _take_inventory(folder: Path) -> Inventory:
                         is_file = stat.S_ISREG(about.st_mode)
                         found[name] = f"{about.st_size} {about.st_mtime_ns}" if is_file else "device"
         except OSError as error:
+            if strict:
+                raise
             # It disappeared meanwhile, or cannot be examined; no receipt has this value.
             found[prefix or "."] = f"error {error.errno}"
     return found

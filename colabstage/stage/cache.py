@@ -617,7 +617,8 @@ def keep_rows(request: StageRequest, cached: CachedPack, record: bytes | None) -
 
 
 def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
-    """Remove the records of packs that are no longer in a cache under this name, as far as possible; or `every` one."""
+    """Remove the records of packs that are no longer in a cache under this name, as far as possible; or `every` one,
+    or raise."""
 
     def discard() -> None:
         records = [*place.search(lambda name: is_rows_name(name, pack))]
@@ -630,5 +631,6 @@ def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
         if isinstance(place, FolderPlace):
             sweep_orphans(place.folder, prefix=f"{pack}.", empty=place.on_drive)
 
-    with contextlib.suppress(ColabstageError, OSError):
+    # The next call of this name removes them; after a purge nobody would.
+    with contextlib.suppress(*(() if every else (ColabstageError, OSError))):
         place.ask(discard)

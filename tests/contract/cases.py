@@ -31,7 +31,7 @@ def stage(home: Path, name: str = "photos", **options: Any) -> Any:
     success."""
     places = {"local_dir": home / "out/local", "cache_dir": home / "out/cache", "progress": False}
     data = stage_dataset(home / "mine" / name, **{**places, **options})
-    if unreached := [note for note in data.report.notes if note.startswith("The source cannot be")]:
+    if unreached := [note for note in data.report.notes if note.startswith("Whether the source has changed is not known")]:
         raise SourceAccessError(unreached[0])
     return data
 
