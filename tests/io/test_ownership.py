@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -207,6 +208,21 @@ class TestFolders:
         assert names_and_bytes(target) == {"a": b"newer"}
         assert look_at(target).is_as_made
         assert len([path for path in tmp_path.iterdir() if path.name not in ("a", "out")]) == 1
+
+    def test_one_that_cannot_be_listed_is_not_put_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its receipt would list nothing, and make all of it somebody else's."""
+        target, listing = tmp_path / "out", os.scandir
+        made = make_folder(target, MADE)
+
+        def refuses(folder: Any) -> Any:
+            if str(folder).startswith(str(made)):
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+            return listing(folder)
+
+        monkeypatch.setattr(os, "scandir", refuses)
+        with pytest.raises(OSError, match="quota"):
+            put_folder(made, target, receipt)
+        assert not target.exists()
 
     def test_a_receipt_stays_as_long_as_its_owner_may_live(self, tmp_path: Path) -> None:
         target = tmp_path / "out"
