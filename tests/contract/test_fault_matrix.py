@@ -58,6 +58,12 @@ def test_trouble_at_some_calls_of_the_system(name: str, walk_of: Callable[[str],
         walk.at_each(moments(trouble, walk, (first * FACTOR**power for power in range(4))))
 
 
+def test_a_dead_source_that_was_staged_before(walk_of: Callable[[str], Walk]) -> None:
+    """What was made of its older state is used, and a note says that nobody knows whether it has changed."""
+    walk = walk_of("stage a changed source")
+    walk.at_each(moments(TROUBLES["a mount of the source that dies"], walk, [1, 10**6]))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", CASES)
