@@ -742,10 +742,12 @@ def read_layout(tree: Tree, state: Callable[[Case], Found], *, is_more: bool = F
     """Make the table of what is stated about a tree, however that was chosen."""
     case = Case(Source(tree), is_more=is_more)
     try:
-        if copies := second_copies(case.source):
-            case = Case(case.source.without(copies), is_more=is_more)
-        note = f"{left_out(len(copies), 'files')}: copies of others (first '{min(copies)}')." if copies else ""
-        return required(state(case)).noting(*filter(None, [note])).as_table(case.source)
+        try:
+            return _read_case(case, state)
+        except LayoutError:
+            if (inside := arrays.unfolded(case.source)) is None:
+                raise
+            return inside.stored(_read_case(Case(Source(inside), is_more=is_more), state))
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
         if not (hint := _how_to_give(case.source)):
@@ -758,6 +760,13 @@ def read_layout(tree: Tree, state: Callable[[Case], Found], *, is_more: bool = F
     except (ValueError, ArithmeticError, RecursionError, MemoryError) as error:
         msg = f"Labels or arrays of '{tree.label}' cannot be read: {ended(said_by(error))} Correct that file."
         raise BrokenDatasetError(msg) from error
+
+
+def _read_case(case: Case, state: Callable[[Case], Found]) -> SampleTable:
+    if copies := second_copies(case.source):
+        case = Case(case.source.without(copies), is_more=case.is_more)
+    note = f"{left_out(len(copies), 'files')}: copies of others (first '{min(copies)}')." if copies else ""
+    return required(state(case)).noting(*filter(None, [note])).as_table(case.source)
 
 
 def _weigh_all(case: Case) -> Evidence:

@@ -282,6 +282,13 @@ class Source:
         made: T = self._made[make, files]
         return made
 
+    def once(self, make: Callable[[Source], T]) -> T:
+        """Return `make(self)`, made at most once of the same files."""
+        if (make, self.files) not in self._made:
+            self._made[make, self.files] = make(self)
+        made: T = self._made[make, self.files]
+        return made
+
     def texts(self, entries: Iterable[FileEntry]) -> dict[str, str]:
         return self.parse(entries, lambda _, content: decode_text(content))
 

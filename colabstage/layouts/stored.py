@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
 
 
@@ -182,11 +183,22 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
     return StoredArray(name, shape, native, rows, lambda: decode_npy(tree.read(entry)), header.trouble)
 
 
-def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Return the arrays of a .npz archive, including compressed ones."""
+class ManyArraysError(LayoutError):
+    """A file holds more arrays than it may have fields."""
+
+
+def _refuse_many(count: int, most: float, name: str) -> None:
+    if count > most:
+        msg = f"'{name}' holds more than {most:,} arrays."
+        raise ManyArraysError(msg)
+
+
+def npz_arrays(tree: Tree, entry: FileEntry, *, most: float = math.inf) -> list[StoredArray]:
+    """Return the arrays of a .npz archive, including compressed ones; raises `ManyArraysError` for more than `most`."""
     # An .npz is a zip of .npy files.
     inner = ZipTree(open_member(tree, entry))
     members = [member for member in inner.entries if member.name.endswith(NPY)]
+    _refuse_many(len(members), most, entry.name)
     return [read_npy(inner, member, f"{entry.name}/{member.name.removesuffix(NPY)}") for member in members]
 
 
@@ -212,13 +224,14 @@ _MAX_BLOCK_BYTES = 128 * 1024 * 1024
 _BLOCKS_KEPT = 3
 
 
-def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[StoredArray]:
+def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool, most: float = math.inf) -> list[StoredArray]:
     """Return every dataset of one dimension or more of an HDF5 file; MATLAB's with axes as MATLAB shows them, samples
-    first. Attributes that are called like lists of class names are arrays too.
+    first. Attributes that are called like lists of class names are arrays too. Raises `ManyArraysError` for more than
+    `most`.
 
     Soft and external links are followed, to datasets that no other name has led to.
     """
-    file = _open_hdf5(tree, entry)
+    file = open_hdf5(tree, entry)
     if FORMAT_ATTRIBUTE in file.attrs and not takes_packs:
         file.close()
         path = tree.path_of(entry)
@@ -228,6 +241,7 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[Stor
         raise broken(entry.name, f"it is a pack that colabstage made, so it needs no staging: {how}")
     found: list[StoredArray] = []
     try:
+        _refuse_many(_count(file, most), most, entry.name)
         found += _class_lists(file, entry.name)
         for key, node in _datasets(file, entry.name, alone=tree.path_of(entry) is None):
             name = f"{entry.name}/{key}"
@@ -241,6 +255,21 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[Stor
         msg = f"'{entry.name}' is a damaged HDF5 file: {error}."
         raise LayoutError(msg) from error
     return found
+
+
+def _count(group: Any, most: float) -> int:
+    """Return how many arrays a group has, with those of its groups; at least that if there are more than `most`."""
+    from h5py import h5g, h5o
+
+    waiting, count = [group.id], 0
+    while waiting and count <= most < math.inf:
+        node = waiting.pop()
+        for number in range(min(node.get_num_objs(), int(most) + 1)):
+            name = node.get_objname_by_idx(number)
+            is_group = node.get_objtype_by_idx(number) == h5g.GROUP
+            waiting += [h5o.open(node, name)] if is_group else []
+            count += not is_group
+    return count
 
 
 def _class_lists(node: Any, name: str) -> Iterator[StoredArray]:
@@ -259,13 +288,14 @@ def _class_lists(node: Any, name: str) -> Iterator[StoredArray]:
             yield StoredArray.in_memory(f"{name}/{key}", np.array(texts), "")
 
 
-def _open_hdf5(tree: Tree, entry: FileEntry) -> Any:
+def open_hdf5(tree: Tree, entry: FileEntry, content: ByteSource | None = None) -> Any:
+    """Return an open HDF5 file, which leads to no files but those beside it. `content`: its bytes, if they are open."""
     try:
         path = tree.path_of(entry)
         if path is not None:
             # The file may be open in this process already, and HDF5 then requires the same locking.
             return open_with_any_locking(Path(path))
-        return open_alone(SourceFile(open_member(tree, entry)), entry.name)
+        return open_alone(SourceFile(content or open_member(tree, entry)), entry.name)
     except OSError as error:
         old = " A .mat file has to be saved with '-v7.3'." if entry.name.lower().endswith(".mat") else ""
         msg = f"'{entry.name}' cannot be opened as an HDF5 file: {error}.{old}"

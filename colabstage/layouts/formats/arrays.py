@@ -29,6 +29,7 @@ from colabstage.layouts.columns import Column, class_numbers, make_targets, note
 from colabstage.layouts.evidence import Evidence, FileKind, Found, Miss, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list
+from colabstage.layouts.members import MOST_FIELDS, Unfolded, unfold
 from colabstage.layouts.reading import Source, broken, decode_text, open_member, open_unpacked, refuse_stand_in
 from colabstage.layouts.records import (
     ShardFile,
@@ -38,7 +39,16 @@ from colabstage.layouts.records import (
     split_of_shard,
     splits_of_fields,
 )
-from colabstage.layouts.stored import NPY, OF_MATLAB, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
+from colabstage.layouts.stored import (
+    NPY,
+    OF_MATLAB,
+    ManyArraysError,
+    StoredArray,
+    decode_npy,
+    hdf5_arrays,
+    npz_arrays,
+    read_npy,
+)
 from colabstage.layouts.table import (
     Arrays,
     BrokenDatasetError,
@@ -359,7 +369,13 @@ def _matched(
             return near(_each_a_sample(source, files.names))
         # For each the file itself, and one handle each for its inputs and targets, if these are read in place.
         allow_open_files(3 * len(files))
-    found, joined = _join_series(_find_arrays(source, files, takes_packs=x is not None), x, y)
+    try:
+        arrays = _find_arrays(source, files, takes_packs=x is not None, most=MOST_FIELDS if x is None else math.inf)
+    except ManyArraysError:
+        if (tree := unfolded(source)) is not None:
+            return near(_each_a_sample(source, tree.entries.names))
+        arrays = _find_arrays(source, files, takes_packs=x is not None)
+    found, joined = _join_series(arrays, x, y)
     stored = {one.name: one for one in [*found, *published]}
     try:
         every = (_find_numbered(stored) if x is None else []) or find_splits(_candidates(stored), x=x, y=y)
@@ -424,8 +440,9 @@ def _named(
     return renumbered(targets, classes, names), names
 
 
-def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:
-    """Return all arrays of some files, by file and key; only headers are read."""
+def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool, most: float = math.inf) -> list[StoredArray]:
+    """Return all arrays of some files, by file and key; only headers are read. Raises `ManyArraysError` if a file has
+    more than `most`."""
     tree = source.tree
     found: list[StoredArray] = []
     for entry in files:
@@ -435,14 +452,14 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> li
             found.append(read_npy(tree, entry, entry.name))
         elif suffix == _NPZ:
             try:
-                found += npz_arrays(tree, entry)
+                found += npz_arrays(tree, entry, most=most)
             except CorruptArchiveError as error:
                 msg = f"'{entry.name}' cannot be read: {error}"
                 raise LayoutError(msg) from error
         elif suffix == _MAT and source.head(entry, len(_MATLAB_HEAD)) == _MATLAB_HEAD:
             found += matlab5_arrays(tree, entry)
         else:
-            found += hdf5_arrays(tree, entry, takes_packs=takes_packs)
+            found += hdf5_arrays(tree, entry, takes_packs=takes_packs, most=most)
     return found
 
 
@@ -688,8 +705,21 @@ def array_folder_state(source: Source, state: Callable[[FileKind], Found]) -> Fo
         # Files outside class folders are arrays of many samples, for which `arrays_state` has a better message.
         return found if found.claims else Miss(EmptySourceError(str(found.error)))
     first = _usable(read_npy(source.tree, files_of(found.table)[0], found.table.keys[0]))
-    inputs = Arrays(found.table.inputs.source, first.shape, first.dtype, decode=decode_npy)
+    files = found.table.inputs.source
+    is_image = isinstance(_as_inputs([replace(first, shape=(1, *first.shape))]), Images)
+    if is_image and len({*files.sizes.tolist()}) > 1:
+        return Miss(LayoutError(f"'{files.name(0)}' and others hold images of several sizes."))
+    inputs = Arrays(files, first.shape, first.dtype, decode=decode_npy)
     return replace(found, table=replace(found.table, inputs=inputs))
+
+
+def unfolded(source: Source) -> Unfolded | None:
+    """Return the tree in which files of one array for each sample are folders; `None` if there are none."""
+    return source.once(_unfold)
+
+
+def _unfold(source: Source) -> Unfolded | None:
+    return unfold(source, lambda name: _split_and_role(name)[1])
 
 
 # The files in which well-known datasets are published, in formats of neither arrays nor images.
