@@ -744,8 +744,10 @@ def read_layout(tree: Tree, state: Callable[[Case], Found], *, is_more: bool = F
     try:
         try:
             return _read_case(case, state)
-        except LayoutError:
-            if (inside := arrays.unfolded(case.source)) is None:
+        except LayoutError as error:
+            # What states labels that cannot be used is not replaced by what is in a file beside it.
+            inside = None if isinstance(error, BrokenDatasetError) else arrays.unfolded(case.source)
+            if inside is None:
                 raise
             return inside.stored(_read_case(Case(Source(inside), is_more=is_more), state))
     except EmptySourceError as error:

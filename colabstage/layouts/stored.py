@@ -297,8 +297,7 @@ def open_hdf5(tree: Tree, entry: FileEntry, content: ByteSource | None = None) -
             return open_with_any_locking(Path(path))
         return open_alone(SourceFile(content or open_member(tree, entry)), entry.name)
     except OSError as error:
-        old = " A .mat file has to be saved with '-v7.3'." if entry.name.lower().endswith(".mat") else ""
-        msg = f"'{entry.name}' cannot be opened as an HDF5 file: {error}.{old}"
+        msg = f"'{entry.name}' cannot be opened as an HDF5 file: {error}. Copy it again."
         raise LayoutError(msg) from error
 
 

@@ -1,7 +1,7 @@
 """Samples that are rows of arrays in .npy, .npz, HDF5 and MATLAB files: find the inputs and targets.
 
-Pure code decides by the names of the arrays; only then is more than headers read. MATLAB's .mat files of versions 5 to
-7 are not HDF5; scipy reads them, if it is installed.
+Pure code decides by the names of the arrays; only then is more than headers read. MATLAB's .mat files up to
+version 7 are not HDF5; scipy reads them, if it is installed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ if TYPE_CHECKING:
 
 
 NAME = "arrays"
-_MATLAB_HEAD, _OBJECT = b"MATLAB 5.0 MAT-file", ("s0", "s1", "s2", "arr")
+# An HDF5 file begins with this, or with a block of another program before it: MATLAB's has 512 bytes.
+_OF_HDF5, _BLOCKS = b"\x89HDF\r\n\x1a\n", (0, 512, 1024, 2048)
+_OBJECT = ("s0", "s1", "s2", "arr")
 _SVHN = re.compile(r"(train|test|extra)_32x32\.mat$")
 _NPZ, _MAT = ".npz", ".mat"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", _MAT)
@@ -456,11 +458,15 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool, most:
             except CorruptArchiveError as error:
                 msg = f"'{entry.name}' cannot be read: {error}"
                 raise LayoutError(msg) from error
-        elif suffix == _MAT and source.head(entry, len(_MATLAB_HEAD)) == _MATLAB_HEAD:
-            found += matlab5_arrays(tree, entry)
+        elif suffix == _MAT and not _is_hdf5(source.head(entry, 2 * _BLOCKS[-1])):
+            found += matlab_arrays(tree, entry)
         else:
             found += hdf5_arrays(tree, entry, takes_packs=takes_packs, most=most)
     return found
+
+
+def _is_hdf5(head: bytes) -> bool:
+    return any(head.startswith(_OF_HDF5, place) for place in _BLOCKS)
 
 
 def _join_series(arrays: Sequence[StoredArray], x: str | None, y: str | None) -> tuple[list[StoredArray], int]:
@@ -529,13 +535,13 @@ def _numbers_in(file: str) -> _Numbers:
     return tuple(_DIGITS.findall(file))
 
 
-def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
+def matlab_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     """Return the numeric arrays of a file, samples first: along the axis that is as long as the file's vectors; or,
     with three axes or more, along the last, as MATLAB's own programs store images."""
     try:
         from scipy import io as matlab
     except ImportError as error:
-        refuse_import("scipy", f"'{entry.name}' is a MATLAB file of version 5, which needs", error)
+        refuse_import("scipy", f"'{entry.name}' is a MATLAB file of version 7 or older, which needs", error)
     try:
         # The header says only "double" even if the numbers are stored with fewer bytes.
         held = matlab.loadmat(SourceFile(open_member(tree, entry)))
