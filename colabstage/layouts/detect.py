@@ -799,12 +799,14 @@ def is_table_file(path: Path, layout: object) -> bool:
 # --- if nothing fits --------------------------------------------------------------------------------------------------
 
 _KINDS = "images, arrays, clips of sound, text or shards (tar, TFRecord, LMDB, Arrow)"
+_OF_ZARR = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 # What to do with files that no layout reads.
 _UNREAD = {
     "A pickle can run any program. Save arrays: numpy.savez('train.npz', x=…, y=…).": (
-        ".pkl", ".pickle", ".p", ".joblib", ".pt", ".pth",
+        ".pkl", ".pickle", ".pyd", ".p", ".joblib", ".pt", ".pth",
     ),
     "Fetch what they name: dvc pull.": (".dvc",),
+    "Save zarr's arrays: held = zarr.open(PATH), numpy.savez('data.npz', x=held[X][:], y=held[Y][:]).": _OF_ZARR,
 }  # fmt: skip
 _EACH = (
     "Pass pack_dataset a dataset object whose items are (x, y), such as the list [({}, TARGET) for path in "

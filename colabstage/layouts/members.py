@@ -27,7 +27,7 @@ from colabstage.layouts import words
 from colabstage.layouts.reading import Source, open_member
 from colabstage.layouts.records import scan_each
 from colabstage.layouts.stored import NPY, npz_arrays, open_hdf5, read_npy
-from colabstage.layouts.table import Arrays, Images, Masks, SampleSource, SampleTable, TreeFiles, stamp_of
+from colabstage.layouts.table import Arrays, Images, Masks, SampleSource, SampleTable, TreeFiles, measured, stamp_of
 from colabstage.trees.bytes import image_ending
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, TreeView, sorted_by_name
 
@@ -396,7 +396,7 @@ class Unfolded(TreeView):
         targets = table.targets
         if isinstance(targets, Masks) and isinstance(targets.source, TreeFiles):
             targets = replace(targets, source=self._samples(targets.source, as_array=False))
-        complete = _measured if any(isinstance(one, Member) and not one.size for _, one in found) else None
+        complete = measured if any(isinstance(one, Member) and not one.size for _, one in found) else None
         keys = [name for name, _ in found]
         return replace(table, keys=keys, inputs=inputs, targets=targets, complete=complete)
 
@@ -423,14 +423,6 @@ class Unfolded(TreeView):
             return self._member(entries[index])[0]
 
         return SampleSource(files.sizes, files.positions, name=name, stamp=stamp, read=read)
-
-
-def _measured(table: SampleTable) -> SampleTable:
-    """Return a table with the lengths of its files, which HDF5 does not tell before it reads them."""
-    source = table.inputs.source
-    sizes = np.array([len(source.read(index)) for index in range(len(source))], np.int64)
-    made = SampleSource(sizes, source.positions, name=source.name, stamp=source.stamp, read=source.read)
-    return replace(table, inputs=replace(table.inputs, source=made), complete=None)
 
 
 def unfold(source: Source, role_of: Callable[[str], str]) -> Unfolded | None:

@@ -11,7 +11,7 @@ import math
 import struct
 import threading
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -22,6 +22,7 @@ from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
     check_extent,
     check_type,
+    estimate_bytes,
     follow,
     home_of,
     open_alone,
@@ -45,7 +46,7 @@ from colabstage.layouts.table import (
     stamp_of,
 )
 from colabstage.layouts.words import CLASS_LISTS
-from colabstage.trees.bytes import SourceFile
+from colabstage.trees.bytes import HEAD_BYTES, SourceFile, image_ending
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class StoredArray:
     """Sentences on values that are not what they seem: never written, or packed."""
     is_turned: bool = False
     """Whether its rows are along the last of MATLAB's three axes or more, as its own programs store images."""
+    are_files: bool = False
+    """Whether its rows are the bytes of image files."""
 
     @classmethod
     def joined(cls, name: str, parts: Sequence[StoredArray]) -> StoredArray:
@@ -336,6 +339,14 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
 def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> StoredArray:
     import h5py
 
+    if _holds_files(dataset):
+
+        def files() -> SampleSource:
+            row_bytes = max(1, estimate_bytes(dataset) // len(dataset))
+            return map_samples(_hdf5_rows(tree, entry, dataset, name, row_bytes=row_bytes), bytes)
+
+        made = StoredArray(name, dataset.shape, np.dtype(np.uint8), files, lambda: np.asarray(dataset[()]))
+        return replace(made, are_files=True)
     # MATLAB's characters are numbers, a column for each word; a single one is a description.
     is_chars = dataset.attrs.get("MATLAB_class") == b"char" and dataset.ndim > 1
     if is_chars or h5py.check_string_dtype(dataset.dtype) is not None:
@@ -371,6 +382,15 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
     return StoredArray(name, shape, native, rows, whole, trouble, (), (*_remarks(dataset, name),), is_turned)
 
 
+def _holds_files(dataset: Any) -> bool:
+    """Tell whether a dataset's rows are bytes of any length, the first of which are an image."""
+    import h5py
+
+    kind = dataset.dtype
+    are_bytes = h5py.check_vlen_dtype(kind) == np.uint8 or (kind.kind in "SV" and kind.names is None)
+    return bool(are_bytes and dataset.ndim == 1 and len(dataset) and image_ending(bytes(dataset[0])[:HEAD_BYTES]))
+
+
 def _remarks(dataset: Any, name: str) -> Iterator[str]:
     if unwritten := unwritten_part(dataset):
         yield f"{unwritten} of '{name}' were never written, and are read as 0."
@@ -390,20 +410,25 @@ def _text(dataset: Any, name: str) -> NDArray[Any]:
         raise LayoutError(msg) from error
 
 
-def _hdf5_rows(tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_last: bool) -> SampleSource:
+def _hdf5_rows(
+    tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_last: bool = False, row_bytes: int = 0
+) -> SampleSource:
     """Return rows that are read by their place in the file if they have one, which needs no HDF5 lock; otherwise in
-    blocks through h5py, so that a chunk is unpacked once, not once for each row."""
+    blocks through h5py, so that a chunk is unpacked once, not once for each row. `row_bytes`: how many bytes a row has
+    in the mean, if they have no one length."""
     # A dataset behind a link reports its place in another file.
     path, kind, stamp = tree.path_of(entry), dataset.dtype, stamp_of(entry)
     is_own = path is None or home_of(dataset, Path(path)) is None
-    has_place = is_own and not (dataset.chunks or dataset.external or dataset.is_virtual or dataset.file.userblock_size)
+    has_place = is_own and not (
+        row_bytes or dataset.chunks or dataset.external or dataset.is_virtual or dataset.file.userblock_size
+    )
     offset = dataset.id.get_offset() if has_place and not along_last else None
     if offset is not None:
         file = open_member(tree, entry)
         return rows_of_file(file, offset, len(dataset), dataset.shape[1:], kind, stamp=stamp, wanted=kind)
     axis = 1 if along_last else 0
     count = int(dataset.shape[axis])
-    row_bytes = max(1, dataset.size // max(1, count) * kind.itemsize)
+    row_bytes = row_bytes or max(1, dataset.size // max(1, count) * kind.itemsize)
     chunk = dataset.chunks[axis] if dataset.chunks else 1
     # Whole chunks if that stays within bounds: otherwise parts of a chunk would be unpacked twice.
     step = math.ceil(max(1, _BLOCK_BYTES // row_bytes) / chunk) * chunk

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
+from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.layouts import words
@@ -63,6 +64,7 @@ from colabstage.layouts.table import (
     join_samples,
     known_splits,
     map_samples,
+    measured,
     rows_of_file,
     stamp_of,
 )
@@ -89,6 +91,8 @@ _MAX_FILES = 256
 _LOOKED_AT, _MOST_LOOKED_AT = 3, 64
 # Files that hold several arrays.
 _OF_SEVERAL = re.compile(r"(.*?\.(?:npz|h5|hdf5|hdf|he5|mat))/", re.IGNORECASE)
+# What pandas calls the parts of its tables.
+_OF_PANDAS = re.compile(r"(.+?\.[A-Za-z0-9]+)/(?:.*/)?(?:axis0|_i_table)(?:/|$)")
 _DIGITS = re.compile(r"\d+")
 # The numbers in a file's name, which tell it from others of its series.
 _Numbers = tuple[str, ...]
@@ -355,6 +359,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         groups=_as_words(stored[groups].whole().reshape(-1)) if groups else of_files if are_groups else None,
         classes=classes,
         notes=tuple(notes),
+        complete=measured if xs[0].are_files else None,
     )
     return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(unused))
 
@@ -383,6 +388,9 @@ def _matched(
         every = (_find_numbered(stored) if x is None else []) or find_splits(_candidates(stored), x=x, y=y)
         return stored, every, joined
     except LayoutError as error:
+        if frames := [one[1] for one in map(_OF_PANDAS.match, stored) if one is not None]:
+            _, paths = source.addresses(files.where(frames[0].__eq__))
+            return near(f"'{frames[0]}' holds a table of pandas. {as_arrays(f'pandas.read_hdf({paths[0]!r})')}")
         named = {_NUMBERED.sub("", name) for name in stored}
         patterns = {_DIGITS.sub("#", name) for name in named}
         are_numbered = x is None and len(named) >= max(_FEW_FILES, 2 * len(patterns))
@@ -639,6 +647,8 @@ def _check_turned(used: Sequence[StoredArray], every: Collection[StoredArray]) -
 
 
 def _as_inputs(xs: Sequence[StoredArray]) -> Inputs:
+    if all(array.are_files for array in xs):
+        return Images(join_samples([array.rows() for array in xs]))
     shapes = [array.shape for array in xs if array.dtype == np.uint8]
     # Rows with three axes are images only if the last may count channels.
     if len(shapes) == len(xs) and all(len(one) == 3 or (len(one) == 4 and one[3] in (1, 3, 4)) for one in shapes):
@@ -664,6 +674,9 @@ def _as_targets(
     if isinstance(inputs, Images) and all(map(_is_mask, ys, xs)):
         # Targets with the shape of the images' pixels are one class per pixel, not several numbers.
         masks = find_masks(join_samples([y.rows() for y in ys]), decoded=True)
+        return masks, masks.classes
+    if all(y.are_files for y in ys):
+        masks = find_masks(join_samples([y.rows() for y in ys]))
         return masks, masks.classes
     is_vector = all(math.prod(y.shape[1:]) == 1 for y in ys)
     nbytes = sum(math.prod(y.shape) * y.dtype.itemsize for y in ys)

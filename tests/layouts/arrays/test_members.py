@@ -16,7 +16,7 @@ from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import LayoutError
 from colabstage.options import Arrays, Boxes, Images, Masks, file_names
 from tests.layouts.readers import completed, contents, labels, picture, read
-from tests.support.made_files import npy, npz, write_files
+from tests.support.made_files import grey, npy, npz, write_files
 
 RNG = np.random.default_rng(74)
 EACH = range(8)
@@ -150,6 +150,41 @@ def test_labels(files: dict[str, bytes], stated: list[str]) -> None:
     assert [table.classes[labels(table)[found[number]]] for number in EACH] == stated
 
 
+@pytest.mark.parametrize(
+    "kind", [VLEN, h5py.opaque_dtype(np.dtype("V3000")), np.dtype("S3000")], ids=["vlen", "void", "S"]
+)
+def test_rows_of_image_files(tmp_path: Path, kind: Any) -> None:
+    """The bytes of image files in the rows of one array are images, of any size."""
+    files = [picture(number) for number in EACH]
+    with h5py.File(tmp_path / "a.h5", "w") as made:
+        for split, held in (("train", files), ("test", files[:3])):
+            images = made.create_dataset(f"x_{split}", (len(held),), kind)
+            for number, one in enumerate(held):
+                images[number] = (
+                    np.frombuffer(one, np.uint8) if kind is VLEN else np.void(one) if kind.kind == "V" else one
+                )
+            made[f"y_{split}"] = np.arange(len(held)) % 2
+    table = completed(read({"a.h5": (tmp_path / "a.h5").read_bytes()}))
+    assert [one.rstrip(b"\0") for one in contents(table)] == files + files[:3]
+    assert table.inputs.source.sizes.tolist() == [*map(len, contents(table))]
+    assert (labels(table), table.splits) == ([0, 1] * 4 + [0, 1, 0], ("train",) * 8 + ("test",) * 3)
+    pack_dataset(tmp_path / "a.h5", tmp_path / "packed.h5", encoding="encoded")
+    assert len(dataset_h5(tmp_path / "packed.h5", split="test")) == 3
+
+
+def test_rows_of_image_files_and_of_masks() -> None:
+    masks = [grey((one > 99).astype(np.uint8)) for one in GREY]
+    file = io.BytesIO()
+    with h5py.File(file, "w") as made:
+        for name, held in (("images", [grey(one) for one in GREY]), ("masks", masks)):
+            rows = made.create_dataset(name, (len(held),), VLEN)
+            for number, one in enumerate(held):
+                rows[number] = np.frombuffer(one, np.uint8)
+    targets = completed(read({"a.h5": file.getvalue()})).targets
+    assert isinstance(targets, Masks)
+    assert [targets.source.read(number) for number in EACH] == masks
+
+
 def test_splits_and_boxes_in_attributes() -> None:
     boxes = [[1, 2, 4, 3 + number % 2] for number in EACH]
     facts = {
@@ -200,6 +235,8 @@ def test_sizes_and_workers(tmp_path: Path) -> None:
     [
         (written([one[: 1 + n % 3] for n, one in enumerate(FLOATS)]), "expected one shape and type for all"),
         ({"a.h5": h5(named(NUMBERS, FLOATS))}, "each is probably one sample"),
+        ({"a.h5": h5({"df/axis0": CLASSES, "df/block0_values": np.zeros((8, 2))})}, r"pandas\.read_hdf\('.*a\.h5'\)"),
+        ({"x/zarr.json": "{}", "x/c/0/0": b"1234"}, r"zarr\.open"),
         ({"a.h5": h5(named(NUMBERS, COLOUR) | {"label_of_9": 3})}, r"attrs\['label'\]"),
         ({"a.h5": h5(named(NUMBERS, COLOUR) | {"labels": np.arange(8)})}, "may hold their labels"),
         ({"a.h5": h5(named(NUMBERS, COLOUR) | {"deep/7": FLOATS[0]})}, "a file with "),
@@ -209,7 +246,7 @@ def test_sizes_and_workers(tmp_path: Path) -> None:
         ),
         ({"a.h5": h5({f"sensor{n}/{one}": FLOATS[n] for n in (1, 2) for one in "abcd"})}, "each is probably one"),
     ],
-    ids=["shapes", "unlabelled", "lost", "vector", "others", "rows", "sensors"],
+    ids=["shapes", "unlabelled", "pandas", "zarr", "lost", "vector", "others", "rows", "sensors"],
 )
 def test_refused(files: dict[str, bytes], says: str) -> None:
     with pytest.raises(LayoutError, match=says):
