@@ -15,20 +15,21 @@ import re
 import struct
 import zlib
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import DecodeError, LayoutError, SourceReadError
+from colabstage.errors import ColabstageError, DecodeError, LayoutError, SourceReadError
 from colabstage.io.files import block_ranges
 from colabstage.layouts import words
 from colabstage.layouts.reading import Source, open_member
 from colabstage.layouts.records import scan_each
-from colabstage.layouts.stored import NPY, npz_arrays, open_hdf5, read_npy
+from colabstage.layouts.stored import NPY, links_of, npz_arrays, open_hdf5, read_npy
 from colabstage.layouts.table import Arrays, Images, Masks, SampleSource, SampleTable, TreeFiles, measured, stamp_of
-from colabstage.trees.bytes import image_ending
+from colabstage.trees.bytes import HEAD_BYTES, image_ending
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, TreeView, sorted_by_name
 
 if TYPE_CHECKING:
@@ -48,8 +49,10 @@ _DIGITS, _LETTERS, _BETWEEN = re.compile(r"\d+"), re.compile(r"[A-Za-z]+"), re.c
 _OF_LIBRARIES = re.compile(r"TITLE|VERSION|FLAVOR|NROWS|EXTDIM|H5PATH|IMAGE_\w+|DISPLAY_\w+|INTERLACE_MODE|_\w+")
 _CLASSES_OF_LIBRARIES = {("CLASS", name) for name in ("IMAGE", "ARRAY", "CARRAY", "EARRAY", "VLARRAY", "GROUP")}
 # An attribute may be a box; more numbers are none.
-_MOST_VALUES = 64
+_MOST_VALUES, _MOST_VALUES_OF_SAMPLE = 64, 1 << 28
 _TABLE = "attributes.csv"
+# What h5py raises for damage and for types that numpy lacks.
+_OF_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError)
 _COLOURS = {(): 0, (1,): 0, (3,): 2, (4,): 6}
 # Bytes of any length.
 _BYTES = np.dtype("V1")
@@ -132,7 +135,7 @@ def _npz_members(tree: Tree, entry: FileEntry) -> Iterator[Member | None]:
 
 def _hdf5_members(tree: Tree, entry: FileEntry) -> Iterator[Member | None]:
     """Yield what a file holds itself, not behind links."""
-    from h5py import h5d, h5g, h5l, h5o
+    from h5py import h5d, h5g, h5o
 
     content = open_member(tree, entry)
     file = open_hdf5(tree, entry, content)
@@ -142,9 +145,7 @@ def _hdf5_members(tree: Tree, entry: FileEntry) -> Iterator[Member | None]:
     waiting: list[tuple[bytes, Any, dict[str, str]]] = [(b"", file.id, {})]
     while waiting:
         above, group, stated = waiting.pop()
-        names: list[bytes] = []
-        group.links.iterate(lambda name, info: names.append(name) if info.type == h5l.TYPE_HARD else None, info=True)  # noqa: B023
-        for name in names:
+        for name in links_of(group):
             node, key = h5o.open(group, name), above + name
             # A group may hold one above it, and an array have several names.
             if (address := h5o.get_info(node).addr) in seen:
@@ -168,8 +169,11 @@ def _facts_of(node: Any) -> dict[str, str]:
 
     if not h5a.get_num_attrs(node):
         return {}
-    held = AttributeManager(_Bound(node))
-    own = {name: _as_text(held[name]) for name in held if not _OF_LIBRARIES.fullmatch(name)}
+    held, own = AttributeManager(_Bound(node)), dict[str, str]()
+    for name in held:
+        # What numpy has no type for is no label.
+        with suppress(*_OF_DAMAGE):
+            own |= {} if _OF_LIBRARIES.fullmatch(name) else {name: _as_text(held[name])}
     return {name: text for name, text in own.items() if text and (name, text) not in _CLASSES_OF_LIBRARIES}
 
 
@@ -197,7 +201,8 @@ def _hdf5_member(file: Any, content: ByteSource | None, node: Any, key: str, fac
         dtype = node.dtype
     except (TypeError, ValueError):
         return None
-    if not math.prod(shape or ()):
+    # A file of a few bytes may claim an array of any size, and no sample is as large.
+    if not 0 < math.prod(shape or ()) <= _MOST_VALUES_OF_SAMPLE:
         return None
     place = None if dtype.kind == "O" else place
     if dtype.kind == "O" and math.prod(shape) == 1 and check_vlen_dtype(dtype) == np.uint8:
@@ -233,7 +238,7 @@ def _read(file: Any, key: str, dtype: np.dtype[Any]) -> Any:
             msg = "It was never written: it has a shape in the HDF5 file, and no values."
             raise DecodeError(msg)
         values = node[()]
-    except (OSError, RuntimeError, KeyError) as error:
+    except _OF_DAMAGE as error:
         msg = f"It cannot be read from the HDF5 file: {error}."
         raise DecodeError(msg) from error
     if dtype == _BYTES:
@@ -246,8 +251,11 @@ def _with_images(members: Sequence[Member]) -> list[tuple[str, Member]]:
     them are, or arrays."""
     may_be = [one for one in members if one.kind == "image"]
     chosen = may_be[:: max(1, len(may_be) // _LOOKED_AT)]
-    endings = [image_ending(bytes(one.read())[:64]) for one in chosen]
-    found = []
+    endings, found = [], list[tuple[str, Member]]()
+    for one in chosen:
+        # What cannot be read is reported when it is packed.
+        with suppress(DecodeError, SourceReadError):
+            endings.append(image_ending(bytes(one.read())[:HEAD_BYTES]))
     for one in members:
         if one.kind == "image" and not (endings and all(endings)):
             kind: Any = "array" if one.dtype == np.uint8 else ""
@@ -429,10 +437,11 @@ def unfold(source: Source, role_of: Callable[[str], str]) -> Unfolded | None:
     """Return the tree in which files of one array for each sample are folders, and pixels in .npy files images; `None`
     if there are none. `role_of`: "x" for what is called as inputs are, "y" as targets."""
     tree, files = source.tree, source.ending_in(SUFFIXES)
-    found = [
-        _Container(tree, files[row : row + 1], [*_members(tree, files[row])], role_of)
-        for row in range(len(files) if len(files) <= MOST_FIELDS else 0)
-    ]
+    found = list[_Container]()
+    for row in range(len(files) if len(files) <= MOST_FIELDS else 0):
+        # What is damaged was reported where it was read as fields.
+        with suppress(ColabstageError, *_OF_DAMAGE):
+            found.append(_Container(tree, files[row : row + 1], [*_members(tree, files[row])], role_of))
     if pixels := _pixels(tree, source.ending_in((NPY,))):
         found.append(_Container(tree, pixels[0], pixels[1], role_of))
     folders = [one for one in found if one.is_folder]

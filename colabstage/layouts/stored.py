@@ -260,18 +260,32 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool, most: float 
     return found
 
 
+def links_of(group: Any) -> list[bytes]:
+    """Return the names of what an open `GroupID` holds itself, and not by links to elsewhere."""
+    from h5py import h5l
+
+    names: list[bytes] = []
+    group.links.iterate(lambda name, info: names.append(name) if info.type == h5l.TYPE_HARD else None, info=True)
+    return names
+
+
 def _count(group: Any, most: float) -> int:
-    """Return how many arrays a group has, with those of its groups; at least that if there are more than `most`."""
+    """Return how many arrays a group holds, with those of its groups; some number above `most` if there are more."""
     from h5py import h5g, h5o
 
-    waiting, count = [group.id], 0
+    # A group may hold one above it.
+    waiting, count, seen = [group.id], 0, set[int]()
     while waiting and count <= most < math.inf:
         node = waiting.pop()
-        for number in range(min(node.get_num_objs(), int(most) + 1)):
-            name = node.get_objname_by_idx(number)
-            is_group = node.get_objtype_by_idx(number) == h5g.GROUP
-            waiting += [h5o.open(node, name)] if is_group else []
+        names = links_of(node)
+        # Many in one group are seldom groups.
+        count += len(names) if len(names) > most else 0
+        for name in names if count <= most else ():
+            info = h5o.get_info(node, name)
+            is_group = info.type == h5o.TYPE_GROUP
             count += not is_group
+            waiting += [h5g.open(node, name)] if is_group and info.addr not in seen else []
+            seen.add(info.addr)
     return count
 
 
