@@ -21,6 +21,7 @@ from colabstage.errors import DecodeError, LayoutError, PackFormatError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
     check_extent,
+    check_heaps,
     check_type,
     estimate_bytes,
     follow,
@@ -307,12 +308,12 @@ def _class_lists(node: Any, name: str) -> Iterator[StoredArray]:
 
 def open_hdf5(tree: Tree, entry: FileEntry, content: ByteSource | None = None) -> Any:
     """Return an open HDF5 file, which leads to no files but those beside it. `content`: its bytes, if they are open."""
+    path = tree.path_of(entry)
+    file = None if path is not None else SourceFile(content or open_member(tree, entry))
+    check_heaps(path or entry.name, file)
     try:
-        path = tree.path_of(entry)
-        if path is not None:
-            # The file may be open in this process already, and HDF5 then requires the same locking.
-            return open_with_any_locking(Path(path))
-        return open_alone(SourceFile(content or open_member(tree, entry)), entry.name)
+        # The file may be open in this process already, and HDF5 then requires the same locking.
+        return open_alone(file, entry.name) if path is None else open_with_any_locking(Path(path))
     except OSError as error:
         msg = f"'{entry.name}' cannot be opened as an HDF5 file: {error}. Copy it again."
         raise LayoutError(msg) from error
