@@ -42,15 +42,19 @@ if TYPE_CHECKING:
 SUFFIXES = (".npz", ".h5", ".hdf5", ".hdf", ".he5")
 # More arrays than anybody has fields are samples, whatever they are called; fewer than the first are none.
 _FEWEST, MOST_FIELDS = 4, 256
+# A table has as many axes as a grey image.
+_AXES_OF_TABLE = 2
 # So many of the values that may be image files are looked at.
 _LOOKED_AT = 3
-_DIGITS, _LETTERS, _BETWEEN = re.compile(r"\d+"), re.compile(r"[A-Za-z]+"), re.compile(r"[^A-Za-z0-9]+")
+_DIGITS, _LETTERS, _BETWEEN = re.compile(r"[0-9a-fA-F]{8,}|\d+"), re.compile(r"[A-Za-z]+"), re.compile(r"[^A-Za-z0-9]+")
 # Attributes that libraries write for themselves.
 _OF_LIBRARIES = re.compile(r"TITLE|VERSION|FLAVOR|NROWS|EXTDIM|H5PATH|IMAGE_\w+|DISPLAY_\w+|INTERLACE_MODE|_\w+")
 _CLASSES_OF_LIBRARIES = {("CLASS", name) for name in ("IMAGE", "ARRAY", "CARRAY", "EARRAY", "VLARRAY", "GROUP")}
 # An attribute may be a box; more numbers are none.
 _MOST_VALUES, _MOST_VALUES_OF_SAMPLE = 64, 1 << 28
 _TABLE = "attributes.csv"
+# How clips of sound begin.
+_SOUNDS = {re.compile(rb"RIFF.{4}WAVE", re.DOTALL): ".wav", re.compile(rb"fLaC"): ".flac", re.compile(rb"OggS"): ".ogg"}
 # What h5py raises for damage and for types that numpy lacks.
 _OF_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError)
 _COLOURS = {(): 0, (1,): 0, (3,): 2, (4,): 6}
@@ -65,8 +69,8 @@ class Member(NamedTuple):
     """One array of a file, or one value."""
 
     key: str
-    kind: Literal["pixels", "image", "array", "fact"]
-    """What it is: pixels, the bytes of an image file, another array, or one number or word about a sample."""
+    kind: Literal["pixels", "file", "array", "fact"]
+    """What it is: pixels, the bytes of an image or a clip, another array, or one number or word about a sample."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     """Of the values; native byte order."""
@@ -82,7 +86,7 @@ class Member(NamedTuple):
         count, has_sides = math.prod(shape), shape[2:] in _COLOURS and min(shape[:2], default=0) > 1
         if (dtype == np.uint8 and len(shape) == 1 < count) or dtype == _BYTES or (dtype.kind == "V" and not shape):
             # Unless its bytes show something else.
-            kind = "image"
+            kind = "file"
         elif count == 1:
             kind = "fact" if dtype.kind in "biufSUO" else ""
         else:
@@ -134,7 +138,7 @@ def _npz_members(tree: Tree, entry: FileEntry) -> Iterator[Member | None]:
 
 
 def _hdf5_members(tree: Tree, entry: FileEntry) -> Iterator[Member | None]:
-    """Yield what a file holds itself, not behind links."""
+    """Yield what a file holds; raises `LayoutError` if it has links."""
     from h5py import h5d, h5g, h5o
 
     content = open_member(tree, entry)
@@ -145,7 +149,12 @@ def _hdf5_members(tree: Tree, entry: FileEntry) -> Iterator[Member | None]:
     waiting: list[tuple[bytes, Any, dict[str, str]]] = [(b"", file.id, {})]
     while waiting:
         above, group, stated = waiting.pop()
-        for name in links_of(group):
+        names = links_of(group)
+        # The folders of classes may be links to what others hold.
+        if len(names) < group.get_num_objs():
+            msg = f"'{entry.name}' has links in it."
+            raise LayoutError(msg)
+        for name in names:
             node, key = h5o.open(group, name), above + name
             # A group may hold one above it, and an array have several names.
             if (address := h5o.get_info(node).addr) in seen:
@@ -246,26 +255,41 @@ def _read(file: Any, key: str, dtype: np.dtype[Any]) -> Any:
     return values.astype(dtype.newbyteorder("="), copy=False) if dtype.kind in "biufc" else values
 
 
-def _with_images(members: Sequence[Member]) -> list[tuple[str, Member]]:
-    """Return the samples among members with the names of the files that they would be: bytes are images if some of
-    them are, or arrays."""
-    may_be = [one for one in members if one.kind == "image"]
+def _with_files(members: Sequence[Member], role_of: Callable[[str], str]) -> list[tuple[str, Member]]:
+    """Return the samples among members with the names of the files that they would be: bytes are images or clips if
+    some of them are, or arrays; whole numbers called as targets are, of the form of pixels, are masks."""
+    may_be = [one for one in members if one.kind == "file"]
     chosen = may_be[:: max(1, len(may_be) // _LOOKED_AT)]
     endings, found = [], list[tuple[str, Member]]()
     for one in chosen:
         # What cannot be read is reported when it is packed.
         with suppress(DecodeError, SourceReadError):
-            endings.append(image_ending(bytes(one.read())[:HEAD_BYTES]))
+            head = bytes(one.read())[:HEAD_BYTES]
+            endings.append(image_ending(head) or next((end for mark, end in _SOUNDS.items() if mark.match(head)), ""))
+    are_files = bool(endings) and all(endings)
     for one in members:
-        if one.kind == "image" and not (endings and all(endings)):
-            kind: Any = "array" if one.dtype == np.uint8 else ""
-            one = one._replace(kind=kind)  # noqa: PLW2901
-        if one.kind == "array":
-            found.append((f"{one.key.removesuffix(NPY)}{NPY}", one))
-        elif one.kind in ("pixels", "image"):
-            ending = ".png" if one.kind == "pixels" else endings[0]
-            found.append((one.key if words.is_image(one.key) else f"{one.key}{ending}", one))
+        kind, end = one.kind, ".png" if one.kind == "pixels" else endings[0] if are_files else ""
+        if kind == "file" and not are_files:
+            kind = "array" if one.dtype == np.uint8 else "fact"
+        is_mask = kind == "array" and one.dtype.kind in "biu" and len(one.shape) == 2 and min(one.shape) > 1
+        if is_mask and role_of(one.key) == "y":
+            mask = one._replace(kind="pixels", dtype=np.dtype(np.uint8), read=partial(_as_mask, one.read))
+            found.append((f"{one.key}.png", mask))
+        elif kind == "array":
+            found.append((f"{one.key.removesuffix(NPY)}{NPY}", one._replace(kind=kind)))
+        elif kind != "fact":
+            found.append((one.key if words.is_sample(one.key) else f"{one.key}{end}", one))
     return found
+
+
+def _as_mask(read: Callable[[], NDArray[Any]]) -> NDArray[np.uint8]:
+    values = read()
+    if values.min() < 0 or values.max() > np.iinfo(np.uint8).max:
+        msg = (
+            f"Its numbers are from {values.min()} to {values.max()}; masks have the classes 0 to 254, and 255 for none."
+        )
+        raise DecodeError(msg)
+    return values.astype(np.uint8)
 
 
 def _table(
@@ -314,7 +338,7 @@ class _Container(Tree):
         self.folder = f"{posixpath.splitext(entries.names[0])[0]}/" if len(entries) == 1 else ""
         self.label = f"{tree.label}: {entries.names[0]}"
         held = [one for one in members if one is not None]
-        self._samples = _with_images(held)
+        self._samples = _with_files(held, role_of)
         table, self.lost = _table(self._samples, [one for one in held if one.kind == "fact"], role_of)
         files: list[tuple[str, Member | bytes]] = [*self._samples, *([(_TABLE, table)] if table else [])]
         sizes = np.array([len(one) if isinstance(one, bytes) else one.size for _, one in files], np.int64)
@@ -348,7 +372,7 @@ class _Container(Tree):
     def is_folder(self) -> bool:
         """Tell whether its arrays are samples: numbered in a folder, or in folders, called as images are, or the bytes
         of images; or there are many. Rows of one array with a number for each in another are no such samples, nor are
-        many arrays beside a single one that is called as inputs are."""
+        many arrays beside a single one that is called as inputs are, nor tables in numbered parts."""
         samples = [one for _, one in self._samples]
         patterns: dict[tuple[str, str], list[str]] = defaultdict(list)
         for one in samples:
@@ -356,13 +380,17 @@ class _Container(Tree):
             patterns[folder, _DIGITS.sub("#", base)].append(one.key)
         alone = [own[0] for own in patterns.values() if len(own) == 1]
         of_folders = {_DIGITS.sub("#", key) for key in alone}
-        shapes = {one.shape for one in samples if one.kind == "array"}
+        shapes = {one.shape for one in samples if one.kind == "array" or len(one.shape) == _AXES_OF_TABLE}
         are_rows = any(not shapes.isdisjoint({shape[:1], (*shape[:1], 1)}) for shape in shapes if len(shape) > 1)
-        is_named = any(words.is_image(one.key) or one.kind == "image" for one in samples)
+        bases = {posixpath.basename(one.key) for one in samples}
+        are_rows = are_rows or (
+            max(map(len, shapes), default=0) == _AXES_OF_TABLE and words.parts_among([*bases]) == bases
+        )
+        is_named = any(words.is_image(one.key) or one.kind == "file" for one in samples)
         are_numbered = 2 * len(patterns) <= len(samples) or len(alone) >= 2 * len(of_folders) > 0
         has_inputs = any("/" not in key and self._role_of(key) == "x" for key in alone)
         may_be = are_numbered or is_named or len(samples) > MOST_FIELDS
-        are_enough = len(samples) >= _FEWEST or any(one.kind == "image" for one in samples)
+        are_enough = len(samples) >= _FEWEST or any(one.kind == "file" for one in samples)
         return are_enough and may_be and not are_rows and not has_inputs
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import h5py
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DamagedPackError, LayoutError
 from colabstage.options import Arrays, Boxes, Images, Masks, file_names
+from tests.layouts.known import wav
 from tests.layouts.readers import completed, contents, labels, picture, read
 from tests.support.made_files import grey, npy, npz, write_files
 
@@ -205,8 +207,9 @@ def test_splits_and_boxes_in_attributes() -> None:
     assert sorted(many.splits or ()) == ["test"] * 8 + ["train"] * 8
 
 
-def test_masks(tmp_path: Path) -> None:
-    masks = [(one > 99).astype(np.uint8) for one in GREY]
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_])
+def test_masks(tmp_path: Path, dtype: Any) -> None:
+    masks = [(one > 99).astype(dtype) for one in GREY]
     images = [np.stack([one] * 3, axis=2) for one in GREY]
     write_files(
         tmp_path, {"a.h5": h5(named([f"{n}/image" for n in EACH], images) | named([f"{n}/mask" for n in EACH], masks))}
@@ -236,6 +239,15 @@ def test_sizes_and_workers(tmp_path: Path) -> None:
         (written([one[: 1 + n % 3] for n, one in enumerate(FLOATS)]), "expected one shape and type for all"),
         ({"a.h5": h5(named(NUMBERS, FLOATS))}, "each is probably one sample"),
         ({"a.h5": h5({"df/axis0": CLASSES, "df/block0_values": np.zeros((8, 2))})}, r"pandas\.read_hdf\('.*a\.h5'\)"),
+        ({"a.h5": h5({f"batch_{n}": np.zeros((30, 20), np.uint8) for n in EACH})}, "each is probably one sample"),
+        (
+            {
+                "a.h5": h5(
+                    {f"{one}_{n}": np.zeros((30, 20)[: 2 - (one == "y")], np.uint8) for n in EACH for one in "xy"}
+                )
+            },
+            ".",
+        ),
         ({"x/zarr.json": "{}", "x/c/0/0": b"1234"}, r"zarr\.open"),
         ({"a.h5": h5(named(NUMBERS, COLOUR) | {"label_of_9": 3})}, r"attrs\['label'\]"),
         ({"a.h5": h5(named(NUMBERS, COLOUR) | {"labels": np.arange(8)})}, "may hold their labels"),
@@ -246,11 +258,38 @@ def test_sizes_and_workers(tmp_path: Path) -> None:
         ),
         ({"a.h5": h5({f"sensor{n}/{one}": FLOATS[n] for n in (1, 2) for one in "abcd"})}, "each is probably one"),
     ],
-    ids=["shapes", "unlabelled", "pandas", "zarr", "lost", "vector", "others", "rows", "sensors"],
+    ids=[
+        "shapes",
+        "unlabelled",
+        "pandas",
+        "parts",
+        "pairs_of_rows",
+        "zarr",
+        "lost",
+        "vector",
+        "others",
+        "rows",
+        "sensors",
+    ],
 )
 def test_refused(files: dict[str, bytes], says: str) -> None:
     with pytest.raises(LayoutError, match=says):
         read(files)
+
+
+def test_links() -> None:
+    """Folders of links may be the classes, and nothing behind a link is read."""
+    file = io.BytesIO()
+    with h5py.File(file, "w") as made:
+        for number, one in enumerate(COLOUR):
+            made[f"all/{number}"], made[IN_FOLDERS[number]] = one, h5py.SoftLink(f"/all/{number}")
+    with pytest.raises(LayoutError, match="each is probably one sample"):
+        read({"a.h5": file.getvalue()})
+
+
+def test_names_without_numbers() -> None:
+    table = read({"a.h5": h5(named([f"{CLASSES[n]}/{uuid4().hex}" for n in EACH], COLOUR))})
+    assert (len(table), table.classes) == (8, ("cat", "dog"))
 
 
 def test_never_written(tmp_path: Path) -> None:
@@ -287,6 +326,8 @@ def test_fields_beside_many_arrays() -> None:
 
 
 def test_kinds() -> None:
+    clips = read(written([np.frombuffer(wav(), np.uint8)] * 8))
+    assert (clips.layout, clips.classes, clips.inputs.source.read(0)) == ("audio", ("cat", "dog"), wav())
     assert isinstance(read(written(COLOUR)).inputs, Images)
     assert isinstance(read(written(FLOATS)).inputs, Arrays)
     both = named([f"images/{n}" for n in EACH], COLOUR) | named(
