@@ -243,13 +243,13 @@ def _read_in_place(content: ByteSource, key: str, place: int, dtype: np.dtype[An
 def _read(file: Any, key: str, dtype: np.dtype[Any]) -> Any:
     try:
         node = file[key]
-        if not node.id.get_storage_size():
-            msg = "It was never written: it has a shape in the HDF5 file, and no values."
-            raise DecodeError(msg)
-        values = node[()]
+        values = node[()] if node.id.get_storage_size() else None
     except _OF_DAMAGE as error:
         msg = f"It cannot be read from the HDF5 file: {error}."
         raise DecodeError(msg) from error
+    if values is None:
+        msg = "It was never written: it has a shape in the HDF5 file, and no values."
+        raise DecodeError(msg)
     if dtype == _BYTES:
         return values if values.dtype == np.uint8 else values.reshape(-1)[0]
     return values.astype(dtype.newbyteorder("="), copy=False) if dtype.kind in "biufc" else values
@@ -372,7 +372,7 @@ class _Container(Tree):
     def is_folder(self) -> bool:
         """Tell whether its arrays are samples: numbered in a folder, or in folders, called as images are, or the bytes
         of images; or there are many. Rows of one array with a number for each in another are no such samples, nor are
-        many arrays beside a single one that is called as inputs are, nor tables in numbered parts."""
+        many arrays beside a single one that is called as inputs are, nor numbered tables, nor parts of each sample."""
         samples = [one for _, one in self._samples]
         patterns: dict[tuple[str, str], list[str]] = defaultdict(list)
         for one in samples:
@@ -383,15 +383,13 @@ class _Container(Tree):
         shapes = {one.shape for one in samples if one.kind == "array" or len(one.shape) == _AXES_OF_TABLE}
         are_rows = any(not shapes.isdisjoint({shape[:1], (*shape[:1], 1)}) for shape in shapes if len(shape) > 1)
         bases = {posixpath.basename(one.key) for one in samples}
-        are_rows = are_rows or (
-            max(map(len, shapes), default=0) == _AXES_OF_TABLE and words.parts_among([*bases]) == bases
-        )
+        are_parts = {*map(len, shapes)} == {_AXES_OF_TABLE} and words.parts_among([*bases]) == bases
         is_named = any(words.is_image(one.key) or one.kind == "file" for one in samples)
         are_numbered = 2 * len(patterns) <= len(samples) or len(alone) >= 2 * len(of_folders) > 0
         has_inputs = any("/" not in key and self._role_of(key) == "x" for key in alone)
         may_be = are_numbered or is_named or len(samples) > MOST_FIELDS
         are_enough = len(samples) >= _FEWEST or any(one.kind == "file" for one in samples)
-        return are_enough and may_be and not are_rows and not has_inputs
+        return are_enough and may_be and not (are_rows or are_parts or has_inputs)
 
 
 class Unfolded(TreeView):

@@ -360,7 +360,9 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
             row_bytes = max(1, estimate_bytes(dataset) // len(dataset))
             return map_samples(_hdf5_rows(tree, entry, dataset, name, row_bytes=row_bytes), bytes)
 
-        made = StoredArray(name, dataset.shape, np.dtype(np.uint8), files, lambda: np.asarray(dataset[()]))
+        # Like words, bytes of one length are inputs where there are no others.
+        kind = dataset.dtype if dataset.dtype.kind == "S" else np.dtype(np.uint8)
+        made = StoredArray(name, dataset.shape, kind, files, lambda: np.asarray(dataset[()]))
         return replace(made, are_files=True)
     # MATLAB's characters are numbers, a column for each word; a single one is a description.
     is_chars = dataset.attrs.get("MATLAB_class") == b"char" and dataset.ndim > 1

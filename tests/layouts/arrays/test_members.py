@@ -174,6 +174,14 @@ def test_rows_of_image_files(tmp_path: Path, kind: Any) -> None:
     assert len(dataset_h5(tmp_path / "packed.h5", split="test")) == 3
 
 
+def test_bytes_beside_features() -> None:
+    """As before images in bytes were read, the features of these are the inputs."""
+    values = {"features": np.stack(FLOATS), "image": np.array([*map(picture, EACH)]), "labels": np.arange(8) % 2}
+    table = read({"a.h5": h5(values)})
+    assert isinstance(table.inputs, Arrays)
+    assert table.inputs.shape == (5, 4)
+
+
 def test_rows_of_image_files_and_of_masks() -> None:
     masks = [grey((one > 99).astype(np.uint8)) for one in GREY]
     file = io.BytesIO()
@@ -248,6 +256,10 @@ def test_sizes_and_workers(tmp_path: Path) -> None:
             },
             ".",
         ),
+        (
+            {"a.h5": h5(named([f"{n}/rgb" for n in EACH], COLOUR) | named([f"{n}/depth" for n in EACH], FLOATS))},
+            "Give pack_dataset an object",
+        ),
         ({"x/zarr.json": "{}", "x/c/0/0": b"1234"}, r"zarr\.open"),
         ({"a.h5": h5(named(NUMBERS, COLOUR) | {"label_of_9": 3})}, r"attrs\['label'\]"),
         ({"a.h5": h5(named(NUMBERS, COLOUR) | {"labels": np.arange(8)})}, "may hold their labels"),
@@ -264,6 +276,7 @@ def test_sizes_and_workers(tmp_path: Path) -> None:
         "pandas",
         "parts",
         "pairs_of_rows",
+        "parts_of_each",
         "zarr",
         "lost",
         "vector",
@@ -300,7 +313,7 @@ def test_never_written(tmp_path: Path) -> None:
             if key != "cat/2":
                 made[key][()] = one
     report = pack_dataset(tmp_path / "a.h5", tmp_path / "packed.h5", image_size=(4, 4), on_error="skip")
-    assert ["a.h5/cat/2" in one and "never written" in one for one in report.skipped] == [True]
+    assert ["a.h5/cat/2" in one and "It was never written" in one for one in report.skipped] == [True]
 
 
 def test_a_heap_that_never_ends(tmp_path: Path) -> None:
