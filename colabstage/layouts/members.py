@@ -431,7 +431,9 @@ class Unfolded(TreeView):
         if isinstance(targets, Masks) and isinstance(targets.source, TreeFiles):
             targets = replace(targets, source=self._samples(targets.source, as_array=False))
         complete = measured if any(isinstance(one, Member) and not one.size for _, one in found) else None
-        keys = [name for name, _ in found]
+        # An image may have several rows in a table, which are numbered.
+        names = zip(found, files.entries.names, table.keys, strict=True)
+        keys = [f"{own[0]}{key.removeprefix(name)}" for own, name, key in names]
         return replace(table, keys=keys, inputs=inputs, targets=targets, complete=complete)
 
     def _member(self, entry: FileEntry) -> tuple[str, Member | bytes]:

@@ -15,7 +15,7 @@ import pytest
 
 from colabstage import dataset_h5, pack_dataset
 from colabstage.errors import DamagedPackError, LayoutError
-from colabstage.options import Arrays, Boxes, Images, Masks, file_names
+from colabstage.options import Arrays, Boxes, Images, Masks, file_names, table_rows
 from tests.layouts.known import wav
 from tests.layouts.readers import completed, contents, labels, picture, read
 from tests.support.made_files import grey, npy, npz, write_files
@@ -195,6 +195,12 @@ def test_rows_of_image_files_and_of_masks() -> None:
     assert [targets.source.read(number) for number in EACH] == masks
 
 
+def test_several_rows_of_one_array() -> None:
+    rows = "".join(f"img_00{n % 8},{CLASSES[n % 8]}{n // 8}\n" for n in range(16))
+    table = read({"a.h5": h5(named(NUMBERS, COLOUR)), "labels.csv": f"name,label\n{rows}"}, table_rows(["label"]))
+    assert table.keys[::8] == ["a.h5/img_000", "a.h5/img_000#2"]
+
+
 def test_splits_and_boxes_in_attributes() -> None:
     boxes = [[1, 2, 4, 3 + number % 2] for number in EACH]
     facts = {
@@ -346,6 +352,12 @@ def test_kinds() -> None:
     both = named([f"images/{n}" for n in EACH], COLOUR) | named(
         [f"masks/{n}" for n in EACH], [one[..., 0] for one in COLOUR]
     )
-    assert isinstance(read({"a.h5": h5(both)}).targets, Masks)
+    masks = read({"a.h5": h5(both)}).targets
+    assert isinstance(masks, Masks)
+    # As long as the file that is made of it.
+    assert masks.source.sizes.tolist() == [len(masks.source.read(number)) for number in EACH]
+    assert isinstance(
+        read({f"{key}.npy": npy(one) for key, one in zip(IN_FOLDERS, COLOUR, strict=True)}).inputs, Images
+    )
     names = named([f"{one}_{number}" for number, one in enumerate(CLASSES)], COLOUR)
     assert read({"a.npz": npz(**names)}, file_names(r"([a-z]+)_\d+\.\w+$")).classes == ("cat", "dog")
