@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -120,11 +120,12 @@ def home_of(dataset: Any, path: Path) -> Path | None:
     return None if home == path or home.samefile(path) else home
 
 
-def check_heaps(path: Path) -> None:
-    """Check the heaps at the file's two ends for lengths that make HDF5 loop for ever. Takes a few milliseconds."""
+def check_heaps(path: Path | str, file: Any = None) -> None:
+    """Check the heaps at the file's two ends for lengths that make HDF5 loop for ever. Takes a few milliseconds.
+    `file`: an object that holds its bytes, if it has no path."""
     # HDF5 walks objects by their lengths and checks none of them: a length of 0, or near 2**64, is an endless loop
     # inside the library, which nothing can end. Of 4,000 files with scrambled bytes, 13 hung, all of them here.
-    with open(path, "rb") as handle:
+    with open(path, "rb") if file is None else nullcontext(file) as handle:
         size = handle.seek(0, 2)
         for start in sorted({0, max(0, size - _LOOKED_BYTES)}):
             handle.seek(start)

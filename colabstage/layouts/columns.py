@@ -45,6 +45,8 @@ _FAILED = frozenset({"#ref!", "#value!", "#div/0!", "#name?", "#null!", "#num!"}
 _PERHAPS_MISSING = frozenset({"na", "n.a.", "none", "nil", "-", "--", "?", ".", "-99", "-999", "-9999"})
 # 64-bit integers have fewer digits, and Python refuses to parse thousands of them.
 MOST_DIGITS = 40
+# Fewer words may be the name of a class.
+_BLANKS_OF_TEXT = 3
 # A cell may be a page of text.
 _CELL_SHOWN, _REASON_SHOWN = 60, 240
 _NO_LABELS = (*words.IDS, *words.CAPTIONS, *words.ABOUT_FILES, *words.PATHS)
@@ -144,6 +146,12 @@ class Column:
     def are_files(self) -> bool:
         """Tell whether all cells are names of images or clips, or empty."""
         return bool(self.filled) and all(map(words.is_sample, self.filled))
+
+    @cached_property
+    def are_texts(self) -> bool:
+        """Tell whether it is called as captions are, or its cells are mostly sentences, each its own."""
+        sentences = sum(cell.count(" ") >= _BLANKS_OF_TEXT for cell in self.distinct)
+        return self.plain in words.CAPTIONS or (2 * sentences > len(self.distinct) and 2 * sentences > len(self))
 
     @property
     def may_be_label(self) -> bool:
@@ -393,16 +401,15 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
         return LayoutError(
             f"{what}. Write the label of each file behind its path, and a first row that says so: path,label."
         )
-    texts = any(column.plain in words.CAPTIONS for column in others)
-    both = "a dataset object whose items are (x, tokens) has both"
-    also = f' Texts are not read: layout="images" takes images without them; {both}.' if texts else ""
     which = f"Which of the columns {listed(known)} is the label?"
     if not candidates:
         which = f"None of the columns {listed(known)} looks like the label, by its name or its cells."
     # One without an empty cell, because a label is in each row.
     filled = {one.name for one in others if MISSING.isdisjoint(map(str.lower, one.distinct))}
-    shown = next((name for name in known if name in filled), known[0])
-    return LayoutError(f"{which} Say so: layout=table_rows(labels=[{shown!r}]), from colabstage.options.{also}")
+    may_be = [one.name for one in others if one.name in known and not one.are_texts]
+    shown = next((name for name in may_be if name in filled), next(iter(may_be), ""))
+    how = f" Say so: layout=table_rows(labels=[{shown!r}]), from colabstage.options." if shown else ""
+    return LayoutError(f"{which}{how}")
 
 
 # --- cells of tables as targets ---------------------------------------------------------------------------------------

@@ -742,10 +742,14 @@ def read_layout(tree: Tree, state: Callable[[Case], Found], *, is_more: bool = F
     """Make the table of what is stated about a tree, however that was chosen."""
     case = Case(Source(tree), is_more=is_more)
     try:
-        if copies := second_copies(case.source):
-            case = Case(case.source.without(copies), is_more=is_more)
-        note = f"{left_out(len(copies), 'files')}: copies of others (first '{min(copies)}')." if copies else ""
-        return required(state(case)).noting(*filter(None, [note])).as_table(case.source)
+        try:
+            return _read_case(case, state)
+        except LayoutError as error:
+            # What states labels that cannot be used is not replaced by what is in a file beside it.
+            inside = None if isinstance(error, BrokenDatasetError) else arrays.unfolded(case.source)
+            if inside is None:
+                raise
+            return inside.stored(_read_case(Case(Source(inside), is_more=is_more), state))
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
         if not (hint := _how_to_give(case.source)):
@@ -758,6 +762,13 @@ def read_layout(tree: Tree, state: Callable[[Case], Found], *, is_more: bool = F
     except (ValueError, ArithmeticError, RecursionError, MemoryError) as error:
         msg = f"Labels or arrays of '{tree.label}' cannot be read: {ended(said_by(error))} Correct that file."
         raise BrokenDatasetError(msg) from error
+
+
+def _read_case(case: Case, state: Callable[[Case], Found]) -> SampleTable:
+    if copies := second_copies(case.source):
+        case = Case(case.source.without(copies), is_more=case.is_more)
+    note = f"{left_out(len(copies), 'files')}: copies of others (first '{min(copies)}')." if copies else ""
+    return required(state(case)).noting(*filter(None, [note])).as_table(case.source)
 
 
 def _weigh_all(case: Case) -> Evidence:
@@ -788,12 +799,14 @@ def is_table_file(path: Path, layout: object) -> bool:
 # --- if nothing fits --------------------------------------------------------------------------------------------------
 
 _KINDS = "images, arrays, clips of sound, text or shards (tar, TFRecord, LMDB, Arrow)"
+_OF_ZARR = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
 # What to do with files that no layout reads.
 _UNREAD = {
     "A pickle can run any program. Save arrays: numpy.savez('train.npz', x=…, y=…).": (
-        ".pkl", ".pickle", ".p", ".joblib", ".pt", ".pth",
+        ".pkl", ".pickle", ".pyd", ".p", ".joblib", ".pt", ".pth",
     ),
     "Fetch what they name: dvc pull.": (".dvc",),
+    "Save zarr's arrays: held = zarr.open(PATH), numpy.savez('data.npz', x=held[X][:], y=held[Y][:]).": _OF_ZARR,
 }  # fmt: skip
 _EACH = (
     "Pass pack_dataset a dataset object whose items are (x, y), such as the list [({}, TARGET) for path in "

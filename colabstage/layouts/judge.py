@@ -743,6 +743,7 @@ def _contradicting(source: Source, found: Evidence) -> tuple[str, set[str]]:
     same = {name for name, state in says.items() if state is Says.SAME}
     # What a list states as well is no guess, and only contradicted by other classes.
     names = [name for name, state in says.items() if state is Says.OTHER or (state is Says.MORE and not same)]
+    names += _transcripts(source, table, others.without({*may_list.names}))
     if not same:
         # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with
         # XML in them say the same; what is beside a sample says more of it.
@@ -764,6 +765,15 @@ def _contradicting(source: Source, found: Evidence) -> tuple[str, set[str]]:
         names = (own if 2 * len(own) > len(table) else []) or names
         names = others.where(lambda name: _is_beside_parts(name, classes)).names or names
     return _left_over_message(names, f"the {table.unit} of '{source.label}'", _LABELS), same
+
+
+def _transcripts(source: Source, table: SampleTable, texts: FileEntries) -> list[str]:
+    """Return those of some texts that have a sentence for each sample that they name, another in each line."""
+    said = {
+        name: [tuple(word for word in one.beside(part) if word.isalpha()) for part, one in lines]
+        for name, lines in Naming(source, table, texts).lines.items()
+    }
+    return [name for name, own in said.items() if len({one for one in own if len(one) >= _FEWEST_WORDS}) == len(own)]
 
 
 def _labels_or_names(source: Source, found: Evidence) -> list[str]:
@@ -816,6 +826,8 @@ TEXTS = (*words.TEXTS, "", ".dat", ".log")
 _NAMED = 3
 _HEADS = 16
 _AGREEING = 0.9
+# As many words beside a name are a sentence, and no class.
+_FEWEST_WORDS = 3
 _CORNERS = 4
 
 

@@ -557,7 +557,7 @@ class TableSearch:
                 columns[folders].cells, columns[roles.labels[0]].cells
             )
             return roles._replace(group=roles.group or folders) if is_group else roles
-        except LayoutError:
+        except LayoutError as error:
             # Folders of images are weighed beside the table.
             if self.labels is None and self.kind.layout != TABLE.layout:
                 folders_of = {name: words.folder_of(name) for name in self.files.names}
@@ -571,7 +571,13 @@ class TableSearch:
                 if len(asked) == 1:
                     notes.append(f"'{entry.name}' asks for '{asked[0]}', so that is the label.")
                     return find_roles(columns, labels=asked)
-            raise
+            if not any(one.are_texts for one in columns.values()):
+                raise
+            alone = self.source.only(self.files.names, [one.name for one in found])
+            way = 'layout="images"' if self.kind.layout == TABLE.layout else f'{alone}, layout="{self.kind.layout}"'
+            without = f"{way} takes {self.kind.noun} without them; "
+            msg = f"{error} Texts are not read: {without}a dataset object whose items are (x, tokens) has both."
+            raise LayoutError(msg) from error
 
     def _complete(self, found: list[LeadingTable], roles: ColumnRoles, notes: list[str]) -> list[LeadingTable]:
         """Return the tables that have all columns in use: a competition's test.csv has no labels, and rows with and

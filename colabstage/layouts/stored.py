@@ -11,7 +11,7 @@ import math
 import struct
 import threading
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,7 +21,9 @@ from colabstage.errors import DecodeError, LayoutError, PackFormatError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
     check_extent,
+    check_heaps,
     check_type,
+    estimate_bytes,
     follow,
     home_of,
     open_alone,
@@ -46,7 +48,7 @@ from colabstage.layouts.table import (
     stamp_of,
 )
 from colabstage.layouts.words import CLASS_LISTS
-from colabstage.trees.bytes import SourceFile
+from colabstage.trees.bytes import HEAD_BYTES, SourceFile, image_ending
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.trees.bytes import ByteSource
     from colabstage.trees.listing import FileEntry, Tree
 
 
@@ -83,6 +86,8 @@ class StoredArray:
     """Sentences on values that are not what they seem: never written, or packed."""
     is_turned: bool = False
     """Whether its rows are along the last of MATLAB's three axes or more, as its own programs store images."""
+    are_files: bool = False
+    """Whether its rows are the bytes of image files."""
 
     @classmethod
     def joined(cls, name: str, parts: Sequence[StoredArray]) -> StoredArray:
@@ -183,11 +188,22 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
     return StoredArray(name, shape, native, rows, lambda: decode_npy(tree.read(entry)), header.trouble)
 
 
-def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Return the arrays of a .npz archive, including compressed ones."""
+class ManyArraysError(LayoutError):
+    """A file holds more arrays than it may have fields."""
+
+
+def _refuse_many(count: int, most: float, name: str) -> None:
+    if count > most:
+        msg = f"'{name}' holds more than {most:,} arrays."
+        raise ManyArraysError(msg)
+
+
+def npz_arrays(tree: Tree, entry: FileEntry, *, most: float = math.inf) -> list[StoredArray]:
+    """Return the arrays of a .npz archive, including compressed ones; raises `ManyArraysError` for more than `most`."""
     # An .npz is a zip of .npy files.
     inner = ZipTree(open_member(tree, entry))
     members = [member for member in inner.entries if member.name.endswith(NPY)]
+    _refuse_many(len(members), most, entry.name)
     return [read_npy(inner, member, f"{entry.name}/{member.name.removesuffix(NPY)}") for member in members]
 
 
@@ -213,13 +229,14 @@ _MAX_BLOCK_BYTES = 128 * 1024 * 1024
 _BLOCKS_KEPT = 3
 
 
-def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[StoredArray]:
+def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool, most: float = math.inf) -> list[StoredArray]:
     """Return every dataset of one dimension or more of an HDF5 file; MATLAB's with axes as MATLAB shows them, samples
-    first. Attributes that are called like lists of class names are arrays too.
+    first. Attributes that are called like lists of class names are arrays too. Raises `ManyArraysError` for more than
+    `most`.
 
     Soft and external links are followed, to datasets that no other name has led to.
     """
-    file = _open_hdf5(tree, entry)
+    file = open_hdf5(tree, entry)
     if FORMAT_ATTRIBUTE in file.attrs and not takes_packs:
         file.close()
         path = tree.path_of(entry)
@@ -229,6 +246,7 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[Stor
         raise broken(entry.name, f"it is a pack that colabstage made, so it needs no staging: {how}")
     found: list[StoredArray] = []
     try:
+        _refuse_many(_count(file, most), most, entry.name)
         found += _class_lists(file, entry.name)
         for key, node in _datasets(file, entry.name, alone=tree.path_of(entry) is None):
             name = f"{entry.name}/{key}"
@@ -242,6 +260,35 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[Stor
         msg = f"'{entry.name}' is a damaged HDF5 file: {error}."
         raise LayoutError(msg) from error
     return found
+
+
+def links_of(group: Any) -> list[bytes]:
+    """Return the names of what an open `GroupID` holds itself, and not by links to elsewhere."""
+    from h5py import h5l
+
+    names: list[bytes] = []
+    group.links.iterate(lambda name, info: names.append(name) if info.type == h5l.TYPE_HARD else None, info=True)
+    return names
+
+
+def _count(group: Any, most: float) -> int:
+    """Return how many arrays a group holds, with those of its groups; some number above `most` if there are more."""
+    from h5py import h5g, h5o
+
+    # A group may hold one above it.
+    waiting, count, seen = [group.id], 0, set[int]()
+    while waiting and count <= most < math.inf:
+        node = waiting.pop()
+        names = links_of(node)
+        # Many in one group are seldom groups.
+        count += len(names) if len(names) > most else 0
+        for name in names if count <= most else ():
+            info = h5o.get_info(node, name)
+            is_group = info.type == h5o.TYPE_GROUP
+            count += not is_group
+            waiting += [h5g.open(node, name)] if is_group and info.addr not in seen else []
+            seen.add(info.addr)
+    return count
 
 
 def _class_lists(node: Any, name: str) -> Iterator[StoredArray]:
@@ -260,16 +307,16 @@ def _class_lists(node: Any, name: str) -> Iterator[StoredArray]:
             yield StoredArray.in_memory(f"{name}/{key}", np.array(texts), "")
 
 
-def _open_hdf5(tree: Tree, entry: FileEntry) -> Any:
+def open_hdf5(tree: Tree, entry: FileEntry, content: ByteSource | None = None) -> Any:
+    """Return an open HDF5 file, which leads to no files but those beside it. `content`: its bytes, if they are open."""
+    path = tree.path_of(entry)
+    file = None if path is not None else SourceFile(content or open_member(tree, entry))
+    check_heaps(path or entry.name, file)
     try:
-        path = tree.path_of(entry)
-        if path is not None:
-            # The file may be open in this process already, and HDF5 then requires the same locking.
-            return open_with_any_locking(Path(path))
-        return open_alone(SourceFile(open_member(tree, entry)), entry.name)
+        # The file may be open in this process already, and HDF5 then requires the same locking.
+        return open_alone(file, entry.name) if path is None else open_with_any_locking(Path(path))
     except OSError as error:
-        old = " A .mat file has to be saved with '-v7.3'." if entry.name.lower().endswith(".mat") else ""
-        msg = f"'{entry.name}' cannot be opened as an HDF5 file: {error}.{old}"
+        msg = f"'{entry.name}' cannot be opened as an HDF5 file: {error}. Copy it again."
         raise LayoutError(msg) from error
 
 
@@ -308,6 +355,16 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
 def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> StoredArray:
     import h5py
 
+    if _holds_files(dataset):
+
+        def files() -> SampleSource:
+            row_bytes = max(1, estimate_bytes(dataset) // len(dataset))
+            return map_samples(_hdf5_rows(tree, entry, dataset, name, row_bytes=row_bytes), bytes)
+
+        # Like words, bytes of one length are inputs where there are no others.
+        kind = dataset.dtype if dataset.dtype.kind == "S" else np.dtype(np.uint8)
+        made = StoredArray(name, dataset.shape, kind, files, lambda: np.asarray(dataset[()]))
+        return replace(made, are_files=True)
     # MATLAB's characters are numbers, a column for each word; a single one is a description.
     is_chars = dataset.attrs.get("MATLAB_class") == b"char" and dataset.ndim > 1
     if is_chars or h5py.check_string_dtype(dataset.dtype) is not None:
@@ -343,6 +400,15 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
     return StoredArray(name, shape, native, rows, whole, trouble, (), (*_remarks(dataset, name),), is_turned)
 
 
+def _holds_files(dataset: Any) -> bool:
+    """Tell whether a dataset's rows are bytes of any length, the first of which are an image."""
+    import h5py
+
+    kind = dataset.dtype
+    are_bytes = h5py.check_vlen_dtype(kind) == np.uint8 or (kind.kind in "SV" and kind.names is None)
+    return bool(are_bytes and dataset.ndim == 1 and len(dataset) and image_ending(bytes(dataset[0])[:HEAD_BYTES]))
+
+
 def _remarks(dataset: Any, name: str) -> Iterator[str]:
     if unwritten := unwritten_part(dataset):
         yield f"{unwritten} of '{name}' were never written, and are read as 0."
@@ -362,20 +428,25 @@ def _text(dataset: Any, name: str) -> NDArray[Any]:
         raise LayoutError(msg) from error
 
 
-def _hdf5_rows(tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_last: bool) -> SampleSource:
+def _hdf5_rows(
+    tree: Tree, entry: FileEntry, dataset: Any, name: str, *, along_last: bool = False, row_bytes: int = 0
+) -> SampleSource:
     """Return rows that are read by their place in the file if they have one, which needs no HDF5 lock; otherwise in
-    blocks through h5py, so that a chunk is unpacked once, not once for each row."""
+    blocks through h5py, so that a chunk is unpacked once, not once for each row. `row_bytes`: how many bytes a row has
+    in the mean, if they have no one length."""
     # A dataset behind a link reports its place in another file.
     path, kind, stamp = tree.path_of(entry), dataset.dtype, stamp_of(entry)
     is_own = path is None or home_of(dataset, Path(path)) is None
-    has_place = is_own and not (dataset.chunks or dataset.external or dataset.is_virtual or dataset.file.userblock_size)
+    has_place = is_own and not (
+        row_bytes or dataset.chunks or dataset.external or dataset.is_virtual or dataset.file.userblock_size
+    )
     offset = dataset.id.get_offset() if has_place and not along_last else None
     if offset is not None:
         file = open_member(tree, entry)
         return rows_of_file(file, offset, len(dataset), dataset.shape[1:], kind, stamp=stamp, wanted=kind)
     axis = 1 if along_last else 0
     count = int(dataset.shape[axis])
-    row_bytes = max(1, dataset.size // max(1, count) * kind.itemsize)
+    row_bytes = row_bytes or max(1, dataset.size // max(1, count) * kind.itemsize)
     chunk = dataset.chunks[axis] if dataset.chunks else 1
     # Whole chunks if that stays within bounds: otherwise parts of a chunk would be unpacked twice.
     step = math.ceil(max(1, _BLOCK_BYTES // row_bytes) / chunk) * chunk

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,7 @@ def _call_at(function: Callable[[int], Any], chosen: NDArray[np.integer[Any]], i
     return function(int(chosen[index]))
 
 
-def map_samples(source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> SampleSource:
+def map_samples(source: SampleSource, convert: Callable[[Any], Content]) -> SampleSource:
     """Return the contents of a source, each converted to another form: byte order, axes, a part of it."""
     read = source.read
     return SampleSource(
@@ -206,6 +206,14 @@ def rows_of_file(
         read=lambda index: read_run(index, 1)[0],
         read_rows=read_rows,
     )
+
+
+def measured(table: SampleTable) -> SampleTable:
+    """Return a table with the lengths of its files, where their container does not tell these before it reads them."""
+    source = table.inputs.source
+    sizes = np.array([len(source.read(index)) for index in range(len(source))], np.int64)
+    made = SampleSource(sizes, source.positions, name=source.name, stamp=source.stamp, read=source.read)
+    return replace(table, inputs=replace(table.inputs, source=made), complete=None)
 
 
 def stamp_of(entry: FileEntry) -> str:

@@ -33,7 +33,8 @@ _NEWER_RULES = {
     "image_folder": 7,
     **dict.fromkeys(("lmdb", "pixel_table"), 8),
     **dict.fromkeys(("coco_classes", "croissant", "images"), 10),
-    **dict.fromkeys(("file_names", "tokens"), 11),
+    "file_names": 11,
+    "tokens": 12,
     **dict.fromkeys(("arrow", "webdataset"), 12),
     "arrays": 14,
     **dict.fromkeys(("audio", "array_folder"), 14),
@@ -41,7 +42,7 @@ _NEWER_RULES = {
     "detection": 19,
     "pairs": 20,
     "table": 25,
-    "auto": 31,
+    "auto": 32,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -15,7 +15,7 @@ import xxhash
 
 from colabstage.errors import SourceReadError, UnsafeArchiveError
 from colabstage.io.files import Closing, block_ranges
-from colabstage.io.units import format_bytes
+from colabstage.io.units import format_bytes, listed
 from colabstage.trees.bytes import PIECE_BYTES, ByteSource, cut_while_read
 from colabstage.trees.names import extension_of
 
@@ -272,6 +272,8 @@ class Tree(Closing):
     """The links to no file of the tree, by name; they may have been samples, or folders of them."""
     prefix: str = ""
     """The part of the source's names that these lack: the folder, with its slash, that `only=` chose."""
+    is_unfolded: bool = False
+    """Whether its files are arrays of a file, so that `only=` chooses none of them."""
     crcs: NDArray[np.uint32] | None = None
     """The CRC-32 of each file, `(N,)`; `None` if the container stores none."""
 
@@ -373,6 +375,8 @@ class Tree(Closing):
 def only_line(tree: Tree, *parts: str) -> str:
     """Return the argument that stages parts of a tree, folders and files by name or pattern, for messages."""
     found = [tree.prefix + part for part in parts]
+    if tree.is_unfolded:
+        return f"a file with {listed(found)} alone"
     return f"only={found if len(found) > 1 else found[0]!r}"
 
 

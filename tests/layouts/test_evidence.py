@@ -292,7 +292,7 @@ def test_what_is_named_is_believed() -> None:
             read("{0..3}.jpg", {"labels.json": "[]"}, repr(layout))
 
 
-@pytest.mark.parametrize("saved_as", ["utf-8-sig", "utf-16", "latin-1"])
+@pytest.mark.parametrize("saved_as", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
 def test_lists_are_read_however_an_editor_saved_them(saved_as: str) -> None:
     """With Windows' mark, or in the letters of western Europe."""
     made = known("", FOOD, listed(train=TRAIN, test=TEST)).files

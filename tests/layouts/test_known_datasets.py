@@ -158,7 +158,7 @@ def labels_of(found: SampleTable, number: int) -> list[str]:
 
 def test_most_are_right_by_themselves() -> None:
     """No fewer than now, and no fewer without a line to write: whoever makes one need a line lowers this in sight."""
-    assert len({known.name for known in DATASETS}) == len(DATASETS) >= 434
+    assert len({known.name for known in DATASETS}) == len(DATASETS) >= 435
     assert sum(not known.error and not known.write for known in DATASETS) >= 327
 
 

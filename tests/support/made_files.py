@@ -78,11 +78,11 @@ def npy(array: NDArray[Any]) -> bytes:
     return buffer.getvalue()
 
 
-def matlab(arrays: Mapping[str, Any]) -> bytes:
-    """Return a MATLAB file of version 5."""
+def matlab(arrays: Mapping[str, Any], *, version: str = "5") -> bytes:
+    """Return a MATLAB file of version 5, or 4."""
     writer = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
     buffer = io.BytesIO()
-    writer.savemat(buffer, arrays, do_compression=True)
+    writer.savemat(buffer, arrays, format=version, do_compression=version == "5")
     return buffer.getvalue()
 
 

@@ -1,7 +1,7 @@
 """Samples that are rows of arrays in .npy, .npz, HDF5 and MATLAB files: find the inputs and targets.
 
-Pure code decides by the names of the arrays; only then is more than headers read. MATLAB's .mat files of versions 5 to
-7 are not HDF5; scipy reads them, if it is installed.
+Pure code decides by the names of the arrays; only then is more than headers read. MATLAB's .mat files up to
+version 7 are not HDF5; scipy reads them, if it is installed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
+from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.layouts import words
@@ -30,6 +31,7 @@ from colabstage.layouts.columns import Column, class_numbers, make_targets, note
 from colabstage.layouts.evidence import Evidence, FileKind, Found, Miss, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list
+from colabstage.layouts.members import MOST_FIELDS, Unfolded, unfold
 from colabstage.layouts.reading import Source, broken, decode_text, open_member, open_unpacked, refuse_stand_in
 from colabstage.layouts.records import (
     ShardFile,
@@ -39,7 +41,16 @@ from colabstage.layouts.records import (
     split_of_shard,
     splits_of_fields,
 )
-from colabstage.layouts.stored import NPY, OF_MATLAB, StoredArray, decode_npy, hdf5_arrays, npz_arrays, read_npy
+from colabstage.layouts.stored import (
+    NPY,
+    OF_MATLAB,
+    ManyArraysError,
+    StoredArray,
+    decode_npy,
+    hdf5_arrays,
+    npz_arrays,
+    read_npy,
+)
 from colabstage.layouts.table import (
     Arrays,
     BrokenDatasetError,
@@ -54,6 +65,7 @@ from colabstage.layouts.table import (
     join_samples,
     known_splits,
     map_samples,
+    measured,
     rows_of_file,
     stamp_of,
 )
@@ -68,7 +80,9 @@ if TYPE_CHECKING:
 
 
 NAME = "arrays"
-_MATLAB_HEAD, _OBJECT = b"MATLAB 5.0 MAT-file", ("s0", "s1", "s2", "arr")
+# An HDF5 file begins with this, or with a block of another program before it: MATLAB's has 512 bytes.
+_OF_HDF5, _BLOCKS = b"\x89HDF\r\n\x1a\n", (0, 512, 1024, 2048)
+_OBJECT = ("s0", "s1", "s2", "arr")
 _SVHN = re.compile(r"(train|test|extra)_32x32\.mat$")
 _NPZ, _MAT = ".npz", ".mat"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", _MAT)
@@ -78,6 +92,8 @@ _MAX_FILES = 256
 _LOOKED_AT, _MOST_LOOKED_AT = 3, 64
 # Files that hold several arrays.
 _OF_SEVERAL = re.compile(r"(.*?\.(?:npz|h5|hdf5|hdf|he5|mat))/", re.IGNORECASE)
+# What pandas calls the parts of its tables.
+_OF_PANDAS = re.compile(r"(.+?\.[A-Za-z0-9]+)/(?:.*/)?(?:axis0|_i_table)(?:/|$)")
 _DIGITS = re.compile(r"\d+")
 # The numbers in a file's name, which tell it from others of its series.
 _Numbers = tuple[str, ...]
@@ -344,6 +360,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         groups=_as_words(stored[groups].whole().reshape(-1)) if groups else of_files if are_groups else None,
         classes=classes,
         notes=tuple(notes),
+        complete=measured if xs[0].are_files else None,
     )
     return Evidence(table, "the arrays' names", used_files.union(files.names), unused=tuple(unused))
 
@@ -360,12 +377,21 @@ def _matched(
             return near(_each_a_sample(source, files.names))
         # For each the file itself, and one handle each for its inputs and targets, if these are read in place.
         allow_open_files(3 * len(files))
-    found, joined = _join_series(_find_arrays(source, files, takes_packs=x is not None), x, y)
+    try:
+        arrays = _find_arrays(source, files, takes_packs=x is not None, most=MOST_FIELDS if x is None else math.inf)
+    except ManyArraysError:
+        if (tree := unfolded(source)) is not None:
+            return near(_each_a_sample(source, tree.entries.names))
+        arrays = _find_arrays(source, files, takes_packs=x is not None)
+    found, joined = _join_series(arrays, x, y)
     stored = {one.name: one for one in [*found, *published]}
     try:
         every = (_find_numbered(stored) if x is None else []) or find_splits(_candidates(stored), x=x, y=y)
         return stored, every, joined
     except LayoutError as error:
+        if frames := [one[1] for one in map(_OF_PANDAS.match, stored) if one is not None]:
+            _, paths = source.addresses(files.where(frames[0].__eq__))
+            return near(f"'{frames[0]}' holds a table of pandas. {as_arrays(f'pandas.read_hdf({paths[0]!r})')}")
         named = {_NUMBERED.sub("", name) for name in stored}
         patterns = {_DIGITS.sub("#", name) for name in named}
         are_numbered = x is None and len(named) >= max(_FEW_FILES, 2 * len(patterns))
@@ -425,8 +451,9 @@ def _named(
     return renumbered(targets, classes, names), names
 
 
-def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> list[StoredArray]:
-    """Return all arrays of some files, by file and key; only headers are read."""
+def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool, most: float = math.inf) -> list[StoredArray]:
+    """Return all arrays of some files, by file and key; only headers are read. Raises `ManyArraysError` if a file has
+    more than `most`."""
     tree = source.tree
     found: list[StoredArray] = []
     for entry in files:
@@ -436,15 +463,19 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool) -> li
             found.append(read_npy(tree, entry, entry.name))
         elif suffix == _NPZ:
             try:
-                found += npz_arrays(tree, entry)
+                found += npz_arrays(tree, entry, most=most)
             except CorruptArchiveError as error:
                 msg = f"'{entry.name}' cannot be read: {error}"
                 raise LayoutError(msg) from error
-        elif suffix == _MAT and source.head(entry, len(_MATLAB_HEAD)) == _MATLAB_HEAD:
-            found += matlab5_arrays(tree, entry)
+        elif suffix == _MAT and not _is_hdf5(source.head(entry, 2 * _BLOCKS[-1])):
+            found += matlab_arrays(tree, entry)
         else:
-            found += hdf5_arrays(tree, entry, takes_packs=takes_packs)
+            found += hdf5_arrays(tree, entry, takes_packs=takes_packs, most=most)
     return found
+
+
+def _is_hdf5(head: bytes) -> bool:
+    return any(head.startswith(_OF_HDF5, place) for place in _BLOCKS)
 
 
 def _join_series(arrays: Sequence[StoredArray], x: str | None, y: str | None) -> tuple[list[StoredArray], int]:
@@ -513,13 +544,13 @@ def _numbers_in(file: str) -> _Numbers:
     return tuple(_DIGITS.findall(file))
 
 
-def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
+def matlab_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     """Return the numeric arrays of a file, samples first: along the axis that is as long as the file's vectors; or,
     with three axes or more, along the last, as MATLAB's own programs store images."""
     try:
         from scipy import io as matlab
     except ImportError as error:
-        refuse_import("scipy", f"'{entry.name}' is a MATLAB file of version 5, which needs", error)
+        refuse_import("scipy", f"'{entry.name}' is a MATLAB file of version 7 or older, which needs", error)
     try:
         # The header says only "double" even if the numbers are stored with fewer bytes.
         held = matlab.loadmat(SourceFile(open_member(tree, entry)))
@@ -617,6 +648,8 @@ def _check_turned(used: Sequence[StoredArray], every: Collection[StoredArray]) -
 
 
 def _as_inputs(xs: Sequence[StoredArray]) -> Inputs:
+    if all(array.are_files for array in xs):
+        return Images(join_samples([array.rows() for array in xs]))
     shapes = [array.shape for array in xs if array.dtype == np.uint8]
     # Rows with three axes are images only if the last may count channels.
     if len(shapes) == len(xs) and all(len(one) == 3 or (len(one) == 4 and one[3] in (1, 3, 4)) for one in shapes):
@@ -642,6 +675,9 @@ def _as_targets(
     if isinstance(inputs, Images) and all(map(_is_mask, ys, xs)):
         # Targets with the shape of the images' pixels are one class per pixel, not several numbers.
         masks = find_masks(join_samples([y.rows() for y in ys]), decoded=True)
+        return masks, masks.classes
+    if all(y.are_files for y in ys):
+        masks = find_masks(join_samples([y.rows() for y in ys]))
         return masks, masks.classes
     is_vector = all(math.prod(y.shape[1:]) == 1 for y in ys)
     nbytes = sum(math.prod(y.shape) * y.dtype.itemsize for y in ys)
@@ -689,8 +725,21 @@ def array_folder_state(source: Source, state: Callable[[FileKind], Found]) -> Fo
         # Files outside class folders are arrays of many samples, for which `arrays_state` has a better message.
         return found if found.claims else Miss(EmptySourceError(str(found.error)))
     first = _usable(read_npy(source.tree, files_of(found.table)[0], found.table.keys[0]))
-    inputs = Arrays(found.table.inputs.source, first.shape, first.dtype, decode=decode_npy)
+    files = found.table.inputs.source
+    is_image = isinstance(_as_inputs([replace(first, shape=(1, *first.shape))]), Images)
+    if is_image and len({*files.sizes.tolist()}) > 1:
+        return Miss(LayoutError(f"'{files.name(0)}' and others hold images of several sizes."))
+    inputs = Arrays(files, first.shape, first.dtype, decode=decode_npy)
     return replace(found, table=replace(found.table, inputs=inputs))
+
+
+def unfolded(source: Source) -> Unfolded | None:
+    """Return the tree in which files of one array for each sample are folders; `None` if there are none."""
+    return source.once(_unfold)
+
+
+def _unfold(source: Source) -> Unfolded | None:
+    return unfold(source, lambda name: _split_and_role(name)[1])
 
 
 # The files in which well-known datasets are published, in formats of neither arrays nor images.

@@ -108,8 +108,9 @@ def tokens_state(
     # A stand-in is as short, and refused.
     heads = scan_each(texts, lambda _, entry: read_with_retry(lambda: source.head(entry, HEAD_BYTES), entry.name))
     for name, head in zip(texts.names, heads, strict=True):
-        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise broken(name, "it is text in UTF-16", "UTF-8")
+        # Other texts have no zeros.
+        if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in head:
+            raise broken(name, "it is text in UTF-16, or none", "UTF-8")
     some = [(one, source.head(one, _HEAD_BYTES)) for one in texts.ending_in((".jsonl",))[:_LOOKED_AT]]
     firsts = [(one, head.partition(b"\n")[0]) for one, head in some if b"\n" in head or len(head) < _HEAD_BYTES]
     for one, line in firsts:

@@ -144,6 +144,7 @@ REFUSED: dict[str, tuple[dict[str, bytes | str], Any, str]] = {
         for tokens in ([70000], [-1], [0.5], [[1, 2]])
     },
     "no text in UTF-8": ({"a.txt": b"\xff\xfe" * 100}, token_blocks(length=9, tokenizer=words), r"'a\.txt'"),
+    "text in UTF-16 without a mark": ({"a.txt": b"t\0e\0" * 9}, token_blocks(length=9), r"'a\.txt'.*UTF-16"),
     "text in UTF-16": ({"a.txt": "text".encode("utf-16") * 9}, token_blocks(length=9), r"'a\.txt'.*UTF-16"),
     "binary files of any name": ({"weights.bin": bytes(4096)}, "tokens", r"'weights\.bin'"),
     "a table beside tokens": ({"train.bin": bytes(4100), "a.csv": "a\n1\n"}, "auto", r"text and tokens: 1 \.csv"),
