@@ -31,7 +31,8 @@ def stage(home: Path, name: str = "photos", **options: Any) -> Any:
     success."""
     places = {"local_dir": home / "out/local", "cache_dir": home / "out/cache", "progress": False}
     data = stage_dataset(home / "mine" / name, **{**places, **options})
-    if unreached := [note for note in data.report.notes if note.startswith("Whether the source has changed is not known")]:
+    unknown = "Whether the source has changed is not known"
+    if unreached := [note for note in data.report.notes if note.startswith(unknown)]:
         raise SourceAccessError(unreached[0])
     return data
 
