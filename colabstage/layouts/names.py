@@ -85,8 +85,6 @@ def nothing_states(source: Source) -> Evidence:
     folders, of_files = images.folders
     if len(folders) == 1 and folders[0] and not splits_of[0]:
         notes.append(f"All are in the folder '{folders[0]}'; layout='image_folder' makes it their class.")
-    if not any(splits_of):
-        notes.append("Rows of 'train' are in random order; with splits={'test': 1.0} they keep that of their names.")
     splits = [splits_of[number] for number in of_files.tolist()]
     return Evidence.of_images(source, "images", images, None, "nothing", splits=splits, notes=notes)
 

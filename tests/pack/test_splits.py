@@ -15,7 +15,7 @@ import pytest
 from colabstage import pack_dataset
 from colabstage.errors import LayoutError, OptionError
 from colabstage.options import Images, SampleTable, TreeFiles, Values
-from tests.support.images import image
+from tests.support.images import image, make_tree
 
 Pack = Callable[..., dict[str, list[str]]]
 
@@ -138,6 +138,14 @@ def test_the_order_of_train_is_seeded_and_steady(pack: Pack) -> None:
     assert pack(keys[:100])["train"] == first
     assert pack(keys[:100], seed=1)["train"] != first
     assert [key for key in pack(keys)["train"] if key in keys[:100]] == first
+
+
+def test_the_order_of_samples_without_labels_is_noted_until_it_is_chosen(tmp_path: Path) -> None:
+    """The line in the note ends it."""
+    make_tree(tmp_path / "photos", {f"{row}.png": row for row in range(9)})
+    for splits, is_noted in ((None, True), ({"test": 1.0}, False)):
+        report = pack_dataset(tmp_path / "photos", tmp_path / f"{splits}.h5", splits=splits, progress=False)
+        assert any("splits={'test': 1.0}" in note for note in report.notes) == is_noted
 
 
 def test_splits_of_the_source_are_taken_as_they_are(pack: Pack) -> None:
