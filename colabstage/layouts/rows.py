@@ -23,7 +23,7 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.images.geometry import VOID
-from colabstage.io.units import counted, format_count, left_out, listed
+from colabstage.io.units import counted, format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import (
     MISSING,
@@ -701,7 +701,6 @@ class TableSearch:
         # hidden.
         places = [(table.path.cells, np.delete(np.arange(len(table.path)), own)) for table, own in rows.places]
         lost = [cells[row] for cells, others in places for row in others.tolist()]
-        which = f"whose {self.kind.noun} are not there (first '{show(lost[0])}')" if lost else ""
         paths = f"'{first.beside}' and '{first.path.name}'" if first.beside else f"'{first.path.name}'"
         which_rows = f"the rows of {names}; paths are in {paths}"
         if first.folders:
@@ -711,10 +710,10 @@ class TableSearch:
             f"Splits are as '{roles.split}' says." if roles.split else "",
             f"Not used: the column{'s' if len(unread) > 1 else ''} {listed(unread)}." if unread else "",
             f"Samples with the same '{roles.group}' stay in one split." if roles.group else "",
-            f"{left_out(len(lost), 'rows', which)}." if lost else "",
         )
-        rest = len(self.files) - len(np.unique(rows.files))
-        return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
+        rest = take_strings(self.files.names, np.setdiff1d(np.arange(len(self.files)), rows.files))
+        parts = (lost, "rows", f"whose {self.kind.noun} are not there"), (rest, self.kind.noun, "that no row names")
+        return [*filter(None, notes), *left_out_notes(*parts)]
 
 
 def _taken_apart(table: Table) -> Table:
