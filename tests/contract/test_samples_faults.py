@@ -9,6 +9,7 @@ import gzip
 import io
 import itertools
 import json
+import pathlib
 import pickle
 import re
 import struct
@@ -1197,8 +1198,8 @@ TEXTS = [
       for name, made, line in [
           ("points", {"{0,1}.ply": "x"}, "[(trimesh.load(path).vertices[:2048], TARGET)"), ("points beside texts", {"{0,1}.laz": "x", "labels/{0,1}.txt": "Car 1 2 3\n"}, "[(laspy.read(path).xyz[:2048], TARGET)"),
           ("volumes", {"{a,b}/{0,1}.nii.gz": "x"}, "[(nibabel.load(path).get_fdata(dtype='float32'), TARGET) for path in sorted(pathlib.Path('"), ("signals", {"{0,1}.hea": "x", "{0,1}.dat": "x"}, ".rglob('*.hea'))]"),
-          ("a table without a header", {"HIGGS.csv": "1.0,2.5\n0.0,3.5\n"}, "HIGGS.csv', header=None), numpy.savez('data.npz', "), ("a table beside a smaller one", {"train.csv": "id,age\n1,2\n2,3\n", "answers.csv": "id,y\n1,2\n"}, "train.csv'), numpy"),
-          ("a table in Excel", {"x.xlsx": "PK"}, "x.xlsx'), numpy.savez"), ("numbers in texts beside a description", {"a/README.txt": "of signals", "{a,b}/X.txt": "  1.5e-1 2.5 3.5\n" * 9}, "'a/X.txt' holds numbers, not text")]),
+          ("a table without a header", {"HIGGS.csv": "1.0,2.5\n0.0,3.5\n"}, "HIGGS.csv', header=None); numpy.savez('data.npz', "), ("a table beside a smaller one", {"train.csv": "id,age\n1,2\n2,3\n", "answers.csv": "id,y\n1,2\n"}, "train.csv'); numpy"),
+          ("a table in Excel", {"x.xlsx": "PK"}, "x.xlsx'); numpy.savez"), ("numbers in texts beside a description", {"a/README.txt": "of signals", "{a,b}/X.txt": "  1.5e-1 2.5 3.5\n" * 9}, "'a/X.txt' holds numbers, not text")]),
     *(row(f"an archive beside {name}", files("", made), right=[right])
       for name, made, right in [
           ("DICOM", {"{0,1}.dcm": "DICM" * 99, "more.zip": "PK"}, refused("2 .dcm.*pydicom", but_not="as the source")), ("films", {"{0,1}.mp4": "x" * 99, "labels.zip": "PK"}, refused("2 .mp4.*items are", but_not="as the source")),
@@ -1384,3 +1385,25 @@ def test_the_line_for_parquet_of_other_tools_can_be_followed(
     dataset = eval(line[1].replace("FOLDER", str(tmp_path / "set")), {"datasets": datasets})
     made = pack(dataset, tmp_path / "packed.h5")
     assert found("train: 0 2, 1 2")(made), made
+
+
+def test_the_lines_for_tables_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recordings in class folders literally; for a table of patients, its columns stand in the line."""
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    monkeypatch.chdir(tmp_path)
+    patients = "patient_id,age,sick\n" + "".join(f"p{row // 2},{row},{row % 2}\n" for row in range(24))
+    recordings = files("", {"{walk,run}/{00..11}.csv": "time,x\n0.0,1.5\n0.1,2.5\n"})
+    for name, content, right in (
+        ("recordings", recordings, found("train: run 12, walk 12 .*")),
+        ("patients", files("", {"heart.csv": patients}), noted("Rows with the same '.*group.*' stay in one split")),
+    ):
+        packed = pack(write_files(tmp_path / name, content), tmp_path / "out.h5")
+        line = re.search(r"arrays: (.*?\))\. To ", packed.refusal)
+        assert line is not None, packed
+        columns = {"COLUMNS": ["age"], "LABEL": "sick"}
+        exec(
+            line[1].replace("FOLDER", str(tmp_path / name)),
+            {"pandas": pandas, "numpy": np, "pathlib": pathlib, **columns},
+        )
+        made = pack("data.npz", tmp_path / f"{name}.h5")
+        assert right(made), made
