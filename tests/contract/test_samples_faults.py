@@ -1059,6 +1059,7 @@ ARRAYS = [
           ("by 1, and NaN for none", {"scale_factor": 1.0, "add_offset": 0, "_FillValue": np.nan, "missing_value": "none"}, lambda packed: packed.found and not noted("xarray")(packed))])),
     row("arrays of embeddings beside inputs", {"d.npz": npz(x=np.ones((8, 4)), y=np.array(Y), embedding_matrix=np.ones((20, 9)))}, right=[found("train: 0 4, 1 4.*", note="embedding_matrix")]),
     row("embeddings and their labels", {"embeddings.npy": npy(np.ones((8, 4))), "y.npy": npy(np.array(Y))}, right=[found("train: 0 4, 1 4.*")]),
+    row("simulations in files of their own", {f"run_{n}.h5": h5(density=np.ones((4, 8), np.float32), time=np.linspace(0, 1, 4)) for n in range(9)}, right=[refused("Which of the arrays 'density', 'time' in 9 files")]),
     row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),
     row("arrays beside inputs in files that are called so", {f"ply_data_{one}.h5": h5(data=np.ones((4, 8, 3)), label=np.arange(4)[:, None] % 2, normal=np.ones((4, 8, 3))) for one in ("train0", "train1", "test0")}, right=[found("train: 0 4, 1 4.*; test: 0 2, 1 2.*", note="normal")]),
     *(row(f"pictures as targets, {end}", files(f"noisy/{{0..3}}.{end} clean/{{0..3}}.{end}"), layout=parts(x="noisy", y="clean"), right=[refused("no masks, give pack_dataset an object")]) for end in ("jpg", "png")),
