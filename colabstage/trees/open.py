@@ -191,7 +191,9 @@ def is_folder(path: Path) -> bool:
         try:
             return path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
-            msg = f"There is nothing at '{path}'. {whereabouts(path)}"
+            folder = next(one for one in path.parents if one.is_dir())
+            only = f"Patterns are for stage_dataset; pack_dataset takes '{folder}', with only='{path.relative_to(folder)}'."
+            msg = f"There is nothing at '{path}'. {only if '*' in path.name else whereabouts(path)}"
             raise SourceNotFoundError(msg) from None
 
     mode = read_with_retry(mode_of, str(path))

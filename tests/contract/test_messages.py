@@ -263,6 +263,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "no such file to fetch": lambda w: w.fetch(w / "nowhere.zip"),
     "no such archive": lambda w: w.extract("nowhere.zip"),
     "no such source to pack": lambda w: w.pack("nowhere"),
+    "a pattern to pack": lambda w: w.pack("photos/*/*.jpg"),
     "no such source to plan": lambda w: plan_stage(w / "nowhere", cache_dir=None),
     "no such sources to compare": lambda w: compare_sources(w / "nowhere"),
     "no such pack": lambda w: w.open("nowhere.h5"),

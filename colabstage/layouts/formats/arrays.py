@@ -173,9 +173,9 @@ def _unclear(names: Sequence[str]) -> str:
         "x=numpy.concatenate([*map(numpy.load, files)]), y=[one.stem for one in files for _ in numpy.load(one)])."
     )
     files, keys = map(dict.fromkeys, zip(*map(_file_and_key, names), strict=True))
-    # Those that many files have in common, once each.
+    # The names in many files are more use than these; a few may be parts or splits.
     once = [key.removeprefix("/") for key in keys]
-    which = f"{listed(once)} in {len(files)} files" if all(once) and len(once) < len(names) else listed(names)
+    which = f"{listed(once)} in {len(files)} files" if all(once) and 2 * len(once) < len(files) else listed(names)
     return (
         f"Which of the arrays {which} are inputs and which targets? Expected one of each, such as X and y, or "
         "of each split, such as x_train and y_train. Or say so: layout=array_rows(x='NAME', y='NAME'), "
