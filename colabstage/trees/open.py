@@ -192,8 +192,9 @@ def is_folder(path: Path) -> bool:
             return path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
             folder = next(one for one in path.parents if one.is_dir())
-            only = f"Patterns are for stage_dataset; pack_dataset takes '{folder}', with only='{path.relative_to(folder)}'."
-            msg = f"There is nothing at '{path}'. {only if '*' in path.name else whereabouts(path)}"
+            found = f"pack_dataset takes '{folder}', with only='{path.relative_to(folder)}'"
+            why = f"Patterns are for stage_dataset; {found}." if "*" in path.name else whereabouts(path)
+            msg = f"There is nothing at '{path}'. {why}"
             raise SourceNotFoundError(msg) from None
 
     mode = read_with_retry(mode_of, str(path))
