@@ -251,6 +251,7 @@ def test_copies_that_augmentation_made_stay_together(tmp_path: Path, names: str,
     assert ({*counts.values()} == {copies}) == bool(copies)
     assert ("same split" in str(report)) == bool(copies)
     assert len(in_test) == names.count(".png") * 10
+    assert f", test {len(in_test)})" in str(report)
 
 
 def test_an_original_beside_many_of_a_kind_is_none(pack: Pack) -> None:
