@@ -348,6 +348,9 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
     def count_and_pair(repeats: Sequence[tuple[int, int]], among: Sequence[str]) -> tuple[str, str]:
         return counted(len(repeats), "files", "are", of=len(among)), listed([among[row] for row in repeats[0]])
 
+    if options.fractions is not None and options.group_by is not None:
+        groups = dict.fromkeys(groups_of_keys(options.group_by, table.keys))
+        yield f"group_by= keeps {format_count(len(groups), 'groups')} together: {listed([*groups], 3)}"
     if names and options.fractions is not None and options.group_by is None and table.groups is None:
         divided = np.flatnonzero([split == "train" for split in splits]) if splits else np.arange(len(names))
         own = take_strings(names, divided)

@@ -1226,6 +1226,9 @@ TEXTS = [
     *(row(f"lines of JSON without a text: {name}", files("", {"train.jsonl": (json.dumps(line) + "\n") * 300}), right=[right])
       for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)")), ("an id before it", {"id": "a1", "content": "well done"}, refused(r"token_blocks\(field='content'\)")),
                                 ("a chat", {"id": "a1", "messages": [{"role": "user"}]}, refused(r"expected text, or for chats.*items are \(tokens, target\)", but_not="token_blocks"))]),
+    row("lines of JSON with as many words each", files("", {"chat.jsonl": "".join(json.dumps({"prompt": f"well {i % 3}", "completion": f"done {i}"}) + "\n" for i in range(300))}), right=[refused("chat.jsonl', line 1: it has nothing under 'text'")]),
+    *(row(f"only the images of a contest, beside {name}", files("test/{0..3}.png", {name: "id,label\n0,a\n"}), only="test", right=[right])
+      for name, right in [("sample_submission.csv", lambda packed: packed.found and "leaves out" not in str(packed)), ("labels.csv", noted("only= leaves out 'labels.csv'"))]),
     row("records of texts in JSON", {"data.json": b'[{"instruction": "add", "output": "done"}]'}, right=[refused("jsonl, with 'text'.*items are .tokens, target.")]),
     row("texts called brain and val", files("", dict.fromkeys(("brain.txt", "val.txt"), "to be or not to be\n" * 90)), right=[lambda packed: packed.found.startswith("train: 1 rows") and "; val: 1 rows" in packed.found]),
     row("a text called eval", files("", dict.fromkeys(("train.txt", "eval.txt"), "to be or not to be\n" * 90)), right=[refused("'eval.txt': it is called almost")]),

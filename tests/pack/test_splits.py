@@ -196,6 +196,8 @@ def test_groups_may_come_from_the_names(pack: Pack) -> None:
     assert not owners[0] & owners[1]
     with pytest.raises(OptionError, match=r"'0/00000\.png'"):
         pack(keys, splits=USUAL, group_by="patient")
+    with pytest.raises(OptionError, match="80 samples in 1 group comes to none"):
+        pack(keys, splits=USUAL, group_by=r"\.png")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -338,7 +340,8 @@ def test_files_called_alike_are_noted_and_the_line_keeps_them_together(tmp_path:
     said = re.search(rf"30 of 40 files are called as others up to the last {what}.*group_by=r'(.*)'", report)
     assert (said is not None) == bool(what), report
     if said is not None:
-        pack_dataset(tmp_path / "in", tmp_path / "grouped.h5", group_by=said[1], **halves)
+        grouped = pack_dataset(tmp_path / "in", tmp_path / "grouped.h5", group_by=said[1], **halves)
+        assert "group_by= keeps 10 groups together" in str(grouped)
         with h5py.File(tmp_path / "grouped.h5") as file:
             videos = Counter(re.findall(said[1], key)[0] for key in file["key_test"].asstr()[()])
         assert {*videos.values()} == {4}
