@@ -294,11 +294,16 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
     def __repr__(self) -> str:
         facts = "; ".join(f"{name} {value}" for name, value in self._facts())
-        return f"dataset_h5('{self.reader.path}', {self._which()}): {facts}"
+        return f"dataset_h5('{self._place}', {self._which()}): {facts}"
 
     def _repr_html_(self) -> str:
-        known = facts([("file", str(self.reader.path)), *self._facts()])
+        known = facts([("file", self._place), *self._facts()])
         return Report(f"dataset_h5, {self._which()}", (known,))._repr_html_()
+
+    @property
+    def _place(self) -> str:
+        first, *others = self.reader.paths
+        return f"{first} and {len(others):,} more" if others else str(first)
 
     def _which(self) -> str:
         """Return the arguments that say which samples of the file these are."""

@@ -404,6 +404,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "a row by its name": lambda w: w.open()["cat"],  # type: ignore[index]
     "a dataset by number": lambda w: w.stage("photos")[0],
     "a disk limit for a file that is no pack": lambda w: dataset_h5(w / "notes.h5", disk_limit="1MB"),
+    "a report in place of a pack": lambda w: dataset_h5(w.pack("photos")),
     "an argument of a dataset that is misspelt": lambda w: w.open(splits="train"),
     # --- checkpoints ---
     "no such file to publish": lambda w: publish_file(w / "nowhere.bin", w.new(), progress=False),
