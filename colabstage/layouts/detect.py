@@ -609,8 +609,19 @@ def _weigh_clips(case: Case) -> Found:
     chooses a length takes the rest as it is."""
     stated = gather(case.state_clips)
     found = gather(lambda: _as_clips(stated, AS_THEY_ARE))
-    judged = case.judge(stated) if isinstance(found, Miss) else found
-    return judged if isinstance(judged, Miss) else found
+    judged = case.judge(stated)
+    return _or_rows(case, AUDIO, judged) if isinstance(judged, Miss) else found
+
+
+def _weigh_arrays(case: Case) -> Found:
+    return _or_rows(case, arrays.EACH_A_SAMPLE, gather(lambda: arrays.arrays_state(case.source)))
+
+
+def _or_rows(case: Case, kind: FileKind, found: Found) -> Found:
+    """Return evidence; in place of a miss that a table is there, but names other files, if that is so."""
+    is_miss = isinstance(found, Miss) and not found.claims
+    rows = gather(case.search(kind).state) if is_miss and case.source.ending_in(kind.extensions) else found
+    return rows if isinstance(rows, Miss) and rows.near else found
 
 
 def _weigh_text(case: Case) -> Found:
@@ -695,6 +706,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         arrays.NAME,
         lambda case: arrays.arrays_state(case.source),
+        _weigh_arrays,
         rivals=(Rival("a table, in the order of the rows", "", _rows_of_arrays),),
     ),
     Layout(arrays.EACH_A_SAMPLE.layout, lambda case: arrays.array_folder_state(case.source, case.state_files)),

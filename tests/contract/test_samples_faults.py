@@ -1229,6 +1229,8 @@ TEXTS = [
     row("lines of JSON with as many words each", files("", {"chat.jsonl": "".join(json.dumps({"prompt": f"well {i % 3}", "completion": f"done {i}"}) + "\n" for i in range(300))}), right=[refused("chat.jsonl', line 1: it has nothing under 'text'")]),
     *(row(f"only the images of a contest, beside {name}", files("test/{0..3}.png", {name: "id,label\n0,a\n"}), only="test", right=[right])
       for name, right in [("sample_submission.csv", lambda packed: packed.found and "leaves out" not in str(packed)), ("labels.csv", noted("only= leaves out 'labels.csv'"))]),
+    *(row(f"a table of {name} under their old names", files("", {f"data/{n}{end}": content for n in range(6)} | {"labels.csv": "file,label\n" + "".join(f"{n}{old},{'ab'[n % 2]}\n" for n in range(6))}), right=[refused(rf"'labels\.csv' has no column.*'0\{old}', 'a', and a file is called 'data/0\{end}'")])
+      for name, old, end, content in [("clips", ".mp3", ".wav", wav(16)), ("arrays", ".csv", ".npy", npy(np.ones((4, 3), np.float32)))]),
     row("records of texts in JSON", {"data.json": b'[{"instruction": "add", "output": "done"}]'}, right=[refused("jsonl, with 'text'.*items are .tokens, target.")]),
     row("texts called brain and val", files("", dict.fromkeys(("brain.txt", "val.txt"), "to be or not to be\n" * 90)), right=[lambda packed: packed.found.startswith("train: 1 rows") and "; val: 1 rows" in packed.found]),
     row("a text called eval", files("", dict.fromkeys(("train.txt", "eval.txt"), "to be or not to be\n" * 90)), right=[refused("'eval.txt': it is called almost")]),
