@@ -544,6 +544,12 @@ def _make_pack(
         step.note = "; ".join(parts)
     report.skipped = done.skipped
     report.note(*done.notes)
+    if altered := request.options.altered:
+        report.note(
+            f"The function in {altered}= has changed what it refers to: a vocabulary that grows, a random generator. "
+            "Other sessions get this pack without that, and another call here packs again: complete it first, and save "
+            "it."
+        )
 
 
 def _finish(
