@@ -487,7 +487,7 @@ class TableSearch:
                 notes.append(f"Each image has one box; for its class alone {how}.")
             is_sized = isinstance(targets, Boxes) and targets.sizes is not None
             corners = (*shapes.names, *(shapes.sides(rows) if is_sized or shapes.are_runs else []))
-        notes += self._notes(rows, roles, corners)
+        notes += self._notes(rows, roles, corners, _files_of(found).union(rows.files.tolist()))
         if not objects and shapes is None:
             targets, classes = self._targets(rows, roles, notes)
         if roles.number is not None:
@@ -690,7 +690,8 @@ class TableSearch:
         notes += labels.notes
         return labels.targets, labels.classes
 
-    def _notes(self, rows: _Rows, roles: ColumnRoles, corners: tuple[str, ...]) -> list[str]:
+    def _notes(self, rows: _Rows, roles: ColumnRoles, corners: tuple[str, ...], named: set[int]) -> list[str]:
+        """Return notes on what is used; `named`: the files in the rows of these tables and of those left out."""
         first = rows.places[0][0]
         used = {first.path.name, first.folders or first.beside or None, *roles.labels, *roles[1:], *corners}
         # Merged cells of a header leave columns without a name that number no rows.
@@ -711,7 +712,7 @@ class TableSearch:
             f"Not used: the column{'s' if len(unread) > 1 else ''} {listed(unread)}." if unread else "",
             f"Samples with the same '{roles.group}' stay in one split." if roles.group else "",
         )
-        rest = take_strings(self.files.names, np.setdiff1d(np.arange(len(self.files)), rows.files))
+        rest = [name for number, name in enumerate(self.files.names) if number not in named]
         parts = (lost, "rows", f"whose {self.kind.noun} are not there"), (rest, self.kind.noun, "that no row names")
         return [*filter(None, notes), *left_out_notes(*parts)]
 

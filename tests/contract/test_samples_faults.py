@@ -1231,6 +1231,7 @@ TEXTS = [
       for name, right in [("sample_submission.csv", lambda packed: packed.found and "leaves out" not in str(packed)), ("labels.csv", noted("only= leaves out 'labels.csv'"))]),
     *(row(f"a table of {name} under their old names", files("", {f"data/{n}{end}": content for n in range(6)} | {"labels.csv": "file,label\n" + "".join(f"{n}{old},{'ab'[n % 2]}\n" for n in range(6))}), right=[refused(rf"'labels\.csv' has no column.*'0\{old}', 'a', and a file is called 'data/0\{end}'")])
       for name, old, end, content in [("clips", ".mp3", ".wav", wav(16)), ("arrays", ".csv", ".npy", npy(np.ones((4, 3), np.float32)))]),
+    row("a test without labels, whose images its table names", files("{0..5}.jpg", {"train.csv": "id,label\n0,a\n1,b\n2,a\n3,b\n", "test.csv": "id\n4\n5\n"}), right=[lambda packed: noted("2 images of 'test.csv', which has no 'label', were left out")(packed) and "no row names" not in str(packed)]),
     row("records of texts in JSON", {"data.json": b'[{"instruction": "add", "output": "done"}]'}, right=[refused("jsonl, with 'text'.*items are .tokens, target.")]),
     row("texts called brain and val", files("", dict.fromkeys(("brain.txt", "val.txt"), "to be or not to be\n" * 90)), right=[lambda packed: packed.found.startswith("train: 1 rows") and "; val: 1 rows" in packed.found]),
     row("a text called eval", files("", dict.fromkeys(("train.txt", "eval.txt"), "to be or not to be\n" * 90)), right=[refused("'eval.txt': it is called almost")]),
