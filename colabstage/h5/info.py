@@ -269,8 +269,9 @@ def size_of_file(path: Path) -> int:
         raise SourceNotFoundError(msg) from None
     # Checked before HDF5, which reports a folder as errno 21, and blocks on a pipe.
     if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
-        msg = f"'{path}' is {kind}; expected an HDF5 file, for example the .path of a staged dataset."
+        is_folder = stat.S_ISDIR(found.st_mode)
+        kind, or_all = ("a folder", f", or all of a folder, '{path}/*.h5'") if is_folder else ("not a regular file", "")
+        msg = f"'{path}' is {kind}; expected an HDF5 file, for example the .path of a staged dataset{or_all}."
         raise PackFormatError(msg)
     return found.st_size
 

@@ -299,11 +299,13 @@ def is_frame(value: object) -> bool:
     return hasattr(value, "columns") and (hasattr(value, "to_csv") or hasattr(value, "write_csv"))
 
 
-def as_arrays(read: str = "", *, are_lists: bool = False) -> str:
-    """Return what to write if a table, which `read` reads, holds samples, as numbers or lists, and not their paths."""
-    table = read and f"table = {read}, "
+def as_arrays(read: str = "", *, are_lists: bool = False, group: str = "") -> str:
+    """Return what to write if a table, which `read` reads, holds samples, as numbers or lists, and not their paths;
+    `group`: the column whose values stay in one split."""
+    table = read and f"table = {read}; "
+    apart = f", group=table[{group!r}].to_list()" if group else ""
     x = "numpy.stack(table[COLUMN])" if are_lists else "numpy.asarray(table[COLUMNS], 'float32')"
-    return f"Of numbers make arrays: {table}numpy.savez('data.npz', x={x}, y=table[LABEL].to_list())."
+    return f"Of numbers make arrays: {table}numpy.savez('data.npz', x={x}, y=table[LABEL].to_list(){apart})."
 
 
 def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> str:
@@ -311,6 +313,8 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
     the sentence where nothing better is known."""
     if isinstance(value, list | tuple | set | frozenset | Iterator):
         return "Give a list of paths." if several else "Give one path, and call once for each."
+    if isinstance(getattr(value, "path", None), Path):
+        return "Give its .path."
     if is_frame(value):
         return f"Save it beside its files: table.to_csv('labels.csv', index=False). {as_arrays()}"
     if isinstance(value, Mapping | str | bytes | type) or not hasattr(value, "__getitem__"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -29,7 +30,7 @@ from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
-from colabstage.layouts.columns import NUMBER, divides_further
+from colabstage.layouts.columns import NUMBER, divides_further, find_groups
 from colabstage.layouts.evidence import (
     FEW,
     IMAGE_FOLDER,
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.layouts.formats.descriptions import Description
+    from colabstage.layouts.formats.tables import Table
     from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
 LayoutFunction = Callable[["Tree"], SampleTable]
@@ -607,8 +609,19 @@ def _weigh_clips(case: Case) -> Found:
     chooses a length takes the rest as it is."""
     stated = gather(case.state_clips)
     found = gather(lambda: _as_clips(stated, AS_THEY_ARE))
-    judged = case.judge(stated) if isinstance(found, Miss) else found
-    return judged if isinstance(judged, Miss) else found
+    judged = case.judge(stated)
+    return _or_rows(case, AUDIO, judged) if isinstance(judged, Miss) else found
+
+
+def _weigh_arrays(case: Case) -> Found:
+    return _or_rows(case, arrays.EACH_A_SAMPLE, gather(lambda: arrays.arrays_state(case.source)))
+
+
+def _or_rows(case: Case, kind: FileKind, found: Found) -> Found:
+    """Return evidence; in place of a miss that a table is there, but names other files, if that is so."""
+    is_miss = isinstance(found, Miss) and not found.claims
+    rows = gather(case.search(kind).state) if is_miss and case.source.ending_in(kind.extensions) else found
+    return rows if isinstance(rows, Miss) and rows.near else found
 
 
 def _weigh_text(case: Case) -> Found:
@@ -693,6 +706,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         arrays.NAME,
         lambda case: arrays.arrays_state(case.source),
+        _weigh_arrays,
         rivals=(Rival("a table, in the order of the rows", "", _rows_of_arrays),),
     ),
     Layout(arrays.EACH_A_SAMPLE.layout, lambda case: arrays.array_folder_state(case.source, case.state_files)),
@@ -831,6 +845,8 @@ _READ_BY = {
     as_arrays("pandas.read_excel(FILE)"): (".xlsx", ".xls", ".ods"),
     as_arrays("pandas.read_feather(FILE)"): (".feather",),
 }
+# With more of the same columns in a folder, each is one sample, not a part of a table.
+_FEW_TABLES = 9
 # So much of a table says what it holds.
 _HEAD_BYTES = 64 * 1024
 _AS_OBJECT = (
@@ -916,9 +932,36 @@ def _how_to_give(source: Source) -> str:
     if far:
         listing = f"[{shown[0]!r}, *pandas.read_csv({shown[0]!r})[{far[0]!r}]]"
         return f"Addresses in a table are read if they are given beside it, as in the list {listing}."
-    bare = ", header=None" if all(map(NUMBER.fullmatch, table.header)) else ""
-    reader = {".tsv": "table", ".parquet": "parquet"}.get(posixpath.splitext(shown[0])[1].lower(), "csv")
+    bare = ", header=None" if _is_bare(table) else ""
+    end = posixpath.splitext(shown[0])[1]
+    reader = {".tsv": "table", ".parquet": "parquet"}.get(end.lower(), "csv")
+    if several := _folders_of_recordings(source, cells):
+        path = repr(posixpath.join(folder, posixpath.commonpath(several)).rstrip("/"))
+        x = f"pandas.read_{reader}(path{bare}).select_dtypes('number').to_numpy('float32')"
+        y = "[path.parent.name for path in paths]" if len(several) > 1 else "LABELS"
+        return (
+            f"Each is probably one sample. Make arrays: {first_extract(folder)}paths = sorted(pathlib.Path({path})"
+            f".rglob('*{end}')); numpy.savez('data.npz', x=numpy.stack([{x} for path in paths]), y={y}). To keep each "
+            "person's in one split, add group=PERSONS, in the order of paths."
+        )
+    group = next(filter(None, find_groups(table.columns)), "")
+    made = as_arrays(f"pandas.read_{reader}({shown[0]!r}{bare})", group=group)
     return (
         f"A table is read with the files it names: give a folder of both, or ['{given}', 'FOLDER_OF_THE_IMAGES']. "
-        f"{first_extract(folder)}{as_arrays(f'pandas.read_{reader}({shown[0]!r}{bare})')} {tokens.AS_TEXT}"
+        f"{first_extract(folder)}{made} {tokens.AS_TEXT}"
     )
+
+
+def _is_bare(table: Table) -> bool:
+    """Tell whether a table begins with a row of numbers, not with the names of its columns."""
+    return all(map(NUMBER.fullmatch, table.header))
+
+
+def _folders_of_recordings(source: Source, tables: FileEntries) -> list[str]:
+    """Return the folders with many tables each, if all have the same columns."""
+    counts = Counter(map(posixpath.dirname, tables.names))
+    many = [folder for folder, count in counts.items() if count > _FEW_TABLES]
+    alike = tables.where(lambda name: posixpath.dirname(name) in many)
+    ends = alike.take(np.argsort(alike.sizes, kind="stable")[[0, -1]]) if many else ()
+    heads = [parse_table("head.csv", source.head(entry, _HEAD_BYTES)) for entry in ends]
+    return many if len({len(one.header) if _is_bare(one) else tuple(one.header) for one in heads}) == 1 else []

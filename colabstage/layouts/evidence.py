@@ -222,9 +222,15 @@ def required(found: Found) -> Evidence:
     return found
 
 
-def left_out_notes(*parts: tuple[int, str, str]) -> list[str]:
-    """Return a note for each kind of thing that was left out (number, what, which); none for 0."""
-    return [f"{left_out(count, things, which)}." for count, things, which in parts if count]
+def left_out_notes(*parts: tuple[int | Sequence[str], str, str]) -> list[str]:
+    """Return a note for each kind of thing that was left out (number or names, what, which); none for 0."""
+    notes = []
+    for lost, things, which in parts:
+        count = lost if isinstance(lost, int) else len(lost)
+        first = "" if isinstance(lost, int) or not count else f" (first '{show(lost[0])}')"
+        if count:
+            notes.append(f"{left_out(count, things, which)}{first}.")
+    return notes
 
 
 def require_files(files: T | None, source: Source, what: str) -> T:

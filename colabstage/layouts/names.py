@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.io.units import format_count, left_out, listed
+from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, FileKind, images_of, left_out_notes, require_files
 from colabstage.layouts.table import BrokenDatasetError, Values, class_indices
@@ -69,8 +69,8 @@ def names_state(source: Source, *, pattern: str | None = None, kind: FileKind = 
     notes = [called, *_note_on_numbers(classes, "classes")]
     if len(files) < len(images):
         which = "of a test folder whose names give no class" if pattern is None else f"whose paths have no {pattern!r}"
-        lost = next(name for name, word in zip(images.names, words, strict=True) if not word)
-        notes.append(f"{left_out(len(images) - len(files), kind.noun, which)} (first '{lost}').")
+        lost = [name for name, word in zip(images.names, words, strict=True) if not word]
+        notes += left_out_notes((lost, kind.noun, which))
     who, splits = "the files' names", [split_of_path(name) for name in files.names]
     made = Evidence.of_images(source, kind.layout, files, values, who, splits=splits, classes=classes, notes=notes)
     return replace(made, is_guess=True)
@@ -85,8 +85,6 @@ def nothing_states(source: Source) -> Evidence:
     folders, of_files = images.folders
     if len(folders) == 1 and folders[0] and not splits_of[0]:
         notes.append(f"All are in the folder '{folders[0]}'; layout='image_folder' makes it their class.")
-    if not any(splits_of):
-        notes.append("Rows of 'train' are in random order; with splits={'test': 1.0} they keep that of their names.")
     splits = [splits_of[number] for number in of_files.tolist()]
     return Evidence.of_images(source, "images", images, None, "nothing", splits=splits, notes=notes)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.images.geometry import VOID
-from colabstage.io.units import counted, format_count, left_out, listed
+from colabstage.io.units import counted, format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import (
     MISSING,
@@ -487,7 +487,7 @@ class TableSearch:
                 notes.append(f"Each image has one box; for its class alone {how}.")
             is_sized = isinstance(targets, Boxes) and targets.sizes is not None
             corners = (*shapes.names, *(shapes.sides(rows) if is_sized or shapes.are_runs else []))
-        notes += self._notes(rows, roles, corners)
+        notes += self._notes(rows, roles, corners, _files_of(found).union(rows.files.tolist()))
         if not objects and shapes is None:
             targets, classes = self._targets(rows, roles, notes)
         if roles.number is not None:
@@ -696,7 +696,8 @@ class TableSearch:
         notes += labels.notes
         return labels.targets, labels.classes
 
-    def _notes(self, rows: _Rows, roles: ColumnRoles, corners: tuple[str, ...]) -> list[str]:
+    def _notes(self, rows: _Rows, roles: ColumnRoles, corners: tuple[str, ...], named: set[int]) -> list[str]:
+        """Return notes on what is used; `named`: the files in the rows of these tables and of those left out."""
         first = rows.places[0][0]
         used = {first.path.name, first.folders or first.beside or None, *roles.labels, *roles[1:], *corners}
         # Merged cells of a header leave columns without a name that number no rows.
@@ -707,7 +708,6 @@ class TableSearch:
         # hidden.
         places = [(table.path.cells, np.delete(np.arange(len(table.path)), own)) for table, own in rows.places]
         lost = [cells[row] for cells, others in places for row in others.tolist()]
-        which = f"whose {self.kind.noun} are not there (first '{show(lost[0])}')" if lost else ""
         paths = f"'{first.beside}' and '{first.path.name}'" if first.beside else f"'{first.path.name}'"
         which_rows = f"the rows of {names}; paths are in {paths}"
         if first.folders:
@@ -717,10 +717,10 @@ class TableSearch:
             f"Splits are as '{roles.split}' says." if roles.split else "",
             f"Not used: the column{'s' if len(unread) > 1 else ''} {listed(unread)}." if unread else "",
             f"Samples with the same '{roles.group}' stay in one split." if roles.group else "",
-            f"{left_out(len(lost), 'rows', which)}." if lost else "",
         )
-        rest = len(self.files) - len(np.unique(rows.files))
-        return [*filter(None, notes), *left_out_notes((rest, self.kind.noun, "that no row names"))]
+        rest = [name for number, name in enumerate(self.files.names) if number not in named]
+        parts = (lost, "rows", f"whose {self.kind.noun} are not there"), (rest, self.kind.noun, "that no row names")
+        return [*filter(None, notes), *left_out_notes(*parts)]
 
 
 def _taken_apart(table: Table) -> Table:

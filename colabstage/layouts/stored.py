@@ -633,7 +633,7 @@ def _plan_rows(seen: Sequence[_Seen], options: ClipOptions) -> _ClipDecoder:
         what = f"it and other clips have {' and '.join(map(str, sorted(channels)))} channels"
         raise broken(first, what, f"as many in all, or their mean: {_example('mono=True')}")
     if options.length is None and short != long:
-        what = f"clips have different lengths (it {short:,} samples, '{last}' {long:,})"
+        what = f"it has {short:,} samples, and '{last}' has {long:,}"
         expected = f"one length, to which longer ones are cut and shorter ones padded: {_example(f'length={long}')}"
         raise broken(first, what, expected)
     return _ClipDecoder(options, options.length or short, 1 if options.mono else channels.pop(), rate)

@@ -41,7 +41,7 @@ else:
 
 
 class _NoNamesError(PackFormatError, AttributeError):
-    """The file has no sample names. An `AttributeError`, because libraries look for `samples` by `hasattr`."""
+    """The file has no sample names. An `AttributeError`, because libraries look for attributes by `hasattr`."""
 
 
 class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
@@ -51,7 +51,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
     >>> train = dataset_h5("data.h5")  # doctest: +SKIP
     >>> x, y = train[0]  # doctest: +SKIP
 
-    It also has torchvision's attributes `targets`, `classes`, `class_to_idx` and `samples`.
+    It also has torchvision's attributes `targets`, `classes`, `class_to_idx` and `samples`, and `filenames`.
 
     Attributes:
         transform: called with each x, `(H, W, C)` as stored, uint8 for images; with a PIL image if it is torchvision's
@@ -159,19 +159,25 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return self.reader.read_y(np.arange(len(self)))
 
     @property
-    def samples(self) -> list[tuple[str, Any]]:
-        """Read the name of the file that each sample was made from, with its target: `(name, target)` in the order of
-        rows, as torchvision's datasets have it. Names are those in the source, not paths on this machine.
+    def filenames(self) -> list[str]:
+        """Read the name of the file that each sample was made from, in the order of rows; its name in the source, not a
+        path on this machine.
 
         Raises:
             PackFormatError: the file, which another program wrote, keeps no names.
         """
         try:
-            names = self.reader.keys()
+            return self.reader.keys()
         except PackFormatError as error:
             raise _NoNamesError(str(error)) from error
+
+    @property
+    def samples(self) -> list[tuple[str, Any]]:
+        """Read `filenames` and `targets` together: `(name, target)`, as torchvision's datasets have them."""
         found = self.targets
-        return list(zip(names, found.tolist() if isinstance(found, np.ndarray) else found, strict=True))
+        # Lists of masks would take many times the memory of the arrays.
+        whole = isinstance(found, np.ndarray) and found.ndim == 1
+        return list(zip(self.filenames, found.tolist() if whole else found, strict=True))
 
     @property
     def figures(self) -> dict[str, int]:
@@ -288,11 +294,16 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 
     def __repr__(self) -> str:
         facts = "; ".join(f"{name} {value}" for name, value in self._facts())
-        return f"dataset_h5('{self.reader.path}', {self._which()}): {facts}"
+        return f"dataset_h5('{self._place}', {self._which()}): {facts}"
 
     def _repr_html_(self) -> str:
-        known = facts([("file", str(self.reader.path)), *self._facts()])
+        known = facts([("file", self._place), *self._facts()])
         return Report(f"dataset_h5, {self._which()}", (known,))._repr_html_()
+
+    @property
+    def _place(self) -> str:
+        first, *others = self.reader.paths
+        return f"{first} and {len(others):,} more" if others else str(first)
 
     def _which(self) -> str:
         """Return the arguments that say which samples of the file these are."""

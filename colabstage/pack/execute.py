@@ -216,7 +216,9 @@ class PackReport(Shown):
     def __str__(self) -> str:
         total = sum(self.samples.values())
         rate = format_rate(total - self.resumed, self.packing_s, self.unit)
-        stored = f"{format_count(total, self.unit)} in {format_bytes(self.nbytes)} ({self.encoding}: {self.reason})"
+        splits = ", ".join(f"{name} {count:,}" for name, count in self.samples.items())
+        count = format_count(total, self.unit) + (f" ({splits})" if len(self.samples) > 1 else "")
+        stored = f"{count} in {format_bytes(self.nbytes)} ({self.encoding}: {self.reason})"
         found = "; ".join(f"{name} {words}" for name, words in self.found)
         shown = [f"Found: {found}."] if found else []
         lines = [f"{stored} in {format_duration(self.seconds)}, {rate}", *shown, *self.notes]

@@ -339,12 +339,18 @@ def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
 
 
 def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
-    """Yield how many files belong to others by their names, and whether the source's splits separate copies."""
+    """Yield in which order samples to predict are, how many files belong to others by their names, and whether the
+    source's splits separate copies."""
     names, splits = files_of(table).names, table.splits
+    if table.targets is None and splits is None and options.fractions is None:
+        yield "Rows of 'train' are in random order; with splits={'test': 1.0} they keep that of their names"
 
     def count_and_pair(repeats: Sequence[tuple[int, int]], among: Sequence[str]) -> tuple[str, str]:
         return counted(len(repeats), "files", "are", of=len(among)), listed([among[row] for row in repeats[0]])
 
+    if options.fractions is not None and options.group_by is not None:
+        groups = dict.fromkeys(groups_of_keys(options.group_by, table.keys))
+        yield f"group_by= keeps {format_count(len(groups), 'groups')} together: {listed([*groups], 3)}"
     if names and options.fractions is not None and options.group_by is None and table.groups is None:
         divided = np.flatnonzero([split == "train" for split in splits]) if splits else np.arange(len(names))
         own = take_strings(names, divided)

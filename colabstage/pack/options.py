@@ -215,6 +215,13 @@ class PackOptions:
         """Return the types in the functions that cannot be compared; packs made with them are never reused."""
         return tuple(dict.fromkeys(name for one in self.functions if one for name in one.unknown))
 
+    @property
+    def altered(self) -> str:
+        """Return the argument whose function refers to objects that have changed since it was given; "" if none has."""
+        given = zip(("layout", "prepare"), (self.layout, self.prepare), self.functions, strict=True)
+        known = ((name, one, then) for name, one, then in given if callable(one) and then and not then.unknown)
+        return next((name for name, one, then in known if describe_callable(one).digest != then.digest), "")
+
     def check_code(self) -> None:
         """Refuse functions whose code in this worker differs from the caller's."""
         for name, function, known in zip(

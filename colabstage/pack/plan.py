@@ -33,7 +33,7 @@ from colabstage.h5.schema import (
     y_name,
 )
 from colabstage.images.geometry import ImageOptions, MaskOptions
-from colabstage.io.units import format_bytes
+from colabstage.io.units import format_bytes, format_count
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, Targets, UnreadBoxes, Values, files_of
 from colabstage.layouts.words import originals, persons, same_split
 from colabstage.trees.listing import take_strings
@@ -97,9 +97,11 @@ def split_rows(
             if count == 0:
                 may_part = group_by is None and _files(table) is None and (table.groups or _units(table) is not None)
                 apart = " group_by=r'.+' divides files of one person, place or picture too." if may_part else ""
+                groups = groups_of_keys(group_by, table.keys) if group_by else table.groups
+                grouped = f" in {format_count(len({*take_strings(groups, divided)}), 'groups')}" if groups else ""
                 msg = (
-                    f"splits gives '{name}' the fraction {fraction}, which of {len(divided):,} samples comes to none. "
-                    f"Give it more, or leave it out.{apart}"
+                    f"splits gives '{name}' the fraction {fraction}, which of {format_count(len(divided), 'samples')}"
+                    f"{grouped} comes to none. Give it more, or leave it out.{apart}"
                 )
                 raise OptionError(msg)
         assigned[divided] = numbers

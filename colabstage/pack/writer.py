@@ -473,7 +473,7 @@ def is_turned(image: Content, size: Size, drawn: Size, *, mask: Content | None) 
         # An image that EXIF turns sideways has these sides only upright.
         return turns[0] != turns[1] and not (is_across and drawn == size)
     msg = (
-        f"Its {'label file' if mask is None else 'mask'} has {drawn[0]} x {drawn[1]} pixels and the image {size[0]} x "
+        f"The {'label file' if mask is None else 'mask'} has {drawn[0]} x {drawn[1]} pixels and the image {size[0]} x "
         f"{size[1]} (height x width, upright). Take the image that it was drawn on, or correct it."
     )
     raise DecodeError(msg)

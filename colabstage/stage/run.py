@@ -534,14 +534,22 @@ def _make_pack(
             discard_version(request.pack_path)  # so that a pack of half a source does not count
             raise
         step.amount = sum(done.samples.values()) - done.resumed - (0 if done.takeover is None else done.takeover.taken)
-        parts = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
-        if source.cost.archive_bytes:
+        parts = [f"{done.encoding}: {done.reason}"]
+        if done.readers:
+            parts.append(format_count(done.readers, "readers"))
+        if done.readers and source.cost.archive_bytes:
             parts.append("while the source was being copied here")
         if done.resumed:
             parts.append(f"{done.resumed:,} were already in place")
         step.note = "; ".join(parts)
     report.skipped = done.skipped
     report.note(*done.notes)
+    if altered := request.options.altered:
+        report.note(
+            f"The function in {altered}= has changed what it refers to: a vocabulary that grows, a random generator. "
+            "Other sessions get this pack without that, and another call here packs again: complete it first, and save "
+            "it."
+        )
 
 
 def _finish(

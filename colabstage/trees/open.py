@@ -191,7 +191,10 @@ def is_folder(path: Path) -> bool:
         try:
             return path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
-            msg = f"There is nothing at '{path}'. {whereabouts(path)}"
+            folder = next(one for one in path.parents if one.is_dir())
+            found = f"pack_dataset takes '{folder}', with only='{path.relative_to(folder)}'"
+            why = f"Patterns are for stage_dataset; {found}." if "*" in path.name else whereabouts(path)
+            msg = f"There is nothing at '{path}'. {why}"
             raise SourceNotFoundError(msg) from None
 
     mode = read_with_retry(mode_of, str(path))
@@ -227,7 +230,7 @@ class OnlyTree(TreeView):
         # A data.yaml above the chosen folders names the classes of their labels.
         above = {"", *parent_folders(f"{prefix}{folder}/" for folder in self.entries.folders[0])}
         telling = [names[row] for row in np.flatnonzero(~chosen[:count]).tolist() if names[row].endswith(_TELLING)]
-        left = [name for name in telling if name.rpartition("/")[0] in above and "readme" not in name.lower()]
+        left = [name for name in telling if name.rpartition("/")[0] in above and _SAYS_NOTHING.search(name) is None]
         what = f"only= leaves out {listed(left)}, above what it chooses"
         note = f"{what}; to read that too, only={[*only, *left[:1]]}."
         self.kind, self.label, self.source = tree.kind, tree.label, tree.source
@@ -258,6 +261,8 @@ _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "de
 _NO_CLASSES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt", ".xml")
 # And of these, what they mean.
 _TELLING = (".csv", ".tsv", ".json", ".txt", ".yaml", ".yml", ".names")
+# A competition's submission has made-up labels.
+_SAYS_NOTHING = re.compile("readme|submission", re.IGNORECASE)
 _FOLDERS_SHOWN = 4
 
 

@@ -263,6 +263,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "no such file to fetch": lambda w: w.fetch(w / "nowhere.zip"),
     "no such archive": lambda w: w.extract("nowhere.zip"),
     "no such source to pack": lambda w: w.pack("nowhere"),
+    "a pattern to pack": lambda w: w.pack("photos/*/*.jpg"),
     "no such source to plan": lambda w: plan_stage(w / "nowhere", cache_dir=None),
     "no such sources to compare": lambda w: compare_sources(w / "nowhere"),
     "no such pack": lambda w: w.open("nowhere.h5"),
@@ -403,6 +404,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "a row by its name": lambda w: w.open()["cat"],  # type: ignore[index]
     "a dataset by number": lambda w: w.stage("photos")[0],
     "a disk limit for a file that is no pack": lambda w: dataset_h5(w / "notes.h5", disk_limit="1MB"),
+    "a report in place of a pack": lambda w: dataset_h5(w.pack("photos")),
     "an argument of a dataset that is misspelt": lambda w: w.open(splits="train"),
     # --- checkpoints ---
     "no such file to publish": lambda w: publish_file(w / "nowhere.bin", w.new(), progress=False),

@@ -9,6 +9,7 @@ import gzip
 import io
 import itertools
 import json
+import pathlib
 import pickle
 import re
 import struct
@@ -1058,6 +1059,7 @@ ARRAYS = [
           ("by 1, and NaN for none", {"scale_factor": 1.0, "add_offset": 0, "_FillValue": np.nan, "missing_value": "none"}, lambda packed: packed.found and not noted("xarray")(packed))])),
     row("arrays of embeddings beside inputs", {"d.npz": npz(x=np.ones((8, 4)), y=np.array(Y), embedding_matrix=np.ones((20, 9)))}, right=[found("train: 0 4, 1 4.*", note="embedding_matrix")]),
     row("embeddings and their labels", {"embeddings.npy": npy(np.ones((8, 4))), "y.npy": npy(np.array(Y))}, right=[found("train: 0 4, 1 4.*")]),
+    row("simulations in files of their own", {f"run_{n}.h5": h5(density=np.ones((4, 8), np.float32), time=np.linspace(0, 1, 4)) for n in range(9)}, right=[refused("Which of the arrays 'density', 'time' in 9 files")]),
     row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),
     row("arrays beside inputs in files that are called so", {f"ply_data_{one}.h5": h5(data=np.ones((4, 8, 3)), label=np.arange(4)[:, None] % 2, normal=np.ones((4, 8, 3))) for one in ("train0", "train1", "test0")}, right=[found("train: 0 4, 1 4.*; test: 0 2, 1 2.*", note="normal")]),
     *(row(f"pictures as targets, {end}", files(f"noisy/{{0..3}}.{end} clean/{{0..3}}.{end}"), layout=parts(x="noisy", y="clean"), right=[refused("no masks, give pack_dataset an object")]) for end in ("jpg", "png")),
@@ -1197,8 +1199,8 @@ TEXTS = [
       for name, made, line in [
           ("points", {"{0,1}.ply": "x"}, "[(trimesh.load(path).vertices[:2048], TARGET)"), ("points beside texts", {"{0,1}.laz": "x", "labels/{0,1}.txt": "Car 1 2 3\n"}, "[(laspy.read(path).xyz[:2048], TARGET)"),
           ("volumes", {"{a,b}/{0,1}.nii.gz": "x"}, "[(nibabel.load(path).get_fdata(dtype='float32'), TARGET) for path in sorted(pathlib.Path('"), ("signals", {"{0,1}.hea": "x", "{0,1}.dat": "x"}, ".rglob('*.hea'))]"),
-          ("a table without a header", {"HIGGS.csv": "1.0,2.5\n0.0,3.5\n"}, "HIGGS.csv', header=None), numpy.savez('data.npz', "), ("a table beside a smaller one", {"train.csv": "id,age\n1,2\n2,3\n", "answers.csv": "id,y\n1,2\n"}, "train.csv'), numpy"),
-          ("a table in Excel", {"x.xlsx": "PK"}, "x.xlsx'), numpy.savez"), ("numbers in texts beside a description", {"a/README.txt": "of signals", "{a,b}/X.txt": "  1.5e-1 2.5 3.5\n" * 9}, "'a/X.txt' holds numbers, not text")]),
+          ("a table without a header", {"HIGGS.csv": "1.0,2.5\n0.0,3.5\n"}, "HIGGS.csv', header=None); numpy.savez('data.npz', "), ("a table beside a smaller one", {"train.csv": "id,age\n1,2\n2,3\n", "answers.csv": "id,y\n1,2\n"}, "train.csv'); numpy"),
+          ("a table in Excel", {"x.xlsx": "PK"}, "x.xlsx'); numpy.savez"), ("numbers in texts beside a description", {"a/README.txt": "of signals", "{a,b}/X.txt": "  1.5e-1 2.5 3.5\n" * 9}, "'a/X.txt' holds numbers, not text")]),
     *(row(f"an archive beside {name}", files("", made), right=[right])
       for name, made, right in [
           ("DICOM", {"{0,1}.dcm": "DICM" * 99, "more.zip": "PK"}, refused("2 .dcm.*pydicom", but_not="as the source")), ("films", {"{0,1}.mp4": "x" * 99, "labels.zip": "PK"}, refused("2 .mp4.*items are", but_not="as the source")),
@@ -1224,6 +1226,12 @@ TEXTS = [
     *(row(f"lines of JSON without a text: {name}", files("", {"train.jsonl": (json.dumps(line) + "\n") * 300}), right=[right])
       for name, line, right in [("others", {"prompt": "well", "completion": "done"}, refused(r"token_blocks\(field='prompt'\)")), ("an id before it", {"id": "a1", "content": "well done"}, refused(r"token_blocks\(field='content'\)")),
                                 ("a chat", {"id": "a1", "messages": [{"role": "user"}]}, refused(r"expected text, or for chats.*items are \(tokens, target\)", but_not="token_blocks"))]),
+    row("lines of JSON with as many words each", files("", {"chat.jsonl": "".join(json.dumps({"prompt": f"well {i % 3}", "completion": f"done {i}"}) + "\n" for i in range(300))}), right=[refused("chat.jsonl', line 1: it has nothing under 'text'")]),
+    *(row(f"only the images of a contest, beside {name}", files("test/{0..3}.png", {name: "id,label\n0,a\n"}), only="test", right=[right])
+      for name, right in [("sample_submission.csv", lambda packed: packed.found and "leaves out" not in str(packed)), ("labels.csv", noted("only= leaves out 'labels.csv'"))]),
+    *(row(f"a table of {name} under their old names", files("", {f"data/{n}{end}": content for n in range(6)} | {"labels.csv": "file,label\n" + "".join(f"{n}{old},{'ab'[n % 2]}\n" for n in range(6))}), right=[refused(rf"'labels\.csv' has no column.*'0\{old}', 'a', and a file is called 'data/0\{end}'")])
+      for name, old, end, content in [("clips", ".mp3", ".wav", wav(16)), ("arrays", ".csv", ".npy", npy(np.ones((4, 3), np.float32)))]),
+    row("a test without labels, whose images its table names", files("{0..5}.jpg", {"train.csv": "id,label\n0,a\n1,b\n2,a\n3,b\n", "test.csv": "id\n4\n5\n"}), right=[lambda packed: noted("2 images of 'test.csv', which has no 'label', were left out")(packed) and "no row names" not in str(packed)]),
     row("records of texts in JSON", {"data.json": b'[{"instruction": "add", "output": "done"}]'}, right=[refused("jsonl, with 'text'.*items are .tokens, target.")]),
     row("texts called brain and val", files("", dict.fromkeys(("brain.txt", "val.txt"), "to be or not to be\n" * 90)), right=[lambda packed: packed.found.startswith("train: 1 rows") and "; val: 1 rows" in packed.found]),
     row("a text called eval", files("", dict.fromkeys(("train.txt", "eval.txt"), "to be or not to be\n" * 90)), right=[refused("'eval.txt': it is called almost")]),
@@ -1384,3 +1392,25 @@ def test_the_line_for_parquet_of_other_tools_can_be_followed(
     dataset = eval(line[1].replace("FOLDER", str(tmp_path / "set")), {"datasets": datasets})
     made = pack(dataset, tmp_path / "packed.h5")
     assert found("train: 0 2, 1 2")(made), made
+
+
+def test_the_lines_for_tables_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recordings in class folders literally; for a table of patients, its columns stand in the line."""
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    monkeypatch.chdir(tmp_path)
+    patients = "patient_id,age,sick\n" + "".join(f"p{row // 2},{row},{row % 2}\n" for row in range(24))
+    recordings = files("", {"{walk,run}/{00..11}.csv": "time,x\n0.0,1.5\n0.1,2.5\n"})
+    for name, content, right in (
+        ("recordings", recordings, found("train: run 12, walk 12 .*")),
+        ("patients", files("", {"heart.csv": patients}), noted("Rows with the same '.*group.*' stay in one split")),
+    ):
+        packed = pack(write_files(tmp_path / name, content), tmp_path / "out.h5")
+        line = re.search(r"arrays: (.*?\))\. To ", packed.refusal)
+        assert line is not None, packed
+        columns = {"COLUMNS": ["age"], "LABEL": "sick"}
+        exec(
+            line[1].replace("FOLDER", str(tmp_path / name)),
+            {"pandas": pandas, "numpy": np, "pathlib": pathlib, **columns},
+        )
+        made = pack("data.npz", tmp_path / f"{name}.h5")
+        assert right(made), made

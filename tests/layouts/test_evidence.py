@@ -233,9 +233,9 @@ NOTED: dict[str, tuple[Any, ...]] = {
     **{f"folders of numbers that are not the labels: {said}": (f"{{{names}}}/a.jpg", {}, said, "'image_folder'")
        for names, said in (("1,2,10", "'1' is 0"), ("0,1,2,10", "'10' is 2"), ("01,02", "'01' is 0"))},
     "splits of folders": ("{train,test}/{0,1}.jpg", {"metadata.csv": SPLIT_ROWS}, r"Splits are the folders that the images are in: 'test', 'train'"),
-    **{f"rows and images that do not meet: {said}": (SIX, {"t.csv": ODD_ROWS}, said, "table_rows()") for said in (r"1 row whose images are not there \(first 'none\.jpg'\)", "3 images that no row names")},
+    **{f"rows and images that do not meet: {said}": (SIX, {"t.csv": ODD_ROWS}, said, "table_rows()") for said in (r"1 row whose images are not there was left out \(first 'none\.jpg'\)", r"3 images that no row names were left out \(first '")},
     "columns that are not used": (SIX, {"l.csv": rows(",file,label,fold,age", "{0..5},{0..5}.jpg,{a,b},{0,1,2},{20..25}")}, r"Not used: the columns 'fold', 'age'"),
-    **{f"masks by a table: {said}": ("x/{0..3}.png y/{0..5}b.png z/9.png", {"l.csv": rows("image,mask,camera", "{0..4}.png,{0..4}b.png,{a,b}")}, said) for said in ("1 row of 'l.csv' whose image or mask is not there", "1 image without a mask", "2 masks without an image", "'camera' is not used")},
+    **{f"masks by a table: {said}": ("x/{0..3}.png y/{0..5}b.png z/9.png", {"l.csv": rows("image,mask,camera", "{0..4}.png,{0..4}b.png,{a,b}")}, said) for said in ("1 row of 'l.csv' whose image or mask is not there", r"1 image without a mask was left out \(first 'z/9\.png'\)", "2 masks without an image", "'camera' is not used")},
     "a label stated twice": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog,cat,cat}")}, r"1 row names a file that another row names as well"),
     "numbers from 1": (SIX, {"l.csv": rows("file,label", "{0..5}.jpg,{1,2,3}")}, r"stay the numbers 1 to 3;"),
     "test images without labels": (SIX, {"train.csv": rows("id,label", "{0..3},{a,b}"), "test.csv": rows("id", "{4,5}")}, r"2 images of 'test.csv', which has no 'label', were left out"),

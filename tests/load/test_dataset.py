@@ -100,11 +100,20 @@ def test_each_sample_has_the_name_of_its_source(make_file: Callable[..., Any]) -
     """A file that colabstage did not pack has none, and the error says so."""
     dataset = dataset_h5(make_file("pack", 23).path)
     name, label = dataset.samples[22]
-    assert (label, len({name for name, _ in dataset.samples}), dataset.class_to_idx["e"]) == (dataset[22][1], 23, 4)
-    assert dataset.classes[label] == name.partition("/")[0]
-    with pytest.raises(PackFormatError):
-        _ = dataset_h5(make_file("contiguous", 3).path).samples
-    assert not hasattr(dataset_h5(make_file("contiguous", 3).path), "samples")
+    assert (label, len(set(dataset.filenames)), dataset.class_to_idx["e"]) == (dataset[22][1], 23, 4)
+    assert (dataset.filenames[22], dataset.classes[label]) == (name, name.partition("/")[0])
+    for attribute in ("samples", "filenames"):
+        with pytest.raises(PackFormatError):
+            getattr(dataset_h5(make_file("contiguous", 3).path), attribute)
+        assert not hasattr(dataset_h5(make_file("contiguous", 3).path), attribute)
+
+
+def test_a_sample_with_a_mask_has_the_array(tmp_path: Path) -> None:
+    """Not lists of numbers, which take many times its memory."""
+    mask = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    pack_dataset([(mask, mask)] * 2, tmp_path / "masks.h5", progress=False)
+    _, target = dataset_h5(tmp_path / "masks.h5").samples[1]
+    np.testing.assert_array_equal(target, mask, strict=True)
 
 
 def test_a_split_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
@@ -124,6 +133,9 @@ def test_it_describes_itself(tmp_path: Path, make_file: Callable[..., Any], make
     for text in (repr(dataset), dataset._repr_html_()):
         assert all(words in text for words in ("23", "10 x 12 x 3 uint8", "chunks"))
     assert "float32" in repr(dataset_h5(write(tmp_path / "a.h5", X_train=rows_of("f4"))))
+    write(tmp_path / "b.h5", X_train=rows_of("f4"))
+    both = dataset_h5(tmp_path / "[ab].h5")
+    assert all("a.h5 and 1 more" in text for text in (repr(both), both._repr_html_()))
     assert "images of their own sizes" in repr(dataset_h5(make_encoded(3)))
 
 

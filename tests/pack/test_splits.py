@@ -15,7 +15,7 @@ import pytest
 from colabstage import pack_dataset
 from colabstage.errors import LayoutError, OptionError
 from colabstage.options import Images, SampleTable, TreeFiles, Values
-from tests.support.images import image
+from tests.support.images import image, make_tree
 
 Pack = Callable[..., dict[str, list[str]]]
 
@@ -140,6 +140,14 @@ def test_the_order_of_train_is_seeded_and_steady(pack: Pack) -> None:
     assert [key for key in pack(keys)["train"] if key in keys[:100]] == first
 
 
+def test_the_order_of_samples_without_labels_is_noted_until_it_is_chosen(tmp_path: Path) -> None:
+    """The line in the note ends it."""
+    make_tree(tmp_path / "photos", {f"{row}.png": row for row in range(9)})
+    for splits, is_noted in ((None, True), ({"test": 1.0}, False)):
+        report = pack_dataset(tmp_path / "photos", tmp_path / f"{splits}.h5", splits=splits, progress=False)
+        assert any("splits={'test': 1.0}" in note for note in report.notes) == is_noted
+
+
 def test_splits_of_the_source_are_taken_as_they_are(pack: Pack) -> None:
     """Fractions that would divide others than its `train` are refused; the line in the refusal works."""
     keys, of_source = names_of([0, 1, 0, 1]), {"splits": ("train", "train", "val", "train")}
@@ -188,6 +196,8 @@ def test_groups_may_come_from_the_names(pack: Pack) -> None:
     assert not owners[0] & owners[1]
     with pytest.raises(OptionError, match=r"'0/00000\.png'"):
         pack(keys, splits=USUAL, group_by="patient")
+    with pytest.raises(OptionError, match="80 samples in 1 group comes to none"):
+        pack(keys, splits=USUAL, group_by=r"\.png")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -243,6 +253,7 @@ def test_copies_that_augmentation_made_stay_together(tmp_path: Path, names: str,
     assert ({*counts.values()} == {copies}) == bool(copies)
     assert ("same split" in str(report)) == bool(copies)
     assert len(in_test) == names.count(".png") * 10
+    assert f", test {len(in_test)})" in str(report)
 
 
 def test_an_original_beside_many_of_a_kind_is_none(pack: Pack) -> None:
@@ -329,7 +340,8 @@ def test_files_called_alike_are_noted_and_the_line_keeps_them_together(tmp_path:
     said = re.search(rf"30 of 40 files are called as others up to the last {what}.*group_by=r'(.*)'", report)
     assert (said is not None) == bool(what), report
     if said is not None:
-        pack_dataset(tmp_path / "in", tmp_path / "grouped.h5", group_by=said[1], **halves)
+        grouped = pack_dataset(tmp_path / "in", tmp_path / "grouped.h5", group_by=said[1], **halves)
+        assert "group_by= keeps 10 groups together" in str(grouped)
         with h5py.File(tmp_path / "grouped.h5") as file:
             videos = Counter(re.findall(said[1], key)[0] for key in file["key_test"].asstr()[()])
         assert {*videos.values()} == {4}

@@ -269,6 +269,10 @@ def test_of_a_zip_on_the_web_only_changed_members_are_fetched(tmp_path: Path) ->
         assert len(archive) > 4_000_000
         fresh = stage(server.url("photos.zip"), tmp_path / "fresh")
         assert updated.path.read_bytes() == fresh.path.read_bytes()
+        divided = stage(server.url("photos.zip"), tmp_path / "local", splits=0.8).report
+        assert counts(divided) == (0, 0, 0, 100, 0)
+        assert "readers" not in str(divided)
+        assert "being copied" not in str(divided)
 
 
 def test_in_a_new_session_rows_come_from_the_pack_in_the_cache(tmp_path: Path) -> None:

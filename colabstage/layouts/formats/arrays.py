@@ -189,8 +189,12 @@ def _unclear(names: Sequence[str]) -> str:
         " If each file is a class: files = sorted(pathlib.Path(FOLDER).glob('*.npy')), then numpy.savez('data.npz', "
         "x=numpy.concatenate([*map(numpy.load, files)]), y=[one.stem for one in files for _ in numpy.load(one)])."
     )
+    files, keys = map(dict.fromkeys, zip(*map(_file_and_key, names), strict=True))
+    # The names in many files are more use than these; a few may be parts or splits.
+    once = [key.removeprefix("/") for key in keys]
+    which = f"{listed(once)} in {len(files)} files" if all(once) and 2 * len(once) < len(files) else listed(names)
     return (
-        f"Which of the arrays {listed(names)} are inputs and which targets? Expected one of each, such as X and y, or "
+        f"Which of the arrays {which} are inputs and which targets? Expected one of each, such as X and y, or "
         "of each split, such as x_train and y_train. Or say so: layout=array_rows(x='NAME', y='NAME'), "
         "array_rows(x='NAME') for inputs alone, or array_rows('PART'), what the names of all that count have in common."
         f" Or give pack_dataset an object whose items are (x, y).{each * all(name.endswith('.npy') for name in names)}"

@@ -253,9 +253,10 @@ def _join_records(
     if not placed or (per_image and 2 * len(placed) < total):
         raise _absent(next(iter(found)) if len(found) == 1 else source.label, total, missing)
     if per_image:
-        notes += left_out_notes((len(missing), "images", "named by annotations but missing"))
+        notes += left_out_notes(([image for _, image in missing], "images", "named by annotations but missing"))
     # Not an error: many datasets annotate only some of their images.
-    notes += left_out_notes((len(images) - len(placed), "images", "without annotations"))
+    bare = [name for number, name in enumerate(images.names) if number not in owner]
+    notes += left_out_notes((bare, "images", "without annotations"))
     return placed, notes
 
 

@@ -429,11 +429,12 @@ def masks_state(source: Source, *, x: str | None = None, y: str | None = None) -
         msg = f"'{image}' and '{mask}' may be one picture in two formats; take one: {kept}. As masks: {error}"
         raise BrokenDatasetError(msg) from error
     images = [image for image, _ in pairs]
+    masked = {image.name for image in images}
     notes = (
         *notes,
         *on_tables,
         *left_out_notes(
-            (len(sides.images) - len(pairs), "images", "without a mask"),
+            ([one.name for one in sides.images if one.name not in masked], "images", "without a mask"),
             (objects, "masks", "that number single objects"),
             (len(sides.masks) - len({mask for _, mask in pairs}) - objects, "masks", "without an image"),
         ),

@@ -448,5 +448,5 @@ def _what_else(name: str, head: bytes) -> str:
     if _MOSTLY * len(cells) < sum(NUMBER.fullmatch(word) is not None for word in cells):
         how = "Read them by numpy.loadtxt or pandas.read_csv, and save arrays: numpy.savez('data.npz', x=x, y=y)"
         return f"holds numbers, not text ('{lines[0].strip()[:60]}'). {how}"
-    what = _columns_in(lines)
+    what = "" if found else _columns_in(lines)
     return what and f"{what} ('{lines[0][:60]}'). {AS_CLASSES}"

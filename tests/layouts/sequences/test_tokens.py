@@ -194,6 +194,17 @@ def test_a_tokenizers_tokens_are_known_again() -> None:
     assert stamps[0] == stamps[1] != stamps[2]
 
 
+def test_a_vocabulary_that_grows_while_texts_are_packed_is_noted(tmp_path: Path) -> None:
+    """The next session would restore the pack, and have none."""
+    (tmp_path / "a.txt").write_text("one two three two one\n" * 9, encoding="utf-8")
+    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None, "progress": False}
+    known: dict[str, int] = {}
+    layout = token_blocks(2, tokenizer=lambda text: [known.setdefault(word, len(known)) for word in text.split()])
+    for is_noted in (True, False):
+        report = stage_dataset(tmp_path / "a.txt", layout=layout, refresh=True, **places).report
+        assert ("vocabulary that grows" in str(report.notes)) == is_noted
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_plan_does_not_tokenize_and_a_staging_says_how_many_rows_there_are(tmp_path: Path, workers: int) -> None:
     """The plan says how many there are at most, and writes nothing."""
