@@ -36,12 +36,12 @@ _NEWER_RULES = {
     **dict.fromkeys(("file_names", "tokens"), 11),
     **dict.fromkeys(("arrow", "webdataset"), 12),
     "arrays": 14,
-    **dict.fromkeys(("audio", "array_folder"), 14),
-    "tfrecord": 15,
+    "array_folder": 14,
+    **dict.fromkeys(("audio", "tfrecord"), 15),
     "detection": 19,
     "pairs": 20,
-    "table": 25,
-    "auto": 31,
+    "table": 26,
+    "auto": 32,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
