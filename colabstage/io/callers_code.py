@@ -11,7 +11,7 @@ import os
 import sysconfig
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import causes
@@ -19,6 +19,7 @@ from colabstage.io.environment import current_folder, shell
 from colabstage.io.workspace import is_our_name, is_own
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from importlib.metadata import Distribution
 
 _PACKAGE = __name__.partition(".")[0]
@@ -115,6 +116,14 @@ def is_library(module: str, file: str) -> bool:
     # `pip install --target` puts packages into any folder, with their metadata beside them.
     depth, above = module.count(".") + (Path(file).stem == "__init__"), Path(file).parents
     return depth < len(above) and any(_has_package(one, package) for one in distributions(path=[str(above[depth])]))
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield a function's code, and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_in(constant)
 
 
 @cache

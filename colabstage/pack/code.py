@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from colabstage.io.callers_code import python_folders
+from colabstage.io.callers_code import codes_in, python_folders
 
 if TYPE_CHECKING:
     import numpy as np
@@ -242,14 +242,6 @@ def _hash(*parts: Any) -> bytes:
         data = part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
         hasher.update(len(data).to_bytes(8, "little") + data)
     return hasher.digest()
-
-
-def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code, and that of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes_in(constant)
 
 
 def _content(cell: types.CellType) -> Any:

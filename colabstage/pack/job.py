@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import filterfalse
@@ -35,12 +36,13 @@ from colabstage.images.decode import (
     probe_image,
 )
 from colabstage.images.geometry import ImageOptions
+from colabstage.io.chance import Chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Progress
 from colabstage.io.units import counted, format_count, listed
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import LayoutFunction, detect_layout, is_table_file
-from colabstage.layouts.formats.items import IndexableDataset, array_of, noting_chance, read_dataset
+from colabstage.layouts.formats.items import IndexableDataset, array_of, read_dataset
 from colabstage.layouts.options import table_rows
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import (
@@ -90,6 +92,8 @@ if TYPE_CHECKING:
 
 # Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
 SAMPLES = 16
+# Longer calls of prepare= are not repeated.
+_QUICK_S = 1.0
 # The upper half of this many bits in 16 has four at most: 16 greys, all nearly black.
 _DARK_BITS = 12
 _AS_THEY_ARE = ImageOptions(color_mode="keep")
@@ -197,7 +201,8 @@ class Prepared:
             check_kept(lost, self.options.color_mode)
         else:
             x = fit_pixels(content, self.options)
-        values = self.prepare(x)
+        # A copy, because the function may change it, and the array may be the caller's, or read again.
+        values = self.prepare(x.copy())
         try:
             return array_of(values)
         # Of tensors of other types, and of lists of several lengths.
@@ -223,8 +228,8 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
             if isinstance(content, bytes) and isinstance(table.inputs, Images) and image.color_mode == "auto":
                 image = replace(image, color_mode="keep") if probe_image(content).deep else image
             prepared = Prepared(table.inputs, options.prepare, image)
-            with noting_chance("prepare=") as drawn:
-                first = prepared(content)
+            chance, began = Chance(options.prepare), time.monotonic()
+            first = prepared(content)
         except (CorruptArchiveError, DecodeError) as error:
             if options.skip_share is not None and index < len(source) - 1:
                 continue
@@ -234,7 +239,16 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{name}'; expected an array of numbers."
         raise LayoutError(msg)
-    return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared), notes=(*table.notes, *drawn))
+    differs = time.monotonic() - began < _QUICK_S and _differs(first, prepared, content)
+    notes = (*table.notes, *chance.notes("prepare=", differs=differs))
+    return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared), notes=notes)
+
+
+def _differs(first: NDArray[Any], prepared: Prepared, content: Content) -> bool:
+    """Return whether a further call returns something else: a generator made in each call is found by nothing else."""
+    with suppress(Exception):  # what only the first call can do is reported when packing
+        return not np.array_equal(first, prepared(content), equal_nan=True)
+    return False
 
 
 @dataclass(frozen=True, slots=True)
