@@ -29,6 +29,7 @@ from colabstage.load.calling import (
     SeededTransform,
     apply_transform,
     check_batch_transform,
+    check_points,
     describe,
     is_foreign,
     moved_axis,
@@ -675,23 +676,28 @@ def first_crop(transform: Transform | None) -> FirstCrop | None:
     return FirstCrop(inner.crop, (0, *inner.stream), rest if others or inner.rest else None)
 
 
-def check_inputs(transform: object, row_shape: tuple[int, ...] | None, row_dtype: np.dtype[Any]) -> None:
+def check_inputs(transform: object, reader: SplitReader, *, changes_y: bool) -> None:
     """Refuse a transform of images that does not fit these inputs, as far as no other function comes before it.
 
     Of inputs `(H, W, C)` that are not images to a loader, one that moves pixels would take the channels for the width;
-    if the first axis is the shortest, they are `(C, H, W)`. `Normalize` gets the pixels of images as fractions."""
+    if the first axis is the shortest, they are `(C, H, W)`. `Normalize` gets the pixels of images as fractions.
+    `changes_y`: whether a function changes the targets before, which otherwise may be points that do not move."""
+    row_shape = reader.row_shape
     turned = row_shape is None or len(row_shape) != 3 or is_image_shape(row_shape) or row_shape[2] >= row_shape[0]
-    dtype: object = row_dtype
+    dtype: object = reader.row_dtype
     for part in _parts(transform):
+        moves = isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part)
         if isinstance(part, Normalize):
             part.check_scale(white_of(dtype))
-        elif not turned and (isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part)):
+        elif moves and not turned:
             msg = (
                 f"{type(part).__name__} moves images (C, H, W), and inputs of {' x '.join(map(str, row_shape or ()))} "
                 "come as they are stored. Write batch_transform=Compose([lambda x, y: (x.permute(0, 3, 1, 2), y), …]) "
                 "for (H, W, C), or Compose([lambda x, y: (x, y), …]) for (C, H, W)."
             )
             raise OptionError(msg)
+        elif moves and not changes_y and len(getattr(part, "data_keys", None) or ()) < 2:
+            check_points(type(part).__name__, reader)
         elif not isinstance(part, _Seeded) and not is_foreign(part):
             return
         # Normalize and other libraries' transforms return any numbers.

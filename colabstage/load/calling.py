@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -14,8 +15,11 @@ from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.h5.schema import BOXES
 from colabstage.io.arguments import check_argument, refuse_argument
 from colabstage.io.callers_code import shorten
+from colabstage.load.batch import is_image_shape
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from colabstage.load.epoch import BatchPlace
     from colabstage.load.reading.reader import SplitReader
 
@@ -85,19 +89,75 @@ _BY_CHANCE = re.compile("Random|Elastic|ScaleJitter|Augment|AugMix")
 
 
 def check_moves(name: str, transform: object, reader: SplitReader, *, alone: bool) -> None:
-    """Refuse another library's transform that moves the pixels of x at random if y is a mask or boxes, which would not
-    move; if y is boxes and no transform changes it (`alone`), also one that always moves pixels alike."""
+    """Refuse another library's transform that moves the pixels of x at random if y is a mask, boxes or points, which
+    would not move; if y is boxes and no transform changes it (`alone`), also one that always moves pixels alike."""
     shape, image = reader.target_shape, reader.row_shape
     is_mask = reader.decodes_targets or pixel_axis(shape or (), (image or ())[:2]) is not None
-    for part in _leaves(transform) if is_mask or reader.has_boxes else ():
+    for part in _leaves(transform):
         kind = type(part).__name__
-        if _moves(part) and (_BY_CHANCE.search(kind) or (alone and reader.has_boxes)):
+        is_random = _moves(part) and _BY_CHANCE.search(kind)
+        if is_random and not is_mask:
+            check_points(f"{_library_of(part)}'s {kind}", reader)
+        if (is_random and (is_mask or reader.has_boxes)) or (_moves(part) and alone and reader.has_boxes):
             msg = (
                 f"{_library_of(part)}'s {kind} in {name}= would move x and not the mask or boxes that belong to it. "
                 "Leave it out there, and give make_loader(dataset, batch_size, batch_transform=…) one that moves both: "
                 "of colabstage.transforms, or of torchvision.transforms.v2."
             )
             raise OptionError(msg)
+
+
+# Rows whose targets show whether they are points; how many of these are in their image, as some faces are cut; and how
+# far from its edges the mean one is, as a part of its sides.
+_FEW_ROWS, _INSIDE, _MIDDLE = 256, 0.9, 0.25
+
+
+def check_points(name: str, reader: SplitReader) -> None:
+    """Refuse a transform, called `name`, that moves x if y looks like points in it, which would not move."""
+    shape, image = reader.target_shape, reader.row_shape
+    # To wait for rows that still arrive would take too long here.
+    has_come = reader.arrival is None or reader.arrival.complete
+    if shape is None or len(shape) not in (1, 2) or not len(reader) or not has_come:
+        return
+    rows = np.arange(min(_FEW_ROWS, len(reader)))
+    if image is not None:
+        sizes = np.array([image[:2] if is_image_shape(image) else image[-2:]])
+    elif reader.whole_reason is None:
+        sizes = reader.image_sizes(rows)
+    else:
+        return
+    if sizes.shape[1] == 2 and are_points(np.asarray(reader.read_y(rows)), sizes):
+        msg = (
+            f"y has {' x '.join(map(str, shape))} numbers, like points in the images, and {name} would move x alone. "
+            "If they are points, move both in a function of (x, y) of your own. If not, write make_loader(…, "
+            "batch_transform=lambda x, y: (Compose([augment])(x, x)[0], y)), with Compose of colabstage.transforms."
+        )
+        raise OptionError(msg)
+
+
+def are_points(targets: NDArray[Any], sizes: NDArray[np.int64]) -> bool:
+    """Tell whether targets `(B, K, …)` or `(B, N)` look like places in images of these `sizes`, `(B, 2)` or `(1, 2)`,
+    height and width: pairs of coordinates x, y, each perhaps with a third number."""
+    if targets.dtype.kind not in "iuf" or targets.shape[2:] not in ((), (2,), (3,), (4,)):
+        return False
+    # Corners of boxes are two points.
+    for step in {(): (2, 3), (3,): (3,)}.get(targets.shape[2:], (2,)):
+        if math.prod(targets.shape[1:]) % step == 0:
+            places = targets.reshape(len(targets), -1, step)[..., :2].astype(np.float64)
+            parts = places / sizes[:, None, ::-1]
+            # Points that are not there are 0, 0 or -1, -1 or NaN.
+            known = np.isfinite(places).all(axis=-1) & (places > 0).any(axis=-1)
+            middle = parts[known].mean(axis=0) if known.any() else np.zeros(2)
+            # Counts and shares are near one end.
+            if _mostly_within(parts[known], 0) and np.all((middle > _MIDDLE) & (middle < 1 - _MIDDLE)):
+                return True
+    # Parts of width and height may be any fractions, but nothing else comes in so many pairs.
+    is_paired = targets.ndim == 3 and targets.shape[1] > 2 * (targets.shape[2] - 1)
+    return is_paired and bool((targets % 1 != 0).any()) and _mostly_within(targets[..., :2], -1)
+
+
+def _mostly_within(values: NDArray[Any], least: float) -> bool:
+    return float(np.mean((values >= least) & (values <= 1))) >= _INSIDE
 
 
 def _leaves(transform: object) -> Iterator[object]:

@@ -144,7 +144,7 @@ def make_loader(
         check_batch_transform("batch_transform", asked.batch_transform)
         # What a dataset's own transform returns is unknown before it is called.
         if dataset.transform is None:
-            check_inputs(asked.batch_transform, dataset.reader.row_shape, dataset.reader.row_dtype)
+            check_inputs(asked.batch_transform, dataset.reader, changes_y=dataset.target_transform is not None)
     form = Form(dataset, asked.ragged, asked.label_offset, torch_dtype(asked.dtype), asked.batch_transform)
     in_train, layout = dataset.split == "train", dataset.reader.layout
     # Such a sampler gives each rank its own rows.
