@@ -261,7 +261,9 @@ class PackOptions:
         # Our own layout functions say which layout's rules they follow; a function of the caller's follows its own.
         name = self.layout if isinstance(self.layout, str) else getattr(self.layout, "layout", "")
         rules = _NEWER_RULES.get(name, RULES_VERSION)
-        further = (*further, "values as written") if self.image.color_mode == "keep" else further
+        if self.image.color_mode == "keep":
+            # The second since pixels without data are left out of the mean.
+            further = (*further, "values as written", *(["of known pixels"] if self.image.size else []))
         # JSON's objects are sorted, but the order of splits decides which rows each of them gets.
         values = {**self._to_json(once), "splits": self.fractions, **instead}
         # Since then names tell what stays together, and groups are stratified.
