@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -13,13 +12,12 @@ from torch.utils.data import default_collate
 
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.h5.schema import BOXES
+from colabstage.images.geometry import are_points
 from colabstage.io.arguments import check_argument, refuse_argument
 from colabstage.io.callers_code import shorten
 from colabstage.load.batch import is_image_shape
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from colabstage.load.epoch import BatchPlace
     from colabstage.load.reading.reader import SplitReader
 
@@ -107,9 +105,8 @@ def check_moves(name: str, transform: object, reader: SplitReader, *, alone: boo
             raise OptionError(msg)
 
 
-# Rows whose targets show whether they are points; how many of these are in their image, as some faces are cut; and how
-# far from its edges the mean one is, as a part of its sides.
-_FEW_ROWS, _INSIDE, _MIDDLE = 256, 0.9, 0.25
+# Rows whose targets show whether they are points.
+_FEW_ROWS = 256
 
 
 def check_points(name: str, reader: SplitReader) -> None:
@@ -133,31 +130,6 @@ def check_points(name: str, reader: SplitReader) -> None:
             "batch_transform=lambda x, y: (Compose([augment])(x, x)[0], y)), with Compose of colabstage.transforms."
         )
         raise OptionError(msg)
-
-
-def are_points(targets: NDArray[Any], sizes: NDArray[np.int64]) -> bool:
-    """Tell whether targets `(B, K, …)` or `(B, N)` look like places in images of these `sizes`, `(B, 2)` or `(1, 2)`,
-    height and width: pairs of coordinates x, y, each perhaps with a third number."""
-    if targets.dtype.kind not in "iuf" or targets.shape[2:] not in ((), (2,), (3,), (4,)):
-        return False
-    # Corners of boxes are two points.
-    for step in {(): (2, 3), (3,): (3,)}.get(targets.shape[2:], (2,)):
-        if math.prod(targets.shape[1:]) % step == 0:
-            places = targets.reshape(len(targets), -1, step)[..., :2].astype(np.float64)
-            parts = places / sizes[:, None, ::-1]
-            # Points that are not there are 0, 0 or -1, -1 or NaN.
-            known = np.isfinite(places).all(axis=-1) & (places > 0).any(axis=-1)
-            middle = parts[known].mean(axis=0) if known.any() else np.zeros(2)
-            # Counts and shares are near one end.
-            if _mostly_within(parts[known], 0) and np.all((middle > _MIDDLE) & (middle < 1 - _MIDDLE)):
-                return True
-    # Parts of width and height may be any fractions, but nothing else comes in so many pairs.
-    is_paired = targets.ndim == 3 and targets.shape[1] > 2 * (targets.shape[2] - 1)
-    return is_paired and bool((targets % 1 != 0).any()) and _mostly_within(targets[..., :2], -1)
-
-
-def _mostly_within(values: NDArray[Any], least: float) -> bool:
-    return float(np.mean((values >= least) & (values <= 1))) >= _INSIDE
 
 
 def _leaves(transform: object) -> Iterator[object]:

@@ -35,7 +35,7 @@ from colabstage.images.decode import (
     open_upright,
     probe_image,
 )
-from colabstage.images.geometry import ImageOptions
+from colabstage.images.geometry import ImageOptions, are_points
 from colabstage.io.chance import Chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Progress
@@ -307,7 +307,8 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
             except DecodeError as error:
                 msg = f"'{source.name(0)}' cannot be used, and neither can the others that were examined: {error}"
                 raise DecodeError(msg) from error
-    table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts)))
+    on_points = _notes_on_points(table, options, facts, in_caller=tree is None)
+    table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts), *on_points))
     has_torch = gains_by_torch(table, options) and expects_torch()
     release_freed_memory()  # from listing and sorting, because planning allocates for each sample again
     plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
@@ -471,6 +472,22 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
             f"{bits}; 8 bits are made of the upper half, so they become nearly black. Pass color_mode='keep' to keep "
             "their values, or scale them by prepare="
         )
+
+
+def _notes_on_points(
+    table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts], *, in_caller: bool
+) -> Iterator[str]:
+    """Yield that arrays as targets look like points, if the images are resized."""
+    targets, sides = table.targets, [(fact.height, fact.width) for fact in facts]
+    if not isinstance(targets, Arrays) or options.image.size is None or {*sides} <= {options.image.size}:
+        return
+    first = [*range(min(SAMPLES, len(targets.source)))]
+    values = read_each(
+        targets.source, first, lambda _, y: targets.to_array(y), readers=1, skip_broken=True, in_caller=in_caller
+    )
+    if values and are_points(np.array(values), np.array([max(sides)])):
+        shape = "x".join(map(str, targets.shape))
+        yield f"The targets, {shape} numbers, look like points. image_size= moves the images alone: change these too"
 
 
 def settled(job: PackJob) -> PackJob:

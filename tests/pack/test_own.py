@@ -169,6 +169,25 @@ def test_prepare_is_called_again_for_the_first_sample(
     assert len(done) == calls
 
 
+@pytest.mark.parametrize(
+    ("target", "is_said"),
+    [(lambda i: np.array([[9.0, 11], [20, 12], [15, 22]]) + i, True), (lambda i: np.array([9.0, 8, 21, 25]) + i, True),
+     (lambda i: np.array([0.5, -1, 0.25]) * i, False), (lambda i: np.array([i % 2, 1]), False)],
+    ids=["points", "a box", "features", "classes"],
+)  # fmt: skip
+def test_points_in_images_that_are_resized_are_noted(
+    tmp_path: Path, target: Callable[[int], Any], *, is_said: bool
+) -> None:
+    """They are stored as they are."""
+    image = Image.fromarray(np.zeros((32, 32, 3), np.uint8))
+    items = Items(6, lambda i: (image, target(i)))
+    for size in (16, 32):
+        notes = pack_dataset(items, tmp_path / f"{size}.h5", image_size=size, progress=False).notes
+        assert any("look like points" in note for note in notes) == (is_said and size == 16), notes
+    with h5py.File(tmp_path / "16.h5") as pack:
+        assert sorted(pack["Y_train"][()].tolist()) == sorted(np.array([target(i) for i in range(6)]).tolist())
+
+
 def test_prepare_may_change_what_it_gets(tmp_path: Path) -> None:
     """The first sample is prepared several times, and each is the caller's own array."""
 
