@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -61,7 +61,7 @@ def check_batch_transform(name: str, given: object) -> None:
         refuse_argument(name, given, f"an object of it: {given.__name__}(…)")
     if not isinstance(given, SeededTransform):
         check_argument(name, given, "function", remedy="It is called with (x, y).")
-    if any(type(part).__name__ == "ToTensor" for part in _leaves(given)):
+    if any(type(part).__name__ == "ToTensor" for part in leaves_of(given)):
         msg = f"{name} gets tensors, which ToTensor does not scale. Leave it out; make_loader(…, dtype='float32') does."
         raise OptionError(msg)
 
@@ -91,7 +91,7 @@ def check_moves(name: str, transform: object, reader: SplitReader, *, alone: boo
     would not move; if y is boxes and no transform changes it (`alone`), also one that always moves pixels alike."""
     shape, image = reader.target_shape, reader.row_shape
     is_mask = reader.decodes_targets or pixel_axis(shape or (), (image or ())[:2]) is not None
-    for part in _leaves(transform):
+    for part in leaves_of(transform):
         kind = type(part).__name__
         is_random = _moves(part) and _BY_CHANCE.search(kind)
         if is_random and not is_mask:
@@ -132,13 +132,11 @@ def check_points(name: str, reader: SplitReader) -> None:
         raise OptionError(msg)
 
 
-def _leaves(transform: object) -> Iterator[object]:
-    """Yield the transforms of other libraries that one is made of: itself, or the parts of a container."""
+def leaves_of(transform: object) -> list[object]:
+    """Return the transforms of other libraries that one is made of: itself, or the parts of a container."""
     parts = _parts_of(transform)
-    for part in parts:
-        yield from _leaves(part)
-    if not parts and _library_of(transform) in _LIBRARIES:
-        yield transform
+    own = [] if parts or _library_of(transform) not in _LIBRARIES else [transform]
+    return [*own, *(leaf for part in parts for leaf in leaves_of(part))]
 
 
 def _parts_of(transform: Any) -> list[Any]:
@@ -318,12 +316,12 @@ def _by_kornia(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 def moves_pixels(transform: object) -> bool:
     """Return whether a transform, or a part of it, is another library's and moves pixels."""
-    return any(map(_moves, _leaves(transform)))
+    return any(map(_moves, leaves_of(transform)))
 
 
 def _mixes(transform: object) -> bool:
     """Return whether a transform, or a part of it, mixes the samples of a batch."""
-    return any(type(part).__name__ in _OF_BATCHES for part in _leaves(transform))
+    return any(type(part).__name__ in _OF_BATCHES for part in leaves_of(transform))
 
 
 def _moves_with(x: Any, y: Any) -> bool:

@@ -3,6 +3,7 @@
 import math
 import pickle
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,7 @@ def test_transforms_pickle() -> None:
         (lambda: OneHot(0), "classes=0"),
         (lambda: OneHot(3)(NONE, torch.zeros(2)), "float32"),
         (lambda: RandomCrop(18)(batch(), NONE), "12 x 17"),
+        (lambda: RandomCrop(9, padding=2)(batch(), addresses()[1].to(torch.int8)), "int8.*mask_fill="),
         (lambda: RandomFlip()([batch()[0]], NONE), "list"),
         (lambda: RandomFlip()(torch.zeros(3, 4), NONE), r"\(3, 4\)"),
     ],
@@ -389,6 +391,42 @@ def test_points_that_would_not_move_are_refused(tmp_path: Path, y: Any, *, are_p
     ((moved, same),) = make_loader(dataset, 20, shuffle=False, batch_transform=as_it_says if are_points else augment)
     np.testing.assert_array_equal(same, y)
     np.testing.assert_allclose(moved.permute(0, 2, 3, 1).flip(2), x / 127.5 - 1, rtol=0, atol=1e-6)
+
+
+BYTES = RNG.integers(0, 256, (8, 12, 17, 3), np.uint8)
+HALF, MIDDLE = Normalize((0.5,), (0.5,)), Normalize((127.5,), (127.5,))
+UNITS: dict[str, tuple[Any, Any, str]] = {
+    "bytes": (BYTES, HALF, ""),
+    "bytes, mean of bytes": (BYTES, MIDDLE, r"(0.5,), (0.5,)"),
+    "bytes as floats": (BYTES.astype(np.float32), HALF, r"(127.5,), (127.5,)"),
+    "bytes as floats, mean of bytes": (BYTES.astype(np.float32), MIDDLE, ""),
+    "fractions": ((BYTES / 255).astype(np.float32), HALF, ""),
+    "fractions, mean of bytes": ((BYTES / 255).astype(np.float32), MIDDLE, r"(0.5,), (0.5,)"),
+    "few classes as floats": ((BYTES % 9).astype(np.float32), Normalize((0.3,), (0.9,)), ""),
+}
+
+
+@pytest.mark.parametrize(("x", "normalize", "line"), UNITS.values(), ids=UNITS)
+def test_a_mean_of_other_units_is_refused_with_its_own(tmp_path: Path, x: Any, normalize: Any, line: str) -> None:
+    """In images of floats the values tell."""
+    dataset = dataset_h5(write_rows(tmp_path / "rows.h5", x, np.arange(8)))
+    if line:
+        with pytest.raises(OptionError, match=re.escape(f"Write Normalize({line}).")):
+            make_loader(dataset, 8, batch_transform=normalize)
+        normalize = {HALF: MIDDLE, MIDDLE: HALF}[normalize]
+    ((found, _),) = make_loader(dataset, 8, shuffle=False, batch_transform=normalize)
+    if normalize in (HALF, MIDDLE):
+        np.testing.assert_allclose(found.permute(0, 2, 3, 1), BYTES / 127.5 - 1, rtol=0, atol=1e-6)
+
+
+def test_x_is_normalized_once(tmp_path: Path) -> None:
+    """Also where a function stands between; the error says how to do it twice."""
+    dataset = dataset_h5(write_rows(tmp_path / "rows.h5", BYTES, np.arange(8)))
+    with pytest.raises(OptionError, match=r"twice.*lambda x, y: Normalize\(…\)\(x, y\)"):
+        make_loader(dataset, 8, batch_transform=Compose([Compose([HALF]), lambda x, y: (x, y), HALF]))
+    twice = Compose([HALF, lambda x, y: HALF(x, y)])  # noqa: PLW0108 - as the error says
+    ((found, _),) = make_loader(dataset, 8, shuffle=False, batch_transform=twice)
+    np.testing.assert_allclose(found.permute(0, 2, 3, 1), (BYTES / 127.5 - 1) * 2 - 1, rtol=0, atol=1e-6)
 
 
 def test_in_a_loader_a_sample_is_treated_alike_in_any_batch(make_file: Callable[..., Any]) -> None:
