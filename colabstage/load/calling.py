@@ -87,14 +87,14 @@ _BY_CHANCE = re.compile("Random|Elastic|ScaleJitter|Augment|AugMix")
 
 
 def check_moves(name: str, transform: object, reader: SplitReader, *, alone: bool) -> None:
-    """Refuse another library's transform that moves the pixels of x at random if y is a mask, boxes or points, which
-    would not move; if y is boxes and no transform changes it (`alone`), also one that always moves pixels alike."""
+    """Refuse another library's transform that moves the pixels of x at random if y is a mask or boxes, which would not
+    move; if no transform changes y (`alone`), also if y is points, or it is boxes and all pixels always move alike."""
     shape, image = reader.target_shape, reader.row_shape
     is_mask = reader.decodes_targets or pixel_axis(shape or (), (image or ())[:2]) is not None
     for part in leaves_of(transform):
         kind = type(part).__name__
         is_random = _moves(part) and _BY_CHANCE.search(kind)
-        if is_random and not is_mask:
+        if is_random and alone and not is_mask:
             check_points(f"{_library_of(part)}'s {kind}", reader)
         if (is_random and (is_mask or reader.has_boxes)) or (_moves(part) and alone and reader.has_boxes):
             msg = (
@@ -106,7 +106,7 @@ def check_moves(name: str, transform: object, reader: SplitReader, *, alone: boo
 
 
 # Rows whose targets show whether they are points.
-_FEW_ROWS = 256
+_FEW_ROWS = 64
 
 
 def check_points(name: str, reader: SplitReader) -> None:

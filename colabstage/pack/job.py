@@ -481,10 +481,10 @@ def _notes_on_points(
     targets, sides = table.targets, [(fact.height, fact.width) for fact in facts]
     if not isinstance(targets, Arrays) or options.image.size is None or {*sides} <= {options.image.size}:
         return
-    first = [*range(min(SAMPLES, len(targets.source)))]
-    values = read_each(
-        targets.source, first, lambda _, y: targets.to_array(y), readers=1, skip_broken=True, in_caller=in_caller
-    )
+    source, make = targets.source, targets.to_array
+    chosen = np.argsort(source.positions)[:SAMPLES].tolist()
+    found = read_each(source, chosen, lambda _, y: make(y), readers=1, skip_broken=True, in_caller=in_caller)
+    values = [one for one in found if one.shape == targets.shape]
     if values and are_points(np.array(values), np.array([max(sides)])):
         shape = "x".join(map(str, targets.shape))
         yield f"The targets, {shape} numbers, look like points. image_size= moves the images alone: change these too"
