@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import sysconfig
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -116,6 +117,13 @@ def is_library(module: str, file: str) -> bool:
     # `pip install --target` puts packages into any folder, with their metadata beside them.
     depth, above = module.count(".") + (Path(file).stem == "__init__"), Path(file).parents
     return depth < len(above) and any(_has_package(one, package) for one in distributions(path=[str(above[depth])]))
+
+
+def is_installed(module: str, file: str) -> bool:
+    """Return what `is_library` does, by names alone: no disk is asked, which may be a mount."""
+    top = module.partition(".")[0]
+    installed = file.startswith((*python_folders(), "built in", "<frozen")) or "-packages/" in file
+    return top == _PACKAGE or top in sys.stdlib_module_names or (top != "__main__" and installed and top in sys.modules)
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:

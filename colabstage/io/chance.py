@@ -11,7 +11,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from colabstage.io.callers_code import codes_in, is_library
+from colabstage.io.callers_code import codes_in, is_installed
 
 # Code may refer to all of a program; a pipeline of transforms is a few hundred objects. Longer lists are samples.
 _MOST_OBJECTS, _LONGEST = 10_000, 1_000
@@ -77,8 +77,8 @@ def _referred_to(one: Any) -> list[Any]:
     if kind is types.FunctionType:
         used = {name for code in codes_in(one.__code__) for name in code.co_names} & one.__globals__.keys()
         inner = [one.__closure__, one.__defaults__, one.__kwdefaults__, *map(one.__globals__.get, used)]
-        return [] if is_library(one.__module__ or "", one.__code__.co_filename) else inner
+        return [] if is_installed(one.__module__ or "", one.__code__.co_filename) else inner
     if issubclass(kind, type):
         file = getattr(sys.modules.get(one.__module__), "__file__", None)
-        return [] if is_library(one.__module__, file or "") else [*one.__bases__, *vars(one).values()]
+        return [] if is_installed(one.__module__, file or "") else [*one.__bases__, *vars(one).values()]
     return gc.get_referents(one)
