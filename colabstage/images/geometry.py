@@ -3,8 +3,9 @@ numpy, because the command line builds options even to show its help."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import OptionError
 from colabstage.io.arguments import check_choice
@@ -161,6 +162,40 @@ def fit_boxes(
         moved = np.clip(moved, 0, [width, height, width, height])
         kept = (moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])
     return moved, kept
+
+
+# Of points, this many are in their image, as some faces are cut; and the mean one is this far from its edges, as a part
+# of its sides.
+_INSIDE, _MIDDLE = 0.9, 0.25
+
+
+def are_points(targets: NDArray[Any], sizes: NDArray[np.int64]) -> bool:
+    """Tell whether targets `(B, K, …)` or `(B, N)` look like places in images of these `sizes`, `(B, 2)` or `(1, 2)`,
+    height and width: pairs of coordinates x, y, each perhaps with a third number."""
+    import numpy as np
+
+    if targets.dtype.kind not in "iuf" or targets.shape[2:] not in ((), (2,), (3,), (4,)):
+        return False
+    # Corners of boxes are two points.
+    for step in {(): (2, 3), (3,): (3,)}.get(targets.shape[2:], (2,)):
+        if math.prod(targets.shape[1:]) % step == 0:
+            places = targets.reshape(len(targets), -1, step)[..., :2].astype(np.float64)
+            parts = places / sizes[:, None, ::-1]
+            # Points that are not there are 0, 0 or -1, -1 or NaN.
+            known = np.isfinite(places).all(axis=-1) & (places > 0).any(axis=-1)
+            middle = parts[known].mean(axis=0) if known.any() else np.zeros(2)
+            # Counts and shares are near one end.
+            if _mostly_within(parts[known], 0) and np.all((middle > _MIDDLE) & (middle < 1 - _MIDDLE)):
+                return True
+    # Parts of width and height may be any fractions, but nothing else comes in so many pairs.
+    is_paired = targets.ndim == 3 and targets.shape[1] > 2 * (targets.shape[2] - 1)
+    return is_paired and bool((targets % 1 != 0).any()) and _mostly_within(targets[..., :2], -1)
+
+
+def _mostly_within(values: NDArray[Any], least: float) -> bool:
+    import numpy as np
+
+    return float(np.mean((values >= least) & (values <= 1))) >= _INSIDE
 
 
 def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import sysconfig
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import causes
@@ -19,6 +20,7 @@ from colabstage.io.environment import current_folder, shell
 from colabstage.io.workspace import is_our_name, is_own
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from importlib.metadata import Distribution
 
 _PACKAGE = __name__.partition(".")[0]
@@ -115,6 +117,21 @@ def is_library(module: str, file: str) -> bool:
     # `pip install --target` puts packages into any folder, with their metadata beside them.
     depth, above = module.count(".") + (Path(file).stem == "__init__"), Path(file).parents
     return depth < len(above) and any(_has_package(one, package) for one in distributions(path=[str(above[depth])]))
+
+
+def is_installed(module: str, file: str) -> bool:
+    """Return what `is_library` does, by names alone: no disk is asked, which may be a mount."""
+    top = module.partition(".")[0]
+    installed = file.startswith((*python_folders(), "built in", "<frozen")) or "-packages/" in file
+    return top == _PACKAGE or top in sys.stdlib_module_names or (top != "__main__" and installed and top in sys.modules)
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield a function's code, and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_in(constant)
 
 
 @cache

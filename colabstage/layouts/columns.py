@@ -371,23 +371,16 @@ def _find_labels(candidates: Mapping[str, Column], others: Sequence[Column]) -> 
     # A word that all rows share distinguishes nothing.
     named = by_kind.get("word", [])
     named = [name for name in named if len(candidates[name].distinct) > 1] or named
-    # Words beside numbers: the numbers are usually measurements, and the word in each row its class; unless the numbers
-    # are a few integers, which may be classes too, with -1 for none.
-    grades = [
-        name
-        for name in by_kind.get("number", ())
-        if 2 * len(candidates[name].distinct) <= len(candidates[name])
-        and (values := {_number(cell) for cell in candidates[name].filled if cell.lower() != "nan"})
-        and values in ({*range(len(values))}, {*range(-1, len(values) - 1)})
-    ]
-    # These may number its classes.
-    if len(named) == 1 and all(same_partition(candidates[named[0]].cells, candidates[one].cells) for one in grades):
+    # Beside words, a number may be the target instead, unless it numbers their classes or is the same in all rows.
+    numbers = [candidates[name] for name in by_kind.get("number", ())]
+    varied = [one for one in numbers if len(one.distinct) > 1]
+    if len(named) == 1 and all(same_partition(candidates[named[0]].cells, one.cells) for one in varied):
         return (named[0],)
     # Yes and no beside a measurement is one of two possible targets; columns of yes and no are targets of one kind.
-    measured = any(not candidates[name].distinct <= words.YES | words.NO for name in by_kind.get("number", ()))
+    measured = any(not one.distinct <= words.YES | words.NO for one in numbers)
     has_texts = any(column.plain in words.CAPTIONS for column in others)
     if not candidates or named or has_texts or (measured and "flag" in by_kind):
-        raise _which(sorted(candidates), others)
+        raise _which(sorted(candidates, key=lambda name: (name not in named, name)), others)
     return tuple(candidates)
 
 

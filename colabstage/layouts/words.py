@@ -455,7 +455,8 @@ def splits_of_folders(folders: Sequence[str]) -> list[str]:
 # By preference, if two have the same content.
 LABELS = (
     "label", "labels", "class", "class_name", "classname", "class_label", "label_name", "category", "target", "targets",
-    "tags", "diagnosis", "dx", "finding_labels", "species", "breed", "class_id", "classid", "label_id", "category_id",
+    "tags", "diagnosis", "diagnostic", "dx", "finding_labels", "species", "breed", "class_id", "classid", "label_id",
+    "category_id",
 )  # fmt: skip
 SETS_OF_LABELS = ("labels", "tags", "targets", "finding_labels")
 LABEL_WORDS = frozenset({"label", "labels", "class", "classid", "classname", "category", "target", "species", "breed"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,8 +12,10 @@ from torch.utils.data import default_collate
 
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.h5.schema import BOXES
+from colabstage.images.geometry import are_points
 from colabstage.io.arguments import check_argument, refuse_argument
 from colabstage.io.callers_code import shorten
+from colabstage.load.batch import is_image_shape
 
 if TYPE_CHECKING:
     from colabstage.load.epoch import BatchPlace
@@ -59,7 +61,7 @@ def check_batch_transform(name: str, given: object) -> None:
         refuse_argument(name, given, f"an object of it: {given.__name__}(…)")
     if not isinstance(given, SeededTransform):
         check_argument(name, given, "function", remedy="It is called with (x, y).")
-    if any(type(part).__name__ == "ToTensor" for part in _leaves(given)):
+    if any(type(part).__name__ == "ToTensor" for part in leaves_of(given)):
         msg = f"{name} gets tensors, which ToTensor does not scale. Leave it out; make_loader(…, dtype='float32') does."
         raise OptionError(msg)
 
@@ -86,12 +88,15 @@ _BY_CHANCE = re.compile("Random|Elastic|ScaleJitter|Augment|AugMix")
 
 def check_moves(name: str, transform: object, reader: SplitReader, *, alone: bool) -> None:
     """Refuse another library's transform that moves the pixels of x at random if y is a mask or boxes, which would not
-    move; if y is boxes and no transform changes it (`alone`), also one that always moves pixels alike."""
+    move; if no transform changes y (`alone`), also if y is points, or it is boxes and all pixels always move alike."""
     shape, image = reader.target_shape, reader.row_shape
     is_mask = reader.decodes_targets or pixel_axis(shape or (), (image or ())[:2]) is not None
-    for part in _leaves(transform) if is_mask or reader.has_boxes else ():
+    for part in leaves_of(transform):
         kind = type(part).__name__
-        if _moves(part) and (_BY_CHANCE.search(kind) or (alone and reader.has_boxes)):
+        is_random = _moves(part) and _BY_CHANCE.search(kind)
+        if is_random and alone and not is_mask:
+            check_points(f"{_library_of(part)}'s {kind}", reader)
+        if (is_random and (is_mask or reader.has_boxes)) or (_moves(part) and alone and reader.has_boxes):
             msg = (
                 f"{_library_of(part)}'s {kind} in {name}= would move x and not the mask or boxes that belong to it. "
                 "Leave it out there, and give make_loader(dataset, batch_size, batch_transform=…) one that moves both: "
@@ -100,13 +105,38 @@ def check_moves(name: str, transform: object, reader: SplitReader, *, alone: boo
             raise OptionError(msg)
 
 
-def _leaves(transform: object) -> Iterator[object]:
-    """Yield the transforms of other libraries that one is made of: itself, or the parts of a container."""
+# Rows whose targets show whether they are points.
+_FEW_ROWS = 64
+
+
+def check_points(name: str, reader: SplitReader) -> None:
+    """Refuse a transform, called `name`, that moves x if y looks like points in it, which would not move."""
+    shape, image = reader.target_shape, reader.row_shape
+    # To wait for rows that still arrive would take too long here.
+    has_come = reader.arrival is None or reader.arrival.complete
+    if shape is None or len(shape) not in (1, 2) or not len(reader) or not has_come:
+        return
+    rows = np.arange(min(_FEW_ROWS, len(reader)))
+    if image is not None:
+        sizes = np.array([image[:2] if is_image_shape(image) else image[-2:]])
+    elif reader.whole_reason is None:
+        sizes = reader.image_sizes(rows)
+    else:
+        return
+    if sizes.shape[1] == 2 and are_points(np.asarray(reader.read_y(rows)), sizes):
+        msg = (
+            f"y has {' x '.join(map(str, shape))} numbers, like points in the images, and {name} would move x alone. "
+            "If they are points, move both in a function of (x, y) of your own. If not, write make_loader(…, "
+            "batch_transform=lambda x, y: (Compose([augment])(x, x)[0], y)), with Compose of colabstage.transforms."
+        )
+        raise OptionError(msg)
+
+
+def leaves_of(transform: object) -> list[object]:
+    """Return the transforms of other libraries that one is made of: itself, or the parts of a container."""
     parts = _parts_of(transform)
-    for part in parts:
-        yield from _leaves(part)
-    if not parts and _library_of(transform) in _LIBRARIES:
-        yield transform
+    own = [] if parts or _library_of(transform) not in _LIBRARIES else [transform]
+    return [*own, *(leaf for part in parts for leaf in leaves_of(part))]
 
 
 def _parts_of(transform: Any) -> list[Any]:
@@ -286,12 +316,12 @@ def _by_kornia(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 def moves_pixels(transform: object) -> bool:
     """Return whether a transform, or a part of it, is another library's and moves pixels."""
-    return any(map(_moves, _leaves(transform)))
+    return any(map(_moves, leaves_of(transform)))
 
 
 def _mixes(transform: object) -> bool:
     """Return whether a transform, or a part of it, mixes the samples of a batch."""
-    return any(type(part).__name__ in _OF_BATCHES for part in _leaves(transform))
+    return any(type(part).__name__ in _OF_BATCHES for part in leaves_of(transform))
 
 
 def _moves_with(x: Any, y: Any) -> bool:

@@ -142,9 +142,7 @@ def make_loader(
     asked = read_options(LoaderOptions, options, arguments)
     if asked.batch_transform is not None:
         check_batch_transform("batch_transform", asked.batch_transform)
-        # What a dataset's own transform returns is unknown before it is called.
-        if dataset.transform is None:
-            check_inputs(asked.batch_transform, dataset.reader.row_shape, dataset.reader.row_dtype)
+        check_inputs(asked.batch_transform, dataset)
     form = Form(dataset, asked.ragged, asked.label_offset, torch_dtype(asked.dtype), asked.batch_transform)
     in_train, layout = dataset.split == "train", dataset.reader.layout
     # Such a sampler gives each rank its own rows.

@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from colabstage.io.callers_code import python_folders
+from colabstage.io.callers_code import codes_in, is_installed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -244,14 +244,6 @@ def _hash(*parts: Any) -> bytes:
     return hasher.digest()
 
 
-def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code, and that of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from codes_in(constant)
-
-
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
@@ -282,11 +274,8 @@ def _tensor_bytes(tensor: Any) -> Any:
 def _library_of(module: str, file: str) -> str:
     """Return name and version of the installed library that a module belongs to; "" for the user's own code."""
     top = module.partition(".")[0]
-    if top == "__main__":
+    if not is_installed(module, file):
         return ""
     if top in sys.stdlib_module_names:
         return f"python {platform.python_version()}"
-    installed = file.startswith((*python_folders(), "built in", "<frozen")) or "-packages/" in file
-    if top != "colabstage" and not (installed and top in sys.modules):
-        return ""
     return f"{top} {getattr(sys.modules.get(top), '__version__', '')}"

@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import filterfalse
@@ -34,13 +35,14 @@ from colabstage.images.decode import (
     open_upright,
     probe_image,
 )
-from colabstage.images.geometry import ImageOptions
+from colabstage.images.geometry import ImageOptions, are_points
+from colabstage.io.chance import Chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Progress
 from colabstage.io.units import counted, format_count, listed
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import LayoutFunction, detect_layout, is_table_file
-from colabstage.layouts.formats.items import IndexableDataset, array_of, noting_chance, read_dataset
+from colabstage.layouts.formats.items import IndexableDataset, array_of, read_dataset
 from colabstage.layouts.options import table_rows
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import (
@@ -90,6 +92,8 @@ if TYPE_CHECKING:
 
 # Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
 SAMPLES = 16
+# Longer calls of prepare= are not repeated.
+_QUICK_S = 1.0
 # The upper half of this many bits in 16 has four at most: 16 greys, all nearly black.
 _DARK_BITS = 12
 _AS_THEY_ARE = ImageOptions(color_mode="keep")
@@ -197,7 +201,8 @@ class Prepared:
             check_kept(lost, self.options.color_mode)
         else:
             x = fit_pixels(content, self.options)
-        values = self.prepare(x)
+        # A copy, because the function may change it, and the array may be the caller's, or read again.
+        values = self.prepare(x.copy())
         try:
             return array_of(values)
         # Of tensors of other types, and of lists of several lengths.
@@ -223,8 +228,8 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
             if isinstance(content, bytes) and isinstance(table.inputs, Images) and image.color_mode == "auto":
                 image = replace(image, color_mode="keep") if probe_image(content).deep else image
             prepared = Prepared(table.inputs, options.prepare, image)
-            with noting_chance("prepare=") as drawn:
-                first = prepared(content)
+            chance, began = Chance(options.prepare), time.monotonic()
+            first = prepared(content)
         except (CorruptArchiveError, DecodeError) as error:
             if options.skip_share is not None and index < len(source) - 1:
                 continue
@@ -234,7 +239,16 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{name}'; expected an array of numbers."
         raise LayoutError(msg)
-    return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared), notes=(*table.notes, *drawn))
+    differs = time.monotonic() - began < _QUICK_S and _differs(first, prepared, content)
+    notes = (*table.notes, *chance.notes("prepare=", differs=differs))
+    return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared), notes=notes)
+
+
+def _differs(first: NDArray[Any], prepared: Prepared, content: Content) -> bool:
+    """Return whether a further call returns something else: a generator made in each call is found by nothing else."""
+    with suppress(Exception):  # what only the first call can do is reported when packing
+        return not np.array_equal(first, prepared(content), equal_nan=True)
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +307,8 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
             except DecodeError as error:
                 msg = f"'{source.name(0)}' cannot be used, and neither can the others that were examined: {error}"
                 raise DecodeError(msg) from error
-    table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts)))
+    on_points = _notes_on_points(table, options, facts, in_caller=tree is None)
+    table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts), *on_points))
     has_torch = gains_by_torch(table, options) and expects_torch()
     release_freed_memory()  # from listing and sorting, because planning allocates for each sample again
     plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
@@ -463,6 +478,22 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
             f"{bits}; 8 bits are made of the upper half, so they become nearly black. Pass color_mode='keep' to keep "
             "their values, or scale them by prepare="
         )
+
+
+def _notes_on_points(
+    table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts], *, in_caller: bool
+) -> Iterator[str]:
+    """Yield that arrays as targets look like points, if the images are resized."""
+    targets, sides = table.targets, [(fact.height, fact.width) for fact in facts]
+    if not isinstance(targets, Arrays) or options.image.size is None or {*sides} <= {options.image.size}:
+        return
+    source, make = targets.source, targets.to_array
+    chosen = np.argsort(source.positions)[:SAMPLES].tolist()
+    found = read_each(source, chosen, lambda _, y: make(y), readers=1, skip_broken=True, in_caller=in_caller)
+    values = [one for one in found if one.shape == targets.shape]
+    if values and are_points(np.array(values), np.array([max(sides)])):
+        shape = "x".join(map(str, targets.shape))
+        yield f"The targets, {shape} numbers, look like points. image_size= moves the images alone: change these too"
 
 
 def settled(job: PackJob) -> PackJob:

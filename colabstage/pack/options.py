@@ -34,14 +34,12 @@ _NEWER_RULES = {
     **dict.fromkeys(("lmdb", "pixel_table"), 8),
     **dict.fromkeys(("coco_classes", "croissant", "images"), 10),
     "file_names": 11,
-    "tokens": 12,
-    **dict.fromkeys(("arrow", "webdataset"), 12),
-    "arrays": 14,
-    **dict.fromkeys(("audio", "array_folder"), 14),
-    "tfrecord": 15,
+    **dict.fromkeys(("arrow", "tokens", "webdataset"), 12),
+    **dict.fromkeys(("array_folder", "arrays"), 14),
+    **dict.fromkeys(("audio", "tfrecord"), 15),
     "detection": 19,
     "pairs": 20,
-    "table": 25,
+    "table": 26,
     "auto": 32,
 }
 
@@ -269,7 +267,9 @@ class PackOptions:
         # Our own layout functions say which layout's rules they follow; a function of the caller's follows its own.
         name = self.layout if isinstance(self.layout, str) else getattr(self.layout, "layout", "")
         rules = _NEWER_RULES.get(name, RULES_VERSION)
-        further = (*further, "values as written") if self.image.color_mode == "keep" else further
+        if self.image.color_mode == "keep":
+            # The second since pixels without data are left out of the mean.
+            further = (*further, "values as written", *(["of known pixels"] if self.image.size else []))
         # JSON's objects are sorted, but the order of splits decides which rows each of them gets.
         values = {**self._to_json(once), "splits": self.fractions, **instead}
         # Since then names tell what stays together, and groups are stratified.

@@ -460,7 +460,9 @@ def needs_facts(table: SampleTable, options: PackOptions) -> bool:
     shape they are stored."""
     image = image_options(table, options)
     knows = options.encoding not in ("auto", "pixels") or (image.size is not None and image.color_mode != "keep")
-    return isinstance(table.inputs, Images) and (not knows or len(_target_shape(table.targets)) > 1)
+    # Arrays may be maps or points of the image, which are compared with its size.
+    is_array = len(_target_shape(table.targets)) > isinstance(table.targets, Values)
+    return isinstance(table.inputs, Images) and (not knows or is_array)
 
 
 def gains_by_torch(table: SampleTable, options: PackOptions) -> bool:

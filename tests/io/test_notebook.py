@@ -65,7 +65,7 @@ import os, time
 seen = []
 def wait_for(x):
     seen.append(1)
-    while len(seen) > 1 and not os.path.exists('go'):
+    while len(seen) > 2 and not os.path.exists('go'):
         time.sleep(0.01)
     return x
 data = stage({source!r}, prepare=wait_for, streaming=True)

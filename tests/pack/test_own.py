@@ -2,7 +2,9 @@
 
 import random
 import re
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,25 +101,106 @@ def _drawn_by_torch() -> float:
     return float(pytest.importorskip("torch").rand(()))
 
 
-@pytest.mark.parametrize(
-    ("draw", "is_said"),
-    [
-        (random.random, True),
-        (np.random.rand, True),
-        (_drawn_by_torch, True),
-        (np.random.default_rng(0).random, False),
-    ],
-)
+OWN = np.random.default_rng(0)
+
+
+class _Draws:
+    """Refers to its generator by a global name."""
+
+    def __call__(self) -> float:
+        return sum(OWN.random() for _ in range(2))
+
+
+# A library that is imported meanwhile has no state to compare with, so each is called once before.
+DRAWS: dict[str, tuple[Callable[[], float], bool]] = {
+    "Python's generator": (random.random, True),
+    "numpy's": (np.random.rand, True),
+    "torch's": (_drawn_by_torch, True),
+    "one of numpy's": (np.random.default_rng(0).random, True),
+    "one of Python's": (partial(random.Random(0).uniform, 0, 1), True),
+    "one that a class names": (_Draws(), True),
+    "none": (lambda: 0.5, False),
+}
+
+
+@pytest.mark.parametrize(("draw", "is_said"), DRAWS.values(), ids=DRAWS)
 def test_random_augmentation_that_would_be_stored_is_noted(
     tmp_path: Path, photos: Path, draw: Callable[[], float], *, is_said: bool
 ) -> None:
     """A dataset with random transforms, or `prepare=` with one: each epoch of the pack would repeat what was drawn."""
-    draw()  # a library that is imported meanwhile has no state to compare with
+    draw()
     items = Items(20, lambda i: (np.full(3, i + draw()), i % 2))
     notes = pack_dataset(items, tmp_path / "items.h5", progress=False).notes
     assert any("Items drew random numbers" in note for note in notes) == is_said, notes
     notes = pack_dataset(photos, tmp_path / "out.h5", prepare=lambda x: x * draw(), progress=False).notes
     assert any("prepare= drew random numbers" in note for note in notes) == is_said, notes
+
+
+def _of_an_own_generator(x: Any, _: int) -> Any:
+    return x + np.random.default_rng().random()
+
+
+def _slow_at_first(x: Any, call: int) -> Any:
+    time.sleep(1.1 if call == 0 else 0)
+    return x + call
+
+
+def _failing_at_second(x: Any, call: int) -> Any:
+    return 1 / 0 if call == 1 else x
+
+
+@pytest.mark.parametrize(
+    ("function", "calls", "is_said"),
+    [(_of_an_own_generator, 5, True), (_slow_at_first, 4, False), (_failing_at_second, 5, False)],
+)
+def test_prepare_is_called_again_for_the_first_sample(
+    tmp_path: Path, function: Callable[[Any, int], Any], calls: int, *, is_said: bool
+) -> None:
+    """A generator that is made in each call shows in nothing else."""
+    done: list[None] = []
+
+    def prepare(x: Any) -> Any:
+        done.append(None)
+        return function(x, len(done) - 1)
+
+    items = Items(3, lambda i: np.full(2, float(i)))
+    notes = pack_dataset(items, tmp_path / "out.h5", prepare=prepare, progress=False).notes
+    assert any("returned something else" in note for note in notes) == is_said, notes
+    assert len(done) == calls
+
+
+@pytest.mark.parametrize(
+    ("target", "is_said"),
+    [(lambda i: np.array([[9.0, 11], [20, 12], [15, 22]]) + i, True), (lambda i: np.array([9.0, 8, 21, 25]) + i, True),
+     (lambda i: np.array([0.5, -1, 0.25]) * i, False), (lambda i: np.array([i % 2, 1]), False)],
+    ids=["points", "a box", "features", "classes"],
+)  # fmt: skip
+def test_points_in_images_that_are_resized_are_noted(
+    tmp_path: Path, target: Callable[[int], Any], *, is_said: bool
+) -> None:
+    """They are stored as they are."""
+    image = Image.fromarray(np.zeros((32, 32, 3), np.uint8))
+    items = Items(6, lambda i: (image, target(i)))
+    for size in (16, 32):
+        notes = pack_dataset(items, tmp_path / f"{size}.h5", image_size=size, progress=False).notes
+        assert any("look like points" in note for note in notes) == (is_said and size == 16), notes
+    with h5py.File(tmp_path / "16.h5") as pack:
+        assert sorted(pack["Y_train"][()].tolist()) == sorted(np.array([target(i) for i in range(6)]).tolist())
+
+
+def test_prepare_may_change_what_it_gets(tmp_path: Path) -> None:
+    """The first sample is prepared several times, and each is the caller's own array."""
+
+    def prepare(x: Any) -> Any:
+        x += 1
+        return x
+
+    own = [np.full(2, float(number)) for number in range(20)]
+    pack_dataset([(x, x) for x in own], tmp_path / "out.h5", prepare=prepare, progress=False)
+    with h5py.File(tmp_path / "out.h5") as pack:
+        np.testing.assert_array_equal(pack["X_train"][()], pack["Y_train"][()] + 1)
+        assert sorted(pack["Y_train"][:, 0]) == [*range(20)]
+    np.testing.assert_array_equal(own, np.repeat(np.arange(20.0)[:, None], 2, axis=1))
 
 
 def test_what_prepare_raises_passes_with_the_sample_that_it_was_for(tmp_path: Path, photos: Path) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import pickle
-import random
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -18,6 +15,7 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.arguments import instead_of, is_frame, show_value
+from colabstage.io.chance import Chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
 from colabstage.layouts import words
@@ -88,13 +86,13 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     """
     _check_dataset(dataset)
     count, pairs = len(dataset), _Pairs(dataset, in_caller)
-    with noting_chance("Items") as drawn:
-        pairs.find_keys()
-        name, (x, y) = next(pairs.readable(), None) or (pairs.name(0), pairs.get(0))
+    chance = Chance(dataset)
+    pairs.find_keys()
+    name, (x, y) = next(pairs.readable(), None) or (pairs.name(0), pairs.get(0))
     pairs.bare = name if y is None else ""
     # Hugging Face datasets store class names with the column, torchvision's as an attribute.
     classes = _named(getattr(pairs.feature(), "names", ()) if pairs.keys else getattr(dataset, "classes", ()))
-    notes = [*drawn, *([pairs.keys.note] if pairs.keys else [])]
+    notes = [*chance.notes("Items"), *([pairs.keys.note] if pairs.keys else [])]
     targets: Targets | None = None
     if _may_hold_boxes(y):
         planned = _plan_boxes(pairs, dataset)
@@ -123,27 +121,6 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         classes=classes,
         notes=tuple(notes),
     )
-
-
-@contextmanager
-def noting_chance(what: str) -> Iterator[list[str]]:
-    """Give a list that gets a note at the end, if the caller's code has drawn random numbers meanwhile, and what it
-    returned is stored."""
-    notes, before = list[str](), _random_states()
-    yield notes
-    # By then more libraries may be imported.
-    if any(state != old for state, old in zip(_random_states(), before, strict=False)):
-        how = "give random augmentation to make_loader, as batch_transform="
-        notes.append(f"{what} drew random numbers, and what is stored is the same in each epoch: {how}.")
-
-
-def _random_states() -> list[object]:
-    """Return the states of the generators that code draws from by default."""
-    states: list[object] = [random.getstate(), pickle.dumps(np.random.get_state(legacy=False))]  # noqa: NPY002
-    # While another thread imports torch, it is there without.
-    if get_state := getattr(sys.modules.get("torch"), "get_rng_state", None):
-        states.append(get_state().tolist())
-    return states
 
 
 def _check_dataset(dataset: Any) -> None:

@@ -208,6 +208,7 @@ ASKED = {
     "captions": ("image,caption", ["{i}.png,a dog {i}"], r"Texts are not read.*layout=\"images\""),
     "sizes of the images": ("image,width,height", ["{i}.png,{i},9"], r"'width', 'height'.*labels=\['width'\]"),
     "yes and no beside a number": ("image,age,male", ["{i}.png,{i},True", "{i}.png,{i},False"], r"labels=\['age'\]"),
+    "a city beside a price": ("image,city,price", ["{i}.png,Rome,{i}9.5", "{i}.png,Oslo,{i}0"], r"labels=\['city'\]"),
     "landmarks beside a class": ("image,label,x1,y1,x2,y2,x3,y3", ["{i}.png,a,1,2,3,4,5,6"], r"labels=\['label'\]"),
     "boxes that may be either": ("image,label,box", ["{i}.png,a,1 2 3 4"], r"xyxy as well as xywh .*_xywh.*'label'"),
     "a class for each box in a cell": ("image,label,box", ["{i}.png,a b,1 2 3 4;1 2 3 4"], r"one class: write"),
