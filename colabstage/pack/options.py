@@ -32,8 +32,8 @@ RULES_VERSION = 5
 _NEWER_RULES = {
     "image_folder": 7,
     **dict.fromkeys(("lmdb", "pixel_table"), 8),
-    **dict.fromkeys(("coco_classes", "croissant", "images"), 10),
-    **dict.fromkeys(("file_names", "tokens"), 11),
+    **dict.fromkeys(("croissant", "images"), 10),
+    **dict.fromkeys(("coco_classes", "file_names", "tokens"), 11),
     **dict.fromkeys(("arrow", "webdataset"), 12),
     "arrays": 14,
     **dict.fromkeys(("audio", "array_folder"), 14),

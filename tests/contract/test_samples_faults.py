@@ -347,6 +347,7 @@ TOOLS = [
       for name, key, given, right in list[Any]([
           ("outlines alone", int, {"segmentation": [[1, 2, 9, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")), ("an empty box beside an outline", int, {"bbox": [], "segmentation": [[1, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")),
           ("run lengths alone", int, {"segmentation": {"size": [48, 64], "counts": "abc"}}, refused("its bbox is missing; give it one")), ("numbers as texts", str, {"bbox": [1, 2, 9, 9]}, found("train: boxes cat 2, dog 2"))])),
+    row("COCO's classes of images, by name, beside lists of splits", files("{0..7}.jpg", {"a.json": coco("{0..7}.jpg", score=1), "train.txt": b"0\n1\n2\n3\n", "val.txt": b"4\n5\n6\n7\n"}), right=[found("train: cat 2, dog 2; val: cat 2, dog 2")], layout="coco_classes"),
     row("COCO's categories with numbers as texts", files("{0..11}.jpg", {"a.json": {**coco("{0..11}.jpg"), "annotations": [{"id": i, "image_id": i, "category_id": str(i), "bbox": [1, 2, 9, 9]} for i in range(12)], "categories": [{"id": str(i), "name": f"c{i}"} for i in range(12)]}}),
         right=[found("train: boxes c0 1, c1 1, c2 1, .*, c10 1, c11 1")]),
 ]
