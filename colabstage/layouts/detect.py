@@ -744,8 +744,9 @@ def read_layout(tree: Tree, state: Callable[[Case], Found], *, is_more: bool = F
     try:
         if copies := second_copies(case.source):
             case = Case(case.source.without(copies), is_more=is_more)
-        note = f"{left_out(len(copies), 'files')}: copies of others (first '{min(copies)}')." if copies else ""
-        return required(state(case)).noting(*filter(None, [note])).as_table(case.source)
+        every = {"copies of others": copies, "in hidden folders, or those of file managers": case.source.aside.names}
+        notes = [f"{left_out(len(own), 'files')}: {what} (first '{min(own)}')." for what, own in every.items() if own]
+        return required(state(case)).noting(*notes).as_table(case.source)
     except EmptySourceError as error:
         # The requested samples may be in the archives of the tree.
         if not (hint := _how_to_give(case.source)):

@@ -236,8 +236,7 @@ def _class_folders(
 ) -> tuple[list[_Class], dict[str, str]]:
     """Return the folders in those of classes, in the order of their samples; and those of splits above, if any."""
     paths = files.folders[0]
-    split_paths = [tuple(path.split("/")) if path else () for path in paths]
-    filled = [(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(split_paths)]
+    filled: list[_Folder] = [(tuple(path.split("/")) if path else (), number) for number, path in enumerate(paths)]
     folders = _unwrap([*filled, *_without_files(source, kind, filled)])
     splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source, paths)
     return sorted(_classes_in(folders, splits, level)), splits

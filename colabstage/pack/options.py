@@ -31,17 +31,17 @@ RULES_VERSION = 5
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
     "image_folder": 7,
-    **dict.fromkeys(("lmdb", "pixel_table"), 8),
-    **dict.fromkeys(("croissant", "images"), 10),
-    **dict.fromkeys(("coco_classes", "file_names", "tokens"), 11),
-    **dict.fromkeys(("arrow", "webdataset"), 12),
-    "arrays": 14,
-    **dict.fromkeys(("audio", "array_folder"), 14),
-    "tfrecord": 15,
-    "detection": 19,
-    "pairs": 20,
-    "table": 25,
-    "auto": 31,
+    **dict.fromkeys(("lmdb", "pixel_table"), 9),
+    "images": 10,
+    **dict.fromkeys(("coco_classes", "croissant", "file_names"), 11),
+    "tokens": 12,
+    **dict.fromkeys(("arrow", "webdataset"), 13),
+    **dict.fromkeys(("arrays", "audio", "array_folder"), 15),
+    "tfrecord": 16,
+    "detection": 20,
+    "pairs": 21,
+    "table": 26,
+    "auto": 32,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

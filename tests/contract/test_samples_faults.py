@@ -347,6 +347,14 @@ TOOLS = [
       for name, key, given, right in list[Any]([
           ("outlines alone", int, {"segmentation": [[1, 2, 9, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")), ("an empty box beside an outline", int, {"bbox": [], "segmentation": [[1, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")),
           ("run lengths alone", int, {"segmentation": {"size": [48, 64], "counts": "abc"}}, refused("its bbox is missing; give it one")), ("numbers as texts", str, {"bbox": [1, 2, 9, 9]}, found("train: boxes cat 2, dog 2"))])),
+    *(row(f"leftovers of file managers: {name}", files(images, contents), right=[found(what, note=f"{count} w.{{2,3}} left out: in hidden folders, or those of file managers")])
+      for name, images, contents, count, what in list[tuple[str, str, dict[str, Any], str, str]]([
+          ("a table of names", "img/{0..3}.jpg img/#recycle/{0..3}.jpg", {"labels.csv": "file,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n3.jpg,dog\n"}, "4 files", "train: cat 2, dog 2"),
+          ("boxes of YOLO", "images/{0..3}.jpg images/.cache/{0..3}.jpg", {"labels/{0..3}.txt": "0 0.5 0.5 0.25 0.25\n"}, "4 files", "train: boxes 0 4"),
+          ("boxes of COCO", "img/{0..3}.jpg img/@eaDir/{0..3}.png", {"a.json": coco("{0..3}.jpg")}, "4 files", "train: boxes cat 2, dog 2"),
+          ("deleted arrays", "", {"{train,.Trash-0/files/train}.npz": npz(x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)}, "1 file", "train: 0 2, 1 2"),
+      ])),
+    row("all that there is in a hidden folder", files(".data/cat/{0,1}.jpg .data/dog/{2,3}.jpg"), right=[found("train: cat 2, dog 2")]),
     row("COCO's classes of images, by name, beside lists of splits", files("{0..7}.jpg", {"a.json": coco("{0..7}.jpg", score=1), "train.txt": b"0\n1\n2\n3\n", "val.txt": b"4\n5\n6\n7\n"}), right=[found("train: cat 2, dog 2; val: cat 2, dog 2")], layout="coco_classes"),
     row("COCO's categories with numbers as texts", files("{0..11}.jpg", {"a.json": {**coco("{0..11}.jpg"), "annotations": [{"id": i, "image_id": i, "category_id": str(i), "bbox": [1, 2, 9, 9]} for i in range(12)], "categories": [{"id": str(i), "name": f"c{i}"} for i in range(12)]}}),
         right=[found("train: boxes c0 1, c1 1, c2 1, .*, c10 1, c11 1")]),
