@@ -223,6 +223,15 @@ def find_groups(columns: Sequence[Column]) -> tuple[str | None, str | None]:
     return persons, places or scenes
 
 
+def group_of_fields(fields: Mapping[str, Iterable[Any]]) -> str:
+    """Return the field that says which records belong together, as of one camera trap; "" for none that all have."""
+    stated = [
+        Column(name, [str(one) if isinstance(one, str | int | np.integer) else "" for one in fields[name]])
+        for name in filter(words.is_group_name, fields)
+    ]
+    return next(filter(None, find_groups([one for one in stated if "" not in one.distinct])), "")
+
+
 def sides_of_images(columns: Iterable[str]) -> list[str]:
     """Return the columns of height and width of the images, the shortest names first: both, because one alone may be a
     person's."""

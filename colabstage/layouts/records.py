@@ -37,6 +37,7 @@ from colabstage.layouts.columns import (
     Column,
     check_kept_apart,
     class_numbers,
+    group_of_fields,
     is_list,
     note_on_numbers,
     show,
@@ -154,18 +155,22 @@ def records_state(
             raise broken(inputs.source.name(number), what, "one split")
     values = labels.targets.values if isinstance(labels.targets, Values) else None
     left = [name for name in fields if name not in (split, *labels.used)]
+    group = group_of_fields({name: fields[name] for name in left})
+    not_used = [name for name in left if name != group]
     table = SampleTable(
         layout=layout,
         keys=[inputs.source.name(number) for number in range(len(inputs))],
         inputs=inputs,
         targets=labels.targets,
         splits=known_splits(of_records or stated),
+        groups=[*map(str, fields[group])] if group else None,
         classes=labels.classes,
         notes=(
             *notes,
             *labels.notes,
             *([f"Splits are as '{split}' says."] if split else []),
-            *([f"Not used: {listed(left)}."] if left else []),
+            *([f"Samples with the same '{group}' stay in one split."] if group else []),
+            *([f"Not used: {listed(not_used)}."] if not_used else []),
             *_missing_shards(shards),
             *([] if values is None else note_on_numbers(next(iter(labels.used), "label"), values, labels.classes)),
         ),
@@ -181,8 +186,8 @@ def records_state(
 
 
 def is_known_field(name: str) -> bool:
-    """Tell whether a field's name suggests that it states the label or the split of its record."""
-    return plain_name(name) in _KNOWN
+    """Tell whether a field's name suggests that it states the label, the split or the group of its record."""
+    return plain_name(name) in _KNOWN or words.is_group_name(name)
 
 
 _KNOWN = frozenset({*LABELS, *words.LABELS, *_TEXTS, *words.SPLIT_FIELDS, "x"})

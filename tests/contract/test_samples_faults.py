@@ -40,7 +40,7 @@ from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.images.files import encode
 from tests.layouts.known import batch, coco, voc, wav
 from tests.layouts.shards.test_shards import hub
-from tests.layouts.shards.writing import parquet_of, records_of
+from tests.layouts.shards.writing import parquet_of, records_of, tar_of
 from tests.support.archives import tar_bytes as tar
 from tests.support.images import png
 from tests.support.made_files import files, grey, h5, image, matlab, npy, npz, tiff16, write_files
@@ -1270,6 +1270,16 @@ OF_LIBRARIES = [
       for columns, right in list[Any]([({"text": ["to be"] * 3}, r"load_dataset\(.*\)\.to_json\('train.jsonl'\)"), ({"input_ids": [[1, 2]] * 3}, r"images or clips.*x=numpy.stack\(table")])),
     *(row(f"several images in a record: {', '.join(features)}", lambda features=features: {"train.tfrecord": records_of([{"label": i, **features} for i in range(3)])}, right=[refused(f"it has 2 images in '{where}'")])  # type: ignore[misc]
       for where, features in list[Any]([("image", {"image": [image(1), image(2)]}), ("mask", {"image": image(1), "mask": [DIAGONAL, DIAGONAL]})])),
+    *(row(f"patients in {kind}", made, right=[found("train: (cat 5; val: cat 3|cat 3; val: cat 5)", note="Samples with the same 'patient_id' stay in one split")], splits={"train": 0.5, "val": 0.5})
+      for kind, made in list[Any]([
+          ("words of Parquet", lambda: hub({}, label=["cat"] * 8, patient_id=list("aaaaabbb"))), ("numbers of Parquet", lambda: hub({}, label=["cat"] * 8, patient_id=[7] * 5 + [9] * 3)),
+          ("records", lambda: {"a.tfrecord": records_of([{"image": image(i), "label": "cat", "patient_id": i // 5} for i in range(8)])}),
+          ("JSON of shards", lambda: {"a.tar": tar_of([{"png": image(i), "json": json.dumps({"label": "cat", "patient_id": i // 5})} for i in range(8)])})])),
+    *(row(f"what says no groups in {kind}", made, right=[found("train: cat 4; val: cat 4", note="Not used: 'patient_id'")], splits={"train": 0.5, "val": 0.5})
+      for kind, made in list[Any]([
+          ("Parquet without one for each row", lambda: hub({}, label=["cat"] * 8, patient_id=[*"aaaaabb", None])), ("Parquet with lists", lambda: hub({}, label=["cat"] * 8, patient_id=[["a"]] * 8)),
+          ("records of bytes", lambda: {"a.tfrecord": records_of([{"image": image(i), "label": "cat", "patient_id": bytes([255, i])} for i in range(8)])}),
+          ("JSON of lists", lambda: {"a.tar": tar_of([{"png": image(i), "json": json.dumps({"label": "cat", "patient_id": [i // 5]})} for i in range(8)])})])),
     row("several labels in a row of Parquet", lambda: hub({}, labels=[[0], [0, 2], [2]]), right=[refused("'labels' holds .*y an array of 0 and 1 for each class")]),
     row("captions of images that save_to_disk wrote", lambda: hub({}, text=["a cat", "a dog"]) | {"state.json": b"{}", "dataset_info.json": b"{}"}, right=[noted("Not used: 'text'")]),
     *(row(f"axes of MATLAB: {name}", lambda made=made: made, layout=array_rows(x="a", y="u"), right=[right])  # type: ignore[misc]

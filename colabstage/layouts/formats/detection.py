@@ -26,7 +26,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import Column, find_groups, make_targets, show
+from colabstage.layouts.columns import Column, group_of_fields, make_targets, show
 from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
 from colabstage.layouts.lists import (
     LIST_ENDS,
@@ -1208,7 +1208,8 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
         msg = f"'{source.label}' has no JSON file with COCO's images, annotations and categories{what}, and images."
         raise LayoutError(msg)
     called, numbers = _coco_categories(found)
-    group = _coco_group([image for file in found for image in file.images if isinstance(image, dict)])
+    images = [image for file in found for image in file.images if isinstance(image, dict)]
+    group = group_of_fields({key: [image.get(key) for image in images] for key in (images[0] if images else ())})
     records = {file.name: _coco_records(file, numbers[file.name], group) for file in found}
     placed, notes = _join_records(source, records)
     notes += [f"Samples with the same '{group}' stay in one split."] if group else []
@@ -1298,16 +1299,6 @@ def _coco_categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[A
     alike = stated[0] if stated and all(own == stated[0] for own in stated) else {}
     number_of = {name: number for number, name in enumerate(names)}
     return names, {file: {key: number_of[name] for key, name in (own or alike).items()} for file, own in called.items()}
-
-
-def _coco_group(images: Sequence[dict[str, Any]]) -> str:
-    """Return the field of images that says which belong together, as of one camera trap; "" for none."""
-    fields = []
-    for key in images[0] if images else ():
-        if any(pattern.fullmatch(words.plain_name(key)) for pattern in words.GROUPS):
-            values = (image.get(key) for image in images)
-            fields.append(Column(key, [str(one) if isinstance(one, str | int) else "" for one in values]))
-    return next(filter(None, find_groups([one for one in fields if "" not in one.distinct])), "")
 
 
 def _coco_records(file: CocoFile, numbers: dict[Any, int], group: str) -> list[Record]:
