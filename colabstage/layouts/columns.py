@@ -232,6 +232,16 @@ def group_of_fields(fields: Mapping[str, Iterable[Any]]) -> str:
     return next(filter(None, find_groups([one for one in stated if "" not in one.distinct])), "")
 
 
+def note_on_groups(name: str, groups: Sequence[str], splits: Iterable[str], *, what: str = "Samples") -> list[str]:
+    """Say that samples of one group stay in one split, or which group the source's own splits divide."""
+    split_of: dict[str, str] = {}
+    # Without splits of its own, the source divides none.
+    divided = (one for one, split in zip(groups, splits, strict=False) if split_of.setdefault(one, split) != split)
+    odd = next(divided, None)
+    how = "stay in one split" if odd is None else f"are in several splits of the source (first '{show(odd)}')"
+    return [f"{what} with the same '{name}' {how}."] if groups else []
+
+
 def sides_of_images(columns: Iterable[str]) -> list[str]:
     """Return the columns of height and width of the images, the shortest names first: both, because one alone may be a
     person's."""

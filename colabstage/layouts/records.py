@@ -39,6 +39,7 @@ from colabstage.layouts.columns import (
     class_numbers,
     group_of_fields,
     is_list,
+    note_on_groups,
     note_on_numbers,
     show,
     splits_of_column,
@@ -156,6 +157,7 @@ def records_state(
     values = labels.targets.values if isinstance(labels.targets, Values) else None
     left = [name for name in fields if name not in (split, *labels.used)]
     group = group_of_fields({name: fields[name] for name in left})
+    groups = [*map(str, fields[group])] if group else []
     not_used = [name for name in left if name != group]
     table = SampleTable(
         layout=layout,
@@ -163,13 +165,13 @@ def records_state(
         inputs=inputs,
         targets=labels.targets,
         splits=known_splits(of_records or stated),
-        groups=[*map(str, fields[group])] if group else None,
+        groups=groups or None,
         classes=labels.classes,
         notes=(
             *notes,
             *labels.notes,
             *([f"Splits are as '{split}' says."] if split else []),
-            *([f"Samples with the same '{group}' stay in one split."] if group else []),
+            *note_on_groups(group, groups, of_records or stated),
             *([f"Not used: {listed(not_used)}."] if not_used else []),
             *_missing_shards(shards),
             *([] if values is None else note_on_numbers(next(iter(labels.used), "label"), values, labels.classes)),

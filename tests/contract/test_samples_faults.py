@@ -1275,6 +1275,13 @@ OF_LIBRARIES = [
           ("words of Parquet", lambda: hub({}, label=["cat"] * 8, patient_id=list("aaaaabbb"))), ("numbers of Parquet", lambda: hub({}, label=["cat"] * 8, patient_id=[7] * 5 + [9] * 3)),
           ("records", lambda: {"a.tfrecord": records_of([{"image": image(i), "label": "cat", "patient_id": i // 5} for i in range(8)])}),
           ("JSON of shards", lambda: {"a.tar": tar_of([{"png": image(i), "json": json.dumps({"label": "cat", "patient_id": i // 5})} for i in range(8)])})])),
+    *(row(f"patients in splits of the source: {kind}", made, right=[noted("the same '[a-z_.]+' are in several splits of the source .first '?[ap5]")])
+      for kind, made in list[Any]([
+          ("columns of Parquet", lambda: hub({}, label=["cat"] * 8, patient_id=[*"aaaaabbb"], split=["train", "val"] * 4)),
+          ("a table", files("{0..7}.jpg", {"a.csv": "file,label,patient_id,split\n" + "".join(f"{i}.jpg,cat,p{i // 5},{('train', 'val')[i % 2]}\n" for i in range(8))})),
+          ("COCO", files("{train,val}/{0..3}.jpg", {f"{split}.json": {"images": [{"id": i, "file_name": f"{split}/{i}.jpg", "width": 64, "height": 48, "patient_id": f"p{i // 2}"} for i in range(4)],
+            "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [1, 2, 9, 9]} for i in range(4)], "categories": [{"id": 1, "name": "cat"}]} for split in ("train", "val")})),
+          ("arrays", {"X.npy": npy(np.zeros((8, 5), np.float32)), "y.npy": npy(np.arange(8) // 2 % 2), "split.npy": npy(np.array(["train", "val"] * 4)), "patient_ids.npy": npy(np.array(list("aabbccdd")))})])),
     *(row(f"what says no groups in {kind}", made, right=[found("train: cat 4; val: cat 4", note="Not used: 'patient_id'")], splits={"train": 0.5, "val": 0.5})
       for kind, made in list[Any]([
           ("Parquet without one for each row", lambda: hub({}, label=["cat"] * 8, patient_id=[*"aaaaabb", None])), ("Parquet with lists", lambda: hub({}, label=["cat"] * 8, patient_id=[["a"]] * 8)),

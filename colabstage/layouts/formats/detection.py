@@ -26,7 +26,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import Column, group_of_fields, make_targets, show
+from colabstage.layouts.columns import Column, group_of_fields, make_targets, note_on_groups, show
 from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
 from colabstage.layouts.lists import (
     LIST_ENDS,
@@ -1212,7 +1212,7 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
     group = group_of_fields({key: [image.get(key) for image in images] for key in (images[0] if images else ())})
     records = {file.name: _coco_records(file, numbers[file.name], group) for file in found}
     placed, notes = _join_records(source, records)
-    notes += [f"Samples with the same '{group}' stay in one split."] if group else []
+    notes += note_on_groups(group, [one.record.group for one in placed if group], (one.split for one in placed))
     for file in (one for one in files if one not in found):
         notes += _note_on_others(source, file, placed, f"like those of '{found[0].name}'", classes=classes)
     used = frozenset(file.name for file in files).union(beside.names)
