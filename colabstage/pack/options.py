@@ -30,11 +30,10 @@ RULES_VERSION = 5
 # Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
-    "image_folder": 7,
+    "image_folder": 8,
     **dict.fromkeys(("lmdb", "pixel_table"), 9),
-    "images": 10,
-    **dict.fromkeys(("coco_classes", "croissant", "file_names"), 11),
-    "tokens": 12,
+    **dict.fromkeys(("coco_classes", "croissant", "images"), 11),
+    **dict.fromkeys(("file_names", "tokens"), 12),
     **dict.fromkeys(("arrow", "webdataset"), 13),
     **dict.fromkeys(("arrays", "audio", "array_folder"), 15),
     "tfrecord": 16,

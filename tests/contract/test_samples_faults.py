@@ -711,6 +711,8 @@ BESIDE_FOLDERS = [
       for name, made, texts, first, second, differ, options, right in [
           ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", (), {}, found("train: cat 2, dog 2", note="4 files were left out: copies of others")),
           ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", ("a/2.jpg",), {}, refused("may be 'HAM/a/0.jpg', 'ham/a/0.jpg'")),
+          ("a table in both", files("a/{0..3}.jpg", {"labels.csv": "id,label\n0,cat\n1,dog\n2,cat\n3,dog\n", "README.md": "x"}), {}, "HAM/", "HAM/HAM/", (), {}, found("train: cat 2, dog 2", note="5 files were left out: copies of others")),
+          ("boxes in both", files("images/{0..3}.jpg", {"labels/{0..3}.txt": first_of(0), "data.yaml": "names: [cat, dog]"}), {}, "d/", "d/d/", (), {}, found("train: boxes cat 4", note="9 files were left out: copies of others")),
           ("labels of each", files("images/{0..3}.jpg"), files("", {f"{top}/labels/{i}.txt": first_of(number) for i in range(4) for number, top in enumerate("ab")}), "a/", "b/", (), {}, found("train: boxes 0 4, 1 4")),
           ("labels of one", files("images/{0..3}.jpg"), files("", {"b/labels/{0..3}.txt": first_of(0), "a/labels/{0..3}.xml": voc("cat")}), "a/", "b/", (), {}, refused("Pascal VOC's files.*YOLO's files")),
           ("two classes", files("scans/{0..3}.jpg"), {}, "cat/", "dog/", (), {}, found("train: cat 4, dog 4", note="byte for byte the same")),
