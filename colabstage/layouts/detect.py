@@ -190,9 +190,14 @@ class Case:
         self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None, pattern: str | None = None
     ) -> Found:
         """Return what `state_clips` does, with the splits of lists, as rows of one length."""
-        clips = self.state_clips(labels, pattern)
-        found = gather(lambda: lists_state(self.source, clips)) if isinstance(clips, Evidence) else clips
-        return _as_clips(found, options)
+        return _as_clips(self._in_lists(self.state_clips(labels, pattern)), options)
+
+    def state_arrays(self) -> Found:
+        """Return what tables, or otherwise folders, state about arrays in a file each, with the splits of lists."""
+        return self._in_lists(arrays.array_folder_state(self.source, self.state_files))
+
+    def _in_lists(self, found: Found) -> Found:
+        return gather(lambda: lists_state(self.source, found)) if isinstance(found, Evidence) else found
 
     def state_clips(self, labels: Sequence[str] | None = None, pattern: str | None = None) -> Found:
         """Return what their names, by a pattern, or tables, or otherwise folders, state about clips."""
@@ -695,7 +700,7 @@ LAYOUTS: tuple[Layout, ...] = (
         lambda case: arrays.arrays_state(case.source),
         rivals=(Rival("a table, in the order of the rows", "", _rows_of_arrays),),
     ),
-    Layout(arrays.EACH_A_SAMPLE.layout, lambda case: arrays.array_folder_state(case.source, case.state_files)),
+    Layout(arrays.EACH_A_SAMPLE.layout, Case.state_arrays),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: lists_state(case.source, names_state(case.source))),
     Layout("audio", Case.state_audio, _weigh_clips, extensions=words.SOUNDS),

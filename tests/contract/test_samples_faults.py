@@ -355,6 +355,7 @@ TOOLS = [
           ("deleted arrays", "", {"{train,.Trash-0/files/train}.npz": npz(x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)}, "1 file", "train: 0 2, 1 2"),
       ])),
     row("all that there is in a hidden folder", files(".data/cat/{0,1}.jpg .data/dog/{2,3}.jpg"), right=[found("train: cat 2, dog 2")]),
+    row("arrays in folders of classes, by name, beside lists of splits", files("", {"cat/{0..3}.npy": npy(np.ones((4, 5))), "dog/{0..3}.npy": npy(np.zeros((4, 5))), "train.txt": b"cat/0\ncat/1\ndog/0\ndog/1\n", "val.txt": b"cat/2\ncat/3\ndog/2\ndog/3\n"}), right=[found("train: cat 2, dog 2.*; val: cat 2, dog 2.*")], layout="array_folder"),
     row("COCO's classes of images, by name, beside lists of splits", files("{0..7}.jpg", {"a.json": coco("{0..7}.jpg", score=1), "train.txt": b"0\n1\n2\n3\n", "val.txt": b"4\n5\n6\n7\n"}), right=[found("train: cat 2, dog 2; val: cat 2, dog 2")], layout="coco_classes"),
     row("COCO's categories with numbers as texts", files("{0..11}.jpg", {"a.json": {**coco("{0..11}.jpg"), "annotations": [{"id": i, "image_id": i, "category_id": str(i), "bbox": [1, 2, 9, 9]} for i in range(12)], "categories": [{"id": str(i), "name": f"c{i}"} for i in range(12)]}}),
         right=[found("train: boxes c0 1, c1 1, c2 1, .*, c10 1, c11 1")]),
