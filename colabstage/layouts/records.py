@@ -282,14 +282,16 @@ def _refuse_no_labels(fields: Mapping[str, FieldValues], samples: Sequence[str])
 
 
 def _as_labels(values: FieldValues) -> Sequence[Label] | NDArray[np.int64]:
-    """Return values, `None` for those that are not labels: nothing, NaN, an empty text, a list."""
+    """Return values, `None` for those that are not labels: nothing, NaN, what programs write for it, a list."""
     if isinstance(values, np.ndarray):
         return values
     return [value if _is_label(value) else None for value in values]
 
 
 def _is_label(value: Any) -> bool:
-    return not math.isnan(value) if isinstance(value, float) else isinstance(value, int | str) and value != ""
+    if isinstance(value, str):
+        return value.strip().lower() not in MISSING
+    return not math.isnan(value) if isinstance(value, float) else isinstance(value, int)
 
 
 def _are_classes(values: FieldValues) -> bool:

@@ -1285,6 +1285,10 @@ OF_LIBRARIES = [
           ("COCO", files("{train,val}/{0..3}.jpg", {f"{split}.json": {"images": [{"id": i, "file_name": f"{split}/{i}.jpg", "width": 64, "height": 48, "patient_id": f"p{i // 2}"} for i in range(4)],
             "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [1, 2, 9, 9]} for i in range(4)], "categories": [{"id": 1, "name": "cat"}]} for split in ("train", "val")})),
           ("arrays", {"X.npy": npy(np.zeros((8, 5), np.float32)), "y.npy": npy(np.arange(8) // 2 % 2), "split.npy": npy(np.array(["train", "val"] * 4)), "patient_ids.npy": npy(np.array(list("aabbccdd")))})])),
+    *(row(f"missing labels as texts in {kind}", made, right=[refused("4 of 8 samples have no label")])
+      for kind, made in list[Any]([
+          ("Parquet", lambda: hub({}, label=["nan", "cat"] * 4)), ("records", lambda: {"a.tfrecord": records_of([{"image": image(i), "label": ["cat", "<NA>"][i % 2]} for i in range(8)])}),
+          ("JSON of shards", lambda: {"a.tar": tar_of([{"png": image(i), "json": json.dumps({"label": ["cat", " "][i % 2]})} for i in range(8)])})])),
     *(row(f"what says no groups in {kind}", made, right=[found("train: cat 4; val: cat 4", note="Not used: 'patient_id'")], splits={"train": 0.5, "val": 0.5})
       for kind, made in list[Any]([
           ("Parquet without one for each row", lambda: hub({}, label=["cat"] * 8, patient_id=[*"aaaaabb", None])), ("Parquet with lists", lambda: hub({}, label=["cat"] * 8, patient_id=[["a"]] * 8)),
