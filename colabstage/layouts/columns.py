@@ -591,13 +591,25 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
     return [note]
 
 
+def notes_on_labels(name: str, targets: object, classes: Sequence[str]) -> list[str]:
+    """Return notes on labels of any format that a loss, or their author, may not expect."""
+    if not isinstance(targets, Values):
+        return []
+    return _note_on_missing(name, classes) or note_on_numbers(name, targets.values, classes)
+
+
+def _note_on_missing(name: str, classes: Iterable[str]) -> list[str]:
+    """Say which classes may mean that a label is missing."""
+    odd = [one for one in classes if one.lower() in _PERHAPS_MISSING or words.is_unlabelled(one)]
+    which = f"{listed(sorted(odd))} in '{name}' {'counts' if len(odd) == 1 else 'count'} like the others."
+    return [f"{which} If that says that a label is missing, take these rows out."] if odd else []
+
+
 def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequence[str]) -> list[str]:
     """Return notes on targets that a loss, or the author of the table, may not expect."""
     values, first = targets.values, columns[0]
-    odd = [one for one in classes or first.filled if one.lower() in _PERHAPS_MISSING or words.is_unlabelled(one)]
-    if len(columns) == 1 and odd:
-        which = f"{listed(sorted(odd))} in '{first.name}' {'counts' if len(odd) == 1 else 'count'} like the others."
-        return [f"{which} If that says that a label is missing, take these rows out."]
+    if len(columns) == 1 and (missing := _note_on_missing(first.name, classes or first.filled)):
+        return missing
     if values.ndim == 1:
         if 2 * len(classes) > len(targets) > 2:
             return [f"'{first.name}' has {len(classes):,} classes for {len(targets):,} samples: is it a label?"]

@@ -40,7 +40,7 @@ from colabstage.layouts.columns import (
     group_of_fields,
     is_list,
     note_on_groups,
-    note_on_numbers,
+    notes_on_labels,
     show,
     splits_of_column,
 )
@@ -154,7 +154,6 @@ def records_state(
         if not same_split(one, of_records[number]):
             what = f"it is in '{shards[shard_of[number]]}' and in the split '{one}'"
             raise broken(inputs.source.name(number), what, "one split")
-    values = labels.targets.values if isinstance(labels.targets, Values) else None
     left = [name for name in fields if name not in (split, *labels.used)]
     group = group_of_fields({name: fields[name] for name in left})
     groups = [*map(str, fields[group])] if group else []
@@ -174,7 +173,7 @@ def records_state(
             *note_on_groups(group, groups, of_records or stated),
             *([f"Not used: {listed(not_used)}."] if not_used else []),
             *_missing_shards(shards),
-            *([] if values is None else note_on_numbers(next(iter(labels.used), "label"), values, labels.classes)),
+            *notes_on_labels(next(iter(labels.used), "label"), labels.targets, labels.classes),
         ),
     )
     # A field without any value states nothing; an unread one has no values here.

@@ -1289,6 +1289,10 @@ OF_LIBRARIES = [
       for kind, made in list[Any]([
           ("Parquet", lambda: hub({}, label=["nan", "cat"] * 4)), ("records", lambda: {"a.tfrecord": records_of([{"image": image(i), "label": ["cat", "<NA>"][i % 2]} for i in range(8)])}),
           ("JSON of shards", lambda: {"a.tar": tar_of([{"png": image(i), "json": json.dumps({"label": ["cat", " "][i % 2]})} for i in range(8)])})])),
+    *(row(f"a class that may say that a label is missing, in {kind}", made, right=[noted("'(unlabeled|.|none)' in '(label|y.npy)' counts like the others. If that says that a label is missing")])
+      for kind, made in list[Any]([
+          ("Parquet", lambda: hub({}, label=["unlabeled", "cat"] * 4)), ("JSON of shards", lambda: {"a.tar": tar_of([{"png": image(i), "json": json.dumps({"label": ["cat", "?"][i % 2]})} for i in range(8)])}),
+          ("arrays", {"X.npy": npy(np.zeros((8, 5), np.float32)), "y.npy": npy(np.array(["cat", "none"] * 4))})])),
     *(row(f"what says no groups in {kind}", made, right=[found("train: cat 4; val: cat 4", note="Not used: 'patient_id'")], splits={"train": 0.5, "val": 0.5})
       for kind, made in list[Any]([
           ("Parquet without one for each row", lambda: hub({}, label=["cat"] * 8, patient_id=[*"aaaaabb", None])), ("Parquet with lists", lambda: hub({}, label=["cat"] * 8, patient_id=[["a"]] * 8)),

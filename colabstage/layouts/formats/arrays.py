@@ -25,7 +25,7 @@ from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_groups, note_on_numbers, show
+from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_groups, notes_on_labels, show
 from colabstage.layouts.evidence import Evidence, FileKind, Found, Miss, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list
@@ -334,7 +334,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         *([f"Other arrays were left out: {listed(unused)}."] if unused else []),
         *note_on_groups(groups, of_groups, of_rows, what="Rows"),
         *([files_joined] if joined else []),
-        *(note_on_numbers(stated[0], targets.values, classes) if isinstance(targets, Values) else ()),
+        *(notes_on_labels(stated[0], targets, classes) if stated else ()),
     ]
     table = SampleTable(
         layout=NAME,
