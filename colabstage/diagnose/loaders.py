@@ -123,7 +123,7 @@ def _torch_view(loader: Any) -> View:
     copied = copy.copy(loader)
     if type(loader).__module__.startswith("colabstage."):
         # `loader.dataset` of a subset is torch's own `Subset`.
-        own, of_batches = loader._pipeline.form.dataset, loader._pipeline.form.batch_transform
+        own, of_batches = loader._pipeline.form.dataset, loader._pipeline.rest
         _learn(known, of_batches, "transform")
         keeps = loader.plan.keep is not None and loader.plan.keep.most_bytes
         # If the loop itself calls transforms, reading ahead is the smaller part.

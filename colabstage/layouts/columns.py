@@ -231,6 +231,25 @@ def find_groups(columns: Sequence[Column]) -> tuple[str | None, str | None]:
     return persons, places or scenes
 
 
+def group_of_fields(fields: Mapping[str, Iterable[Any]]) -> str:
+    """Return the field that says which records belong together, as of one camera trap; "" for none that all have."""
+    stated = [
+        Column(name, [str(one) if isinstance(one, str | int | np.integer) else "" for one in fields[name]])
+        for name in filter(words.is_group_name, fields)
+    ]
+    return next(filter(None, find_groups([one for one in stated if "" not in one.distinct])), "")
+
+
+def note_on_groups(name: str, groups: Sequence[str], splits: Iterable[str], *, what: str = "Samples") -> list[str]:
+    """Say that samples of one group stay in one split, or which group the source's own splits divide."""
+    split_of: dict[str, str] = {}
+    # Without splits of its own, the source divides none.
+    divided = (one for one, split in zip(groups, splits, strict=False) if split_of.setdefault(one, split) != split)
+    odd = next(divided, None)
+    how = "stay in one split" if odd is None else f"are in several splits of the source (first '{show(odd)}')"
+    return [f"{what} with the same '{name}' {how}."] if groups else []
+
+
 def sides_of_images(columns: Iterable[str]) -> list[str]:
     """Return the columns of height and width of the images, the shortest names first: both, because one alone may be a
     person's."""
@@ -572,13 +591,25 @@ def note_on_numbers(name: str, values: NDArray[Any], classes: Sequence[str]) -> 
     return [note]
 
 
+def notes_on_labels(name: str, targets: object, classes: Sequence[str]) -> list[str]:
+    """Return notes on labels of any format that a loss, or their author, may not expect."""
+    if not isinstance(targets, Values):
+        return []
+    return _note_on_missing(name, classes) or note_on_numbers(name, targets.values, classes)
+
+
+def _note_on_missing(name: str, classes: Iterable[str]) -> list[str]:
+    """Say which classes may mean that a label is missing."""
+    odd = [one for one in classes if one.lower() in _PERHAPS_MISSING or words.is_unlabelled(one)]
+    which = f"{listed(sorted(odd))} in '{name}' {'counts' if len(odd) == 1 else 'count'} like the others."
+    return [f"{which} If that says that a label is missing, take these rows out."] if odd else []
+
+
 def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequence[str]) -> list[str]:
     """Return notes on targets that a loss, or the author of the table, may not expect."""
     values, first = targets.values, columns[0]
-    odd = [one for one in classes or first.filled if one.lower() in _PERHAPS_MISSING or words.is_unlabelled(one)]
-    if len(columns) == 1 and odd:
-        which = f"{listed(sorted(odd))} in '{first.name}' {'counts' if len(odd) == 1 else 'count'} like the others."
-        return [f"{which} If that says that a label is missing, take these rows out."]
+    if len(columns) == 1 and (missing := _note_on_missing(first.name, classes or first.filled)):
+        return missing
     if values.ndim == 1:
         if 2 * len(classes) > len(targets) > 2:
             return [f"'{first.name}' has {len(classes):,} classes for {len(targets):,} samples: is it a label?"]

@@ -192,9 +192,14 @@ class Case:
         self, options: ClipOptions = AS_THEY_ARE, labels: Sequence[str] | None = None, pattern: str | None = None
     ) -> Found:
         """Return what `state_clips` does, with the splits of lists, as rows of one length."""
-        clips = self.state_clips(labels, pattern)
-        found = gather(lambda: lists_state(self.source, clips)) if isinstance(clips, Evidence) else clips
-        return _as_clips(found, options)
+        return _as_clips(self._in_lists(self.state_clips(labels, pattern)), options)
+
+    def state_arrays(self) -> Found:
+        """Return what tables, or otherwise folders, state about arrays in a file each, with the splits of lists."""
+        return self._in_lists(arrays.array_folder_state(self.source, self.state_files))
+
+    def _in_lists(self, found: Found) -> Found:
+        return gather(lambda: lists_state(self.source, found)) if isinstance(found, Evidence) else found
 
     def state_clips(self, labels: Sequence[str] | None = None, pattern: str | None = None) -> Found:
         """Return what their names, by a pattern, or tables, or otherwise folders, state about clips."""
@@ -709,7 +714,7 @@ LAYOUTS: tuple[Layout, ...] = (
         _weigh_arrays,
         rivals=(Rival("a table, in the order of the rows", "", _rows_of_arrays),),
     ),
-    Layout(arrays.EACH_A_SAMPLE.layout, lambda case: arrays.array_folder_state(case.source, case.state_files)),
+    Layout(arrays.EACH_A_SAMPLE.layout, Case.state_arrays),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: lists_state(case.source, names_state(case.source))),
     Layout("audio", Case.state_audio, _weigh_clips, extensions=words.SOUNDS),
@@ -781,8 +786,9 @@ def read_layout(tree: Tree, state: Callable[[Case], Found], *, is_more: bool = F
 def _read_case(case: Case, state: Callable[[Case], Found]) -> SampleTable:
     if copies := second_copies(case.source):
         case = Case(case.source.without(copies), is_more=case.is_more)
-    note = f"{left_out(len(copies), 'files')}: copies of others (first '{min(copies)}')." if copies else ""
-    return required(state(case)).noting(*filter(None, [note])).as_table(case.source)
+    every = {"copies of others": copies, "in hidden folders, or those of file managers": case.source.aside.names}
+    notes = [f"{left_out(len(own), 'files')}: {what} (first '{min(own)}')." for what, own in every.items() if own]
+    return required(state(case)).noting(*notes).as_table(case.source)
 
 
 def _weigh_all(case: Case) -> Evidence:

@@ -34,7 +34,7 @@ from colabstage.layouts.table import (
     known_splits,
     offsets_of,
 )
-from colabstage.layouts.words import HARMLESS, IMAGES, is_foreign, is_note, same_split, splits_of_folders
+from colabstage.layouts.words import HARMLESS, IMAGES, is_note, same_split, splits_of_folders
 from colabstage.trees.listing import FileEntries, count_by, take_strings
 from colabstage.trees.names import extension_of
 
@@ -250,9 +250,8 @@ def count_kinds(files: FileEntries) -> str:
 
 
 def images_of(source: Source, kind: FileKind = IMAGE_FOLDER) -> FileEntries:
-    """Return the images of a source, or other samples, that are not in hidden folders."""
-    files = source.ending_in(kind.extensions).in_folders(lambda folder: not any(map(is_foreign, folder.split("/"))))
-    return require_files(files, source, kind.noun)
+    """Return the images of a source, or other samples."""
+    return require_files(source.ending_in(kind.extensions), source, kind.noun)
 
 
 def class_of_samples(table: SampleTable) -> list[str]:

@@ -147,6 +147,8 @@ def parts_of_names(names: Sequence[str], pattern: str, least: int = 1) -> list[s
 
 # How many duplicated images are read to make sure that they are equal.
 _COMPARED = 8
+# More of other files are data, which take long to compare.
+_MOST_LABEL_BYTES = 64 * 1024 * 1024
 # How many folders of one name are compared: more are parts of each sample, as of patients.
 _MOST_COPIES = 8
 # Pictures in unreadable formats: a folder of them is a class whose samples are missing.
@@ -234,8 +236,7 @@ def _class_folders(
 ) -> tuple[list[_Class], dict[str, str]]:
     """Return the folders in those of classes, in the order of their samples; and those of splits above, if any."""
     paths = files.folders[0]
-    split_paths = [tuple(path.split("/")) if path else () for path in paths]
-    filled = [(() if any(map(words.is_foreign, one)) else one, number) for number, one in enumerate(split_paths)]
+    filled: list[_Folder] = [(tuple(path.split("/")) if path else (), number) for number, path in enumerate(paths)]
     folders = _unwrap([*filled, *_without_files(source, kind, filled)])
     splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source, paths)
     return sorted(_classes_in(folders, splits, level)), splits
@@ -424,11 +425,11 @@ def bare_stem(name: str, folder: str) -> str:
 
 
 def second_copies(source: Source) -> frozenset[str]:
-    """Return the images and clips in folders that repeat another one of their name, in any case, as archives on Kaggle
-    have them (cell_images/cell_images, Train and train): otherwise the same samples would be in two splits, or a table
-    could mean either. Names and sizes are compared, and the content of a few."""
-    media = (*words.IMAGES, *words.SOUNDS)
-    files, others = source.ending_in(media), source.files.not_ending_in((*media, *words.HARMLESS)).names
+    """Return the files of folders that repeat another one of their name, in any case, as archives on Kaggle have them
+    (cell_images/cell_images, Train and train): otherwise the same samples would be in two splits, or a table could mean
+    either. Names and sizes are compared, and the content of a few images or clips and of all that may label them."""
+    media = {*words.IMAGES, *words.SOUNDS}
+    files = source.files.not_ending_in(words.HARMLESS - media)
     folders = {path for one in files.folders[0] if one for path in itertools.accumulate(one.split("/"), posixpath.join)}
     called: dict[str, list[str]] = defaultdict(list)
     for path in folders:
@@ -436,17 +437,21 @@ def second_copies(source: Source) -> frozenset[str]:
     few = (sorted(one, key=lambda path: (path.count("/"), path)) for one in called.values() if len(one) <= _MOST_COPIES)
     pairs = {_outermost(*pair) for paths in few for pair in itertools.combinations(paths, 2)}
     numbers = {name: number for number, name in enumerate(files.names)} if pairs else {}
+    others = {*files.not_ending_in(media).names} if pairs else set[str]()
     copies: set[int] = set()
     for first, copy in pairs:
         rows = _rows_below(files.names, copy)
         below = [files.names[row].removeprefix(f"{copy}/") for row in rows]
         found = (numbers.get(posixpath.join(first, name), -1) for name in below)
         own = [*itertools.takewhile(lambda number: number >= 0, found)]
-        sizes, are_all = files.sizes[own], len(own) == len(rows) and not _rows_below(others, copy)
-        # Masks may be the same for the images of two folders, labels differ for the same, and empty files are alike.
-        if not are_all or not sizes.any() or (sizes != files.sizes[rows.start : rows.stop]).any():
+        sizes, labels = files.sizes[own], [place for place, row in enumerate(rows) if files.names[row] in others]
+        if len(own) < len(rows) or (sizes != files.sizes[rows.start : rows.stop]).any():
             continue
-        some = [*zip(own, rows, strict=True)][:: 1 + len(own) // _COMPARED]
+        # Masks may be the same for the images of two folders, labels differ for the same, and empty files are alike.
+        if not np.delete(sizes, labels).any() or sizes[labels].sum() > _MOST_LABEL_BYTES:
+            continue
+        places = sorted({*labels, *range(0, len(own), 1 + len(own) // _COMPARED)})
+        some = [(own[place], rows[place]) for place in places]
         contents = source.parse(files.take(np.unique(some)), lambda _, content: content)
         is_same = all(contents[files.names[one]] == contents[files.names[other]] for one, other in some)
         if first and first.lower() != copy.lower() and not copy.startswith(f"{first}/"):

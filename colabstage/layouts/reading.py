@@ -26,11 +26,12 @@ from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.layouts.columns import show
 from colabstage.layouts.table import BrokenDatasetError, Content, SampleSource, TreeFiles
-from colabstage.layouts.words import TEXTS, normal
+from colabstage.layouts.words import IMAGES, SOUNDS, TEXTS, is_foreign, normal
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.bytes import HEAD_BYTES, ByteSource, LocalBytes, compression_of
 from colabstage.trees.compressed import unpack_into
 from colabstage.trees.listing import DEFAULT_LIMITS, FileEntries, FileEntry, Tree, only_line
+from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -193,13 +194,24 @@ def read_each(
     return [found[place] for place in sorted(found)]
 
 
+def files_aside(files: FileEntries) -> FileEntries:
+    """Return the files in hidden folders, and in those of file managers and network drives, such as thumbnails and what
+    was deleted; but not if all files of their kind are there."""
+    inside = files.in_folders(lambda folder: any(map(is_foreign, folder.split("/"))))
+    others = files.without({*inside.names}) if inside else inside
+    kinds = (IMAGES, SOUNDS, *((extension_of(ending),) for ending in inside.endings[0]))
+    return inside.ending_in({ending for kind in kinds if others.ending_in(kind) for ending in kind})
+
+
 class Source:
-    """The files of a tree while its layout is detected: each short one is read at most once."""
+    """The files of a tree while its layout is detected, but those aside: each short one is read at most once."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.label = tree.label
-        self.files = FileEntries.of(tree.entries)
+        every = FileEntries.of(tree.entries)
+        self.aside = files_aside(every)
+        self.files = every.without({*self.aside.names}) if self.aside else every
         self._held: dict[str, bytes] = {}
         self._heads: dict[str, bytes] = {}
         self._guessed: dict[str, str] = {}

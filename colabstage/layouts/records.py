@@ -37,8 +37,10 @@ from colabstage.layouts.columns import (
     Column,
     check_kept_apart,
     class_numbers,
+    group_of_fields,
     is_list,
-    note_on_numbers,
+    note_on_groups,
+    notes_on_labels,
     show,
     splits_of_column,
 )
@@ -152,22 +154,26 @@ def records_state(
         if not same_split(one, of_records[number]):
             what = f"it is in '{shards[shard_of[number]]}' and in the split '{one}'"
             raise broken(inputs.source.name(number), what, "one split")
-    values = labels.targets.values if isinstance(labels.targets, Values) else None
     left = [name for name in fields if name not in (split, *labels.used)]
+    group = group_of_fields({name: fields[name] for name in left})
+    groups = [*map(str, fields[group])] if group else []
+    not_used = [name for name in left if name != group]
     table = SampleTable(
         layout=layout,
         keys=[inputs.source.name(number) for number in range(len(inputs))],
         inputs=inputs,
         targets=labels.targets,
         splits=known_splits(of_records or stated),
+        groups=groups or None,
         classes=labels.classes,
         notes=(
             *notes,
             *labels.notes,
             *([f"Splits are as '{split}' says."] if split else []),
-            *([f"Not used: {listed(left)}."] if left else []),
+            *note_on_groups(group, groups, of_records or stated),
+            *([f"Not used: {listed(not_used)}."] if not_used else []),
             *_missing_shards(shards),
-            *([] if values is None else note_on_numbers(next(iter(labels.used), "label"), values, labels.classes)),
+            *notes_on_labels(next(iter(labels.used), "label"), labels.targets, labels.classes),
         ),
     )
     # A field without any value states nothing; an unread one has no values here.
@@ -181,8 +187,8 @@ def records_state(
 
 
 def is_known_field(name: str) -> bool:
-    """Tell whether a field's name suggests that it states the label or the split of its record."""
-    return plain_name(name) in _KNOWN
+    """Tell whether a field's name suggests that it states the label, the split or the group of its record."""
+    return plain_name(name) in _KNOWN or words.is_group_name(name)
 
 
 _KNOWN = frozenset({*LABELS, *words.LABELS, *_TEXTS, *words.SPLIT_FIELDS, "x"})
@@ -275,14 +281,16 @@ def _refuse_no_labels(fields: Mapping[str, FieldValues], samples: Sequence[str])
 
 
 def _as_labels(values: FieldValues) -> Sequence[Label] | NDArray[np.int64]:
-    """Return values, `None` for those that are not labels: nothing, NaN, an empty text, a list."""
+    """Return values, `None` for those that are not labels: nothing, NaN, what programs write for it, a list."""
     if isinstance(values, np.ndarray):
         return values
     return [value if _is_label(value) else None for value in values]
 
 
 def _is_label(value: Any) -> bool:
-    return not math.isnan(value) if isinstance(value, float) else isinstance(value, int | str) and value != ""
+    if isinstance(value, str):
+        return value.strip().lower() not in MISSING
+    return not math.isnan(value) if isinstance(value, float) else isinstance(value, int)
 
 
 def _are_classes(values: FieldValues) -> bool:

@@ -32,6 +32,7 @@ from colabstage.layouts.columns import (
     find_roles,
     in_order_of,
     make_targets,
+    note_on_groups,
     notes_on_targets,
     same_partition,
     show,
@@ -502,6 +503,8 @@ class TableSearch:
         chosen = self.files.take(rows.files[np.array(firsts, np.int64)])
         who, splits = listed([one.name for one in found]), [rows.splits[row] for row in firsts]
         cells = () if roles.group is None else rows.column(roles.group).cells
+        groups = [cells[row] for row in firsts if cells]
+        notes += note_on_groups(roles.group or "", groups, splits)
         return Evidence.of_images(
             self.source,
             self.kind.layout,
@@ -512,7 +515,7 @@ class TableSearch:
             classes=classes,
             notes=notes,
             used=used,
-            groups=[cells[row] for row in firsts if cells],
+            groups=groups,
         )
 
     def _shapes(
@@ -716,7 +719,6 @@ class TableSearch:
             f"Samples are {which_rows}, labels in {labels}.",
             f"Splits are as '{roles.split}' says." if roles.split else "",
             f"Not used: the column{'s' if len(unread) > 1 else ''} {listed(unread)}." if unread else "",
-            f"Samples with the same '{roles.group}' stay in one split." if roles.group else "",
         )
         rest = [name for number, name in enumerate(self.files.names) if number not in named]
         parts = (lost, "rows", f"whose {self.kind.noun} are not there"), (rest, self.kind.noun, "that no row names")

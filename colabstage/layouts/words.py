@@ -541,6 +541,11 @@ def label_names(columns: Iterable[str], first: tuple[str, ...] = ()) -> list[str
     return sorted(found, key=lambda name: known[plain[name]])
 
 
+def is_group_name(column: str) -> bool:
+    """Tell whether a column's name means what samples belong to: a person, a place, a scene."""
+    return any(pattern.fullmatch(plain_name(column)) for pattern in GROUPS)
+
+
 def may_be_label(column: str) -> bool:
     """Tell whether a column's name allows it to be a label: it means nothing else."""
     known = (*IDS, *CAPTIONS, *ABOUT_FILES, *PATHS, *SPLIT_COLUMNS, "width", "height")

@@ -681,9 +681,6 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         plan, reader = self.plan, self.reader
-        if self.crop is not None:
-            # The crop is done by then; what follows it is not.
-            self.form = replace(self.form, batch_transform=self.crop.rest)
         on_gpu = self.device.type == "cuda" and not self.in_loop
         # One block with the consumer, one in the making, the others in between; with a GPU one that waits to be copied
         # there, and two that are.
@@ -701,6 +698,11 @@ class Pipeline:
         """Return whether tensors are made in the thread that iterates: that of the dataset's transforms."""
         return self.form.dataset.per_sample or not self.plan.workers.value
 
+    @property
+    def rest(self) -> Any:
+        """Return what is left of `batch_transform` for whole batches: a crop that is decoded alone is done before."""
+        return self.form.batch_transform if self.crop is None else self.crop.rest
+
     def start(self, position: Position) -> Iteration[Any]:
         """Begin to make the batches that are left of an epoch: the next one of `position`, which moves on as they are
         handed out."""
@@ -710,8 +712,9 @@ class Pipeline:
         position.begin()
         expected, waited_s = self._expect(batches, place.epoch), 0.0
         ends = [] if expected is None else np.cumsum([len(rows) for rows in batches]).tolist()
+        form = replace(self.form, batch_transform=self.rest)
         source, unpack, hand_out = self._steps(batches, place.epoch, demand)
-        form, seed, first = self.form, self.schedule.seed, place.batches_done
+        seed, first = self.schedule.seed, place.batches_done
 
         def waited(seconds: float) -> None:
             nonlocal waited_s

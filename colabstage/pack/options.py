@@ -30,15 +30,15 @@ RULES_VERSION = 5
 # Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
-    "image_folder": 7,
-    **dict.fromkeys(("lmdb", "pixel_table"), 8),
-    **dict.fromkeys(("coco_classes", "croissant", "images"), 10),
-    "file_names": 11,
-    **dict.fromkeys(("arrow", "tokens", "webdataset"), 12),
-    **dict.fromkeys(("array_folder", "arrays"), 14),
-    **dict.fromkeys(("audio", "tfrecord"), 15),
-    "detection": 19,
-    "pairs": 20,
+    "image_folder": 8,
+    **dict.fromkeys(("lmdb", "pixel_table"), 9),
+    **dict.fromkeys(("coco_classes", "croissant", "images"), 11),
+    "file_names": 12,
+    **dict.fromkeys(("arrow", "tokens", "webdataset"), 13),
+    **dict.fromkeys(("array_folder", "arrays"), 15),
+    **dict.fromkeys(("audio", "tfrecord"), 16),
+    "detection": 20,
+    "pairs": 21,
     "table": 26,
     "auto": 32,
 }

@@ -41,7 +41,7 @@ from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.images.files import encode
 from tests.layouts.known import batch, coco, voc, wav
 from tests.layouts.shards.test_shards import hub
-from tests.layouts.shards.writing import parquet_of, records_of
+from tests.layouts.shards.writing import parquet_of, records_of, tar_of
 from tests.support.archives import tar_bytes as tar
 from tests.support.images import png
 from tests.support.made_files import files, grey, h5, image, matlab, npy, npz, tiff16, write_files
@@ -348,6 +348,16 @@ TOOLS = [
       for name, key, given, right in list[Any]([
           ("outlines alone", int, {"segmentation": [[1, 2, 9, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")), ("an empty box beside an outline", int, {"bbox": [], "segmentation": [[1, 2, 9, 8]]}, found("train: boxes cat 2, dog 2")),
           ("run lengths alone", int, {"segmentation": {"size": [48, 64], "counts": "abc"}}, refused("its bbox is missing; give it one")), ("numbers as texts", str, {"bbox": [1, 2, 9, 9]}, found("train: boxes cat 2, dog 2"))])),
+    *(row(f"leftovers of file managers: {name}", files(images, contents), right=[found(what, note=f"{count} w.{{2,3}} left out: in hidden folders, or those of file managers")])
+      for name, images, contents, count, what in list[tuple[str, str, dict[str, Any], str, str]]([
+          ("a table of names", "img/{0..3}.jpg img/#recycle/{0..3}.jpg", {"labels.csv": "file,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n3.jpg,dog\n"}, "4 files", "train: cat 2, dog 2"),
+          ("boxes of YOLO", "images/{0..3}.jpg images/.cache/{0..3}.jpg", {"labels/{0..3}.txt": "0 0.5 0.5 0.25 0.25\n"}, "4 files", "train: boxes 0 4"),
+          ("boxes of COCO", "img/{0..3}.jpg img/@eaDir/{0..3}.png", {"a.json": coco("{0..3}.jpg")}, "4 files", "train: boxes cat 2, dog 2"),
+          ("deleted arrays", "", {"{train,.Trash-0/files/train}.npz": npz(x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)}, "1 file", "train: 0 2, 1 2"),
+      ])),
+    row("all that there is in a hidden folder", files(".data/cat/{0,1}.jpg .data/dog/{2,3}.jpg"), right=[found("train: cat 2, dog 2")]),
+    row("arrays in folders of classes, by name, beside lists of splits", files("", {"cat/{0..3}.npy": npy(np.ones((4, 5))), "dog/{0..3}.npy": npy(np.zeros((4, 5))), "train.txt": b"cat/0\ncat/1\ndog/0\ndog/1\n", "val.txt": b"cat/2\ncat/3\ndog/2\ndog/3\n"}), right=[found("train: cat 2, dog 2.*; val: cat 2, dog 2.*")], layout="array_folder"),
+    row("COCO's classes of images, by name, beside lists of splits", files("{0..7}.jpg", {"a.json": coco("{0..7}.jpg", score=1), "train.txt": b"0\n1\n2\n3\n", "val.txt": b"4\n5\n6\n7\n"}), right=[found("train: cat 2, dog 2; val: cat 2, dog 2")], layout="coco_classes"),
     row("COCO's categories with numbers as texts", files("{0..11}.jpg", {"a.json": {**coco("{0..11}.jpg"), "annotations": [{"id": i, "image_id": i, "category_id": str(i), "bbox": [1, 2, 9, 9]} for i in range(12)], "categories": [{"id": str(i), "name": f"c{i}"} for i in range(12)]}}),
         right=[found("train: boxes c0 1, c1 1, c2 1, .*, c10 1, c11 1")]),
 ]
@@ -703,6 +713,8 @@ BESIDE_FOLDERS = [
       for name, made, texts, first, second, differ, options, right in [
           ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", (), {}, found("train: cat 2, dog 2", note="4 files were left out: copies of others")),
           ("a table", files("a/{0..3}.jpg"), files("", {"labels.csv": "id,label\n" + "".join(f"{i},{'cat' if i % 2 else 'dog'}\n" for i in range(4))}), "HAM/", "ham/", ("a/2.jpg",), {}, refused("may be 'HAM/a/0.jpg', 'ham/a/0.jpg'")),
+          ("a table in both", files("a/{0..3}.jpg", {"labels.csv": "id,label\n0,cat\n1,dog\n2,cat\n3,dog\n", "README.md": "x"}), {}, "HAM/", "HAM/HAM/", (), {}, found("train: cat 2, dog 2", note="5 files were left out: copies of others")),
+          ("boxes in both", files("images/{0..3}.jpg", {"labels/{0..3}.txt": first_of(0), "data.yaml": "names: [cat, dog]"}), {}, "d/", "d/d/", (), {}, found("train: boxes cat 4", note="9 files were left out: copies of others")),
           ("labels of each", files("images/{0..3}.jpg"), files("", {f"{top}/labels/{i}.txt": first_of(number) for i in range(4) for number, top in enumerate("ab")}), "a/", "b/", (), {}, found("train: boxes 0 4, 1 4")),
           ("labels of one", files("images/{0..3}.jpg"), files("", {"b/labels/{0..3}.txt": first_of(0), "a/labels/{0..3}.xml": voc("cat")}), "a/", "b/", (), {}, refused("Pascal VOC's files.*YOLO's files")),
           ("two classes", files("scans/{0..3}.jpg"), {}, "cat/", "dog/", (), {}, found("train: cat 4, dog 4", note="byte for byte the same")),
@@ -1269,6 +1281,31 @@ OF_LIBRARIES = [
       for columns, right in list[Any]([({"text": ["to be"] * 3}, r"load_dataset\(.*\)\.to_json\('train.jsonl'\)"), ({"input_ids": [[1, 2]] * 3}, r"images or clips.*x=numpy.stack\(table")])),
     *(row(f"several images in a record: {', '.join(features)}", lambda features=features: {"train.tfrecord": records_of([{"label": i, **features} for i in range(3)])}, right=[refused(f"it has 2 images in '{where}'")])  # type: ignore[misc]
       for where, features in list[Any]([("image", {"image": [image(1), image(2)]}), ("mask", {"image": image(1), "mask": [DIAGONAL, DIAGONAL]})])),
+    *(row(f"patients in {kind}", made, right=[found("train: (cat 5; val: cat 3|cat 3; val: cat 5)", note="Samples with the same 'patient_id' stay in one split")], splits={"train": 0.5, "val": 0.5})
+      for kind, made in list[Any]([
+          ("words of Parquet", lambda: hub({}, label=["cat"] * 8, patient_id=list("aaaaabbb"))), ("numbers of Parquet", lambda: hub({}, label=["cat"] * 8, patient_id=[7] * 5 + [9] * 3)),
+          ("records", lambda: {"a.tfrecord": records_of([{"image": image(i), "label": "cat", "patient_id": i // 5} for i in range(8)])}),
+          ("JSON of shards", lambda: {"a.tar": tar_of([{"png": image(i), "json": json.dumps({"label": "cat", "patient_id": i // 5})} for i in range(8)])})])),
+    *(row(f"patients in splits of the source: {kind}", made, right=[noted("the same '[a-z_.]+' are in several splits of the source .first '?[ap5]")])
+      for kind, made in list[Any]([
+          ("columns of Parquet", lambda: hub({}, label=["cat"] * 8, patient_id=[*"aaaaabbb"], split=["train", "val"] * 4)),
+          ("a table", files("{0..7}.jpg", {"a.csv": "file,label,patient_id,split\n" + "".join(f"{i}.jpg,cat,p{i // 5},{('train', 'val')[i % 2]}\n" for i in range(8))})),
+          ("COCO", files("{train,val}/{0..3}.jpg", {f"{split}.json": {"images": [{"id": i, "file_name": f"{split}/{i}.jpg", "width": 64, "height": 48, "patient_id": f"p{i // 2}"} for i in range(4)],
+            "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [1, 2, 9, 9]} for i in range(4)], "categories": [{"id": 1, "name": "cat"}]} for split in ("train", "val")})),
+          ("arrays", {"X.npy": npy(np.zeros((8, 5), np.float32)), "y.npy": npy(np.arange(8) // 2 % 2), "split.npy": npy(np.array(["train", "val"] * 4)), "patient_ids.npy": npy(np.array(list("aabbccdd")))})])),
+    *(row(f"missing labels as texts in {kind}", made, right=[refused("4 of 8 samples have no label")])
+      for kind, made in list[Any]([
+          ("Parquet", lambda: hub({}, label=["nan", "cat"] * 4)), ("records", lambda: {"a.tfrecord": records_of([{"image": image(i), "label": ["cat", "<NA>"][i % 2]} for i in range(8)])}),
+          ("JSON of shards", lambda: {"a.tar": tar_of([{"png": image(i), "json": json.dumps({"label": ["cat", " "][i % 2]})} for i in range(8)])})])),
+    *(row(f"a class that may say that a label is missing, in {kind}", made, right=[noted("'(unlabeled|.|none)' in '(label|y.npy)' counts like the others. If that says that a label is missing")])
+      for kind, made in list[Any]([
+          ("Parquet", lambda: hub({}, label=["unlabeled", "cat"] * 4)), ("JSON of shards", lambda: {"a.tar": tar_of([{"png": image(i), "json": json.dumps({"label": ["cat", "?"][i % 2]})} for i in range(8)])}),
+          ("arrays", {"X.npy": npy(np.zeros((8, 5), np.float32)), "y.npy": npy(np.array(["cat", "none"] * 4))})])),
+    *(row(f"what says no groups in {kind}", made, right=[found("train: cat 4; val: cat 4", note="Not used: 'patient_id'")], splits={"train": 0.5, "val": 0.5})
+      for kind, made in list[Any]([
+          ("Parquet without one for each row", lambda: hub({}, label=["cat"] * 8, patient_id=[*"aaaaabb", None])), ("Parquet with lists", lambda: hub({}, label=["cat"] * 8, patient_id=[["a"]] * 8)),
+          ("records of bytes", lambda: {"a.tfrecord": records_of([{"image": image(i), "label": "cat", "patient_id": bytes([255, i])} for i in range(8)])}),
+          ("JSON of lists", lambda: {"a.tar": tar_of([{"png": image(i), "json": json.dumps({"label": "cat", "patient_id": [i // 5]})} for i in range(8)])})])),
     row("several labels in a row of Parquet", lambda: hub({}, labels=[[0], [0, 2], [2]]), right=[refused("'labels' holds .*y an array of 0 and 1 for each class")]),
     row("captions of images that save_to_disk wrote", lambda: hub({}, text=["a cat", "a dog"]) | {"state.json": b"{}", "dataset_info.json": b"{}"}, right=[noted("Not used: 'text'")]),
     *(row(f"axes of MATLAB: {name}", lambda made=made: made, layout=array_rows(x="a", y="u"), right=[right])  # type: ignore[misc]

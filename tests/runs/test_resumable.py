@@ -35,7 +35,7 @@ from colabstage.errors import (
     RunInUseError,
     TargetExistsError,
 )
-from colabstage.transforms import RandomFlip
+from colabstage.transforms import RandomFlip, RandomResizedCrop
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.runs.training import ROWS, make_parts, train, train_step, write_data
@@ -1113,6 +1113,21 @@ def test_a_run_says_which_numbers_and_settings_it_keeps(data: Path, tmp_path: Pa
         "warm._schedulers[1]['T_max'] stays 50",
     ):
         assert any(kept in note for note in run.notes)
+
+
+def test_crops_that_are_decoded_alone_are_a_setting_too(tmp_path: Path) -> None:
+    pack_dataset(make_tree(tmp_path / "src", in_classes(24)), tmp_path / "p.h5", encoding="encoded", progress=False)
+    for scale in (0.1, 0.1, 0.5):
+        crop = RandomResizedCrop(4, scale=(scale, 1.0))
+        loader = make_loader(dataset_h5(tmp_path / "p.h5"), 4, seed=0, batch_transform=crop)
+        assert loader.plan.decode is not None
+        assert loader.plan.decode.name == "crops"
+        with resumable(tmp_path / "run", model=nn.Linear(2, 2), loader=loader, progress=False) as run:
+            next(iter(loader))
+            run.step()
+        assert [note.startswith("loader.batch_transform is RandomResizedCrop") for note in run.notes] == [True] * (
+            scale > 0.1
+        )
 
 
 def test_accelerates_wrappers_are_what_they_wrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

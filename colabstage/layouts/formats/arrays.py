@@ -27,7 +27,7 @@ from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_numbers, show
+from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_groups, notes_on_labels, show
 from colabstage.layouts.evidence import Evidence, FileKind, Found, Miss, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list
@@ -333,7 +333,9 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         return near(_unclear([*used, *stated, *(name for name in rest if name in beside or name in grids)]))
     of_rows: Sequence[str] = [one.split for one, x_rows in zip(chosen, xs, strict=True) for _ in range(x_rows.shape[0])]
     splits = {} if any(of_rows) else _splits_beside(source, beside)
+    of_rows = next(iter(splits.values()), of_rows)
     groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")
+    of_groups = _as_words(stored[groups].whole().reshape(-1)) if groups else ()
     unused = [name for name in rest if name not in splits and name != groups]
     parts = [part for array in xs for part in array.parts or (array,)]
     of_parts = [_file_and_key(part.name)[0] for part in parts]
@@ -351,17 +353,17 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         *left_out_notes(*((stored[name].shape[0], "rows", f"of '{name}', which has no targets,") for name in bare)),
         *_notes_on_files(source, [*xs, *ys]),
         *([f"Other arrays were left out: {listed(unused)}."] if unused else []),
-        *([f"Rows with the same '{groups}' stay in one split."] if groups else []),
+        *note_on_groups(groups, of_groups, of_rows, what="Rows"),
         *([files_joined] if joined else []),
-        *(note_on_numbers(stated[0], targets.values, classes) if isinstance(targets, Values) else ()),
+        *(notes_on_labels(stated[0], targets, classes) if stated else ()),
     ]
     table = SampleTable(
         layout=NAME,
         keys=tuple(f"{part.name}[{row}]" for part in parts for row in range(part.shape[0])),
         inputs=inputs,
         targets=targets,
-        splits=known_splits(next(iter(splits.values()), of_rows)),
-        groups=_as_words(stored[groups].whole().reshape(-1)) if groups else of_files if are_groups else None,
+        splits=known_splits(of_rows),
+        groups=of_groups if groups else of_files if are_groups else None,
         classes=classes,
         notes=tuple(notes),
         complete=measured if xs[0].are_files else None,

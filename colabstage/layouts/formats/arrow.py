@@ -48,7 +48,7 @@ from colabstage.layouts.records import (
 )
 from colabstage.layouts.stored import AS_THEY_ARE, ClipOptions, clip_rows
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleSource, SampleTable, join_samples
-from colabstage.layouts.words import MAY_SPLIT, SPLIT_ORDER, plain_name, same_split
+from colabstage.layouts.words import MAY_SPLIT, SPLIT_ORDER, is_group_name, plain_name, same_split
 from colabstage.trees.bytes import SourceFile, image_ending
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     if odd:
         what = f"the column '{odd[0]}' holds {kinds[odd[0]]} values, which are not labels"
         raise broken(source.label, what, ONE_LABEL)
-    columns = list(dict.fromkeys([*about, *(() if about or mask else called), *splits, *filter(None, [mask])]))
+    groups = [name for name in flat if is_group_name(name) and name in in_all and name not in typed]
+    columns = list(dict.fromkeys([*about, *(() if about or mask else called), *splits, *groups, *filter(None, [mask])]))
     _refuse_other_columns(source, files, features, [image, *columns])
     parts = scan_each(files, lambda _, file: file.scan(image, columns, mask))
     lengths = [np.asarray(part.get(mask, ())) for part in parts]

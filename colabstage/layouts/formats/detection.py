@@ -26,7 +26,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import Column, find_groups, make_targets, show
+from colabstage.layouts.columns import Column, group_of_fields, make_targets, note_on_groups, show
 from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
 from colabstage.layouts.lists import (
     LIST_ENDS,
@@ -110,51 +110,48 @@ def _size(given: Any, height: str = "height", width: str = "width") -> tuple[int
 # --- from records to a table ------------------------------------------------------------------------------------------
 
 
-def _boxes_state(
+def _state(
     source: Source,
     who: str,
     placed: Sequence[Placed],
-    classes: Sequence[Any],
+    targets: Boxes | Values,
+    classes: Sequence[str],
     *,
-    names: Sequence[str] = (),
-    columns: Sequence[BoxColumn] = (),
-    relative: bool = False,
-    notes: Iterable[str] = (),
-    used: Iterable[str] = (),
+    notes: Iterable[str],
+    used: Iterable[str],
+    layout: str = NAME,
     stated: dict[str, str] | None = None,
     within: str = "",
-    targets: Values | None = None,
 ) -> Evidence:
-    """Return the boxes of all images, or other `targets`, as evidence, with the images in their order. Splits are the
-    images' own if each has one, otherwise those of lists, as `lists_state` finds them.
-
-    `classes`: the records' classes, in the order of their labels; `names` are the same by default. `columns`: what
-    follows the four numbers of each box. `relative`: whether these are fractions of width and height.
-    """
-    names = names or classes
-    twice = first_repeated(names)
-    if twice is not None:
+    """Return the targets of all images as evidence, with the images in their order. Splits are the images' own if each
+    has one, otherwise those of lists, as `lists_state` finds them."""
+    if (twice := first_repeated(classes)) is not None:
         raise broken(source.label, f"two classes are called '{show(twice)}'", "one name and one number for each")
-    every = targets or _as_boxes(placed, classes, columns, relative=relative)
     files, splits = [one.file for one in placed], [one.split for one in placed]
-    # Renumbered files keep the old name inside, so their own names count.
+    groups = [one.record.group for one in placed if one.record.group]
+    made = Evidence.of_images(
+        source, layout, files, targets, who, splits=splits, classes=classes, notes=notes, used=used, groups=groups
+    ).noting(*_note_on_renamed(placed))
+    return made if made.table.splits is not None else lists_state(source, made, stated=stated, within=within)
+
+
+def _note_on_renamed(placed: Sequence[Placed]) -> Iterator[str]:
+    """Say if files name other images of the dataset inside: those of renumbered files keep the old name there, so the
+    files' own names count."""
     renamed = [one for one in placed if one.record.inside not in ("", _base(one.file.name))]
-    bases = set(map(_base, [file.name for file in files] if renamed else ()))
+    bases = {_base(one.file.name) for one in placed} if renamed else ()
     others = [one.file.name for one in renamed if one.record.inside in bases]
     if others:
         have = counted(len(others), "files", "have", which="of annotations")
         what = f"{have} another image of the dataset inside (first that of '{others[0]}')"
-        notes = [*notes, f"{what}: the file of an image is the one of its name."]
-    groups = [one.record.group for one in placed if one.record.group]
-    made = Evidence.of_images(
-        source, NAME, files, every, who, splits=splits, classes=names, notes=notes, used=used, groups=groups
-    )
-    return made if made.table.splits is not None else lists_state(source, made, stated=stated, within=within)
+        yield f"{what}: the file of an image is the one of its name."
 
 
 def _as_boxes(
-    placed: Sequence[Placed], classes: Sequence[Any], columns: Sequence[BoxColumn], *, relative: bool
+    placed: Sequence[Placed], classes: Sequence[Any], columns: Sequence[BoxColumn] = (), *, relative: bool = False
 ) -> Boxes:
+    """Return the boxes of all images. `classes`: those of the records, in the order of their labels. `columns`: what
+    follows the four numbers of each box. `relative`: whether these are fractions of width and height."""
     # The boxes of all images are in one array, because most images have a few and numpy has no ragged rows.
     offsets = offsets_of([len(one.record.shapes) for one in placed])
     number_of = {kind: number for number, kind in enumerate(classes)}
@@ -413,7 +410,8 @@ def kitti_state(source: Source) -> Evidence:
     if classes[-1:] == [_DONT_CARE]:
         notes.append(f"The last class, {len(classes) - 1}, is '{_DONT_CARE}': regions to leave out of a loss.")
     used = [file.name for file in files if file is not None]
-    return _boxes_state(source, "KITTI's files", placed, classes, columns=_OF_KITTI, notes=notes, used=used)
+    boxes = _as_boxes(placed, classes, _OF_KITTI)
+    return _state(source, "KITTI's files", placed, boxes, classes, notes=notes, used=used)
 
 
 def _parse_kitti(name: str, content: bytes) -> Record:
@@ -469,9 +467,8 @@ def voc_state(source: Source) -> Evidence:
     notes += left_out_notes((len(images) - len(chosen), "images", "in folders without annotations"))
     # The files have only class names; sorted, so that all machines number them alike.
     classes = sorted({kind for one in placed for kind, _ in one.record.shapes})
-    used = [file.name for file in labels.values()]
-    who = "Pascal VOC's files"
-    return _boxes_state(source, who, placed, classes, columns=_OF_VOC, notes=notes, used=used, within=_VOC_LISTS)
+    boxes, used = _as_boxes(placed, classes, _OF_VOC), [file.name for file in labels.values()]
+    return _state(source, "Pascal VOC's files", placed, boxes, classes, notes=notes, used=used, within=_VOC_LISTS)
 
 
 def _base(path: str) -> str:
@@ -579,17 +576,8 @@ def yolo_state(source: Source) -> Evidence:
     if polygons := sum(len(row) > 5 for row in every):
         notes.append(f"Boxes around polygons, and around oriented boxes, are kept without these: {polygons:,}.")
     names = names_of_numbers(classes.names, {name: [int(row[0]) for row in found] for name, found in rows.items()})
-    return _boxes_state(
-        source,
-        "YOLO's files",
-        placed,
-        range(len(names)),
-        names=names,
-        relative=True,
-        notes=notes,
-        used=[*rows, *lists],
-        stated=_stated_lists(source, classes),
-    )
+    boxes, stated_lists = _as_boxes(placed, range(len(names)), relative=True), _stated_lists(source, classes)
+    return _state(source, "YOLO's files", placed, boxes, names, notes=notes, used=[*rows, *lists], stated=stated_lists)
 
 
 def _label_files(source: Source, images: FileEntries, entries: FileEntries) -> list[FileEntry | None]:
@@ -796,10 +784,10 @@ def tools_state(source: Source) -> Evidence:
         stated = Column("label", [several.join(own) for own in words_of])
         targets, labels = make_targets([stated], separator=several)
         notes += left_out_notes((len(placed) - len(whole), "images", "without a class"))
-        return _boxes_state(source, who, whole, labels, notes=notes, used=found, targets=targets)
+        return _state(source, who, whole, targets, labels, notes=notes, used=found)
     lost = sum(one.left_out for one in records)
     notes += left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,"))
-    return _boxes_state(source, who, placed, labels, names=called, notes=notes, used=[*found, *lists])
+    return _state(source, who, placed, _as_boxes(placed, labels), called, notes=notes, used=[*found, *lists])
 
 
 def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Record]]]:
@@ -1207,7 +1195,7 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
     valid/_annotations.coco.json) are the splits.
     """
     # COCO's archive also has captions and keypoints of the same images, which take long to read.
-    images = require_files(source.ending_in(words.IMAGES), source, "images")
+    require_files(source.ending_in(words.IMAGES), source, "images")
     entries = source.ending_in((".json",))
     instances = entries.where(lambda name: posixpath.basename(name).startswith("instances_"))
     beside = entries.where(lambda name: posixpath.basename(name).startswith(_OTHER_TASKS))
@@ -1221,39 +1209,42 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
         msg = f"'{source.label}' has no JSON file with COCO's images, annotations and categories{what}, and images."
         raise LayoutError(msg)
     called, numbers = _coco_categories(found)
-    group = _coco_group([image for file in found for image in file.images if isinstance(image, dict)])
+    images = [image for file in found for image in file.images if isinstance(image, dict)]
+    group = group_of_fields({key: [image.get(key) for image in images] for key in (images[0] if images else ())})
     records = {file.name: _coco_records(file, numbers[file.name], group) for file in found}
     placed, notes = _join_records(source, records)
-    notes += [f"Samples with the same '{group}' stay in one split."] if group else []
-    here, lookup = {one.file.name for one in placed}, source.made_of(images, Lookup.of)
+    notes += note_on_groups(group, [one.record.group for one in placed if group], (one.split for one in placed))
     for file in (one for one in files if one not in found):
-        folder, split = posixpath.dirname(file.name), words.split_name(words.stem_of(file.name)).split
-        found_by = (lookup.find(name, folder, split=split) for name in map(_coco_name, file.images) if name)
-        named = {images.names[number] for number in found_by if number >= 0}
-        is_other = bool(named) and here.isdisjoint(named)
-        if is_other and file.annotations is not None:
-            what = f"no annotation of its {len(named):,} images has {'a category alone' if classes else 'a bbox'}"
-            expected = f"annotations like those of '{found[0].name}', or its images moved away with it"
-            raise broken(file.name, what, expected)
-        notes += [f"The images of '{file.name}' have no annotations there."] if is_other else []
+        notes += _note_on_others(source, file, placed, f"like those of '{found[0].name}'", classes=classes)
     used = frozenset(file.name for file in files).union(beside.names)
     who = "COCO's annotations"
-    if not classes:
-        boxes = [one for file in found for one in file.annotations or ()]
-        parts = [("outlines", "segmentation"), ("sets", "keypoints")]
-        notes += left_out_notes(
-            *((sum(bool(getattr(one, field)) for one in boxes), what, f"of {field}") for what, field in parts)
-        )
-        kinds = range(len(called))
-        return _boxes_state(source, who, placed, kinds, names=called, columns=_OF_COCO, notes=notes, used=used)
-    kept = [one for one in placed if one.record.shapes]
-    targets = Values(np.array([one.record.shapes[0][0] for one in kept], np.int64))
-    notes = [*left_out_notes((len(placed) - len(kept), "images", "without an annotation")), *notes]
-    own, splits = [one.file for one in kept], [one.split for one in kept]
-    groups = [one.record.group for one in kept if one.record.group]
-    return Evidence.of_images(
-        source, COCO_CLASSES, own, targets, who, splits=splits, classes=called, notes=notes, used=used, groups=groups
-    )
+    if classes:
+        kept = [one for one in placed if one.record.shapes]
+        targets = Values(np.array([one.record.shapes[0][0] for one in kept], np.int64))
+        notes = [*left_out_notes((len(placed) - len(kept), "images", "without an annotation")), *notes]
+        return _state(source, who, kept, targets, called, notes=notes, used=used, layout=COCO_CLASSES)
+    every = [one for file in found for one in file.annotations or ()]
+    for what, field in (("outlines", "segmentation"), ("sets", "keypoints")):
+        notes += left_out_notes((sum(bool(getattr(one, field)) for one in every), what, f"of {field}"))
+    boxes = _as_boxes(placed, range(len(called)), _OF_COCO)
+    return _state(source, who, placed, boxes, called, notes=notes, used=used)
+
+
+def _note_on_others(
+    source: Source, file: CocoFile, placed: Sequence[Placed], expected: str, *, classes: bool
+) -> Iterator[str]:
+    """Yield a note on a file of other annotations than are read, if it is about other images; refuse it if it has
+    annotations of these, which would be lost."""
+    images, folder = source.ending_in(words.IMAGES), posixpath.dirname(file.name)
+    lookup, split = source.made_of(images, Lookup.of), words.split_name(words.stem_of(file.name)).split
+    numbers = (lookup.find(name, folder, split=split) for name in map(_coco_name, file.images) if name)
+    named = {images.names[number] for number in numbers if number >= 0}
+    if not named or not named.isdisjoint(one.file.name for one in placed):
+        return
+    if file.annotations is not None:
+        what = f"no annotation of its {len(named):,} images has {'a category alone' if classes else 'a bbox'}"
+        raise broken(file.name, what, f"annotations {expected}, or its images moved away with it")
+    yield f"The images of '{file.name}' have no annotations there."
 
 
 def _parse_coco(name: str, content: bytes) -> CocoFile | None:
@@ -1309,16 +1300,6 @@ def _coco_categories(found: list[CocoFile]) -> tuple[list[str], dict[str, dict[A
     alike = stated[0] if stated and all(own == stated[0] for own in stated) else {}
     number_of = {name: number for number, name in enumerate(names)}
     return names, {file: {key: number_of[name] for key, name in (own or alike).items()} for file, own in called.items()}
-
-
-def _coco_group(images: Sequence[dict[str, Any]]) -> str:
-    """Return the field of images that says which belong together, as of one camera trap; "" for none."""
-    fields = []
-    for key in images[0] if images else ():
-        if any(pattern.fullmatch(words.plain_name(key)) for pattern in words.GROUPS):
-            values = (image.get(key) for image in images)
-            fields.append(Column(key, [str(one) if isinstance(one, str | int) else "" for one in values]))
-    return next(filter(None, find_groups([one for one in fields if "" not in one.distinct])), "")
 
 
 def _coco_records(file: CocoFile, numbers: dict[Any, int], group: str) -> list[Record]:

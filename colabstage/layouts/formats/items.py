@@ -383,9 +383,9 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
     return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
-def _odd(name: str, has: str, expected: str = "", kind: type[ColabstageError] = LayoutError) -> ColabstageError:
+def _odd(name: str, has: str, expected: str = "") -> LayoutError:
     """Return the error for an item that differs from what was expected."""
-    return kind(f"{name} has {has}{f'; expected {expected}' if expected else ''}.")
+    return LayoutError(f"{name} has {has}{f'; expected {expected}' if expected else ''}.")
 
 
 def array_of(value: Any) -> NDArray[Any]:

@@ -52,7 +52,7 @@ from colabstage.layouts.records import (
     scan_each,
 )
 from colabstage.layouts.table import Content, Images, Masks, SampleSource
-from colabstage.layouts.words import RECORDS, stem_of
+from colabstage.layouts.words import RECORDS, is_group_name, stem_of
 from colabstage.trees.bytes import image_ending
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ class _Example:
         return next(files, "") or next(pixels, "")
 
     def fields(self, image: str) -> dict[str, list[Any]]:
-        """Return the values of the features that may be labels or splits, besides that of the image."""
+        """Return the values of the features that may be labels, splits or groups, besides that of the image."""
         found: dict[str, list[Any]] = {}
         for name in self.features:
             field = _field_of(name)
@@ -328,7 +328,7 @@ class _Example:
         try:
             return head.decode()
         except UnicodeDecodeError as error:
-            if len(head) > _MOST_LABEL_BYTES:
+            if len(head) > _MOST_LABEL_BYTES or is_group_name(_short(name)):
                 return head[:_MOST_LABEL_BYTES]
             raise broken(self.name, f"its '{name}' is not text") from error
 
@@ -480,7 +480,7 @@ def _scan_shard(
 # All records have the same features.
 @functools.lru_cache(maxsize=1024)
 def _field_of(feature: str) -> str:
-    """Return the name of a feature that may be a label or a split, without the slashes of TensorFlow's names:
+    """Return the name of a feature that may be a label, split or group, without the slashes of TensorFlow's names:
     class_label for image/class/label; "" for any other."""
     field = _short(feature)
     return field if is_known_field(field) else ""
