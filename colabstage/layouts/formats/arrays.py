@@ -182,6 +182,8 @@ def _is_complete(found: Sequence[SplitArrays], targets: Sequence[str]) -> bool:
 
 
 def _unclear(names: Sequence[str]) -> str:
+    if not names:
+        return "There are no arrays of numbers."
     if len(names) == 1:
         how = f"If it holds them: layout=array_rows(x={names[0]!r})."
         return f"'{names[0]}' is called as targets are, and there are no inputs. {how}"
@@ -189,7 +191,8 @@ def _unclear(names: Sequence[str]) -> str:
         " If each file is a class: files = sorted(pathlib.Path(FOLDER).glob('*.npy')), then numpy.savez('data.npz', "
         "x=numpy.concatenate([*map(numpy.load, files)]), y=[one.stem for one in files for _ in numpy.load(one)])."
     )
-    files, keys = map(dict.fromkeys, zip(*map(_file_and_key, names), strict=True))
+    pairs = [*map(_file_and_key, names)]
+    files, keys = {file for file, _ in pairs}, dict.fromkeys(key for _, key in pairs)
     # The names in many files are more use than these; a few may be parts or splits.
     once = [key.removeprefix("/") for key in keys]
     which = f"{listed(once)} in {len(files)} files" if all(once) and 2 * len(once) < len(files) else listed(names)
