@@ -1,11 +1,14 @@
-"""What is committed: no path of one machine, no registry, nothing big."""
+"""What is committed: no path of one machine, no registry, nothing big. And no test that is stuck keeps its run."""
 
 import re
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from scripts.run_tests import STUCK
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 600 * 1024
@@ -59,3 +62,14 @@ def test_the_package_holds_modules_and_no_leftovers() -> None:
     inside = [path for path in tracked() if path.is_relative_to(ROOT / "colabstage")]
     assert len(inside) > 100
     assert [path.name for path in inside if path.suffix != ".py" and path.name != "py.typed"] == []
+
+
+def test_a_test_that_keeps_pythons_lock_ends_its_run(tmp_path: Path) -> None:
+    """With its name; pytest-timeout needs the lock to do so."""
+    stuck = tmp_path / "test_stuck.py"
+    stuck.write_text("import ctypes\ndef test_stuck():\n    ctypes.PyDLL(None).sleep(60)\n", "utf-8")
+    options = [option.replace("timeout=400", "timeout=1") for option in STUCK]
+    command = [sys.executable, "-P", "-m", "pytest", "-c", "/dev/null", "-p", "no:cacheprovider", *options, str(stuck)]
+    ended = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, timeout=50)
+    assert ended.returncode
+    assert b"in test_stuck" in ended.stderr

@@ -102,7 +102,7 @@ def test_strategies_are_tried_for_our_own_dataset(rows: Path) -> None:
     assert "shuffle=False" in tuned.call
     strategies = {trial.options.get("strategy") for trial in tuned.table}
     assert strategies == {None, "direct", "memory"}
-    assert {trial.maker for trial in tuned.table} == {"make_loader"}
+    assert {(trial.maker, trial.processes) for trial in tuned.table} == {("make_loader", 0)}
     state = torch.get_rng_state()
     per_sample = autotune_loader(dataset_h5(rows, transform=abs), 32, budget_s=0.5)
     assert any(trial.processes == 2 for trial in per_sample.table)

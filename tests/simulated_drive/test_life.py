@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from colabstage.errors import NotSupportedHereError, OptionError
+from colabstage.machine.mounts import unmount_lazily
 from simulated_drive.drive import SimulatedDrive, fuse_problem, make_mountpoint
 from simulated_drive.knobs import DriveFaults
 from tests.simulated_drive.conftest import MakeDrive
@@ -173,22 +175,35 @@ def test_unmounting_works_twice_and_while_a_file_is_open(drive: SimulatedDrive, 
 _MOUNT_AND_WAIT = """
 import sys, time
 from pathlib import Path
-from simulated_drive.drive import SimulatedDrive
-drive = SimulatedDrive(Path(sys.argv[1]))
+from simulated_drive import drive as module
+from tests.support.forked_drive import ForkedClient
+if sys.argv[3] == "True":
+    module.start_client = ForkedClient
+drive = module.SimulatedDrive(Path(sys.argv[1]))
 drive.mount(Path(sys.argv[2]))
 print(drive._server.pid, flush=True)
 time.sleep(60)
 """
 
 
-def test_a_killed_parent_leaves_neither_mount_nor_client(tmp_path: Path, mountpoint: Path) -> None:
-    command = [sys.executable, "-c", _MOUNT_AND_WAIT, str(tmp_path / "home"), str(mountpoint)]
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_killed_parent_leaves_neither_mount_nor_client(tmp_path: Path, mountpoint: Path, is_forked: bool) -> None:
+    """That of a test's process ends although it is stopped, or a test that hangs on its mount would never end."""
+    command = [sys.executable, "-c", _MOUNT_AND_WAIT, str(tmp_path / "home"), str(mountpoint), str(is_forked)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         server = psutil.Process(int(parent.stdout.readline()))
         assert os.path.ismount(mountpoint)
+        if is_forked:
+            server.suspend()
         parent.send_signal(signal.SIGKILL)
-    server.wait(10)
+    try:
+        server.wait(10)
+    finally:
+        if is_forked:  # so suddenly that it unmounts nothing
+            with suppress(psutil.NoSuchProcess):
+                server.kill()
+            unmount_lazily(mountpoint)
     assert not os.path.ismount(mountpoint)
 
 
