@@ -566,9 +566,11 @@ def publish_pack(
             call.report.note(f"Not cached, so the next session stages from the source again: {error}")
             if isinstance(error, NotEnoughSpaceError):
                 call.report.note(f"list_datasets(cache_dir={place.label!r}) shows what can be removed there.")
-        discard_rows(place, name)
+        is_clean = discard_rows(place, name)
     call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"
-    write_record(request, replace(record, published=done is not None, published_in=cache_name(request)))
+    # The next call looks into a cache that the record does not name.
+    where = cache_name(request) if is_clean else ""
+    write_record(request, replace(record, published=done is not None, published_in=where))
     return done
 
 
@@ -616,9 +618,9 @@ def keep_rows(request: StageRequest, cached: CachedPack, record: bytes | None) -
             temp.write_bytes(record)
 
 
-def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
-    """Remove the records of packs that are no longer in a cache under this name, as far as possible; or `every` one,
-    or raise."""
+def discard_rows(place: Place, pack: str, *, every: bool = False) -> bool:
+    """Remove the records of packs that are no longer in a cache under this name, and return whether that could be done;
+    or `every` one, or raise."""
 
     def discard() -> None:
         records = [*place.search(lambda name: is_rows_name(name, pack))]
@@ -631,6 +633,8 @@ def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
         if isinstance(place, FolderPlace):
             sweep_orphans(place.folder, prefix=f"{pack}.", empty=place.on_drive)
 
-    # The next call of this name removes them; after a purge nobody would.
+    # The next call of this name tries again; after a purge nobody would.
     with contextlib.suppress(*(() if every else (ColabstageError, OSError))):
         place.ask(discard)
+        return True
+    return False

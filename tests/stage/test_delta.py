@@ -1,6 +1,7 @@
 """A source that has changed: only new and changed files are read, the rest comes from the earlier pack, and the new
 pack is byte for byte the one that reading everything makes."""
 
+import errno
 import io
 import json
 import os
@@ -326,6 +327,28 @@ def test_of_arrays_and_shards_everything_is_read_and_said_to_be(tmp_path: Path) 
         np.savez(tmp_path / "data.npz", x=np.zeros((count, 3)), y=np.arange(count) % 2)
         report = str(stage(tmp_path / "data.npz", tmp_path / "local", image_size=None).report)
         assert ("Everything is read" in report) is (count == 5)
+
+
+def test_an_older_record_that_cannot_go_goes_with_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache may fail to be listed at any moment."""
+    photos, cache, search = tmp_path / "photos", tmp_path / "cache", os.listdir
+    write_photos(photos, 6)
+    stage(photos, tmp_path / "local", cache_dir=cache)
+    write(photos / "cat" / "new.jpg", jpeg(99))
+
+    def refuses(folder: Any) -> list[str]:
+        if folder == cache and len(list(cache.glob("*.rows"))) > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return search(folder)
+
+    monkeypatch.setattr(os, "listdir", refuses)
+    stage(photos, tmp_path / "local", cache_dir=cache)
+    assert len(list(cache.glob("*.rows"))) == 2
+    monkeypatch.setattr(os, "listdir", search)
+    stage(photos, tmp_path / "local", cache_dir=cache)
+    assert len(list(cache.glob("*.rows"))) == 1
 
 
 def test_without_room_for_both_packs_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
