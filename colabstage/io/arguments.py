@@ -313,7 +313,8 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
     the sentence where nothing better is known."""
     if isinstance(value, list | tuple | set | frozenset | Iterator):
         return "Give a list of paths." if several else "Give one path, and call once for each."
-    if isinstance(getattr(value, "path", None), Path):
+    # A report, or what was staged. Objects of others may compute theirs.
+    if type(value).__module__.startswith("colabstage.") and isinstance(getattr(value, "path", None), Path):
         return "Give its .path."
     if is_frame(value):
         return f"Save it beside its files: table.to_csv('labels.csv', index=False). {as_arrays()}"
