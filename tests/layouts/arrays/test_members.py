@@ -252,7 +252,10 @@ def test_sizes_and_workers(tmp_path: Path) -> None:
     [
         (written([one[: 1 + n % 3] for n, one in enumerate(FLOATS)]), "expected one shape and type for all"),
         ({"a.h5": h5(named(NUMBERS, FLOATS))}, r"'a\.h5/img_000'.* each is probably one sample"),
-        ({"a.npz": npz(**{f"arr_{n}": np.zeros((3, 3)) for n in range(300)})}, r"'a\.npz/arr_0'.* each is probably one"),
+        (
+            {"a.npz": npz(**{f"arr_{n}": np.zeros((3, 3)) for n in range(300)})},
+            r"'a\.npz/arr_0'.* each is probably one",
+        ),
         ({"a.npz": npz(**{f"arr_{n}": np.zeros((3, 3)) for n in EACH[:6]})}, r"Which of the arrays 'a\.npz/arr_0'"),
         ({"a.h5": h5({"mean": 1.5})}, "No array has a row for each sample"),
         ({"a.h5": h5({"df/axis0": CLASSES, "df/block0_values": np.zeros((8, 2))})}, r"pandas\.read_hdf\('.*a\.h5'\)"),
