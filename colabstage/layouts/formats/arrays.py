@@ -27,7 +27,15 @@ from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_groups, notes_on_labels, show
+from colabstage.layouts.columns import (
+    Column,
+    class_numbers,
+    kept_together,
+    make_targets,
+    note_on_groups,
+    notes_on_labels,
+    show,
+)
 from colabstage.layouts.evidence import Evidence, FileKind, Found, Miss, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list
@@ -337,7 +345,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     splits = {} if any(of_rows) else _splits_beside(source, beside)
     of_rows = next(iter(splits.values()), of_rows)
     groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")
-    of_groups = _as_words(stored[groups].whole().reshape(-1)) if groups else ()
+    of_groups = kept_together(_as_words(stored[groups].whole().reshape(-1)) if groups else (), targets)
     unused = [name for name in rest if name not in splits and name != groups]
     parts = [part for array in xs for part in array.parts or (array,)]
     of_parts = [_file_and_key(part.name)[0] for part in parts]
@@ -365,7 +373,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         inputs=inputs,
         targets=targets,
         splits=known_splits(of_rows),
-        groups=of_groups if groups else of_files if are_groups else None,
+        groups=of_groups or (of_files if are_groups else None),
         classes=classes,
         notes=tuple(notes),
         complete=measured if xs[0].are_files else None,
