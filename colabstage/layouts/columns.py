@@ -424,7 +424,8 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
         which = f"None of the columns {listed(known)} looks like the label, by its name or its cells."
     # One without an empty cell, because a label is in each row.
     filled = {one.name for one in others if MISSING.isdisjoint(map(str.lower, one.distinct))}
-    may_be = [one.name for one in others if one.name in known and not one.are_texts]
+    texts = {one.name for one in others if one.are_texts}
+    may_be = [name for name in known if name not in texts]
     shown = next((name for name in may_be if name in filled), next(iter(may_be), ""))
     how = f" Say so: layout=table_rows(labels=[{shown!r}]), from colabstage.options." if shown else ""
     return LayoutError(f"{which}{how}")
