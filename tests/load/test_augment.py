@@ -384,7 +384,9 @@ def test_points_that_would_not_move_are_refused(tmp_path: Path, y: Any, *, are_p
     dataset = dataset_h5(write_rows(tmp_path / "points.h5", x, y))
     augment: Any = Compose([Normalize((0.5,), (0.5,)), RandomFlip(1.0)])
     if are_points:
-        with pytest.raises(OptionError, match=r"RandomFlip would move x alone.*Compose\(\[lambda x, y: \(x, y\), augment\]"):
+        with pytest.raises(
+            OptionError, match=r"RandomFlip would move x alone.*Compose\(\[lambda x, y: \(x, y\), augment\]"
+        ):
             make_loader(dataset, 20, batch_transform=augment)
         make_loader(dataset, 20, batch_transform=augment.transforms[0])
     as_it_says = Compose([lambda x, y: (x, y), augment]) if are_points else augment
