@@ -313,8 +313,9 @@ def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> 
     the sentence where nothing better is known."""
     if isinstance(value, list | tuple | set | frozenset | Iterator):
         return "Give a list of paths." if several else "Give one path, and call once for each."
-    if isinstance(getattr(value, "path", None), Path):
-        return "Give its .path."
+    with contextlib.suppress(Exception):  # from a property of the caller's own
+        if isinstance(getattr(value, "path", None), Path):
+            return "Give its .path."
     if is_frame(value):
         return f"Save it beside its files: table.to_csv('labels.csv', index=False). {as_arrays()}"
     if isinstance(value, Mapping | str | bytes | type) or not hasattr(value, "__getitem__"):
