@@ -40,7 +40,9 @@ def _state(generator: Any) -> bytes:
     get = getattr(generator, "getstate", None) or getattr(generator, "get_state", None)
     # Those of the operating system have none.
     with suppress(Exception):
-        return pickle.dumps(generator if get is None else get())
+        state = generator if get is None else get()
+        # The pickle of a tensor changes with its address.
+        return pickle.dumps(state.numpy() if hasattr(state, "numpy") else state)
     return b""
 
 

@@ -240,6 +240,12 @@ def group_of_fields(fields: Mapping[str, Iterable[Any]]) -> str:
     return next(filter(None, find_groups([one for one in stated if "" not in one.distinct])), "")
 
 
+def kept_together(groups: Sequence[str], targets: object) -> Sequence[str]:
+    """Return groups whose samples stay in one split: none if they are the classes, which each split needs."""
+    values = targets.values if isinstance(targets, Values) else np.empty((0, 0))
+    return () if groups and values.ndim == 1 and same_partition(values.tolist(), groups) else groups
+
+
 def note_on_groups(name: str, groups: Sequence[str], splits: Iterable[str], *, what: str = "Samples") -> list[str]:
     """Say that samples of one group stay in one split, or which group the source's own splits divide."""
     split_of: dict[str, str] = {}

@@ -702,6 +702,8 @@ def _of_other_kinds(source: Source, found: Evidence) -> tuple[str, bool]:
 
 def _one_kind(source: Source, found: Evidence, others: FileEntries) -> str:
     """Write what takes either the samples, with what labels them, or files of another kind alone."""
+    if source.tree.is_unfolded:
+        return "Give pack_dataset an object whose items are (x, y)."
     own = found.used.union(files_of(found.table).names)
     only = [source.only(one, two) for one, two in ((own, others.names), (others.names, own))]
     return f"Take one kind: {' or '.join(filter(None, only))}." if any(only) else "Move those of one kind away."

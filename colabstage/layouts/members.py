@@ -436,6 +436,9 @@ class Unfolded(TreeView):
         keys = [f"{own[0]}{key.removeprefix(name)}" for own, name, key in names]
         return replace(table, keys=keys, inputs=inputs, targets=targets, complete=complete)
 
+    def written_name(self, entry: FileEntry) -> str:
+        return self._member(entry)[0]
+
     def _member(self, entry: FileEntry) -> tuple[str, Member | bytes]:
         tree, own = self.origin(entry)
         if not isinstance(tree, _Container):

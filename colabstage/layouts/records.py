@@ -39,6 +39,7 @@ from colabstage.layouts.columns import (
     class_numbers,
     group_of_fields,
     is_list,
+    kept_together,
     note_on_groups,
     notes_on_labels,
     show,
@@ -156,8 +157,8 @@ def records_state(
             raise broken(inputs.source.name(number), what, "one split")
     left = [name for name in fields if name not in (split, *labels.used)]
     group = group_of_fields({name: fields[name] for name in left})
-    groups = [*map(str, fields[group])] if group else []
-    not_used = [name for name in left if name != group]
+    groups = kept_together([*map(str, fields[group])] if group else [], labels.targets)
+    not_used = [name for name in left if name != group or not groups]
     table = SampleTable(
         layout=layout,
         keys=[inputs.source.name(number) for number in range(len(inputs))],

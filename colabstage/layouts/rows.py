@@ -31,6 +31,7 @@ from colabstage.layouts.columns import (
     ColumnRoles,
     find_roles,
     in_order_of,
+    kept_together,
     make_targets,
     note_on_groups,
     notes_on_targets,
@@ -503,7 +504,7 @@ class TableSearch:
         chosen = self.files.take(rows.files[np.array(firsts, np.int64)])
         who, splits = listed([one.name for one in found]), [rows.splits[row] for row in firsts]
         cells = () if roles.group is None else rows.column(roles.group).cells
-        groups = [cells[row] for row in firsts if cells]
+        groups = kept_together([cells[row] for row in firsts if cells], targets)
         notes += note_on_groups(roles.group or "", groups, splits)
         return Evidence.of_images(
             self.source,

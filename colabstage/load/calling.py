@@ -127,7 +127,7 @@ def check_points(name: str, reader: SplitReader) -> None:
         msg = (
             f"y has {' x '.join(map(str, shape))} numbers, like points in the images, and {name} would move x alone. "
             "If they are points, move both in a function of (x, y) of your own. If not, write make_loader(…, "
-            "batch_transform=lambda x, y: (Compose([augment])(x, x)[0], y)), with Compose of colabstage.transforms."
+            "batch_transform=Compose([lambda x, y: (x, y), augment])), with Compose of colabstage.transforms."
         )
         raise OptionError(msg)
 

@@ -307,6 +307,10 @@ class Tree(Closing):
         """Return the part that has a file, and that part's own entry of it."""
         return self, entry
 
+    def written_name(self, entry: FileEntry) -> str:
+        """Return what a file is called where it is: arrays of a file may be read as files."""
+        return entry.name
+
     def mark_of(self, entry: FileEntry) -> str:
         """Return what, on this machine alone, tells a file from any that replaces it; "" if nothing does."""
         tree, own = self.origin(entry)

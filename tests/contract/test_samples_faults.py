@@ -1286,6 +1286,11 @@ OF_LIBRARIES = [
           ("words of Parquet", lambda: hub({}, label=["cat"] * 8, patient_id=list("aaaaabbb"))), ("numbers of Parquet", lambda: hub({}, label=["cat"] * 8, patient_id=[7] * 5 + [9] * 3)),
           ("records", lambda: {"a.tfrecord": records_of([{"image": image(i), "label": "cat", "patient_id": i // 5} for i in range(8)])}),
           ("JSON of shards", lambda: {"a.tar": tar_of([{"png": image(i), "json": json.dumps({"label": "cat", "patient_id": i // 5})} for i in range(8)])})])),
+    *(row(f"persons who are the classes, in {kind}", made, right=[found(r"train: (\w+) 2, (\w+) 2.*; val: \1 2, \2 2.*")], splits={"train": 0.5, "val": 0.5})
+      for kind, made in list[Any]([
+          ("a table", files("{0..7}.jpg", {"a.csv": "file,label,person_id\n" + "".join(f"{i}.jpg,{'ab'[i % 2]},p{i % 2}\n" for i in range(8))})),
+          ("Parquet", lambda: hub({}, label=["cat", "dog"] * 4, person=["x", "y"] * 4)),
+          ("arrays", {"X.npy": npy(np.zeros((8, 5), np.float32)), "y.npy": npy(np.arange(8) % 2), "groups.npy": npy(np.arange(8) % 2)})])),
     *(row(f"patients in splits of the source: {kind}", made, right=[noted("the same '[a-z_.]+' are in several splits of the source .first '?[ap5]")])
       for kind, made in list[Any]([
           ("columns of Parquet", lambda: hub({}, label=["cat"] * 8, patient_id=[*"aaaaabbb"], split=["train", "val"] * 4)),

@@ -101,6 +101,13 @@ def _drawn_by_torch() -> float:
     return float(pytest.importorskip("torch").rand(()))
 
 
+def _kept_by_torch() -> float:
+    """Takes the memory that a state was in, so that the next is elsewhere."""
+    KEPT.append(pytest.importorskip("torch").get_rng_state())
+    return 0.5
+
+
+KEPT: list[Any] = []
 OWN = np.random.default_rng(0)
 
 
@@ -120,6 +127,7 @@ DRAWS: dict[str, tuple[Callable[[], float], bool]] = {
     "one of Python's": (partial(random.Random(0).uniform, 0, 1), True),
     "one that a class names": (_Draws(), True),
     "none": (lambda: 0.5, False),
+    "none, of torch's tensors": (_kept_by_torch, False),
 }
 
 

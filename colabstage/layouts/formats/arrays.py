@@ -27,7 +27,15 @@ from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import Column, class_numbers, make_targets, note_on_groups, notes_on_labels, show
+from colabstage.layouts.columns import (
+    Column,
+    class_numbers,
+    kept_together,
+    make_targets,
+    note_on_groups,
+    notes_on_labels,
+    show,
+)
 from colabstage.layouts.evidence import Evidence, FileKind, Found, Miss, left_out_notes, near, renumbered, require_files
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list
@@ -183,7 +191,7 @@ def _is_complete(found: Sequence[SplitArrays], targets: Sequence[str]) -> bool:
 
 def _unclear(names: Sequence[str]) -> str:
     if not names:
-        return "There are no arrays of numbers."
+        return "No array has a row for each sample."
     if len(names) == 1:
         how = f"If it holds them: layout=array_rows(x={names[0]!r})."
         return f"'{names[0]}' is called as targets are, and there are no inputs. {how}"
@@ -191,10 +199,9 @@ def _unclear(names: Sequence[str]) -> str:
         " If each file is a class: files = sorted(pathlib.Path(FOLDER).glob('*.npy')), then numpy.savez('data.npz', "
         "x=numpy.concatenate([*map(numpy.load, files)]), y=[one.stem for one in files for _ in numpy.load(one)])."
     )
-    pairs = [*map(_file_and_key, names)]
-    files, keys = {file for file, _ in pairs}, dict.fromkeys(key for _, key in pairs)
+    parts = [*map(_file_and_key, names)]
     # The names in many files are more use than these; a few may be parts or splits.
-    once = [key.removeprefix("/") for key in keys]
+    files, once = {file for file, _ in parts}, [*dict.fromkeys(key.removeprefix("/") for _, key in parts)]
     which = f"{listed(once)} in {len(files)} files" if all(once) and 2 * len(once) < len(files) else listed(names)
     return (
         f"Which of the arrays {which} are inputs and which targets? Expected one of each, such as X and y, or "
@@ -338,7 +345,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     splits = {} if any(of_rows) else _splits_beside(source, beside)
     of_rows = next(iter(splits.values()), of_rows)
     groups = next((name for name in beside if len(xs) == 1 and _is_of_groups(stored[name])), "")
-    of_groups = _as_words(stored[groups].whole().reshape(-1)) if groups else ()
+    of_groups = kept_together(_as_words(stored[groups].whole().reshape(-1)) if groups else (), targets)
     unused = [name for name in rest if name not in splits and name != groups]
     parts = [part for array in xs for part in array.parts or (array,)]
     of_parts = [_file_and_key(part.name)[0] for part in parts]
@@ -366,7 +373,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
         inputs=inputs,
         targets=targets,
         splits=known_splits(of_rows),
-        groups=of_groups if groups else of_files if are_groups else None,
+        groups=of_groups or (of_files if are_groups else None),
         classes=classes,
         notes=tuple(notes),
         complete=measured if xs[0].are_files else None,
@@ -383,14 +390,14 @@ def _matched(
         spread = {_numbers_in(files.names[one * (len(files) - 1) // _LOOKED_AT]) for one in range(_LOOKED_AT + 1)}
         some = files.where(lambda name: _numbers_in(name) in spread)[:_MOST_LOOKED_AT]
         if not _join_series(_find_arrays(source, some, takes_packs=x is not None), x, y)[1]:
-            return near(_each_a_sample(source, files.names))
+            return near(_each_a_sample(source, [*map(source.tree.written_name, files)]))
         # For each the file itself, and one handle each for its inputs and targets, if these are read in place.
         allow_open_files(3 * len(files))
     try:
         arrays = _find_arrays(source, files, takes_packs=x is not None, most=MOST_FIELDS if x is None else math.inf)
     except ManyArraysError:
         if (tree := unfolded(source)) is not None:
-            return near(_each_a_sample(source, tree.entries.names))
+            return near(_each_a_sample(source, [*map(tree.written_name, tree.entries)]))
         arrays = _find_arrays(source, files, takes_packs=x is not None)
     found, joined = _join_series(arrays, x, y)
     stored = {one.name: one for one in [*found, *published]}
@@ -469,7 +476,7 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool, most:
         refuse_stand_in(tree, entry)
         suffix = posixpath.splitext(entry.name)[1].lower()
         if suffix == NPY:
-            found.append(read_npy(tree, entry, entry.name))
+            found.append(read_npy(tree, entry, tree.written_name(entry)))
         elif suffix == _NPZ:
             try:
                 found += npz_arrays(tree, entry, most=most)
@@ -1166,11 +1173,13 @@ def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:
     text = line.split(b",", first)[-1]
     others = text.count(b",") - (columns.pixels.stop - first - 1)
     text = text.rsplit(b",", others)[0] if others > 0 else text
-    # Eight times as fast as `int` for each cell; it ends at the first that is no number, or warns of it.
-    with contextlib.suppress(ValueError, DeprecationWarning):
-        values = np.fromstring(text.strip(b' \r"'), np.int64, sep=delimiter.decode())
-        if len(values) == count and values.min() >= 0 and values.max() <= 255:
-            return values.astype(np.uint8).reshape(columns.shape)
+    text = text.strip(b' \r"')
+    # Eight times as fast as `int` for each cell; but numpy before 2.4 only warns if the last is no whole number.
+    if not text.translate(None, b"0123456789" + delimiter):
+        with contextlib.suppress(ValueError):
+            values = np.fromstring(text, np.int64, sep=delimiter.decode())
+            if len(values) == count and values.max() <= 255:
+                return values.astype(np.uint8).reshape(columns.shape)
     cells = _cells(line)[columns.pixels]
     cells = cells[0].split() if len(cells) == 1 else cells
     try:

@@ -402,6 +402,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+# As in the user's own programs, where a warning of numpy ends nothing.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_read_row_by_row_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """By name, and nothing is unpickled."""

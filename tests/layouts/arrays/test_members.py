@@ -251,7 +251,13 @@ def test_sizes_and_workers(tmp_path: Path) -> None:
     ("files", "says"),
     [
         (written([one[: 1 + n % 3] for n, one in enumerate(FLOATS)]), "expected one shape and type for all"),
-        ({"a.h5": h5(named(NUMBERS, FLOATS))}, "each is probably one sample"),
+        ({"a.h5": h5(named(NUMBERS, FLOATS))}, r"'a\.h5/img_000'.* each is probably one sample"),
+        (
+            {"a.npz": npz(**{f"arr_{n}": np.zeros((3, 3)) for n in range(300)})},
+            r"'a\.npz/arr_0'.* each is probably one",
+        ),
+        ({"a.npz": npz(**{f"arr_{n}": np.zeros((3, 3)) for n in EACH[:6]})}, r"Which of the arrays 'a\.npz/arr_0'"),
+        ({"a.h5": h5({"mean": 1.5})}, "No array has a row for each sample"),
         ({"a.h5": h5({"df/axis0": CLASSES, "df/block0_values": np.zeros((8, 2))})}, r"pandas\.read_hdf\('.*a\.h5'\)"),
         ({"a.h5": h5({f"batch_{n}": np.zeros((30, 20), np.uint8) for n in EACH})}, "each is probably one sample"),
         (
@@ -269,7 +275,7 @@ def test_sizes_and_workers(tmp_path: Path) -> None:
         ({"x/zarr.json": "{}", "x/c/0/0": b"1234"}, r"zarr\.open"),
         ({"a.h5": h5(named(NUMBERS, COLOUR) | {"label_of_9": 3})}, r"attrs\['label'\]"),
         ({"a.h5": h5(named(NUMBERS, COLOUR) | {"labels": np.arange(8)})}, "may hold their labels"),
-        ({"a.h5": h5(named(NUMBERS, COLOUR) | {"deep/7": FLOATS[0]})}, "a file with "),
+        ({"a.h5": h5(named(NUMBERS, COLOUR) | {"deep/7": FLOATS[0]})}, "Give pack_dataset an object"),
         (
             {"a.h5": h5({f"fold{n}/{one}": np.zeros((9, 2)[: 2 - (one == "y")]) for n in EACH for one in "Xy"})},
             "Which of",
@@ -279,6 +285,9 @@ def test_sizes_and_workers(tmp_path: Path) -> None:
     ids=[
         "shapes",
         "unlabelled",
+        "many",
+        "numbered",
+        "scalar",
         "pandas",
         "parts",
         "pairs_of_rows",
