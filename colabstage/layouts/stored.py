@@ -380,8 +380,8 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
     def rows() -> SampleSource:
         source = _hdf5_rows(tree, entry, dataset, name, along_last=is_table)
         if is_turned:
-            return map_samples(source, lambda row: row.T.astype(native, copy=False))
-        return source if native == dataset.dtype else map_samples(source, lambda row: row.astype(native))
+            return map_samples(source, lambda row: row.T.astype(native, copy=False), to_rows=True)
+        return source if native == dataset.dtype else map_samples(source, lambda row: row.astype(native), to_rows=True)
 
     def whole() -> NDArray[Any]:
         values: NDArray[Any] = dataset[()].astype(native, copy=False)

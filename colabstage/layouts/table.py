@@ -23,7 +23,7 @@ from colabstage.trees.listing import FileEntries, FileEntry, Tree
 from colabstage.trees.names import first_repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from colabstage.trees.bytes import ByteSource
 
@@ -81,11 +81,22 @@ def _call_at(function: Callable[[int], Any], chosen: NDArray[np.integer[Any]], i
     return function(int(chosen[index]))
 
 
-def map_samples(source: SampleSource, convert: Callable[[Any], Content]) -> SampleSource:
-    """Return the contents of a source, each converted to another form: byte order, axes, a part of it."""
-    read = source.read
+def map_samples(source: SampleSource, convert: Callable[[Any], Content], *, to_rows: bool = False) -> SampleSource:
+    """Return the contents of a source, each converted to another form: byte order, axes, a part of it. `to_rows`: to
+    arrays of one shape and type."""
+    read, many = source.read, source.read_rows
+
+    def read_rows(indices: NDArray[np.int64]) -> NDArray[Any]:
+        contents: Iterable[Any] = map(read, indices.tolist()) if many is None else many(indices)
+        return np.stack([np.asarray(convert(one)) for one in contents])
+
     return SampleSource(
-        source.sizes, source.positions, name=source.name, stamp=source.stamp, read=lambda index: convert(read(index))
+        source.sizes,
+        source.positions,
+        name=source.name,
+        stamp=source.stamp,
+        read=lambda index: convert(read(index)),
+        read_rows=read_rows if to_rows else None,
     )
 
 

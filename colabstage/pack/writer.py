@@ -12,7 +12,7 @@ boot anyway.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -576,6 +576,8 @@ def write_samples(
             # After each, so that a folder of the wrong files is noticed within seconds.
             check_left_out()
 
+        # What makes one read slow, for so many.
+        limits = replace(limits, slow_read_s=limits.slow_read_s * at_once)
         run = partial(run_pipeline, limits=limits, cancellation=progress.cancellation)
         if at_once == 1:
             readers = run(left, read=samples.read, use=use, cost=samples.cost)

@@ -915,7 +915,7 @@ def _stl_array(source: Source, entry: FileEntry) -> StoredArray:
     count = content.size // _STL_BYTES
     stored = rows_of_file(content, 0, count, _STL_SHAPE, _PIXEL, stamp=stamp)
     # An image is stored column by column.
-    rows = map_samples(stored, lambda image: np.ascontiguousarray(image.transpose(2, 1, 0)))
+    rows = map_samples(stored, lambda image: np.ascontiguousarray(image.transpose(2, 1, 0)), to_rows=True)
     shape = (count, *_STL_SHAPE[:0:-1], _STL_SHAPE[0])
     return StoredArray(name, shape, _PIXEL, lambda: rows, lambda: np.stack([*map(rows.read, range(count))]))
 
@@ -1163,7 +1163,7 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
     names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), lambda: source)
     lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
-    images = map_samples(lines, partial(_pixels_of, columns))
+    images = map_samples(lines, partial(_pixels_of, columns), to_rows=True)
     return _Table(entry.name, columns, images, labels, splits)
 
 
