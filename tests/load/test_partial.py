@@ -43,6 +43,7 @@ from tests.nurseries import Nurseries
 from tests.support.http_knobs import WebFault
 from tests.support.http_server import ConnectionHandler, WebServer
 from tests.support.images import make_tree, noise
+from tests.support.invariants import open_files
 from tests.support.share_links import DriveShares, SharedItem
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
 
@@ -331,7 +332,7 @@ def test_a_source_that_lies_changes_or_refuses_is_an_error_at_its_batch(
         train()
     assert got == whole[: len(got)]
     part_of(dataset).close()
-    assert not {os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()} & set(map(str, place.files))
+    assert not {*open_files().values()} & {*map(str, place.files)}
     for name, content in contents.items():
         place.put(name, content)
     loader.load_state_dict(loader.state_dict())

@@ -20,6 +20,7 @@ from colabstage.h5.manifest import manifest_path
 from tests.load.test_partial import LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
 from tests.nurseries import Nurseries
 from tests.support.http_server import WebServer
+from tests.support.invariants import open_files
 from tests.support.staged import disk_sampled
 
 # Longer than any of these takes on a busy machine.
@@ -129,8 +130,7 @@ def test_a_next_epoch_that_is_ordered_late_opens_nothing_again(pack: Pack, tmp_p
 
 def open_below(folder: Path) -> set[str]:
     """The files of a folder that this process has open, by their descriptors."""
-    names = (f"{one.name} {one.readlink()}" for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
-    return {name for name in names if str(folder) in name}
+    return {f"{number} {path}" for number, path in open_files().items() if str(folder) in path}
 
 
 def next_rows(loader: Any, state: dict[str, Any], pack: Pack) -> list[int]:

@@ -6,6 +6,7 @@ nothing of the user's is touched, and the bytes are right.
     home.check(finished=True)
 """
 
+import contextlib
 import json
 import os
 import stat
@@ -145,3 +146,12 @@ def _shown(found: object, allowed: list[object]) -> object:
     if not isinstance(found, dict):
         return f"{found!r:.80}"
     return [differences(found, one) if isinstance(one, dict) else one for one in allowed]
+
+
+def open_files() -> dict[int, str]:
+    """Return the path of each file that this process has open, by descriptor; threads may close some meanwhile."""
+    found = {}
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found[int(one.name)] = str(one.readlink())
+    return found

@@ -19,6 +19,7 @@ from colabstage.sources.remote import MountedFile
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.far import random_bytes
+from tests.support.invariants import open_files
 
 MIB = 1024 * 1024
 SIZE = 20 * MIB + 321
@@ -63,7 +64,7 @@ def test_handles_are_used_again(path: Path) -> None:
     """Opening costs a round trip on a mount, so one part after the other needs one handle; closing lets go of it."""
 
     def handles() -> int:
-        return sum(entry.resolve() == path for entry in Path("/proc/self/fd").iterdir())
+        return [*open_files().values()].count(str(path))
 
     with closing(MountedFile(path)) as file:
         for offset in range(5):
