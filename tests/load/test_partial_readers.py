@@ -230,9 +230,10 @@ def test_what_a_reader_in_another_container_announces_stays(pack: Pack, tmp_path
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
     batches = iter(make_loader(dataset, 4))
     next(batches)
-    (own,) = tmp_path.rglob(".colabstage-expected.*")
-    other = own.with_name(re.sub(r"expected\.\w+-", "expected.deadbeef-", own.name))
-    other.write_bytes(own.read_bytes())
+    # On a busy machine, that of the next epoch may be there already.
+    ours = list(tmp_path.rglob(".colabstage-expected.*"))
+    other = ours[0].with_name(re.sub(r"expected\.\w+-", "expected.deadbeef-", ours[0].name))
+    other.write_bytes(ours[0].read_bytes())
     assert len(list(batches)) > 1
     assert other.exists()
-    assert not own.exists()
+    assert not all(one.exists() for one in ours)
