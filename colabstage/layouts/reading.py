@@ -295,16 +295,16 @@ class Source:
 
     def made_of(self, files: FileEntries, make: Callable[[FileEntries], T]) -> T:
         """Return `make(files)`, made at most once of one listing."""
-        if (make, files) not in self._made:
-            self._made[make, files] = make(files)
-        made: T = self._made[make, files]
-        return made
+        return self._made_once(make, files, files)
 
     def once(self, make: Callable[[Source], T]) -> T:
         """Return `make(self)`, made at most once of the same files."""
-        if (make, self.files) not in self._made:
-            self._made[make, self.files] = make(self)
-        made: T = self._made[make, self.files]
+        return self._made_once(make, self.files, self)
+
+    def _made_once(self, make: Callable[[Any], T], files: FileEntries, argument: object) -> T:
+        if (make, files) not in self._made:
+            self._made[make, files] = make(argument)
+        made: T = self._made[make, files]
         return made
 
     def texts(self, entries: Iterable[FileEntry]) -> dict[str, str]:

@@ -128,15 +128,10 @@ def _rows_of_parts(readers: Sequence[ReadRows], ends: NDArray[np.int64], indices
     return concatenate_runs(number, lambda part, run: readers[part](indices[run] - starts[part]))
 
 
-def equal_runs(keys: NDArray[np.integer[Any]]) -> list[slice]:
-    """Return the ranges of neighbours that are equal; at least one."""
-    edges = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
-    return list(itertools.starmap(slice, itertools.pairwise(edges)))
-
-
 def concatenate_runs(keys: NDArray[np.integer[Any]], read: Callable[[int, slice], NDArray[Any]]) -> NDArray[Any]:
     """Return what `read(key, run)` returns for each run of equal keys, joined; `run` is its range in `keys`."""
-    found = [read(int(keys[run.start]), run) for run in equal_runs(keys)]
+    edges = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
+    found = [read(int(keys[start]), slice(start, end)) for start, end in itertools.pairwise(edges)]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
