@@ -1,7 +1,6 @@
 """The public signatures as users' type checkers see them. Never run: `make check` has mypy read it."""
 
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -39,8 +38,7 @@ def staging() -> None:
         ),
         StagedDataset,
     )
-    with ProcessPoolExecutor(2) as pool:
-        colabstage.stage_dataset("photos", executor=pool, prepare=lambda x: x[::2], encoding="jpeg:90", group_by="a+")
+    colabstage.stage_dataset("photos", prepare=lambda x: x[::2], encoding="jpeg:90", group_by="a+")
     assert_type(colabstage.stage_dataset(["s3://bucket/a.zip", Path("b.zip")]), StagedDataset)
     plan = colabstage.plan_stage("photos.zip", image_size=(8, 8), hash=None)
     assert_type((plan.target, plan.samples, plan.fits), tuple[Path, dict[str, int], bool])
