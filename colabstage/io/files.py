@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 8 * 1024 * 1024
 # How much is read and hashed at once.
 _HASHED_TOGETHER = 2**20
-_CACHE_SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
 # A shorter wait for a lock is not worth a notice.
 _SOON_S = 0.5
 # Errors of a Drive mount that may pass a moment later.
@@ -232,13 +231,6 @@ def make_own_folder(path: Path) -> None:
             os.mkdir(path, 0o700)  # noqa: PTH102 - created with this mode, never with a wider one
     check_own_folder(path)
     make_folder(path)
-
-
-def tag_cache_folder(folder: Path) -> None:
-    """Mark a folder for backup programs as one whose content can be made again (bford.info/cachedir)."""
-    # Only a hint: nothing depends on it.
-    with contextlib.suppress(OSError), open(folder / "CACHEDIR.TAG", "x", encoding="utf-8") as file:
-        file.write(f"{_CACHE_SIGNATURE}\n# Datasets that colabstage has made ready.\n")
 
 
 def check_own_folder(path: Path) -> None:

@@ -8,7 +8,6 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -36,7 +35,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.parts import PartName, joined_info
-from colabstage.io.files import BLOCK_BYTES, make_folder
+from colabstage.io.files import make_folder
 from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import (
@@ -52,20 +51,18 @@ from colabstage.load.partial import PartialPack, open_pack, open_partial
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.mounts import lost_with_machine, mount_of, slow_reason
 from colabstage.machine.platforms import detect_platform
-from colabstage.machine.resources import check_space, free_space
+from colabstage.machine.resources import check_space
 from colabstage.pack.execute import place_joined, splits_in_order
 from colabstage.pack.rows import closest, is_rows, is_rows_name, parse_rows, read_rows, rows_name
 from colabstage.sources.blocks import Edges
 from colabstage.sources.identity import Freshness, SourceIdentity, compare_states
 from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
-from colabstage.sources.packs import LEAST_BLOCKS
 from colabstage.sources.parse import ObjectSource, drive_path_of
 from colabstage.sources.remote_files import read_small_file
 from colabstage.stage.dataset import Origin, StagedDataset
-from colabstage.stage.places import MANIFEST_SUFFIX, PREVIOUS_SUFFIX, BucketPlace, CachedFile, FolderPlace, Place
+from colabstage.stage.places import PREVIOUS_SUFFIX, BucketPlace, CachedFile, FolderPlace, Place
 from colabstage.stage.publish import PublishReport, publish, published_before
 from colabstage.stage.record import LocalRecord, cache_name, identity_of, read_record, write_record
-from colabstage.stage.request import staged_folders
 from colabstage.stage.source import SourceOnce, StageCall, StateDiffersError, compared_beside
 
 if TYPE_CHECKING:
@@ -76,9 +73,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A pack that is read in part keeps the index of each shard here, and as many blocks again; a smaller limit would be
-# refused.
-_LEAST_OF_LIMIT = 3 * LEAST_BLOCKS
+# What takes less local space than the whole dataset, as the end of a sentence.
+LESS_ROOM = (
+    "remove what `colabstage cache list` shows here, give local_dir= on a larger disk, or disk_limit= with a cache: the "
+    "pack is then there, and a part of it here"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,29 +109,6 @@ def exceeds(request: StageRequest, figures: StageFigures) -> bool:
     return request.disk_limit is not None and figures.peak_bytes > request.disk_limit
 
 
-def less_room(request: StageRequest, free_bytes: int) -> str:
-    """Return what takes less local space than the whole dataset, as the end of a sentence."""
-    larger = "give local_dir= on a larger disk"
-    sizes = {folder: disk_use(folder) for folder in staged_folders(request.folder.parent) if folder != request.folder}
-    if sizes:
-        most = max(sizes, key=sizes.__getitem__)
-        larger = f"remove '{most.name}', staged there too ({format_bytes(sizes[most])}: {_removal(most)}), or {larger}"
-    # Plain files must all be local. Not all of the space, because other files need some.
-    limit_bytes = int(0.8 * free_bytes)
-    too_little = limit_bytes < _LEAST_OF_LIMIT * BLOCK_BYTES
-    if request.keep != "pack" or request.disk_limit is not None or too_little:
-        return larger
-    # No space in it, because a shell would split there.
-    limit = format_bytes(limit_bytes).replace(" ", "")
-    cache = "" if request.cache_dir is not None else " and a cache_dir= with room for it"
-    return f"{larger}, or disk_limit='{limit}'{cache}: then a part of the pack is here, and all of it in the cache"
-
-
-def _removal(folder: Path) -> str:
-    """Return the line for a shell that removes what is staged in a folder."""
-    return f"colabstage cache purge {quote(folder.name)} --only here --yes --local-dir {quote(str(folder.parent))}"
-
-
 def on_wrong_disks(request: StageRequest) -> Iterator[str]:
     """Yield sentences: the dataset's folder is on a mount, from which every epoch reads; its cache does not last."""
     slow, cache = slow_reason(mount_of(request.folder)), request.cache_dir
@@ -149,11 +125,7 @@ def beyond_limit(request: StageRequest) -> list[str]:
     # It is used anyway: the space is taken, and an earlier call asked for the whole pack.
     if limit is None or (size := request.pack_path.stat().st_size) <= limit:
         return []
-    sentence = (
-        f"All {format_bytes(size)} of the pack are here already, more than disk_limit={format_bytes(limit)}, and are "
-        f"used as they are. Remove it here ({_removal(request.folder)}) and call again, and it is read in part."
-    )
-    return [sentence]
+    return [f"All {format_bytes(size)} of the pack are here already, more than disk_limit={format_bytes(limit)}."]
 
 
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
@@ -164,13 +136,9 @@ def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> Non
     limit = request.disk_limit
     if limit is None or (figures is not None and not exceeds(request, figures)):
         return
-    takes = "as much of the local disk as shows once it is here and unpacked"
-    if figures is not None:
-        takes = f"{format_bytes(figures.peak_bytes)} of the local disk"
     msg = (
-        f"Packing '{request.source.name}' takes {takes}, and disk_limit={format_bytes(limit)}. Unpack it into a folder "
-        "or a zip, on your Drive or in a bucket: that is read where it is. Or stage it once where there is room, "
-        "without disk_limit=; every later call opens that pack in part."
+        f"'{request.source.name}' has to be copied here to be packed, which disk_limit={format_bytes(limit)} does not "
+        "allow. Unpack it into a folder or a zip, on your Drive or in a bucket: that is read where it is."
     )
     raise NotEnoughSpaceError(msg)
 
@@ -250,12 +218,7 @@ class Cache:
 
     def why_nothing(self) -> str:
         """Say why `find` found nothing: it may have given the cache up."""
-        place, manifest = self.place, f"{self.request.name}.h5{MANIFEST_SUFFIX}"
-        with contextlib.suppress(OSError):
-            # Small files reach the cloud first.
-            if place is not None and place.ask(lambda: place.entries([manifest])):
-                return "only the manifest of a pack whose upload was cut off; data.wait_published() waits for uploads"
-        return "no pack of this dataset yet" if place is not None else self.why
+        return "no pack of this dataset yet" if self.place is not None else self.why
 
     def find(self) -> CachedPack | None:
         """Return the requested pack; `None` if there is none, or none is wanted."""
@@ -437,8 +400,7 @@ def copy_pack(
         with open_workspace(request.copy_path, keeps=KEPT_AFTER, in_own_folder=True) as workspace:
             here = min(disk_use(workspace.path), size) if workspace.resumed else 0
             needed = cached.figures.peak_bytes - cached.place.copies * here
-            remedy = less_room(request, free_space(request.folder))
-            check_space(request.folder, needed, f"The packed copy of '{request.source.name}'", remedy=remedy)
+            check_space(request.folder, needed, f"The packed copy of '{request.source.name}'", remedy=LESS_ROOM)
             names = [one.name for one in cached.files] if cached.in_shards else [target.name]
             local = [workspace.path / name for name in names]
             for one, copy in zip(cached.files, local, strict=True):
@@ -564,8 +526,6 @@ def publish_pack(
         except (ColabstageError, OSError) as error:
             step.note = "failed"
             call.report.note(f"Not cached, so the next session stages from the source again: {error}")
-            if isinstance(error, NotEnoughSpaceError):
-                call.report.note(f"list_datasets(cache_dir={place.label!r}) shows what can be removed there.")
         is_clean = discard_rows(place, name)
     call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"
     # The next call looks into a cache that the record does not name.

@@ -17,8 +17,7 @@ from colabstage.io.report import Report, Row, Shown, Table, json_values
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import UNKNOWN_SPACE, free_space
-from colabstage.pack.arrival import PackStream
-from colabstage.stage.cache import Cache, StageFigures, is_published, less_room, on_wrong_disks
+from colabstage.stage.cache import LESS_ROOM, Cache, StageFigures, is_published, on_wrong_disks
 from colabstage.stage.decide import Action, Decision, decide, find_bases, has_to_come, plan_reading, staging_figures
 from colabstage.stage.record import check_targets
 from colabstage.stage.request import SOURCE_REMEDIES, StageArguments, StageRequest, make_request
@@ -38,9 +37,6 @@ _SENTENCES = {
     "stage": "would be read from its source",
 }
 _IN_PART = "is in the cache; it would be opened in part, and read from there"
-# Below this, the wait for the whole pack is short anyway.
-_WORTH_BYTES = 200_000_000
-_STREAMING_PAYS = "streaming=True would give batches as soon as"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -175,8 +171,6 @@ def _plan_restore(
             f"{format_bytes(limit)} be here."
         )
         figures = StageFigures(min(size, limit), pack_bytes=min(size, limit))
-    elif request.keep == "pack" and size >= _WORTH_BYTES:
-        reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
     if request.wants_files:
         opened = source.open()
         files = 0 if has_to_come(opened) else total_size(opened.open_tree(spool).entries)
@@ -203,12 +197,6 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
         return _plan(request, cache, decision, [*reasons, *map(ended, source_notes)], figures)
     reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
     reasons.extend(map(ended, filter(None, (reading.note,))))
-    # Under a limit there is no choice: the two cannot be combined.
-    pays = max(opened.identify().nbytes, job.plan.nbytes) >= _WORTH_BYTES
-    if request.keep == "pack" and request.disk_limit is None and pays:
-        obstacle = PackStream.obstacle(job)
-        gain = f"{_STREAMING_PAYS} this plan is made, and pack the rest during training."
-        reasons.append(gain if obstacle is None else f"streaming=True would gain nothing here: {obstacle}.")
     reasons.extend(map(ended, [*source_notes, *job.table.notes]))
     count = 0
     if reading.in_shards and request.disk_limit is not None:
@@ -236,7 +224,7 @@ def _plan(
     free = free_space(request.folder)
     name = f"{request.name}-*-of-{count:05}.h5" if count else f"{request.name}.h5"
     place = cache.place if request.wants_pack else None
-    room = [] if figures.room_bytes <= free else [f"It does not fit: {less_room(request, free)}."]
+    room = [] if figures.room_bytes <= free else [f"It does not fit: {LESS_ROOM}."]
     return StagePlan(
         source=request.source.label,
         action=decision.action,

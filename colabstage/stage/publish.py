@@ -312,8 +312,7 @@ def restore_file(
 
 def _restore_newest(newest: Path, to: Target, *, overwrite: bool, shown: Progress) -> RestoreReport:
     if newest.is_dir():
-        inside = min((note.with_suffix("") for note in newest.glob("*.json")), default=newest / "model.pt")
-        msg = f"'{newest}' is a folder; expected the file in it that publish_file wrote, such as '{inside}'."
+        msg = f"'{newest}' is a folder; expected the file in it that publish_file wrote."
         raise SourceNotFoundError(msg)
     versions, reasons = [one for one in (newest, previous_path(newest)) if one.is_file()], list[str]()
     if not versions:

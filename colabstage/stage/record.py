@@ -12,21 +12,17 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from colabstage.errors import CancelledError, ColabstageError, NewerFormatError
+from colabstage.errors import CancelledError, ColabstageError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
     Manifest,
     check_replaceable_pack,
     damage_of,
-    is_manifest,
-    is_replaceable_pack,
-    manifest_path,
     read_manifest,
 )
 from colabstage.io.files import read_fields, read_json, write_json
 from colabstage.io.receipts import Receipt, Seal, Standing, check_replaceable, file_seal, look_at
 from colabstage.io.units import listed
-from colabstage.io.workspace import free_name, move_vouched
 from colabstage.sources.identity import SourceIdentity, compare_states
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.request import FILES_REMEDY, RECORD_NAME, StageRequest
@@ -181,35 +177,12 @@ def _files_made_of(request: StageRequest, here: Standing, record: LocalRecord | 
     return record.identity if not about and record is not None and record.files else None
 
 
-def is_spoilt(request: StageRequest) -> bool:
-    """Return whether a pack lost its proof because its manifest, although ours, has become unreadable.
-
-    A pack that contradicts a complete manifest, or has none, was put there by somebody, and is refused.
-    """
-    pack, record = request.pack_path, read_record(request)
-    if record is None or not record.seal or not is_manifest(manifest_path(pack)):
-        return False
-    try:
-        return read_manifest(pack) is None and not is_replaceable_pack(pack)
-    except NewerFormatError:
-        return False
-
-
 def check_targets(request: StageRequest, *, packs: bool) -> None:
     """Refuse to replace a pack, if one is made, or plain files that are not as colabstage made them."""
-    if packs and not is_spoilt(request):
+    if packs:
         check_replaceable_pack(request.pack_path)
     if request.wants_files:
         check_replaceable(request.files_path, FILES_REMEDY)
-
-
-def set_aside(request: StageRequest) -> list[str]:
-    """Rename a pack that `is_spoilt`, and say so in a sentence."""
-    if not is_spoilt(request):
-        return []
-    aside = free_name(request.pack_path, ".aside")
-    move_vouched(request.pack_path, aside)
-    return [f"The manifest of the pack here was spoilt, so it is made again; what was there is kept as '{aside.name}'."]
 
 
 def renumbered(pack: Path, classes: Sequence[str]) -> Iterator[str]:

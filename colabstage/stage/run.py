@@ -18,16 +18,14 @@ import numpy as np
 
 from colabstage.errors import ArchiveError, DecodeError, SourceChangedError, SourceReadError
 from colabstage.h5.info import found_in, read_info
-from colabstage.io.arguments import absolute_path
 from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.display import resolve_progress
-from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder, tag_cache_folder
+from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
 from colabstage.io.pipeline import in_thread
 from colabstage.io.receipts import sweep_receipts
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back, remove_empty, sweep_orphans
 from colabstage.machine.mounts import required_to_stay, run_with_one_remount
-from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.arrival import MemberRanges, PackStream
 from colabstage.pack.execute import PackRun, pipeline_limits, space_for
@@ -38,6 +36,7 @@ from colabstage.sources.opening import OpenedSource, SourceListingError, sweep_c
 from colabstage.sources.parse import SourceArgument, parts_of, paths_of
 from colabstage.sources.to_folder import SLOW_READERS, write_folder
 from colabstage.stage.cache import (
+    LESS_ROOM,
     Cache,
     CachedPack,
     beyond_limit,
@@ -46,7 +45,6 @@ from colabstage.stage.cache import (
     find_published,
     is_published,
     keep_rows,
-    less_room,
     on_wrong_disks,
     open_in_part,
     publish_pack,
@@ -76,7 +74,6 @@ from colabstage.stage.record import (
     files_record,
     renumbered,
     seal_of,
-    set_aside,
     write_record,
 )
 from colabstage.stage.request import (
@@ -285,7 +282,6 @@ def _sweep_copies(request: StageRequest) -> None:
 def _restore(call: StageCall, source: SourceOnce, cached: CachedPack, known: Freshness | None) -> StagedDataset | None:
     """Return what is in the cache, copied here; `None` if it turns out to be unusable."""
     request, report = call.request, call.report
-    report.note(*set_aside(request))
     identity = restore(call, source, cached, known)
     if identity is None:
         return None
@@ -352,8 +348,6 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
     """
     request = call.request
     packs = cache is not None and request.wants_pack
-    if packs:
-        call.report.note(*set_aside(request))
     # A run that died while it exchanged old files for new ones left the old ones under another name.
     put_back(request.files_path)
     check_targets(request, packs=packs)
@@ -412,7 +406,7 @@ def _plan(call: StageCall, source: OpenedSource, spool: Path, cache: Cache | Non
     bases = partial(find_bases, call, source, cache or Cache(request))
     make_folder(spool)
     with report.timed("plan", unit="files", moves=False) as step, call.progress.quiet_step("plan"):
-        if request.disk_limit is not None and has_to_come(source):
+        if has_to_come(source):
             check_disk_limit(request, None if source.cost.unpacks_first else staging_figures(request, source))
         if request.checksum is not None:
             # Before the listing is trusted: a wrong file may well have one.
@@ -426,8 +420,7 @@ def _plan(call: StageCall, source: OpenedSource, spool: Path, cache: Cache | Non
         in_place = source.cost.kept_bytes + (reading.room - free_space(request.folder) if packs else 0)
         # Now, when everything is known and nothing written: a disk that is full after an hour helps nobody.
         needed = max(0, reading.figures.room_bytes - in_place)
-        remedy = less_room(request, free_space(request.folder))
-        check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=remedy)
+        check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=LESS_ROOM)
         report.note(*source.notes, *reading.tree.notes)
         if call.stream is None or reading.job is None:
             return reading, None
@@ -528,9 +521,6 @@ def _finish(
     sweep_orphans(request.folder)
     sweep_receipts(request.files_path)
     sweep_rows(request.pack_path)
-    # Not a folder of the user's, which may hold unique files.
-    if request.folder.parent == absolute_path(detect_platform().fast_dir) / "colabstage":
-        tag_cache_folder(request.folder.parent)
     # From the file, not from the plan, so that the report says what a loader will find.
     info = read_info(request.pack_path) if request.wants_pack else None
     report.found = report.found or found_in(info)

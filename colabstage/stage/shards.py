@@ -8,7 +8,7 @@ shards are the file that a machine with enough space would have made, in parts.
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,17 +19,17 @@ import numpy as np
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.manifest import manifest_path
 from colabstage.h5.parts import PartName
-from colabstage.io.files import BLOCK_BYTES, read_json, write_json
+from colabstage.io.files import BLOCK_BYTES
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, Progress
 from colabstage.io.units import format_bytes, format_count, parse_bytes
-from colabstage.io.workspace import find_orphans, open_workspace, remove_own
+from colabstage.io.workspace import open_workspace, remove_own
 from colabstage.load.partial import forget_parts
 from colabstage.machine.resources import check_space
 from colabstage.pack.arrival import MemberRanges
 from colabstage.pack.execute import PackRun
-from colabstage.pack.job import PackJob, ReplanError, keeps_files, prepare_pack, settled
-from colabstage.pack.plan import has_files, pack_content
+from colabstage.pack.job import PackJob, ReplanError, prepare_pack, settled
+from colabstage.pack.plan import pack_content
 from colabstage.pack.set_stores import ShardName, ShardResult, result_of
 from colabstage.pack.shards import set_report, shard_job, shard_names, write_shards
 from colabstage.sources.identity import compare_states
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 _SHARDS_OF_LIMIT = 4
 # The step in which a sufficient limit is searched.
 _STEP = 1.1
-# In the folder in which shards are packed: which set a call with refresh=True has begun.
-_REFRESHING = "refreshing.json"
 
 
 class ShardSizes(NamedTuple):
@@ -179,17 +177,9 @@ def pack_into_cache(call: StageCall, source: OpenedSource, job: PackJob, cache: 
     place = check_cache(cache, job, call.request.disk_limit)
     source.read_in_place()
     job = settled(job)
-    # First, so that a limit that is too small is refused with the same figure as by `plan_shards`.
     plan = partial(_SetOfShards.of, call, place=place, whole=whole)
-    planned = plan(job)
-    if job.options.encoding == "auto" and job.plan.encoding == "pixels" and has_files(job.table):
-        # An earlier call may have found, by an image that this call has not seen, that images have many sizes.
-        with suppress(NotEnoughSpaceError):  # with less to divide, shards would leave too little space for blocks
-            kept = plan(keeps_files(job))
-            if kept.find_finished(source):
-                planned = kept
     try:
-        return planned.write(source)
+        return plan(job).write(source)
     except ReplanError as found:
         return plan(found.plan_again(job)).write(source)
 
@@ -231,8 +221,6 @@ class _SetOfShards:
     sizes: ShardSizes
     names: tuple[ShardName, ...]
     place: Place
-    starts_over: bool
-    """Whether finished shards must not be used."""
 
     @classmethod
     def of(cls, call: StageCall, job: PackJob, place: Place, whole: int) -> Self:
@@ -240,12 +228,7 @@ class _SetOfShards:
         assert call.request.disk_limit is not None
         sizes = divide(job, call.request.disk_limit, whole)
         names = tuple(shard_names(job, sizes.number))
-        starts_over = call.request.refresh
-        if starts_over and not call.request.options.incomparable:
-            # An interrupted call with refresh=True has made the same shards as this one would.
-            left = find_orphans(_workspace_of(call.request))
-            starts_over = not any(read_json(folder / _REFRESHING) == names[0].made_of for folder in left)
-        return cls(call, job, sizes, names, place, starts_over)
+        return cls(call, job, sizes, names, place)
 
     @property
     def _target(self) -> str:
@@ -260,7 +243,7 @@ class _SetOfShards:
     def _is_current(self, shard: CachedFile, source: OpenedSource) -> bool:
         """Return whether a cached shard belongs to this set, and to the present state of the source."""
         state = identity_of(shard.manifest)
-        if self.starts_over or shard.made_of != self.names[0].made_of or state is None:
+        if self.call.request.refresh or shard.made_of != self.names[0].made_of or state is None:
             return False
         if PartName.of(Path(shard.name)).count != self.sizes.number:
             return False
@@ -289,12 +272,11 @@ class _SetOfShards:
         with (
             call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
             # After the error about mixed images, shards of another form are needed.
-            open_workspace(_workspace_of(request), drops=(ReplanError,), in_own_folder=True) as workspace,
+            open_workspace(
+                request.pack_path.with_name(f"{request.name}-shards.h5"), drops=(ReplanError,), in_own_folder=True
+            ) as workspace,
             _publishing(self.place) as publish_shard,
         ):
-            if request.refresh:
-                # Shards of earlier calls are no longer in the cache.
-                write_json(workspace.path / _REFRESHING, self.names[0].made_of)
             write_each = partial(self._write_each, source, workspace.path, publish_shard)
             results = write_shards(self.names, self.job, done, write_each, call.progress)
             timing.amount = sum(result.rows - result.resumed for result in results) - sum(
@@ -349,8 +331,3 @@ class _SetOfShards:
             shard=name,
         ).execute()
         return ShardResult.of(report)
-
-
-def _workspace_of(request: StageRequest) -> Path:
-    """Return the path that the folder in which shards are packed is named for."""
-    return request.pack_path.with_name(f"{request.name}-shards.h5")

@@ -152,4 +152,3 @@ def test_a_damaged_pack_is_not_served(machines: Machines, damage: str) -> None:
     spoil(machines.cache, damage)
     again = machines.stage(is_spoilt=True)
     assert (again.report.origin, numbers_in(again.path)) == ("source", BEFORE)
-    assert ("was cut off" in str(again.report)) == (damage in {"cut", "gone"})

@@ -137,38 +137,6 @@ def spoil(pack: Path, manifest: bytes, *, content: bytes | None = None) -> bytes
     return content
 
 
-SPOILT: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda _: b"",
-    "flipped": lambda whole: whole.replace(b'"size": ', b'"size"; '),
-    "impossible": lambda _: b'{"block_bytes": -1, "hashes": [], "version": 1}',
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "is_cached"), [("empty", False), ("flipped", True), ("flipped", False), ("impossible", True)]
-)
-def test_a_pack_whose_manifest_is_spoilt_is_made_again(name: str, is_cached: bool, tmp_path: Path) -> None:
-    world = World(tmp_path)
-    pack = world.stage(**({} if is_cached else {"cache_dir": None})).path
-    content = spoil(pack, SPOILT[name](pack.with_name(f"{pack.name}.json").read_bytes()))
-    plan_stage(world.source, **world.places)
-    data = world.stage()
-    assert (data.report.origin, numbers_in(data.path)) == ("cache" if is_cached else "source", BEFORE)
-    (kept,) = pack.parent.glob("*.aside*")
-    assert kept.read_bytes() == content
-    assert any(kept.name in note for note in data.report.notes)
-    assert world.stage().report.origin == "local"
-
-
-def test_what_is_kept_aside_is_never_replaced(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    for number in range(3):
-        pack = world.stage(cache_dir=None).path
-        spoil(pack, b"", content=b"%d" % number)
-    assert numbers_in(world.stage(cache_dir=None).path) == BEFORE
-    assert {path.read_bytes() for path in pack.parent.glob("*.aside*")} == {b"0", b"1", b"2"}
-
-
 @pytest.mark.parametrize("keep", ["pack", "files"])
 def test_what_is_somebodys_is_refused_by_both(keep: Any, tmp_path: Path) -> None:
     world = World(tmp_path)

@@ -1,7 +1,5 @@
 """A pack in the cache that is opened in part, because it is larger than `disk_limit`, or while it is being copied."""
 
-import json
-import os
 import pickle
 import shutil
 import tarfile
@@ -64,8 +62,7 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
     assert note in str(plan_stage(source, disk_limit=LIMIT, cache_dir=cache, local_dir=local))
     over = stage_dataset(source, disk_limit=LIMIT, **places)
     assert (over.part, over.report.origin) == (None, "local")
-    (said,) = (one for one in over.report.notes if note in one)
-    assert f"colabstage cache purge {whole.path.stem} --only here --yes --local-dir {local}" in said
+    assert any(note in one for one in over.report.notes)
     assert not stage_dataset(source, disk_limit="1 GB", **places).report.notes
     expected, labels = whole["train"].read_batch(range(ROWS))
     purge_datasets(list_datasets(local_dir=local, cache_dir=None))
@@ -194,35 +191,6 @@ def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_pa
     assert 0 < len(left) < part.file.blocks
     assert sorted({offset // BLOCK for offset in gate.read}) == left
     assert "were already here" in str(again.report)
-
-
-def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places: dict[str, Any] = {"cache_dir": source.parent / "cache", "local_dir": source.parent / "other"}
-    assert "streaming=True" not in str(plan_stage(source, **places))
-    nothing_cached = {**places, "cache_dir": source.parent / "empty"}
-    large = source.with_name("large")
-    large.mkdir()
-    np.lib.format.open_memmap(large / "x_train.npy", "w+", np.uint8, (2100, 100, 1000))  # a sparse file
-    np.save(large / "y_train.npy", np.arange(2100) % 3)
-    assert "streaming=True" in str(plan_stage(large, **nothing_cached))
-    assert "streaming=True" not in str(plan_stage(large, disk_limit="1 GB", **nothing_cached))
-    real = os.statvfs
-    little = os.statvfs_result([1, 1, 10**9, 100_000, 100_000, *real(source)[5:]])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "statvfs", lambda path: little if str(source.parent) in str(path) else real(path))
-        # Less than the blocks that a pack keeps here would be refused.
-        assert "disk_limit=" not in str(plan_stage(source, **places))
-        little = os.statvfs_result([1, 1, 10**9, 2_000_000, 2_000_000, *real(source)[5:]])
-        assert "disk_limit='1.6MB': then a part" in str(plan_stage(large, **nothing_cached))
-        without = str(plan_stage(large, **{**places, "cache_dir": None}))
-    assert "disk_limit='1.6MB' and a cache_dir= with room" in without
-    # As large as one whose copy takes a while.
-    (cached,) = (source.parent / "cache").glob("*.h5")
-    about, size = json.loads(manifest_path(cached).read_text()), 210_000_000
-    about |= {"size": size, "hashes": [about["hashes"][0]] * -(-size // about["block_bytes"])}
-    manifest_path(cached).write_text(json.dumps(about))
-    os.truncate(cached, size)
-    assert "would give batches as soon as its first blocks are here" in str(plan_stage(source, **places))
 
 
 def test_a_pack_in_a_bucket_is_read_in_part(

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from colabstage import dataset_h5, extract_archive, fetch_files, plan_stage, publish_file, restore_file, stage_dataset
@@ -30,7 +28,6 @@ from colabstage.errors import (
 )
 from tests.contract.served import numbers_in
 from tests.support.archives import tar_bytes, write_archive, zip_bytes
-from tests.support.command import run_command
 from tests.support.images import image, in_classes, make_tree
 from tests.support.invariants import contents
 
@@ -100,7 +97,6 @@ def test_what_a_crash_of_the_machine_took_is_staged_again(photos: Path, lost: st
         again = stage(photos)
         assert any("damaged" in note for note in again.report.notes)
         assert (pack.read_bytes(), again.path) == (whole, pack)
-        assert [path.name for path in pack.parent.iterdir() if path.suffix == ".aside"] == []
     else:
         with pytest.raises(TargetExistsError, match=pack.name):
             stage(photos)
@@ -168,28 +164,6 @@ def test_what_a_plan_says_of_room_holds(room: int, tmp_path: Path, make_disk: Ca
         found = re.search(r"Give (\S+ MB)", str(refused.value))
         assert found is not None
         assert stage(source, **options, disk_limit=found[1]).report.origin == "source"
-
-
-def test_a_full_disk_names_the_largest_dataset_there_and_the_line_that_removes_it(
-    tmp_path: Path, make_disk: Callable[[int], Path]
-) -> None:
-    """As after a few sizes of the same images: each has a pack of its own. And no plan says that it fits, and not."""
-    local = make_disk(48) / "fast"
-    np.savez(tmp_path / "data.npz", x=np.zeros((160, 256, 256, 3), np.uint8), y=np.arange(160) % 2)
-    for source, options in (
-        (make_tree(tmp_path / "source", FILES), {}),
-        (tmp_path / "source", {"image_size": (900, 900)}),
-    ):
-        largest = stage(source, local_dir=local, cache_dir=None, encoding="pixels", **options)
-    shown = str(plan_stage(tmp_path / "data.npz", local_dir=local, cache_dir=None))
-    assert ("fits on the disk" in shown, "does not fit" in shown) == (False, True)
-    with pytest.raises(NotEnoughSpaceError) as refused:
-        stage(tmp_path / "data.npz", local_dir=local, cache_dir=None)
-    found = re.search(r"colabstage (cache purge [^)]*)", str(refused.value))
-    assert found is not None
-    assert largest.path.stem in found[1]
-    assert run_command(*shlex.split(found[1])).returncode == 0
-    assert stage(tmp_path / "data.npz", local_dir=local, cache_dir=None).splits == {"train": 160}
 
 
 @pytest.mark.parametrize("place", ["s3://bucket/model.pt", Path("s3://bucket/model.pt"), ""])

@@ -21,7 +21,6 @@ from tests.support.archives import write_archive
 from tests.support.http_server import WebServer
 from tests.support.images import make_tree, noise
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
-from tests.support.steps import Meanwhile
 
 pytestmark = pytest.mark.torch
 
@@ -176,28 +175,6 @@ def test_a_shard_that_was_finished_and_not_published_is_not_packed_again(
         (step,) = (one for one in data.report.steps if one.name == "pack in shards")
         assert step.amount <= COUNT - COUNT // SHARDS
         check_rows(data, whole)
-
-
-def test_an_interrupted_refresh_continues_and_a_finished_one_starts_over(archive: Path, places: dict[str, Any]) -> None:
-    cache = places["cache_dir"]
-    with staged(archive, places):
-        first = times_in(cache)
-
-    def interrupt() -> None:
-        if len(times_in(cache).items() - first.items()) >= 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), staged(archive, places, refresh=True, progress=Meanwhile(interrupt)):
-        pass
-    done = times_in(cache).items() - first.items()
-    assert 2 <= len(done) < SHARDS
-    for was in (dict(done), {}):
-        before = times_in(cache)
-        with staged(archive, places, refresh=True) as again:
-            assert again.report.origin == "source"
-        kept = before.items() & times_in(cache).items()
-        assert was.items() <= kept
-        assert was or not kept
 
 
 def test_what_became_of_the_source_or_of_a_shard_is_noticed(places: dict[str, Any], tmp_path: Path) -> None:

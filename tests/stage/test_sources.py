@@ -117,7 +117,7 @@ def test_share_links(shares: DriveShares, photos: Path, archive: Path) -> None:
     check_rows(staged, photos)
     assert left_in(staged.path.parent) == WHOLE
     # A download made only for packing is beside the dataset's own folder, and removed.
-    assert {path.name for path in staged.path.parent.parent.iterdir()} == {staged.path.parent.name, "CACHEDIR.TAG"}
+    assert {path.name for path in staged.path.parent.parent.iterdir()} == {staged.path.parent.name}
     before = shares.count("/download")
     assert stage(f"gdrive://file/{FILE_ID}").report.origin == "local"
     assert shares.count("/download") == before + 1
