@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.diagnose.advice import ProfileFacts
 from colabstage.errors import OptionError
 from colabstage.io.arguments import refuse_argument
-from colabstage.io.callers_code import is_library
+from colabstage.io.callers_code import is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -229,7 +229,7 @@ def _learn(known: dict[CodeType, StageName], function: object, stage: StageName)
         if code is None and callable(part):
             code = getattr(type(part).__call__, "__code__", None)
             # The `__call__` of a library's class is shared by many objects.
-            if code is not None and is_library(type(part).__module__, code.co_filename):
+            if code is not None and is_installed(type(part).__module__, code.co_filename):
                 code = None
         if code is not None:
             known[code] = stage

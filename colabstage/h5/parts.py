@@ -19,7 +19,7 @@ import numpy as np
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.h5.info import FieldInfo, PackInfo, coding_to_json
 from colabstage.images.geometry import ImageOptions, MaskOptions
-from colabstage.io.arguments import absolute_path, instead_of, refuse_argument, text_of_path
+from colabstage.io.arguments import absolute_path, refuse_argument, text_of_path
 
 if TYPE_CHECKING:
     Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -203,7 +203,7 @@ def check_files(files: object) -> tuple[str, ...]:
     given: Any = files if is_list and not isinstance(files, str | bytes) else (files,)
     for one in given:
         if not isinstance(one, str | os.PathLike):
-            remedy = instead_of(one, several=True, otherwise="stage_dataset and pack_dataset make such files.")
+            remedy = "stage_dataset and pack_dataset make such files."
             refuse_argument("path", one, "the path of a file, or a list of them", remedy=remedy)
     return tuple(text_of_path(one, "path") for one in given)
 

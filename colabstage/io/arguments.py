@@ -15,7 +15,6 @@ import os
 import posixpath
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from itertools import islice
 from numbers import Integral, Number, Real
@@ -28,6 +27,8 @@ from colabstage.io.units import hide_secrets, listed, show_address
 from colabstage.io.workspace import is_our_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     # Where arguments are defined: the fields of a dataclass, or the keyword-only parameters of a function.
     Speller = type[Any] | Callable[..., Any]
 
@@ -46,12 +47,8 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
     "text": (lambda given: isinstance(given, str), "text in quotes"),
 }
 
-# The name of a server, as addresses pasted without their scheme begin.
-_HOST = r"(?:[\w-]+\.)+(?:com|org|net|edu|gov|[a-z]{2})"
 # `Path("s3://bucket/key")` drops the other, and as a path it would make a folder called "s3:".
 _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
-# The limit of Linux's file systems and system calls.
-_MOST_NAME_BYTES, _MOST_PATH_BYTES = 255, 4095
 
 # People often pass something else where a dataset_h5 is needed; this says what to write.
 ONE_SPLIT = "Pass one split of what stage_dataset returned, data['train'], or open a file with dataset_h5(path)."
@@ -92,7 +89,7 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
     the line to write instead."""
     fits, words = _KINDS[kind]
     if not fits(given):
-        refuse_argument(name, given, words, remedy=instead_of(given, otherwise=remedy) if kind == "path" else remedy)
+        refuse_argument(name, given, words, remedy=remedy)
 
 
 def absolute_path(path: str | os.PathLike[str], name: str = "path", *, instead: str = "") -> Path:
@@ -109,18 +106,10 @@ def absolute_path(path: str | os.PathLike[str], name: str = "path", *, instead: 
         raise OptionError(msg)
     try:
         # `resolve` would follow links into Drive.
-        place = Path(os.path.normpath(current_folder() / Path(text).expanduser()))
+        return Path(os.path.normpath(current_folder() / Path(text).expanduser()))
     except RuntimeError as error:  # the home of an unknown user
         msg = f"{text!r} leads nowhere here ({error}). Give an absolute path."
         raise OptionError(msg) from None
-    longest = max(len(os.fsencode(part)) for part in place.parts)
-    if longest > _MOST_NAME_BYTES or len(os.fsencode(place)) > _MOST_PATH_BYTES:
-        msg = (
-            f"The path '{str(place)[:60]}…' is too long: a name takes at most {_MOST_NAME_BYTES} bytes, a whole path "
-            f"{_MOST_PATH_BYTES}. Choose a shorter one."
-        )
-        raise OptionError(msg)
-    return place
 
 
 def text_of_path(path: str | os.PathLike[str], name: str) -> str:
@@ -181,12 +170,7 @@ def refused_call(
     shown = [one for one in signature.parameters.values() if one.name != "self"]
     if "too many positional" in str(error):
         placed = listed([one.name for one in shown if one.kind is one.POSITIONAL_OR_KEYWORD])
-        named = [
-            f" Give {'the others' if placed else 'all'} by name, such as {one.name}=…."
-            for one in shown
-            if one.kind is one.KEYWORD_ONLY
-        ]
-        return ArgumentError(f"{function}() got {error}; expected {placed or 'none'} by position.{''.join(named[:1])}")
+        return ArgumentError(f"{function}() got {error}; expected {placed or 'none'} by position, the others by name.")
     takes_any = any(one.kind is one.VAR_KEYWORD for one in shown)
     unknown = next((name for name in given if not takes_any and name not in signature.parameters), None)
     if unknown is None:
@@ -195,8 +179,7 @@ def refused_call(
     if unknown in remedies:
         return OptionError(f"{function}() has no {unknown}=. {remedies[unknown]}")
     own = [one.name for one in shown]
-    # `size` is spelt more like `resize`, but means `image_size`.
-    near = [one for one in own if unknown in one.split("_")] or difflib.get_close_matches(unknown, own, 1, _CLOSE)
+    near = difflib.get_close_matches(unknown, own, 1, _CLOSE)
     hint = f" Did you mean '{near[0]}'?" if near else f" It takes {', '.join(own)}."
     # Python would name the first fault, and an argument that is missing may be the misspelt one.
     return ArgumentError(f"{function}() got an unexpected keyword argument '{unknown}'.{hint}")
@@ -294,11 +277,6 @@ def show_content(value: object, most: int = _LONGEST) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def is_frame(value: object) -> bool:
-    """Tell whether a value is a table in memory, such as a pandas or polars frame."""
-    return hasattr(value, "columns") and (hasattr(value, "to_csv") or hasattr(value, "write_csv"))
-
-
 def as_arrays(read: str = "", *, are_lists: bool = False, group: str = "") -> str:
     """Return what to write if a table, which `read` reads, holds samples, as numbers or lists, and not their paths;
     `group`: the column whose values stay in one split."""
@@ -306,25 +284,6 @@ def as_arrays(read: str = "", *, are_lists: bool = False, group: str = "") -> st
     apart = f", group=table[{group!r}].to_list()" if group else ""
     x = "numpy.stack(table[COLUMN])" if are_lists else "numpy.asarray(table[COLUMNS], 'float32')"
     return f"Of numbers make arrays: {table}numpy.savez('data.npz', x={x}, y=table[LABEL].to_list(){apart})."
-
-
-def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> str:
-    """Return a sentence that says what to write where a path was expected, or a list of them if `several`; `otherwise`:
-    the sentence where nothing better is known."""
-    if isinstance(value, list | tuple | set | frozenset | Iterator):
-        return "Give a list of paths." if several else "Give one path, and call once for each."
-    # A report, or what was staged. Objects of others may compute theirs.
-    if type(value).__module__.startswith("colabstage.") and isinstance(getattr(value, "path", None), Path):
-        return "Give its .path."
-    if is_frame(value):
-        return f"Save it beside its files: table.to_csv('labels.csv', index=False). {as_arrays()}"
-    if isinstance(value, Mapping | str | bytes | type) or not hasattr(value, "__getitem__"):
-        return otherwise
-    if hasattr(value, "__array__"):
-        return (
-            "Save arrays first, np.savez('data.npz', x_train=x, y_train=y), and give that file; of paths give a list."
-        )
-    return "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y)."
 
 
 # What a path that does not exist may have been meant to be.
@@ -352,12 +311,6 @@ def whereabouts(path: Path) -> str:
         hint = " Is Google Drive mounted? Where it cannot be, give the share link of the file or folder."
     elif missing.parts[:2] == ("kaggle", "input"):
         hint = " Only Kaggle's notebooks have '/kaggle/input'; elsewhere, give the address of the dataset's page."
-    elif first == "Users" or re.match(r"[A-Za-z]:(?:\\|$)", first):
-        hint = " This machine cannot read another computer's disk: upload the file, to Google Drive for example."
-    elif ":" in first or (missing.parts[1:] and re.fullmatch(_HOST, first)):
-        hint = " An address begins with its scheme, as 'https://…', 's3://…' or 'kaggle://…'."
-    elif there == current_folder() and len(missing.parts) == 2 and not missing.suffix:
-        hint = f" A dataset of a hub has an address: 'hf://datasets/{missing}' or 'kaggle://{missing}'."
     return _names_in(there, first, hint)
 
 
@@ -365,8 +318,7 @@ def _names_in(folder: Path, wanted: str, hint: str) -> str:
     names: list[str] = []
     with contextlib.suppress(OSError), os.scandir(folder) as scan:
         found = (entry.name for entry in islice(scan, _MOST_NAMES) if not is_our_name(entry.name))
-        # Hidden ones come last, as people rarely mean them.
-        names = sorted(found, key=lambda name: (name.startswith("."), name))
+        names = sorted(found)
     if not names:
         return f"The folder '{folder}' is empty.{hint}"
     if (link := folder / wanted).is_symlink():

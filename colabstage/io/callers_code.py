@@ -10,7 +10,7 @@ import itertools
 import os
 import sys
 import sysconfig
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from colabstage.io.workspace import is_our_name, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from importlib.metadata import Distribution
 
 _PACKAGE = __name__.partition(".")[0]
 _BECAUSE = "\nThe above exception was the direct cause of the following exception:\n"
@@ -102,25 +101,12 @@ def is_of_library(frame: FrameType) -> bool:
     """Return whether a frame runs code of Python, of an installed package, or of colabstage."""
     # Compiled and frozen modules, such as `os`, have invented file names in their code objects.
     file = frame.f_globals.get("__file__") or frame.f_code.co_filename
-    return is_library(str(frame.f_globals.get("__name__", "")), str(file))
-
-
-@lru_cache(maxsize=4096)
-def is_library(module: str, file: str) -> bool:
-    """Return whether a module, by its name and file, belongs to Python, to an installed package, or to colabstage."""
-    package = module.partition(".")[0]
-    if package == _PACKAGE or file.startswith((*python_folders(), "<frozen ")):
-        return True
-    # Imported late, because few calls come this far.
-    from importlib.metadata import distributions
-
-    # `pip install --target` puts packages into any folder, with their metadata beside them.
-    depth, above = module.count(".") + (Path(file).stem == "__init__"), Path(file).parents
-    return depth < len(above) and any(_has_package(one, package) for one in distributions(path=[str(above[depth])]))
+    return is_installed(str(frame.f_globals.get("__name__", "")), str(file))
 
 
 def is_installed(module: str, file: str) -> bool:
-    """Return what `is_library` does, by names alone: no disk is asked, which may be a mount."""
+    """Return whether a module, by its name and file, belongs to Python, to an installed package, or to colabstage. By
+    names alone: no disk is asked, which may be a mount."""
     top = module.partition(".")[0]
     installed = file.startswith((*python_folders(), "built in", "<frozen")) or "-packages/" in file
     return top == _PACKAGE or top in sys.stdlib_module_names or (top != "__main__" and installed and top in sys.modules)
@@ -137,12 +123,6 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 @cache
 def python_folders() -> tuple[str, ...]:
     return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-
-def _has_package(installed: Distribution, package: str) -> bool:
-    record = f"\n{installed.read_text('RECORD') or ''}"
-    top_level = (installed.read_text("top_level.txt") or "").split()
-    return f"\n{package}/" in record or f"\n{package}.py," in record or package in top_level
 
 
 def _formatted(

@@ -22,7 +22,7 @@ from colabstage.errors import CancelledError, printable, said_by
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.environment import NO_PROGRESS_VARIABLE, is_set, logger_of
 from colabstage.io.progress import Cancellation, Progress, ProgressStep
-from colabstage.io.report import COLOURS, STYLE, in_notebook, left_aligned
+from colabstage.io.report import COLOURS, STYLE, in_notebook
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def panel_html(rows: Sequence[Row], note: str = "") -> str:
     """Return the rows as a table with bars, and a note in plain text below; legible on light and dark pages."""
     shown, earlier = _choose_rows(rows)
     above, below = (f"<div class='cs-muted'>{html.escape(text)}</div>" if text else "" for text in (earlier, note))
-    table = left_aligned(f"<table>{''.join(map(_row_html, shown))}</table>")
+    table = f"<table>{''.join(map(_row_html, shown))}</table>"
     return f"{STYLE}<div class='cs-report cs-progress'>{above}{table}{below}</div>"
 
 
@@ -247,14 +247,10 @@ def row_text(row: Row) -> str:
 
 
 def _choose_rows(rows: Sequence[Row]) -> tuple[list[Row], str]:
-    """Return the rows to show, in order (all that run or failed, then the latest), and a text about the others."""
+    """Return the latest rows, and a text about those before them."""
     rows = [row for row in rows if row.shows]
-    # Failures stay in sight, however many steps come after them.
-    latest = sorted(range(len(rows)), key=lambda at: (rows[at].state not in ("running", "failed"), -at))
-    hidden = [rows[at].state for at in latest[_ROWS_SHOWN:]]
-    words = [f"{hidden.count(state)} {state}" for state in _MARKS if state in hidden]
-    earlier = f"and {len(hidden):,} earlier steps: {', '.join(words)}" if hidden else ""
-    return [rows[at] for at in sorted(latest[:_ROWS_SHOWN])], earlier
+    hidden = len(rows) - _ROWS_SHOWN
+    return rows[-_ROWS_SHOWN:], f"after {hidden:,} earlier steps" if hidden > 0 else ""
 
 
 def _row_html(row: Row) -> str:

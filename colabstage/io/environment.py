@@ -74,9 +74,7 @@ def current_folder() -> Path:
     """Return the current folder, even on a mount that has died, or if it no longer exists."""
     try:
         # `os.getcwd` fails on a dead mount. The kernel marks a deleted folder, and marks all on such a mount.
-        text = os.readlink("/proc/self/cwd")  # noqa: PTH115
-        bare = text.removesuffix(" (deleted)")
-        return Path(text if text != bare and os.path.lexists(text) else bare)  # a folder may be called so
+        return Path(os.readlink("/proc/self/cwd").removesuffix(" (deleted)"))  # noqa: PTH115
     except OSError:  # this system has no such table, as `doctor` should say
         return Path.cwd()
 

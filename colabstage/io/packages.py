@@ -13,12 +13,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import signal
-import sys
 import threading
 import warnings
 import zlib
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,10 +34,12 @@ ACCELERATORS = {
 _untold = dict(ACCELERATORS)
 
 
+@functools.cache
 def added_by_packages(group: str) -> EntryPoints:
-    """Return the entry points of a group, for which Python reads a file of every installed package: kept until the
-    import path or one of its folders changes, as it does when a package is installed."""
-    return _read(group, tuple((folder, _modified_ns(folder)) for folder in sys.path))
+    """Return the entry points of a group, for which Python reads a file of every installed package."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)
 
 
 @functools.cache
@@ -54,20 +54,6 @@ def installed_version(package: str) -> str:
         return ""
 
 
-@functools.lru_cache(maxsize=8)
-def _read(group: str, _state: tuple[tuple[str, int], ...]) -> EntryPoints:
-    from importlib.metadata import entry_points
-
-    return entry_points(group=group)
-
-
-def _modified_ns(folder: str) -> int:
-    try:
-        return Path(folder).stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
 @contextlib.contextmanager
 def whole_imports() -> Iterator[None]:
     """Deliver an interrupt that comes during the block, which only imports, at its end.
@@ -79,11 +65,7 @@ def whole_imports() -> Iterator[None]:
         yield
         return
     came: list[Any] = []
-    try:
-        signal.signal(signal.SIGINT, lambda *details: came.append(details))
-    except ValueError:  # in an interpreter within an interpreter
-        yield
-        return
+    signal.signal(signal.SIGINT, lambda *details: came.append(details))
     try:
         yield
     finally:

@@ -6,12 +6,10 @@ which `to_dict` returns.
 
 from __future__ import annotations
 
-import base64
 import html
 import inspect
 import io
 import math
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -67,34 +65,15 @@ overflow-wrap:break-word;max-width:none}
 .cs-report .cs-figures span{display:inline-block;white-space:nowrap;font-variant-numeric:tabular-nums;margin-right:.9em}
 </style>"""
 )
-_CELL = re.compile(r"<(t[dh])\b([^>]*)>")
 # Colours of plots.
 INK = "#1f2933"
 MUTED = "#66727f"
-# The foreground colours of our plots and of matplotlib, and the background.
-_INK = re.compile(r"#1f2933|#000000")
-_MUTED = re.compile(rf"(fill|stroke): {MUTED}")
-_PAPER = re.compile(r"fill: #ffffff")
-# Author and date: a page that removes the drawing's elements would still show their text.
-_METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 
 
 def page(headline: str, body: str) -> str:
     """Return a report as HTML: `headline` is plain text, `body` is HTML."""
     head = f"<div class='cs-head'><strong>{html.escape(headline)}</strong></div>"
-    return f"{STYLE}<div class='cs-report'>{head}{left_aligned(body)}</div>"
-
-
-def left_aligned(body: str) -> str:
-    """Return HTML whose cells, except those of numbers, are left-aligned even without `STYLE`, which an untrusted
-    notebook drops."""
-
-    def aligned(cell: re.Match[str]) -> str:
-        look = "text-align:left" if "cs-number" not in cell[2] else "text-align:right"
-        rest, style, more = cell[2].partition("style='")
-        return f"<{cell[1]}{rest}{style}{look};{more}>" if style else f"<{cell[1]}{rest} style='{look}'>"
-
-    return _CELL.sub(aligned, body)
+    return f"{STYLE}<div class='cs-report'>{head}{body}</div>"
 
 
 def notes(lines: Iterable[str]) -> str:
@@ -163,35 +142,12 @@ def _shown_figure() -> type[Figure]:
             self.savefig(buffer, format="png")
             return buffer.getvalue()
 
-        def _repr_html_(self) -> str:
-            """Draw it in the colours of the page; the PNG is for untrusted notebooks, which drop drawings."""
-            buffer = io.StringIO()
-            self.savefig(buffer, format="svg", facecolor="none")
-            drawn = buffer.getvalue()
-            drawn = _METADATA.sub("", drawn[drawn.index("<svg") :])
-            drawn = _PAPER.sub("fill: none", _INK.sub("currentColor", drawn))
-            drawn = _MUTED.sub(r"\1: currentColor; \1-opacity: 0.72", drawn)
-            picture = base64.b64encode(self._repr_png_()).decode()
-            return (
-                "<style>.cs-figure{overflow-x:auto}.cs-figure svg{max-width:max(100%,640px);height:auto}"
-                ".cs-figure img{display:none}</style>"
-                f"<div class='cs-figure' style='color:{TEXT_COLOUR}'>{drawn}"
-                f"<img alt='' src='data:image/png;base64,{picture}'></div>"
-            )
-
     return ShownFigure
 
 
-def draws_html(shell_classes: Iterable[str]) -> bool:
-    """Return whether the front end of an IPython shell draws HTML, judged by the names of its class and base classes:
-    those of kernels do, except Spyder's console."""
-    names = set(shell_classes)
-    return "ZMQInteractiveShell" in names and "SpyderShell" not in names
-
-
 def in_notebook() -> bool:
-    """Return whether this process belongs to a notebook that draws HTML."""
-    return draws_html(kind.__name__ for kind in type(shell()).__mro__)
+    """Return whether this process belongs to a notebook that draws HTML: it runs IPython's kernel."""
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell()).__mro__)
 
 
 Status = Literal["ok", "warn", "fail", "skip", "change"]

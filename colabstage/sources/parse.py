@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard, Union
 from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
-from colabstage.io.arguments import absolute_path, instead_of, show_value, text_of_path, whereabouts
+from colabstage.io.arguments import absolute_path, show_value, text_of_path, whereabouts
 from colabstage.io.environment import LOCAL_DIR_VARIABLE, value_and_name
 from colabstage.io.units import names_secret, show_address
 from colabstage.io.workspace import short_digest
@@ -223,8 +223,7 @@ def _parse_one(source: object) -> SingleSource:
         digest = _content_digest(source)
         address = f"tree:{source.label}" + (f"?{digest}" if digest else "")
         return TreeSource(address, readable_name(source.label), source.label, source, digest)
-    remedy = instead_of(source, several=True) or f"Expected {_EXPECTED}."
-    msg = f"source={show_value(source)} cannot work; {remedy[:1].lower()}{remedy[1:]}"
+    msg = f"source={show_value(source)} cannot work; expected {_EXPECTED}."
     raise OptionError(msg)
 
 

@@ -75,8 +75,8 @@ T = TypeVar("T")
 
 # What takes less local space than the whole dataset, as the end of a sentence.
 LESS_ROOM = (
-    "remove what `colabstage cache list` shows here, give local_dir= on a larger disk, or disk_limit= with a cache: the "
-    "pack is then there, and a part of it here"
+    "remove what `colabstage cache list` shows here, give local_dir= on a larger disk, or disk_limit= with a cache: "
+    "the pack is then there, and a part of it here"
 )
 
 

@@ -3,8 +3,6 @@
 If only the accounting is tested, loader and step turn a given clock.
 """
 
-import importlib
-import os
 import sys
 import threading
 import time
@@ -150,29 +148,6 @@ def test_what_a_library_calls_is_not_what_it_does_itself(tmp_path: Path, wrap: A
         return misjudged(profile, "input-bound", "transform" if wrap is None else "read")
 
     tried(make, complain)
-
-
-@pytest.mark.parametrize("installed", [True, False])
-def test_a_thread_of_an_installed_package_is_no_part_of_the_loading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
-) -> None:
-    """It waits for its own data, wherever pip installed it; the same module of the user's reads for the loader."""
-    (tmp_path / "waits_for_data.py").write_text("def run(pipe):\n    pipe.read(1)\n", encoding="utf-8")
-    if installed:
-        metadata = tmp_path / "waits_for_data-1.0.dist-info"
-        metadata.mkdir()
-        (metadata / "RECORD").write_text("waits_for_data.py,,\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "waits_for_data", raising=False)
-    run = importlib.import_module("waits_for_data").run
-    ours, theirs = os.pipe()
-    with open(ours, "rb", buffering=0) as pipe:
-        thread = threading.Thread(target=run, args=(pipe,))
-        thread.start()
-        profile = profile_loader(DataLoader(Samples(rounds=20_000), 8), budget_s=0.6)
-        os.close(theirs)
-        thread.join(10.0)
-    assert (seconds_of(profile, "read") < 0.1 * seconds_of(profile, "transform")) == installed, profile.summary()
 
 
 def test_a_slow_step_is_no_fault_of_the_loader() -> None:

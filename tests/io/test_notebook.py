@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from colabstage.io.report import draws_html
 from tests.kernels import errors_in, run_cells, text_in
 from tests.nurseries import Nurseries
 from tests.support.images import in_classes, make_tree
@@ -21,20 +20,6 @@ import colabstage
 def stage(source, **arguments):
     return colabstage.stage_dataset(source, local_dir=source + '-here', cache_dir=None, image_size=4, **arguments)
 """
-
-
-@pytest.mark.parametrize(
-    ("classes", "draws"),
-    [
-        (["ZMQInteractiveShell", "InteractiveShell"], True),
-        (["Shell", "ZMQInteractiveShell", "InteractiveShell"], True),
-        (["TerminalInteractiveShell", "InteractiveShell"], False),
-        (["SpyderShell", "ZMQInteractiveShell"], False),
-        ([], False),
-    ],
-)
-def test_front_ends_are_told_apart(classes: list[str], draws: bool) -> None:
-    assert draws_html(classes) == draws
 
 
 def test_the_panel_stays_as_the_work_ended(tmp_path: Path, nurseries: Nurseries) -> None:

@@ -201,12 +201,9 @@ def test_what_is_drawn_is_escaped() -> None:
 
 
 def test_many_steps_do_not_push_the_page_away() -> None:
-    rows = [row(name="first", state="failed"), *(row(name=f"copy {n}", state="done") for n in range(40))]
-    text = panel_text(rows)
-    assert text.splitlines()[0] == "and 29 earlier steps: 29 done"
-    assert "✗ first" in text
-    assert "copy 39" in text
-    assert "copy 0" not in text
+    text = panel_text([row(name=f"copy {n}", state="done") for n in range(40)])
+    assert text.splitlines()[0] == "after 28 earlier steps"
+    assert ("copy 39" in text, "copy 0" in text) == (True, False)
 
 
 def test_work_goes_on_where_progress_cannot_be_drawn(logged: list[str]) -> None:

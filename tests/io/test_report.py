@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from colabstage.errors import NotSupportedHereError
-from colabstage.io.report import COLOURS, STYLE, Report, Row, Table, facts, left_aligned, notes, page
+from colabstage.io.report import COLOURS, STYLE, Report, Row, Table, facts, notes, page
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -135,12 +135,3 @@ def test_no_rule_reaches_beyond_our_class_or_paints_a_background() -> None:
     assert len(rules) > 5
     assert [selector for selector, _ in rules for part in selector.split(",") if ".cs-" not in part] == []
     assert [body for _, body in rules if re.search(r"background(?!:none)", body)] == []
-
-
-def test_cells_are_aligned_without_the_style_sheet() -> None:
-    drawn = "<tr><th>a</th><td style='color:red'>b</td><td class='cs-number'>1</td></tr>"
-    left, right = "style='text-align:left'", "style='text-align:right'"
-    assert left_aligned(drawn) == (
-        f"<tr><th {left}>a</th><td style='text-align:left;color:red'>b</td><td class='cs-number' {right}>1</td></tr>"
-    )
-    assert left in page("headline", "<table><tr><td>value</td></tr></table>")

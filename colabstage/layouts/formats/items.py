@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
-from colabstage.io.arguments import instead_of, is_frame, show_value
+from colabstage.io.arguments import show_value
 from colabstage.io.chance import Chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
@@ -127,6 +127,7 @@ def _check_dataset(dataset: Any) -> None:
     """Refuse objects without numbered samples, and what people pass by mistake."""
     is_one = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     is_pair = isinstance(dataset, tuple) and len(dataset) == 2 and all(getattr(one, "shape", ()) for one in dataset)
+    is_table = hasattr(dataset, "columns") and (hasattr(dataset, "to_csv") or hasattr(dataset, "write_csv"))
     what, remedy = "", "Give list(zip(x, y)); of two samples, a list."
     # Not `0 not in dataset`, which raises an error for an h5py.File.
     if is_one and isinstance(dataset, Mapping) and len(dataset) and 0 not in [*dataset]:
@@ -138,14 +139,14 @@ def _check_dataset(dataset: Any) -> None:
     elif is_pair:
         what = "two arrays for samples"
     # A table's items are its columns, items of bytes are numbers, and a class has none.
-    elif is_one and not isinstance(dataset, bytes | bytearray | type) and not is_frame(dataset):
+    elif is_one and not isinstance(dataset, bytes | bytearray | type) and not is_table:
         if len(dataset) == 0:
             msg = f"The {type(dataset).__name__} has no items."
             raise EmptySourceError(msg)
         return
     if not what:
         is_iterator = isinstance(dataset, Iterator) and not hasattr(dataset, "read")
-        what, remedy = "no samples by number", "Give list(…) of it." if is_iterator else instead_of(dataset)
+        what, remedy = "no samples by number", "Give list(…) of it." if is_iterator else ""
     expected = "a path, or a dataset with a length and items (x, y)"
     msg = f"source={show_value(dataset)} has {what}; expected {expected}. {remedy}"
     raise OptionError(msg.rstrip())
