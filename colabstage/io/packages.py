@@ -16,7 +16,6 @@ import signal
 import threading
 import warnings
 import zlib
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -76,21 +75,11 @@ def whole_imports() -> Iterator[None]:
 
 def refuse_import(package: str, user: str, error: Exception) -> NoReturn:
     """Say what to do about a package that cannot be imported, and that something needs, as "make_loader needs"."""
-    msg = f"{user} {package}. Install it with: pip install {package}"
-    # What is installed is not installed again by that.
-    if _is_installed(package):
-        msg = (
-            f"{user} {package}, which is installed and cannot be imported: {said_by(error)}. If its import was stopped "
-            "before, in this session, restart the runtime (the process), and run this again."
-        )
+    msg = (
+        f"{user} {package}, which cannot be imported: {said_by(error)}. Install it with: pip install {package}; or, if "
+        "it is installed, restart the runtime (the process)."
+    )
     raise MissingDependencyError(msg) from error
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except (ImportError, ValueError):  # what stands in its place is no module that can be loaded
-        return False
 
 
 def tell_missing(package: str) -> None:

@@ -17,7 +17,7 @@ from colabstage.io.report import Report, Row, Shown, Table, json_values
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import UNKNOWN_SPACE, free_space
-from colabstage.stage.cache import LESS_ROOM, Cache, StageFigures, is_published, on_wrong_disks
+from colabstage.stage.cache import LESS_ROOM, Cache, StageFigures, on_wrong_disks
 from colabstage.stage.decide import Action, Decision, decide, find_bases, has_to_come, plan_reading, staging_figures
 from colabstage.stage.record import check_targets
 from colabstage.stage.request import SOURCE_REMEDIES, StageArguments, StageRequest, make_request
@@ -148,15 +148,9 @@ def plan_stage(
 
 
 def _plan_reuse(request: StageRequest, cache: Cache, decision: Decision) -> StagePlan:
-    assert decision.record is not None
-    record, info = decision.record, read_info(request.pack_path) if request.wants_pack else None
-    reasons = list(decision.reasons)
-    known = record.published and record.is_published_in(request)
-    caches = request.wants_pack and request.cache_dir is not None and not known
-    if caches and is_published(request, cache) is False:
-        reasons.append("It is not in the cache yet, and would be copied there.")
-    samples, found = {} if info is None else info.rows, found_in(info)
-    return _plan(request, cache, decision, reasons, StageFigures(), samples=samples, found=found)
+    info = read_info(request.pack_path) if request.wants_pack else None
+    samples = {} if info is None else info.rows
+    return _plan(request, cache, decision, decision.reasons, StageFigures(), samples=samples, found=found_in(info))
 
 
 def _plan_restore(
@@ -200,7 +194,7 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     reasons.extend(map(ended, [*source_notes, *job.table.notes]))
     count = 0
     if reading.in_shards and request.disk_limit is not None:
-        reason, count = plan_shards(request, reading.tree, job, cache, figures.peak_bytes)
+        reason, count = plan_shards(request, reading.tree, job, cache)
         reasons.append(reason)
         figures = StageFigures(figures.source_bytes, pack_bytes=request.disk_limit)
     rows = {split.name: len(split.samples) for split in job.plan.splits}

@@ -11,7 +11,6 @@ MD5 of what was written, for the file and for its manifest.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +43,8 @@ from colabstage.stage.places import (
 from colabstage.trees.bytes import LocalBytes
 
 if TYPE_CHECKING:
+    import os
+
     from colabstage.io.progress import Cancellation, Progress
 
 Proof = Literal["uploaded", "read back", "written"]
@@ -288,10 +289,9 @@ def restore_file(
         for each newer version that is not intact.
 
     Raises:
-        OptionError: `published` or `target` is an address; `published` is a file that something else wrote; or
-            `target` is a `Path` that may name a file or a folder.
+        OptionError: `published` or `target` is an address, or `target` is a `Path` that may name a file or a folder.
         SourceNotFoundError: nothing has been published under that name.
-        DamagedPackError: no version there is complete; the message says what is wrong with each.
+        DamagedPackError: no version there is complete, or something else wrote it; the message says what is wrong.
         TargetExistsError: there is another file at `target`.
         DriveNotMountedError: `published` or `target` is on Drive, and none is mounted there.
         SourceReadError, DriveDisconnectedError: the storage failed, which is no reason to take another version.
@@ -318,13 +318,6 @@ def _restore_newest(newest: Path, to: Target, *, overwrite: bool, shown: Progres
     if not versions:
         msg = f"There is neither '{newest}' nor '{previous_path(newest).name}' beside it. {whereabouts(newest)}"
         raise SourceNotFoundError(msg)
-    notes = [version.with_name(version.name + end) for version in versions for end in (".json", UNFINISHED_SUFFIX)]
-    if not any(map(os.path.lexists, notes)):
-        msg = (
-            f"'{newest}' was not written by publish_file: '{manifest_path(newest).name}' is not beside it, so nothing "
-            "shows whether it is whole. Open it as it is, or copy it yourself."
-        )
-        raise OptionError(msg)
     target = to.file(newest.name)
     for version in versions:
         # Only damage makes the previous version the right one. After a mount's error it would be old data.

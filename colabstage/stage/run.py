@@ -359,7 +359,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
             reading, stream = _plan(call, source, spool, cache if packs else None)
             if reading.in_shards and reading.job is not None and cache is not None:
                 large = plan_without_room(reading.tree, request, reading.job)
-                return pack_into_cache(call, source, large, cache, reading.figures.peak_bytes)
+                return pack_into_cache(call, source, large, cache)
             taken_from = None if reading.base is None else bring_base(call, reading.base, spool)
             if reading.note and (reading.base is None or taken_from is not None):
                 call.report.note(reading.note)

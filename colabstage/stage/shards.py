@@ -22,7 +22,7 @@ from colabstage.h5.parts import PartName
 from colabstage.io.files import BLOCK_BYTES
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, Progress
-from colabstage.io.units import format_bytes, format_count, parse_bytes
+from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import open_workspace, remove_own
 from colabstage.load.partial import forget_parts
 from colabstage.machine.resources import check_space
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 # One shard is published while the next is packed, which may take its space twice when gaps are closed at the end; a
 # quarter is left for what cannot be known in advance.
 _SHARDS_OF_LIMIT = 4
-# The step in which a sufficient limit is searched.
-_STEP = 1.1
 
 
 class ShardSizes(NamedTuple):
@@ -67,15 +65,13 @@ class ShardSizes(NamedTuple):
         return f"{format_count(self.number, 'shards')} of up to {format_bytes(self.most)}"
 
 
-def divide(job: PackJob, limit: int, whole: int) -> ShardSizes:
+def divide(job: PackJob, limit: int) -> ShardSizes:
     """Decide how many shards a pack has under a limit: small enough that packing, publishing and reading have space.
 
-    `whole`: the limit from which on it is not divided.
-
     Raises:
-        NotEnoughSpaceError: no number of shards will do; the message says which limit would.
+        NotEnoughSpaceError: no number of shards will do.
     """
-    # Summed once, so that many limits can be tried on a million rows: for each split the bytes before each row.
+    # For each split the bytes before each row.
     plan = job.plan
     sums: list[NDArray[np.int64]] = []
     for split in plan.splits:
@@ -87,36 +83,27 @@ def divide(job: PackJob, limit: int, whole: int) -> ShardSizes:
     # Labels, keys and offsets, which stay local when the pack is read; in bytes per row.
     small = (content - plan.nbytes + (plan.open_bytes if plan.x.is_open else 0)) / rows
 
-    def fewest(limit: int) -> ShardSizes | None:
-        """Return the fewest shards that leave enough space under a limit; `None` if no number does."""
-        count = max(1, -(-_SHARDS_OF_LIMIT * total // limit))
-        while count <= max(len(one) - 1 for one in sums):
-            of_shard, rows_of_shard = np.zeros(count, np.int64), np.zeros(count, np.int64)
-            for one in sums:
-                # Where `ShardRows.of` cuts.
-                ends = (len(one) - 1) * np.arange(count + 1) // count
-                of_shard += np.diff(one[ends])
-                rows_of_shard += np.diff(ends)
-            of_shard += (small * rows_of_shard).astype(np.int64) + plan.open_bytes * rows_of_shard // rows
-            most = int(of_shard.max())
-            if most * _SHARDS_OF_LIMIT <= limit:
-                # Each shard's index, and the blocks in which one split ends and the next begins.
-                kept = count * (1 + len(sums) + int(small * rows / count) // BLOCK_BYTES)
-                blocks = count * -(-most // BLOCK_BYTES)
-                needed = fixed_bytes(kept, blocks, count, BLOCK_BYTES) + LEAST_BLOCKS * BLOCK_BYTES
-                return ShardSizes(count, most, total) if needed <= limit else None
-            count = max(count + 1, -(-count * most * _SHARDS_OF_LIMIT // limit))
-        return None
-
-    # A little more than the whole, because limits are written with three figures.
-    found, needed, enough = fewest(limit), limit, int(1.01 * whole)
-    if found is not None:
-        return found
-    while needed < enough and fewest(parse_bytes(format_bytes(needed), "disk_limit")) is None:
-        needed = int(needed * _STEP) + 1
+    count = max(1, -(-_SHARDS_OF_LIMIT * total // limit))
+    while count <= max(len(one) - 1 for one in sums):
+        of_shard, rows_of_shard = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        for one in sums:
+            # Where `ShardRows.of` cuts.
+            ends = (len(one) - 1) * np.arange(count + 1) // count
+            of_shard += np.diff(one[ends])
+            rows_of_shard += np.diff(ends)
+        of_shard += (small * rows_of_shard).astype(np.int64) + plan.open_bytes * rows_of_shard // rows
+        most = int(of_shard.max())
+        if most * _SHARDS_OF_LIMIT <= limit:
+            # Each shard's index, and the blocks in which one split ends and the next begins.
+            kept = count * (1 + len(sums) + int(small * rows / count) // BLOCK_BYTES)
+            blocks = count * -(-most // BLOCK_BYTES)
+            if fixed_bytes(kept, blocks, count, BLOCK_BYTES) + LEAST_BLOCKS * BLOCK_BYTES <= limit:
+                return ShardSizes(count, most, total)
+            break
+        count = max(count + 1, -(-count * most * _SHARDS_OF_LIMIT // limit))
     msg = (
-        f"disk_limit={format_bytes(limit)} is too little to pack '{job.label}' in shards and to read them in part. "
-        f"Give {format_bytes(min(needed, enough))} or more, or make the pack smaller: image_size=, encoding='jpeg:90'."
+        f"disk_limit={format_bytes(limit)} is too little to pack '{job.label}' ({format_bytes(total)}) in shards and "
+        "read them in part. Give more, or make the pack smaller: image_size=, encoding='jpeg:90'."
     )
     raise NotEnoughSpaceError(msg)
 
@@ -146,15 +133,15 @@ def check_cache(cache: Cache, job: PackJob, limit: int) -> Place:
     raise NotEnoughSpaceError(msg)
 
 
-def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache, whole: int) -> tuple[str, int]:
-    """Say in a sentence how a pack would be made in shards, and return their number; `whole`: as of `divide`.
+def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache) -> tuple[str, int]:
+    """Say in a sentence how a pack would be made in shards, and return their number.
 
     Raises:
         NotEnoughSpaceError: as `divide` and `check_cache`.
     """
     limit = request.disk_limit
     assert limit is not None
-    sizes = divide(plan_without_room(tree, request, job), limit, whole)
+    sizes = divide(plan_without_room(tree, request, job), limit)
     place = check_cache(cache, job, limit)
     sentence = (
         f"It is larger than disk_limit={format_bytes(limit)}: its {format_bytes(sizes.total)} would be packed in "
@@ -164,8 +151,8 @@ def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache, w
     return sentence, sizes.number
 
 
-def pack_into_cache(call: StageCall, source: OpenedSource, job: PackJob, cache: Cache, whole: int) -> CachedPack:
-    """Pack shard by shard into the cache, and return the set. `job`: from `plan_without_room`; `whole`: as of `divide`.
+def pack_into_cache(call: StageCall, source: OpenedSource, job: PackJob, cache: Cache) -> CachedPack:
+    """Pack shard by shard into the cache, and return the set. `job`: from `plan_without_room`.
 
     Raises:
         NotEnoughSpaceError: the limit is too little, the cache has no room, or there is none.
@@ -177,7 +164,7 @@ def pack_into_cache(call: StageCall, source: OpenedSource, job: PackJob, cache: 
     place = check_cache(cache, job, call.request.disk_limit)
     source.read_in_place()
     job = settled(job)
-    plan = partial(_SetOfShards.of, call, place=place, whole=whole)
+    plan = partial(_SetOfShards.of, call, place=place)
     try:
         return plan(job).write(source)
     except ReplanError as found:
@@ -223,10 +210,10 @@ class _SetOfShards:
     place: Place
 
     @classmethod
-    def of(cls, call: StageCall, job: PackJob, place: Place, whole: int) -> Self:
+    def of(cls, call: StageCall, job: PackJob, place: Place) -> Self:
         """Plan a set whose shards go to `place`."""
         assert call.request.disk_limit is not None
-        sizes = divide(job, call.request.disk_limit, whole)
+        sizes = divide(job, call.request.disk_limit)
         names = tuple(shard_names(job, sizes.number))
         return cls(call, job, sizes, names, place)
 

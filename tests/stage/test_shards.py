@@ -1,7 +1,6 @@
 """A source whose pack is larger than the disk limit: packed in shards, which go to the cache, and read from there."""
 
 import contextlib
-import re
 import shutil
 import signal
 import subprocess
@@ -216,18 +215,7 @@ def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
     assert not [path for path in places["local_dir"].rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize(("limit", "splits"), [(150_000, None), (1_100_000, {"train": 0.8, "dev": 0.1, "test": 0.1})])
-def test_the_limit_that_a_refusal_asks_for_is_enough(
-    limit: int, splits: dict[str, float] | None, archive: Path, places: dict[str, Any]
-) -> None:
-    told = []
-    for call in (plan_stage, partial(stage_dataset, progress=False)):
-        with pytest.raises(NotEnoughSpaceError) as refused:
-            call(archive, disk_limit=limit, splits=splits, **places)
-        told += re.findall(r"Give ([\d.]+) ([kM])B", str(refused.value))
-    assert told[0] == told[1]
-    named = float(told[0][0]) * {"k": 1e3, "M": 1e6}[told[0][1]]
-    assert named <= 1.02 * plan_stage(archive, splits=splits, **places).figures.peak_bytes
-    with staged(archive, places, disk_limit=int(named), splits=splits) as data:
-        assert sum(data.splits.values()) == COUNT
-        assert all(len(data[split][:3][0]) for split in data.splits)
+@pytest.mark.parametrize("call", [plan_stage, partial(stage_dataset, progress=False)], ids=["plan", "stage"])
+def test_a_limit_that_is_too_little_is_refused(archive: Path, places: dict[str, Any], call: Any) -> None:
+    with pytest.raises(NotEnoughSpaceError, match="disk_limit=150 kB"):
+        call(archive, disk_limit=150_000, **places)
