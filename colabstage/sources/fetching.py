@@ -30,7 +30,7 @@ from colabstage.io.receipts import (
 )
 from colabstage.io.report import Shown
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, sweep_orphans, temp_beside
+from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, sweep_orphans
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay, run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.sources.arriving import fetch_file
@@ -51,7 +51,6 @@ from colabstage.sources.parse import (
 from colabstage.sources.remote import Checksum, RemoteFile, parse_checksum
 from colabstage.sources.to_folder import LARGE_BYTES, SLOW_READERS, disk_bytes, freed_bytes, write_folder
 from colabstage.trees.bytes import base_name
-from colabstage.trees.names import check_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -393,7 +392,6 @@ class _FetchCall:
         )
 
 
-_PATH_BYTES = 4095
 # A zip's directory, with the checksums of all members, is at its end; a tar begins with a header.
 _EDGE_BYTES = 256 * 1024
 
@@ -552,10 +550,6 @@ def _extracted(archive: Path, target: Path, opening: Opening, *, overwrite: bool
         spool = stack.enter_context(open_spool(spool_path))
         tree = opened.open_tree(spool)
         names, sizes = tree.entries.names, tree.entries.sizes.tolist()
-        # Before anything is written, because a name that is too long would stop it midway. The work is done in a folder
-        # beside the target, with a longer name.
-        room = _PATH_BYTES - len(os.fsencode(temp_beside(target))) - len("/files/")
-        check_lengths(tree.label, names, room_bytes=room)
         # An earlier run's files need no more space.
         kept = sum(map(disk_use, find_orphans(target)))
         check_space(

@@ -7,10 +7,9 @@ would leave the archive's own folder refuses the whole archive, before a member 
 from __future__ import annotations
 
 import functools
-import os
 import posixpath
 import re
-import unicodedata
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ArchiveError, UnsafeArchiveError
@@ -26,7 +25,6 @@ JUNK_FOLDERS = frozenset({"__MACOSX", ".ipynb_checkpoints", ".git"})
 JUNK_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 # With its dot. Longer endings are not extensions (".tfrecord-00000-of-00008").
 _LONGEST_EXTENSION = 10
-_MAX_PART_BYTES = 255
 # A longer chain of links is a loop for every practical purpose; Linux gives up at 40 as well.
 _MAX_LINK_STEPS = 40
 
@@ -138,34 +136,16 @@ def notes_on_members(skipped_links: Sequence[str], repeated: Sequence[str]) -> t
 
 
 def check_collisions(archive: str, files: Collection[str], folders: Iterable[str] = ()) -> None:
-    """Refuse names that cannot coexist in one folder."""
-    twice = first_repeated(files)
-    if twice is not None:
-        raise refuse_member(archive, twice, "its name occurs twice, so which of the two is meant is unclear")
-    check_folders(archive, files, folders)
-
-
-def check_folders(archive: str, files: Iterable[str], folders: Iterable[str], empty: Iterable[str] = ()) -> set[str]:
-    """Refuse a name that is both a file and a folder of others, as `check_collisions` does; return those of `empty`
-    files, by which some archivers mark their folders."""
-    files = list(files)
+    """Refuse a name that is both a file and a folder of others."""
     above = parent_folders(files) | parent_folders(f"{folder}/" for folder in folders)
-    both = above.intersection(files)
-    if real := both.difference(empty):
-        raise refuse_member(archive, min(real), "it is a file and also a folder of other members")
-    return both
+    if both := above.intersection(files):
+        raise refuse_member(archive, min(both), "it is a file and also a folder of other members")
 
 
 def first_repeated(strings: Collection[str]) -> str | None:
     """Return the first string that occurs again; `None` if all differ."""
-    if len(set(strings)) == len(strings):
-        return None
-    seen: set[str] = set()
-    for text in strings:
-        if text in seen:
-            return text
-        seen.add(text)
-    return None
+    counts = Counter(strings)
+    return next((text for text, count in counts.items() if count > 1), None)
 
 
 def parent_folders(names: Iterable[str]) -> set[str]:
@@ -185,30 +165,6 @@ def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ..
     taken = parent_folders(files)
     empty = {name for name in folders if name not in ("", ".") and name not in taken}
     return tuple(sorted(name for name in empty if not is_junk(f"{name}/_")))
-
-
-def check_case_collisions(archive: str, names: Iterable[str]) -> None:
-    """Refuse names that one folder cannot hold on a disk that ignores case or the way accents are encoded."""
-    paths, normal = list(names), functools.partial(unicodedata.normalize, "NFC")
-    seen: dict[str, str] = {}
-    for path in [*paths, *sorted(parent_folders(paths))]:
-        # Case folding may undo the normal form, which is taken again.
-        other = seen.setdefault(path.lower() if path.isascii() else normal(normal(path).casefold()), path)
-        if other != path:
-            what = "upper and lower case" if path.casefold() == other.casefold() else "the encoding of its characters"
-            raise refuse_member(archive, path, f"it differs from {other!r} in {what} only")
-
-
-def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> None:
-    """Refuse names that no Linux file system takes. `room_bytes`: what a whole name may take."""
-    for name in names:
-        # No character takes more than four bytes, so most names need no closer look.
-        if len(name) * 4 <= _MAX_PART_BYTES:
-            continue
-        whole = os.fsencode(name)
-        if len(whole) > room_bytes or max(map(len, whole.split(b"/"))) > _MAX_PART_BYTES:
-            reason = f"its name is {len(whole):,} bytes long; file systems take {_MAX_PART_BYTES} for each part of one"
-            raise refuse_member(archive, f"{name[:40]}…", f"{reason} and {room_bytes:,} for all")
 
 
 def is_junk(name: str) -> bool:
