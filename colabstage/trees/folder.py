@@ -7,8 +7,8 @@ import errno
 import os
 import re
 import stat
-import threading
 from array import array
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
@@ -21,7 +21,6 @@ import numpy as np
 from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.io.files import hash_block, pread_exactly, read_with_retry
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import left_out
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.listing import (
@@ -38,7 +37,6 @@ from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,13 +50,9 @@ GOOGLE_NATIVE = (
 # single character that `re` can jump to: both in one pattern take twenty times as long.
 _ODD_NAMES = re.compile(rf"/(?:\.|(?:{'|'.join(map(re.escape, sorted(JUNK_FILES)))})/)")
 _ODD_ENDINGS = re.compile(rf"\.(?:{'|'.join(re.escape(kind.removeprefix('.')) for kind in GOOGLE_NATIVE)})/")
-# One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) does not matter.
-_LOOK_BATCH = 256
-# A folder is divided into at least this many tasks.
-_SHARES = 64
-# How many entries of a folder show its pace; the seconds per entry above which lookups are round trips, of which
-# several at once take no longer than one; and the number of consecutive batches that must show it.
-_FIRST_LOOKS, _SLOW_LOOK_S, _SLOW_BATCHES = 4, 0.001, 2
+# How many entries are looked up together: on a mount, where each may be a round trip, few enough that others are looked
+# up at the same time, and enough that the cost of a task (about 20 µs) does not matter.
+_LOOKS, _SLOW_LOOKS = 256, 8
 # Folders that are listed before their entries are looked up: enough for every worker.
 _LIST_FOLDERS = 512
 # Longer than the slowest reported listing of a Drive mount (20 s) with its retries.
@@ -337,7 +331,7 @@ class _Listed(NamedTuple):
     """Device and inode, which identify a loop."""
     found: _Found
     looks: list[Future[_Found]]
-    """The rest, while it is looked up."""
+    """What is looked up by others."""
 
 
 class _Walk:
@@ -353,8 +347,6 @@ class _Walk:
     ) -> None:
         self._root, self._listers, self._lookers = root, listers, lookers
         self._on_response, self._on_files = on_response, on_files
-        self._turn = threading.Lock()
-        self._slow_batches = 0
         self.files = _Found()
         self.stamp: dict[str, tuple[int, int]] = {}
         self.with_files: list[str] = []
@@ -386,41 +378,28 @@ class _Walk:
             level = below
 
     def _list(self, folder: _Folder) -> _Listed | None:
-        """List one folder; `None` if a link leads back to one of its own ancestors."""
+        """List one folder, and look up its entries; `None` if a link leads back to one of its own ancestors."""
         path = _path_below(self._root, folder.name)
-        listed, unseen = read_with_retry(lambda: self._read(folder, path), path)
+        listed = read_with_retry(lambda: self._read(folder, path), path)
         self._on_response()
-        if listed is not None and unseen and self._lookers is not None:
-            # By other threads: lookups that waited behind folders would all be left for the end.
-            length = min(-(-len(unseen) // _SHARES), _LOOK_BATCH)
-            for start in range(0, len(unseen), length):
-                look = partial(self._look_at, folder, unseen[start : start + length])
-                listed.looks.append(self._lookers.submit(look))
         return listed
 
-    def _read(self, folder: _Folder, path: str) -> tuple[_Listed | None, list[os.DirEntry[str]]]:
-        """Read one folder and look up its entries meanwhile, until lookups prove to be round trips; return what was
-        found, and the entries not yet looked up."""
+    def _read(self, folder: _Folder, path: str) -> _Listed | None:
         # Before the listing, so that a change while the folder is being listed shows in the stamp.
         status = os.stat(path)  # noqa: PTH116
         identity = (status.st_dev, status.st_ino)
         if folder.through_link and identity in folder.ancestors:
-            return None, []
-        found = _Found()
+            return None
+        found, looks, length = _Found(), list[Future[_Found]](), _LOOKS if self._lookers is None else _SLOW_LOOKS
         with os.scandir(path) as scan:
-            count = _FIRST_LOOKS
             # At once: a mount that returns sizes with the names caches them for a second or less.
-            while batch := list(islice(scan, count)):
-                # Lookups that stay in the kernel would only take Python's lock from each other.
-                with self._turn:
-                    # A single slow batch may have waited for Python's lock.
-                    if self._lookers is not None and self._slow_batches >= _SLOW_BATCHES:
-                        return _Listed(status.st_mtime_ns, identity, found, []), [*batch, *scan]
-                    most_s, began = _SLOW_LOOK_S * len(batch), SYSTEM_CLOCK.now()
+            while batch := list(islice(scan, length)):
+                if self._lookers is None:
                     found.add(self._look_at(folder, batch))
-                    self._slow_batches = self._slow_batches + 1 if SYSTEM_CLOCK.now() - began > most_s else 0
-                count = _FIRST_LOOKS if self._slow_batches else _LOOK_BATCH
-        return _Listed(status.st_mtime_ns, identity, found, []), []
+                else:
+                    # By other threads: lookups that waited behind folders would all be left for the end.
+                    looks.append(self._lookers.submit(partial(self._look_at, folder, batch)))
+        return _Listed(status.st_mtime_ns, identity, found, looks)
 
     def _look_at(self, folder: _Folder, entries: list[os.DirEntry[str]]) -> _Found:
         """Look up each entry once, which empties the list. Names are checked at once, because most are plain files."""

@@ -130,7 +130,7 @@ def notes_on_members(skipped_links: Sequence[str], repeated: Sequence[str]) -> t
         left = left_out(len(skipped_links), "links", "to no file of the archive")
         notes.append(f"{left} (first '{min(skipped_links)}').")
     if repeated:
-        names = format_count(len(repeated), "names")
+        names = format_count(len(set(repeated)), "names")
         notes.append(f"The archive has {names} more than once; the last member of each counts (first '{repeated[0]}').")
     return tuple(notes)
 
@@ -234,9 +234,14 @@ def parts_of(name: str, siblings: Collection[str]) -> tuple[str, ...]:
         if own is None:
             continue
         matches = (pattern.fullmatch(other) for other in {name, *siblings})
-        parts = {match["number"]: match[0] for match in matches if match is not None and match["stem"] == own["stem"]}
-        _check_numbers(name, parts)
-        return tuple(parts[number] for number in sorted(parts, key=_number))
+        own_stem, has_digits = own["stem"], own["number"][-1].isdigit()
+        parts = {_number(match["number"]): match[0] for match in matches if match and match["stem"] == own_stem}
+        # Letters begin with aa, numbers with 0 or 1.
+        if missing := set(range(int(has_digits), max(parts))) - parts.keys():
+            after = parts[min(number for number in parts if number > min(missing))]
+            msg = f"'{name}' is one of several parts, and the one before '{after}' is not beside it. Get that part too."
+            raise ArchiveError(msg)
+        return tuple(parts[number] for number in sorted(parts))
     return (name,)
 
 
@@ -254,15 +259,3 @@ def _number(text: str) -> int:
     """Return which part one is by its number, or its letters as `split` counts: aa, ab, … az, ba."""
     text = text.lower().removeprefix("part").lstrip("-")
     return int(text) if text.isdigit() else (ord(text[0]) - ord("a")) * 26 + ord(text[1]) - ord("a")
-
-
-def _check_numbers(name: str, parts: Mapping[str, str]) -> None:
-    present = sorted(map(_number, parts))
-    # Letters begin with aa, numbers with 0 or 1.
-    begin = 1 if any(map(str.isdigit, next(iter(parts)))) else 0
-    missing = sorted(set(range(begin, present[-1])) - set(present))
-    if not missing:
-        return
-    lost = missing[0] if begin else f"{chr(97 + missing[0] // 26)}{chr(97 + missing[0] % 26)}"
-    msg = f"'{name}' is one of several parts, and part {lost} is not beside it. Download or copy that part too."
-    raise ArchiveError(msg)
