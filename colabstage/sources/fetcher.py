@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 _STALL_S = 180.0
 # How often a block with a wrong hash is fetched before the source counts as damaged.
 _BLOCK_TRIES = 3
-# How often what has arrived of a block is noted: a kill loses about as much of each connection's work.
-_NOTED_EACH_S = 0.5
 # How long `close` waits for the threads; one that hangs in a dead mount's read cannot be interrupted.
 _END_S = 5.0
 # Remote files that are open at once; a pack may have thousands.
@@ -135,14 +133,13 @@ class Remotes:
 
 
 class Arriving:
-    def __init__(self, begin: int, end: int, now: float) -> None:
+    def __init__(self, begin: int, end: int) -> None:
         import xxhash
 
         self.missing = end - begin
         self._end, self._hashed, self._hasher = end, begin, xxhash.xxh3_64()
         # The ranges of addresses that have arrived, in order; two of them may touch.
         self.stretches: list[list[int]] = []
-        self.noted_s = now
 
     def add(self, data: bytes | memoryview, address: int) -> None:
         end = address + len(data)
@@ -272,11 +269,6 @@ class Fetcher:
         if not any(thread.is_alive() for thread in self._threads):
             # An order may refer to this object.
             self._order = None
-            # Reading from a disk that failed would hide why this ends.
-            with contextlib.suppress(OSError, ColabstageError):
-                # Of a block without a gap all parts would be noted, and nothing would be asked for that verifies it.
-                for block in [block for block, arriving in self._arriving.items() if arriving.missing]:
-                    self._note_parts(block)
 
     def first_missing(self, begin: int, end: int) -> int | None:
         """Return the first byte of a range in one file that has not arrived, with the lock held."""
@@ -490,26 +482,13 @@ class Fetcher:
             begin, end = layout.span(block)
             arriving = self._arriving.get(block)
             if arriving is None:
-                arriving = self._arriving[block] = Arriving(begin, end, self._clock.now())
+                arriving = self._arriving[block] = Arriving(begin, end)
             part, data = data[: end - address], data[end - address :]
             arriving.add(part, address)
             if not arriving.missing:
                 complete.append(block)
-            # Not for each piece: on a fast line, hashing takes longer than fetching the block again.
-            elif (now := self._clock.now()) >= arriving.noted_s + _NOTED_EACH_S:
-                arriving.noted_s = now
-                self._note_parts(block)
             address += len(part)
         return complete
-
-    def _note_parts(self, block: int) -> None:
-        for begin, end in self._arriving[block].stretches:
-            self._blocks.note_parts(block, begin, end)
-
-    def take_up(self, data: bytes, address: int) -> None:
-        """Take in bytes that an earlier run has left here."""
-        with self.lock:
-            self._store(data, address)
 
     def _verify(self, block: int, remote: RemoteFile) -> None:
         layout = self._blocks.layout
@@ -540,7 +519,6 @@ class Fetcher:
     def forget(self, block: int) -> None:
         """Forget the received bytes of a block, with the lock held."""
         self._arriving.pop(block, None)
-        self._blocks.forget_parts(block)
 
     def _reject(self, block: int, error: Exception, run: Run | None = None) -> None:
         """Hand out a block again that has arrived wrong, or the rest of a run whose source has changed; after a few
@@ -598,14 +576,9 @@ def prove_rest(blocks: Blocks, fetcher: Fetcher) -> list[tuple[int, int]]:
         blocks.prove(block)
         fetcher.touch()
     gaps: list[tuple[int, int]] = []
-    for block in np.flatnonzero(blocks.state != WHOLE).tolist():
-        at, end = blocks.layout.span(block)
-        for data, address in (*blocks.parts_of(block), (b"", end)):
-            if at < address:
-                since = gaps.pop()[0] if gaps and gaps[-1][1] == at else at
-                gaps.append((since, address))
-            fetcher.take_up(data, address)
-            at = address + len(data)
+    for begin, end in map(blocks.layout.span, np.flatnonzero(blocks.state != WHOLE).tolist()):
+        since = gaps.pop()[0] if gaps and gaps[-1][1] == begin else begin
+        gaps.append((since, end))
     return gaps
 
 

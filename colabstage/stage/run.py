@@ -37,7 +37,7 @@ from colabstage.pack.rows import BasePack, sweep_rows
 from colabstage.pack.shards import pack_by_executor
 from colabstage.sources.opening import OpenedSource, SourceListingError, sweep_copies
 from colabstage.sources.parse import SourceArgument, parts_of, paths_of
-from colabstage.sources.to_folder import SLOW_READERS, write_folder
+from colabstage.sources.to_folder import write_folder
 from colabstage.stage.cache import (
     Cache,
     CachedPack,
@@ -407,7 +407,7 @@ def _start(
         # Only the members that are read are fetched from the archive.
         source.read_in_place()
         read = MemberRanges(job).of(job, np.flatnonzero(job.takeover.rows < 0))
-        source.read_members(read, readers=SLOW_READERS)
+        source.read_members(read)
         return
     only_workers_read = call.executor is not None and not request.wants_files
     # If some rows are here already, the stream soon knows which are left, and starts the source then.
