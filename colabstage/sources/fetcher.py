@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import copy
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError, causes
-from colabstage.io.callers_code import without_ours
+from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError
 from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
 from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE, Blocks
@@ -293,13 +291,7 @@ class Fetcher:
             since = self._clock.now()
             while not condition():
                 if self.error is not None:
-                    # How another library's, or the caller's own, is made is known to its class alone.
-                    if not isinstance(self.error, ColabstageError):
-                        raise self.error
-                    # A new error for each waiting thread, because an error that several raise collects all their
-                    # tracebacks. It has the original's traceback, which tells the caller's own errors from the
-                    # source's.
-                    raise copy.copy(self.error).with_traceback(self.error.__traceback__) from self.error
+                    raise self.error
                 # Otherwise threads would wait for those that have ended.
                 if self._stopping:
                     raise stopped_error(self._label)
@@ -350,7 +342,7 @@ class Fetcher:
         with self.lock:
             # The first failure is the cause; the others follow from it, or from closing.
             if not self.has_ended():
-                self.error = _without_frames(error)
+                self.error = error
             self._end_order()
 
     def _grow(self) -> None:
@@ -373,12 +365,6 @@ class Fetcher:
                 budget = RetryBudget(self._policy, self._clock)
             except TransientError as error:
                 goes_on = self._pause_after(error, run, budget)
-            except SourceChangedError as error:
-                # The file may have been rewritten with the same content: each block's hash tells.
-                block = run.position // self._blocks.layout.block_bytes
-                if not self._blocks.layout.hashes[block]:
-                    raise
-                self._reject(block, error, run)
 
     def _next_run(self) -> Run | None:
         """Return what this connection should fetch, once there is something; `None` when it should end."""
@@ -520,20 +506,16 @@ class Fetcher:
         """Forget the received bytes of a block, with the lock held."""
         self._arriving.pop(block, None)
 
-    def _reject(self, block: int, error: Exception, run: Run | None = None) -> None:
-        """Hand out a block again that has arrived wrong, or the rest of a run whose source has changed; after a few
-        times the error is final for this block."""
+    def _reject(self, block: int, error: Exception) -> None:
+        """Hand out a block again that has arrived wrong; after a few times the error is final for this block."""
         with self.lock:
             assert self._order is not None
             self._tries[block] += 1
             if self._tries[block] >= _BLOCK_TRIES:
                 del self._tries[block]
                 self.failures[block] = error
-            if run is not None:
-                self._order.release(run, self._clock.now())
-            else:
-                self.forget(block)
-                self._order.again(*self._blocks.layout.span(block))
+            self.forget(block)
+            self._order.again(*self._blocks.layout.span(block))
             self._wake()
         self._remotes.drop(int(self._blocks.layout.file_of[block]))
 
@@ -580,13 +562,3 @@ def prove_rest(blocks: Blocks, fetcher: Fetcher) -> list[tuple[int, int]]:
         since = gaps.pop()[0] if gaps and gaps[-1][1] == begin else begin
         gaps.append((since, end))
     return gaps
-
-
-def _without_frames(error: BaseException) -> BaseException:
-    """Return an error without the frames that it passed, which would keep their files open. An error of the caller's
-    own code keeps them, because they identify it."""
-    if without_ours(error.__traceback__) is not None:
-        return error
-    for one in causes(error):
-        one.__traceback__ = None
-    return error
