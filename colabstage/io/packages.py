@@ -4,14 +4,15 @@ Imports run to their end: Ctrl-C and a notebook's stop button are delivered afte
 cannot be imported again in a process where their first import was cut short.
 
 Some only make work faster: isal and simplejpeg. Where one is missing, as after an installation without dependencies,
-zlib and Pillow do the same, and a warning says so once. `igzip_lib` and `isal_zlib` have the names of isal's modules
-that colabstage uses.
+zlib and Pillow do the same, and a warning says so once. `igzip`, `igzip_lib` and `isal_zlib` have the names of isal's
+modules that colabstage uses.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import signal
 import threading
 import warnings
@@ -102,18 +103,14 @@ def find_simplejpeg() -> Any:
 
 
 class _Inflater:
-    """`isal.igzip_lib.IgzipDecompressor`, by zlib. `wbits`: zlib's number for the form of the stream."""
+    """`isal.igzip_lib.IgzipDecompressor` of a Deflate stream, by zlib."""
 
-    def __init__(self, wbits: int) -> None:
-        self._inflater, self._full = zlib.decompressobj(wbits), False
+    def __init__(self, _flag: int) -> None:
+        self._inflater, self._full = zlib.decompressobj(-zlib.MAX_WBITS), False
 
     @property
     def eof(self) -> bool:
         return self._inflater.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inflater.unused_data
 
     @property
     def needs_input(self) -> bool:
@@ -127,7 +124,7 @@ class _Inflater:
         return piece
 
 
-def _by_zlib() -> tuple[Any, Any]:
+def _by_zlib() -> tuple[Any, Any, Any]:
     def telling(call: Callable[..., Any]) -> Callable[..., Any]:
         def told(*arguments: Any, **options: Any) -> Any:
             tell_missing("isal")
@@ -139,14 +136,15 @@ def _by_zlib() -> tuple[Any, Any]:
         return zlib.decompress(data, -zlib.MAX_WBITS, bufsize)
 
     errors = {"IsalError": zlib.error, "error": zlib.error}
-    forms = {"DECOMP_DEFLATE": -zlib.MAX_WBITS, "DECOMP_GZIP": 16 + zlib.MAX_WBITS}
-    lib = SimpleNamespace(IgzipDecompressor=telling(_Inflater), decompress=telling(inflate), **forms, **errors)
-    return lib, SimpleNamespace(crc32=zlib.crc32, decompress=telling(zlib.decompress), **errors)
+    lib = SimpleNamespace(IgzipDecompressor=telling(_Inflater), decompress=telling(inflate), DECOMP_DEFLATE=0, **errors)
+    checks = SimpleNamespace(crc32=zlib.crc32, decompress=telling(zlib.decompress), **errors)
+    return SimpleNamespace(open=telling(gzip.open)), lib, checks
 
 
+igzip: Any
 igzip_lib: Any
 isal_zlib: Any
 try:
-    from isal import igzip_lib, isal_zlib
+    from isal import igzip, igzip_lib, isal_zlib
 except ImportError:
-    igzip_lib, isal_zlib = _by_zlib()
+    igzip, igzip_lib, isal_zlib = _by_zlib()

@@ -52,7 +52,7 @@ from colabstage.io.workspace import (
     temp_beside,
     whatever_is_there,
 )
-from colabstage.sources.blocks import WHOLE, Blocks, Layout, count_noted
+from colabstage.sources.blocks import WHOLE, Blocks, Layout, has_noted
 from colabstage.sources.fetcher import Fetcher, prove_rest
 from colabstage.sources.order import RangeOrder
 from colabstage.sources.remote import (
@@ -78,9 +78,6 @@ _STALL_S = 180.0
 # Before a copy, reads are scattered, but often close to the last one; this many bytes take as long as a round trip.
 ALONG_BYTES = 256 * 1024
 _KEPT_READS = 8
-# The table of contents of a zip is at its end, at a hundred bytes per member, for members of this many times that size.
-_END_SHARE = 1024
-_MOST_END_BYTES = 4 * 1024 * 1024
 # A connection for less than this would end before the first one reaches full speed.
 _LEAST_BYTES = 1024 * 1024
 # Gaps between two members up to this length are fetched along: a round trip of 0.1 s costs each of 16 connections no
@@ -137,8 +134,8 @@ class StreamingCopy(Closing):
         # Reads before the copy begins fetch this much more, for the next read, and are kept with it.
         self._along_bytes = ALONG_BYTES
         self._looked_at: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_READS)
-        # Both ends of a zip, requested together; then announced members that are close together.
-        self._ahead = self.ahead_of(self._unknown_ends(), connections=2, patient=False)
+        # Announced members that are close together.
+        self._ahead: ReadAhead | None = None
 
     @property
     def waits_for(self) -> str:
@@ -186,27 +183,25 @@ class StreamingCopy(Closing):
         self._along_bytes = 0
         self._looked_at.clear()
 
-    def read_members(self, byte_ranges: Iterable[tuple[int, int]], *, readers: int) -> None:
-        """Expect `readers` readers to read these members `(begin, end)` in place, about in order: members close
-        together are then fetched with one request."""
-        ranges = coalesce(byte_ranges)
-        # Without this, each reader requests its own member: if that keeps more members in flight, nothing is coalesced.
-        is_worth = sum(members for *_, members in ranges) * self._connections >= readers * len(ranges)
-        shared = [(begin, end) for begin, end, members in ranges if members > 1] if is_worth else []
-        self._ahead.close()
-        self._ahead = self.ahead_of(shared)
+    def read_members(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
+        """Expect reads of these members `(begin, end)` in place, about in order: members close together are then
+        fetched with one request."""
+        self._close_ahead()
+        self._ahead = self.ahead_of([(begin, end) for begin, end, members in coalesce(byte_ranges) if members > 1])
 
-    def ahead_of(
-        self, ranges: Sequence[tuple[int, int]], *, connections: int = 0, behind: int = _BEHIND, patient: bool = True
-    ) -> ReadAhead:
+    def ahead_of(self, ranges: Sequence[tuple[int, int]], *, behind: int = _BEHIND) -> ReadAhead:
         """Return an object that reads these ranges `(begin, end)` of the source about in order, without a copy."""
         return ReadAhead(
             ranges,
-            partial(self._read_directly, patient=patient),
-            connections=connections or self._connections,
+            self._read_directly,
+            connections=self._connections,
             behind=behind,
             cancellation=self._cancellation,
         )
+
+    def _close_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
         """Fetch these byte ranges `(begin, end)` first, in this order, then the rest; also during the copy. `alone`:
@@ -307,7 +302,7 @@ class StreamingCopy(Closing):
             self._closed = True
             # The thread that uses the files last closes them.
             running, self._running = self._running, None
-        self._ahead.close()
+        self._close_ahead()
         if running is not None:
             blocks, fetcher = running
             # Outside the lock, because the ending threads may be about to take it.
@@ -319,13 +314,8 @@ class StreamingCopy(Closing):
         """Read before the copy has begun, and keep the surplus for the next read."""
         if len(data := self._source.known(offset, end)) == end - offset:
             return data
-        try:
-            if (ahead := self._ahead.read(offset, end)) is not None:
-                return ahead
-        except (OSError, TimeoutError):
-            # That both ends could not be requested together says nothing about this read.
-            if not self._along_bytes:
-                raise
+        if self._ahead is not None and (ahead := self._ahead.read(offset, end)) is not None:
+            return ahead
         for begin, data in tuple(self._looked_at):
             if begin <= offset and end <= begin + len(data):
                 return data[offset - begin : end - begin]
@@ -334,15 +324,6 @@ class StreamingCopy(Closing):
             # This includes the contents of a long zip: they are hashed, and read again for its members.
             self._looked_at.append((offset, data))
         return data[: end - offset]
-
-    def _unknown_ends(self) -> list[tuple[int, int]]:
-        """Return the ranges of the beginning and the end of a zip, which together take one round trip; nothing for
-        others."""
-        contents = self.size - min(max(ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
-        # If the end arrived when the file was opened, it says how long the table of contents is, so nothing is guessed.
-        is_known = contents <= ALONG_BYTES or bool(self._source.known(self.size - 1, self.size))
-        is_zip = self._source.facts.name.lower().endswith(".zip")
-        return [(0, ALONG_BYTES), (contents, self.size)] if is_zip and not is_known else []
 
     def _read_directly(self, offset: int, end: int, *, patient: bool = True) -> bytes:
         policy = self._policy if patient else replace(self._policy, patience_s=0.0)
@@ -368,11 +349,9 @@ def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
     folder = temp_beside(target)
     content = f"{facts.label} {facts.size} {facts.version} {facts.mtime_ns} {facts.checksum or ''}"
     layout = Layout([_DATA], [facts.size or 0], BLOCK_BYTES)
-    counts = [(count_noted(orphan, content), orphan) for orphan in find_orphans(target)]
-    # The largest first; if another process takes it, the next one.
-    for count, orphan in sorted(((count, orphan) for count, orphan in counts if count is not None), reverse=True):
+    for orphan in find_orphans(target):
         if take_orphan(orphan, folder):
-            if count and facts.names_its_state:
+            if facts.names_its_state and has_noted(folder, content):
                 break
             remove_own(folder)
     else:
@@ -381,7 +360,7 @@ def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
     try:
         return Blocks(folder, layout, content, shared=False, gives_back=False, shown=target)
     except BaseException:
-        if not count_noted(folder, content):
+        if not has_noted(folder, content):
             remove_own(folder)
         raise
 

@@ -9,9 +9,6 @@ at any moment, leaves no noted block that is wrong. After a crash of the machine
 lost the bytes: the table says in which boot it was written, and notes from another boot count only once their bytes
 have been hashed again. If several processes share the files, each protects the blocks that it reads, writes or fetches
 by locks, which end with the process.
-
-Of a block that takes long to arrive, the hashes of its parts are noted too, if the files are one process's own. So
-what a kill or a cut connection has left of it is not fetched again, if its bytes still have these hashes.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ import errno
 import fcntl
 import functools
 import itertools
-import math
 import mmap
 import os
 import struct
@@ -44,13 +40,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-TABLE, FETCHER, _READERS, _PARTS = "blocks", "fetcher", "readers", "parts"
+TABLE, FETCHER, _READERS = "blocks", "fetcher", "readers"
 # The states of a block. With edges only, just the bytes of rows that cross its ends are local; `FILLING` is `WRITING`
 # between such edges, which can be read meanwhile.
 MISSING, WHOLE, EDGES, UNPROVED, WRITING, FILLING = 0, 1, 2, 3, 4, 5
 PAGE_BYTES = 4096
-# The parts of a block that is arriving.
-_PART_BYTES = 256 * 1024
 # The table begins with eight bytes that name the boot, and counters.
 _WORLD_BYTES, _COUNTERS = 8, 8
 _HEAD_BYTES = _WORLD_BYTES + 8 * _COUNTERS
@@ -309,10 +303,6 @@ class Blocks:
             self.locks = Locks(folder / _READERS) if shared else None
             length = _HEAD_BYTES + _BLOCK_ROW_BYTES * layout.blocks
             self._map = _map_table(folder / TABLE, length) if is_noted else mmap.mmap(-1, length)
-            # By block; 0 for a part that has not arrived.
-            parts = (layout.blocks if is_noted and not shared else 0), -(-layout.block_bytes // _PART_BYTES)
-            noted = _map_table(folder / _PARTS, 8 * math.prod(parts)) if all(parts) else bytearray()
-            self._parts = np.frombuffer(noted, np.uint64).reshape(parts)
         count = layout.blocks
         self.counters = np.frombuffer(self._map, np.int64, _COUNTERS, _WORLD_BYTES)
         self.hashes = np.frombuffer(self._map, np.uint64, count, _HEAD_BYTES)
@@ -338,7 +328,6 @@ class Blocks:
         if counters[CONTENT] not in (0, content) or (is_new and any(were_filled)):
             # Notes about other content, perhaps with more blocks, prove nothing; some blocks may be the same.
             self.edges.heads[:] = self.edges.tails[:] = self.kept[:] = 0
-            self._parts[:] = 0
             state[:] = UNPROVED
         if self.locks is None or self._map[:_WORLD_BYTES] != world:
             state[state == WHOLE], state[state == FILLING] = UNPROVED, WRITING
@@ -413,38 +402,10 @@ class Blocks:
         self.state[block] = WHOLE
         self.counters[FETCHED] += self.layout.lengths[block]
 
-    def note_parts(self, block: int, begin: int, end: int) -> None:
-        """Note the parts of a block that the bytes from `begin` to `end`, which are written, complete."""
-        if not len(self._parts):
-            return
-        first, last = self.layout.span(block)
-        # The last part may be shorter.
-        stop = -(-(end - first) // _PART_BYTES) if end == last else (end - first) // _PART_BYTES
-        for number in range(-(-(begin - first) // _PART_BYTES), stop):
-            if not self._parts[block, number]:
-                self._parts[block, number] = self._hash_part(block, number)[0]
-
-    def forget_parts(self, block: int) -> None:
-        """Note that no part of a block can be taken up: it is whole, or came wrong."""
-        self._parts[block : block + 1] = 0
-
-    def parts_of(self, block: int) -> Iterator[tuple[bytes, int]]:
-        """Yield the bytes of each noted part of an unfinished block that has its hash, and their address."""
-        for number in np.flatnonzero(self._parts[block : block + 1]).tolist():
-            digest, data, address = self._hash_part(block, number)
-            if digest == self._parts[block, number]:
-                yield data, address
-
-    def _hash_part(self, block: int, number: int) -> tuple[int, bytes, int]:
-        begin, end = self.layout.span(block)
-        begin += number * _PART_BYTES
-        data = self.read(begin, min(_PART_BYTES, end - begin))
-        return int(hash_block(data), 16), data, begin
-
     @property
     def is_empty(self) -> bool:
         """Return whether nothing here saves a later run a request."""
-        return not (((self.state == WHOLE) | (self.state == UNPROVED)).any() or self._parts.any())
+        return not bool(((self.state == WHOLE) | (self.state == UNPROVED)).any())
 
     def digest_of(self, block: int) -> str:
         return f"{int(self.hashes[block]):016x}"
@@ -543,23 +504,18 @@ def _map_table(path: Path, length: int) -> mmap.mmap:
         os.close(handle)
 
 
-def count_noted(folder: Path, content: str) -> int | None:
-    """Return how many blocks the table in a folder notes, all unfinished ones as one; 0 if they are of other content or
-    another version; `None` without a table."""
+def has_noted(folder: Path, content: str) -> bool:
+    """Return whether the table in a folder notes blocks of this content."""
     try:
-        raw, parts = (folder / TABLE).read_bytes(), b""
-    except OSError:
-        return None
+        raw = (folder / TABLE).read_bytes()
+        counters = np.frombuffer(raw, np.int64, _COUNTERS, _WORLD_BYTES)
+    except (OSError, ValueError):
+        return False
     count = (len(raw) - _HEAD_BYTES) // _BLOCK_ROW_BYTES
-    if len(raw) != _HEAD_BYTES + _BLOCK_ROW_BYTES * max(0, count):
-        return 0
-    counters = np.frombuffer(raw, np.int64, _COUNTERS, _WORLD_BYTES)
-    if counters[_FORMAT] != _THIS_FORMAT or counters[CONTENT] != _number_of(content):
-        return 0
+    if len(raw) != _HEAD_BYTES + _BLOCK_ROW_BYTES * count or counters[_FORMAT] != _THIS_FORMAT:
+        return False
     state = np.frombuffer(raw, np.uint8, count, _HEAD_BYTES + 24 * count)
-    with contextlib.suppress(OSError):
-        parts = (folder / _PARTS).read_bytes()
-    return int(((state == WHOLE) | (state == UNPROVED)).sum()) + any(parts)
+    return bool(counters[CONTENT] == _number_of(content) and ((state == WHOLE) | (state == UNPROVED)).any())
 
 
 def is_part(folder: Path) -> bool:

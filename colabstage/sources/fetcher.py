@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import copy
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError, causes
-from colabstage.io.callers_code import without_ours
+from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, SourceReadError
 from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
 from colabstage.sources.blocks import FETCHED, MISSING, UNPROVED, WHOLE, Blocks
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
 _STALL_S = 180.0
 # How often a block with a wrong hash is fetched before the source counts as damaged.
 _BLOCK_TRIES = 3
-# How often what has arrived of a block is noted: a kill loses about as much of each connection's work.
-_NOTED_EACH_S = 0.5
 # How long `close` waits for the threads; one that hangs in a dead mount's read cannot be interrupted.
 _END_S = 5.0
 # Remote files that are open at once; a pack may have thousands.
@@ -135,14 +131,13 @@ class Remotes:
 
 
 class Arriving:
-    def __init__(self, begin: int, end: int, now: float) -> None:
+    def __init__(self, begin: int, end: int) -> None:
         import xxhash
 
         self.missing = end - begin
         self._end, self._hashed, self._hasher = end, begin, xxhash.xxh3_64()
         # The ranges of addresses that have arrived, in order; two of them may touch.
         self.stretches: list[list[int]] = []
-        self.noted_s = now
 
     def add(self, data: bytes | memoryview, address: int) -> None:
         end = address + len(data)
@@ -272,11 +267,6 @@ class Fetcher:
         if not any(thread.is_alive() for thread in self._threads):
             # An order may refer to this object.
             self._order = None
-            # Reading from a disk that failed would hide why this ends.
-            with contextlib.suppress(OSError, ColabstageError):
-                # Of a block without a gap all parts would be noted, and nothing would be asked for that verifies it.
-                for block in [block for block, arriving in self._arriving.items() if arriving.missing]:
-                    self._note_parts(block)
 
     def first_missing(self, begin: int, end: int) -> int | None:
         """Return the first byte of a range in one file that has not arrived, with the lock held."""
@@ -301,13 +291,7 @@ class Fetcher:
             since = self._clock.now()
             while not condition():
                 if self.error is not None:
-                    # How another library's, or the caller's own, is made is known to its class alone.
-                    if not isinstance(self.error, ColabstageError):
-                        raise self.error
-                    # A new error for each waiting thread, because an error that several raise collects all their
-                    # tracebacks. It has the original's traceback, which tells the caller's own errors from the
-                    # source's.
-                    raise copy.copy(self.error).with_traceback(self.error.__traceback__) from self.error
+                    raise self.error
                 # Otherwise threads would wait for those that have ended.
                 if self._stopping:
                     raise stopped_error(self._label)
@@ -358,7 +342,7 @@ class Fetcher:
         with self.lock:
             # The first failure is the cause; the others follow from it, or from closing.
             if not self.has_ended():
-                self.error = _without_frames(error)
+                self.error = error
             self._end_order()
 
     def _grow(self) -> None:
@@ -381,12 +365,6 @@ class Fetcher:
                 budget = RetryBudget(self._policy, self._clock)
             except TransientError as error:
                 goes_on = self._pause_after(error, run, budget)
-            except SourceChangedError as error:
-                # The file may have been rewritten with the same content: each block's hash tells.
-                block = run.position // self._blocks.layout.block_bytes
-                if not self._blocks.layout.hashes[block]:
-                    raise
-                self._reject(block, error, run)
 
     def _next_run(self) -> Run | None:
         """Return what this connection should fetch, once there is something; `None` when it should end."""
@@ -490,26 +468,13 @@ class Fetcher:
             begin, end = layout.span(block)
             arriving = self._arriving.get(block)
             if arriving is None:
-                arriving = self._arriving[block] = Arriving(begin, end, self._clock.now())
+                arriving = self._arriving[block] = Arriving(begin, end)
             part, data = data[: end - address], data[end - address :]
             arriving.add(part, address)
             if not arriving.missing:
                 complete.append(block)
-            # Not for each piece: on a fast line, hashing takes longer than fetching the block again.
-            elif (now := self._clock.now()) >= arriving.noted_s + _NOTED_EACH_S:
-                arriving.noted_s = now
-                self._note_parts(block)
             address += len(part)
         return complete
-
-    def _note_parts(self, block: int) -> None:
-        for begin, end in self._arriving[block].stretches:
-            self._blocks.note_parts(block, begin, end)
-
-    def take_up(self, data: bytes, address: int) -> None:
-        """Take in bytes that an earlier run has left here."""
-        with self.lock:
-            self._store(data, address)
 
     def _verify(self, block: int, remote: RemoteFile) -> None:
         layout = self._blocks.layout
@@ -540,22 +505,17 @@ class Fetcher:
     def forget(self, block: int) -> None:
         """Forget the received bytes of a block, with the lock held."""
         self._arriving.pop(block, None)
-        self._blocks.forget_parts(block)
 
-    def _reject(self, block: int, error: Exception, run: Run | None = None) -> None:
-        """Hand out a block again that has arrived wrong, or the rest of a run whose source has changed; after a few
-        times the error is final for this block."""
+    def _reject(self, block: int, error: Exception) -> None:
+        """Hand out a block again that has arrived wrong; after a few times the error is final for this block."""
         with self.lock:
             assert self._order is not None
             self._tries[block] += 1
             if self._tries[block] >= _BLOCK_TRIES:
                 del self._tries[block]
                 self.failures[block] = error
-            if run is not None:
-                self._order.release(run, self._clock.now())
-            else:
-                self.forget(block)
-                self._order.again(*self._blocks.layout.span(block))
+            self.forget(block)
+            self._order.again(*self._blocks.layout.span(block))
             self._wake()
         self._remotes.drop(int(self._blocks.layout.file_of[block]))
 
@@ -598,22 +558,7 @@ def prove_rest(blocks: Blocks, fetcher: Fetcher) -> list[tuple[int, int]]:
         blocks.prove(block)
         fetcher.touch()
     gaps: list[tuple[int, int]] = []
-    for block in np.flatnonzero(blocks.state != WHOLE).tolist():
-        at, end = blocks.layout.span(block)
-        for data, address in (*blocks.parts_of(block), (b"", end)):
-            if at < address:
-                since = gaps.pop()[0] if gaps and gaps[-1][1] == at else at
-                gaps.append((since, address))
-            fetcher.take_up(data, address)
-            at = address + len(data)
+    for begin, end in map(blocks.layout.span, np.flatnonzero(blocks.state != WHOLE).tolist()):
+        since = gaps.pop()[0] if gaps and gaps[-1][1] == begin else begin
+        gaps.append((since, end))
     return gaps
-
-
-def _without_frames(error: BaseException) -> BaseException:
-    """Return an error without the frames that it passed, which would keep their files open. An error of the caller's
-    own code keeps them, because they identify it."""
-    if without_ours(error.__traceback__) is not None:
-        return error
-    for one in causes(error):
-        one.__traceback__ = None
-    return error

@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.errors import ArchiveError, OptionError, SourceAccessError, TargetExistsError, printable
+from colabstage.errors import ArchiveError, OptionError, TargetExistsError, printable
 from colabstage.io.arguments import absolute_path, check_choice, check_zip_encoding, read_only
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
@@ -21,6 +21,7 @@ from colabstage.io.files import RetryPolicy, hash_block, make_folder
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.receipts import (
     Receipt,
+    Standing,
     file_seal,
     find_receipts,
     look_at,
@@ -30,7 +31,7 @@ from colabstage.io.receipts import (
 )
 from colabstage.io.report import Shown
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, sweep_orphans, temp_beside
+from colabstage.io.workspace import disk_use, find_orphans, open_spool, put_back, sweep_orphans
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay, run_with_one_remount
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.sources.arriving import fetch_file
@@ -51,7 +52,6 @@ from colabstage.sources.parse import (
 from colabstage.sources.remote import Checksum, RemoteFile, parse_checksum
 from colabstage.sources.to_folder import LARGE_BYTES, SLOW_READERS, disk_bytes, freed_bytes, write_folder
 from colabstage.trees.bytes import base_name
-from colabstage.trees.names import check_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +115,22 @@ def _check_holds_none(target: Path, sources: Sequence[Path]) -> None:
         if place_in(path, target) is not None:
             msg = f"'{target}' holds the source '{path}', which would be removed with it. Choose another target."
             raise TargetExistsError(msg)
+
+
+def _why_kept(here: Standing, *, is_mine: bool) -> str:
+    """Return why what is at a place is not replaced; "" if that loses nothing."""
+    # Files that are only gone are no loss either.
+    if here.kind in ("nothing", "empty folder") or (is_mine and here.is_replaceable):
+        return ""
+    if not is_mine:
+        return "was not made from this source"
+    return str(here) if here.kind == "folder" else "was changed since it was made"
+
+
+def _check_kept(place: Path, why: str) -> None:
+    if why:
+        msg = f"'{place}' {why}. Choose another target, or give overwrite=True to replace it."
+        raise TargetExistsError(msg)
 
 
 @public(reads=("source",), writes=("target",), stopped=GOES_ON)
@@ -356,28 +372,16 @@ class _FetchCall:
         check_space(self.target.parent, max(0, needed), f"Fetching '{self.source.label}'")
         return [f"The mount keeps a second copy of {format_bytes(second)} on this disk meanwhile."] if second else []
 
-    def _check_replaceable(self, place: Path) -> None:
-        """Refuse to replace what is not ours or has changed, or the source itself."""
-        if not os.path.lexists(place):
-            return
-        _check_holds_none(place, paths_of(self.source))
-        if why := self._why_kept(place):
-            msg = f"'{place}' {why}. Choose another target, or give overwrite=True to replace it."
-            raise TargetExistsError(msg)
-
     def _why_kept(self, place: Path) -> str:
-        """Return why what is at a place is not replaced; "" if it may be."""
         here = look_at(place)
         record = here.about(_FETCHED, Fetched)
-        # Replacing an empty folder loses nothing.
-        if self.overwrite or here.kind == "empty folder":
-            return ""
-        if record is None or record.address != self.address:
-            return "was not made by fetch_files from this source"
-        # Where files are only gone, replacing loses nothing either.
-        if here.is_replaceable:
-            return ""
-        return str(here) if here.kind == "folder" else "was changed since it was fetched"
+        is_mine = record is not None and record.address == self.address
+        return "" if self.overwrite else _why_kept(here, is_mine=is_mine)
+
+    def _check_replaceable(self, place: Path) -> None:
+        """Refuse to replace what is not ours or has changed, or the source itself."""
+        _check_holds_none(place, paths_of(self.source))
+        _check_kept(place, self._why_kept(place))
 
     def _report(self, place: Path, record: Fetched, kept_bytes: int, notes: Sequence[str]) -> FetchReport:
         seconds = time.monotonic() - self.began
@@ -393,7 +397,6 @@ class _FetchCall:
         )
 
 
-_PATH_BYTES = 4095
 # A zip's directory, with the checksums of all members, is at its end; a tar begins with a header.
 _EDGE_BYTES = 256 * 1024
 
@@ -529,11 +532,7 @@ def _extracted(archive: Path, target: Path, opening: Opening, *, overwrite: bool
     began, spool_path = time.monotonic(), target.with_name(f"{target.name}.spool")
     # If the archive is on a mount, its copy goes beside the target, whose folder may be created for it.
     with contextlib.ExitStack() as stack:
-        try:
-            opened = stack.enter_context(OpenedSource(whole_of(local_source(archive)), opening, unpack=True))
-        except PermissionError as error:
-            msg = f"'{archive}' cannot be read by this user ({error.strerror}). Give yourself the right to read it."
-            raise SourceAccessError(msg) from error
+        opened = stack.enter_context(OpenedSource(whole_of(local_source(archive)), opening, unpack=True))
         part = opened.parts[0]
         assert part.file is not None
         content, chosen = part.open_content(), (opening.only, opening.zip_encoding)
@@ -552,10 +551,6 @@ def _extracted(archive: Path, target: Path, opening: Opening, *, overwrite: bool
         spool = stack.enter_context(open_spool(spool_path))
         tree = opened.open_tree(spool)
         names, sizes = tree.entries.names, tree.entries.sizes.tolist()
-        # Before anything is written, because a name that is too long would stop it midway. The work is done in a folder
-        # beside the target, with a longer name.
-        room = _PATH_BYTES - len(os.fsencode(temp_beside(target))) - len("/files/")
-        check_lengths(tree.label, names, room_bytes=room)
         # An earlier run's files need no more space.
         kept = sum(map(disk_use, find_orphans(target)))
         check_space(
@@ -586,18 +581,11 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     """Return the record of a folder that is already right; `None` if it must be made."""
     put_back(target)
     here = look_at(target)
-    if here.kind in ("nothing", "empty folder"):
-        return None
     made = here.about(_EXTRACTED, Extracted)
     if made is not None and here.is_as_made and made.archive == replace(identity, address=made.archive.address):
         sweep_receipts(target, here)
         return made
-    # A changed archive is extracted again, and files that are gone; only the content of its earlier state is lost.
-    here_from = None if made is None else (made.archive.address, made.archive.part)
-    if overwrite or (here_from == (identity.address, identity.part) and here.is_replaceable):
-        return None
-    what = "is not a folder that was extracted from this archive"
-    if made is not None and here.kind == "folder" and not here.is_replaceable:
-        what = f"is an extracted folder and {here}"
-    msg = f"'{target}' {what}. Choose another target, or pass overwrite=True to replace it."
-    raise TargetExistsError(msg)
+    # A changed archive is extracted again; only the content of its earlier state is lost.
+    is_mine = made is not None and (made.archive.address, made.archive.part) == (identity.address, identity.part)
+    _check_kept(target, "" if overwrite else _why_kept(here, is_mine=is_mine))
+    return None

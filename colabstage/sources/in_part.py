@@ -540,7 +540,7 @@ class BlockwiseFile:
     def check(self) -> None:
         """Raise the reason if nothing more will come."""
         if self._ended is not None:
-            # A copy: one error raised in several threads would gather the tracebacks of all.
+            # It may be an interrupt, which was of another thread.
             kind, words = error_from_json(error_to_json(self._ended), NotStagedError)
             raise kind(words)
 
@@ -660,18 +660,9 @@ class BlockwiseFile:
         fetcher.touch()
         try:
             fetcher.wait_until(is_over_or_failed, cancellation, look_s=look_s)
-        except CancelledError:
-            raise
-        except ColabstageError as error:
+        except ColabstageError:
             self.check()
-            if self.limit is None and not isinstance(error, KEPT_AFTER):
-                raise
-            here, size = int(self.state.sum()), format_bytes(self.figures["here"])
-            msg = (
-                f"{str(error).removesuffix('.')}. Of its {self.blocks:,} blocks {here:,} are here ({size}); the same "
-                "call again does not fetch them again."
-            )
-            raise type(error)(msg) from error
+            raise
         finally:
             # A block must not come again because a reader once waited for it.
             self._blocks.wanted[needed] = 0

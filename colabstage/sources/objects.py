@@ -31,7 +31,7 @@ from colabstage.sources.remote import (
 )
 from colabstage.sources.remote_files import RemoteFileTree
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
-from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders, with_wildcards
+from colabstage.trees.names import clean_member_name, is_junk, parent_folders, refuse_member, with_wildcards
 
 if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
@@ -193,7 +193,7 @@ def _sort_listing(
             links.append(name)
         else:
             if name in members:
-                check_collisions(label, [name, name])
+                raise refuse_member(label, raw, "its name occurs twice")
             whole, base = f"{label.rstrip('/')}/{name}", name.rpartition("/")[2]
             members[name] = path, RemoteFacts(whole, base, size, version_of(row), mtime_ns_of(row))
     # Leave out empty objects that have others below them, which also mark folders.

@@ -720,11 +720,11 @@ class OpenedSource(Closing):
             if part.copy is not None:
                 part.copy.read_in_place()
 
-    def read_members(self, byte_ranges: Iterable[tuple[int, int]], *, readers: int) -> None:
+    def read_members(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
         """Expect reads of these members `(begin, end)` of a single archive in place."""
         # The archives of a list have positions of their own.
         if self.one is not None and self.one.copy is not None and self.one.in_place:
-            self.one.copy.read_members(byte_ranges, readers=readers)
+            self.one.copy.read_members(byte_ranges)
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
         """Copy these byte ranges `(begin, end)` of a single remote archive first; with `alone`, no others until

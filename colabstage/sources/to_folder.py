@@ -13,7 +13,6 @@ import itertools
 import os
 import struct
 import threading
-import unicodedata
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError, UnsafeArchiveError
+from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError
 from colabstage.io.files import (
     Closing,
     RetryPolicy,
@@ -35,12 +34,12 @@ from colabstage.io.files import (
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation, ProgressStep
 from colabstage.io.receipts import Receipt, put_folder
-from colabstage.io.workspace import Journal, open_workspace, read_journal, remove_own, rename_own, temp_beside
+from colabstage.io.workspace import Journal, open_workspace, read_journal, remove_own, rename_own
 from colabstage.machine.resources import usable_cores
 from colabstage.sources.members import Folder, Processes, ProcessesNotStartedError, write_file, write_members
 from colabstage.trees.bytes import PIECE_BYTES, LocalBytes, TemporaryBytes, cut_while_read
 from colabstage.trees.compressed import pieces_ahead
-from colabstage.trees.names import check_case_collisions, parent_folders
+from colabstage.trees.names import parent_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -207,30 +206,6 @@ def _change_flags(path: str, change: Callable[[int], int]) -> int | None:
     return flags
 
 
-def check_names_fit(label: str, names: Sequence[str], folder: Path) -> None:
-    """Refuse names that cannot coexist below `folder`, which exists.
-
-    Only a disk that treats "A" as "a", or two encodings of an accent as one, refuses any; Linux's own do not.
-    """
-    try:
-        # The disk is asked only if it matters, because the probe writes a file.
-        check_case_collisions(label, names)
-    except UnsafeArchiveError:
-        if _mixes_up_names(folder):
-            raise
-
-
-def _mixes_up_names(folder: Path) -> bool:
-    probe = temp_beside(folder / "aé")
-    with typed_write_errors(probe):
-        probe.touch()
-    try:
-        others = (probe.name.upper(), unicodedata.normalize("NFD", probe.name))
-        return any(probe.with_name(other).exists() for other in others)
-    finally:
-        remove_own(probe)
-
-
 @dataclass(frozen=True, slots=True)
 class WrittenFolder:
     files: int
@@ -268,7 +243,6 @@ def write_folder(
         accepts=lambda orphan: bool(_read_ledger(orphan / _LEDGER, fingerprint)),
         keeps=(KeyboardInterrupt, SystemExit, CancelledError, SourceError, DriveError, TargetExistsError),
     ) as workspace:
-        check_names_fit(tree.label, [entry.name for entry in entries], workspace.path)
         parts = plan_parts(tree, entries)
         with _Ledger(workspace.path, fingerprint, entries, parts) as ledger:
             made, kept = workspace.path / _FILES, ledger.kept

@@ -34,7 +34,7 @@ from colabstage.pack.plan import lacked_room
 from colabstage.pack.rows import BasePack, sweep_rows
 from colabstage.sources.opening import OpenedSource, SourceListingError, sweep_copies
 from colabstage.sources.parse import SourceArgument, parts_of, paths_of
-from colabstage.sources.to_folder import SLOW_READERS, write_folder
+from colabstage.sources.to_folder import write_folder
 from colabstage.stage.cache import (
     LESS_ROOM,
     Cache,
@@ -392,7 +392,7 @@ def _start(
         # Only the members that are read are fetched from the archive.
         source.read_in_place()
         read = MemberRanges(job).of(job, np.flatnonzero(job.takeover.rows < 0))
-        source.read_members(read, readers=SLOW_READERS)
+        source.read_members(read)
         return
     # If some rows are here already, the stream soon knows which are left, and starts the source then.
     stream_starts = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))

@@ -35,7 +35,6 @@ from colabstage.pack.shards import set_report, shard_job, shard_names, write_sha
 from colabstage.sources.identity import compare_states
 from colabstage.sources.in_part import fixed_bytes
 from colabstage.sources.packs import LEAST_BLOCKS
-from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.stage.cache import Cache, CachedPack, find_shards
 from colabstage.stage.places import CachedFile, FolderPlace, Place, look_at_file
 from colabstage.stage.publish import publish
@@ -306,7 +305,7 @@ class _SetOfShards:
                 step.start_at((done := result_of(left.manifest)).rows)
             return done
         job = shard_job(self.job, name)
-        source.read_members(members.of(job), readers=SLOW_READERS)
+        source.read_members(members.of(job))
         report = PackRun(
             job,
             local,

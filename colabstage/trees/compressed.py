@@ -1,9 +1,4 @@
-"""Compressed streams: one reader over any `ByteSource` for gzip, bzip2, xz and Zstandard, chosen by content.
-
-With every library, a stream that ends early is an error. Python's own readers for bzip2 and xz, and Zstandard's, take
-whatever follows a stream for the end of the file, and gunzip does, so a file that is damaged between two of its streams
-would pass for complete.
-"""
+"""Compressed streams: one reader over any `ByteSource` for gzip, bzip2, xz and Zstandard, chosen by content."""
 
 from __future__ import annotations
 
@@ -16,27 +11,26 @@ from collections import deque
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
-from colabstage.errors import ColabstageError, CorruptArchiveError, SourceReadError
+from colabstage.errors import ColabstageError, SourceReadError
 from colabstage.io.files import make_folder, pwrite_exactly, typed_write_errors
-from colabstage.io.packages import igzip_lib
+from colabstage.io.packages import igzip
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.units import format_count
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.bytes import (
     COMPRESSED_SUFFIXES,
     HEAD_BYTES,
     ByteSource,
-    Compression,
     SourceFile,
     TemporaryBytes,
-    base_name,
     compression_of,
+    damaged,
+    truncated,
 )
 from colabstage.trees.listing import ArchiveLimits, check_limits
-from colabstage.trees.zip_member import zstd
+from colabstage.trees.zip_member import UNPACK_ERRORS, zstd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Generator, Iterator
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -44,13 +38,9 @@ if TYPE_CHECKING:
 
 # How much of the compressed file is read at once; small, to follow closely a file that is still being copied here.
 _READ_BYTES = 1 << 20
-# What a decompressor gets and returns at once: at a stream's end it copies the rest, and more would be new memory.
-_FED_BYTES = 1 << 17
 _PIECE_BYTES = 4 << 20
 # Enough for `zstd --long=30`; only bombs need more.
 _ZSTD_WINDOW_LOG = 30
-# Enough for a dictionary of a gigabyte; `xz -9` needs 65 MiB.
-_XZ_MEMORY_BYTES = (1 << 30) + (1 << 26)
 _THREAD_END_S = 1.0
 # Pieces that are being made, or wait, while one is used.
 _AHEAD = 2
@@ -62,78 +52,32 @@ def open_stream(
 ) -> Iterator[IO[bytes]]:
     """Yield the unpacked bytes of a compressed source, as a readable stream for the `with` block, in which the
     decompressor's errors become `CorruptArchiveError`; others pass. `read_bytes`: how much of it to read at once."""
-    new, damage = _decompressor(compression_of(source.pread(HEAD_BYTES, 0)))
-    packed = io.BufferedReader(SourceFile(source, cancellation), read_bytes)
-    streams = _Streams(packed, new, min(read_bytes, _FED_BYTES))
-    # The caller raises inside the `with` block too, and those errors must pass.
-    with packed, io.BufferedReader(streams, _FED_BYTES) as stream:
+    compression = compression_of(source.pread(HEAD_BYTES, 0))
+    damage = UNPACK_ERRORS
+    with io.BufferedReader(SourceFile(source, cancellation), read_bytes) as packed:
+        stream: Any
+        if compression == "gz":
+            # ISA-L's in place of Python's, which is slower: all of a compressed tar comes through it.
+            stream = igzip.open(packed)
+        elif compression == "bz2":
+            stream = bz2.BZ2File(packed)
+        elif compression == "xz":
+            stream = lzma.LZMAFile(packed)  # noqa: SIM115 - closed below
+        else:
+            damage = (*damage, zstd().ZstdError)
+            stream = zstd().open(packed, options={zstd().DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG})
         try:
-            yield stream
+            with stream:
+                yield stream
         except ColabstageError:
             raise
-        except (EOFError, OSError, ValueError, damage) as error:
+        except damage as error:
             # An error of the medium has a number; a decompressor's has none.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            reason, otherwise, end = f"is damaged and does not unpack ({error})", "", streams.end
-            if end and compression_of(source.pread(HEAD_BYTES, end)) is None:
-                reason = (
-                    f"goes on after its compressed data, by {format_count(source.size - end, 'bytes')} of another kind"
-                )
-                base = base_name(source.label)
-                otherwise = f' If every copy has them, cut them off: head -c {end} "{base}" > "whole-{base}"'
-            elif isinstance(error, EOFError):
-                reason = "is truncated: its compressed data end early"
-            msg = f"'{source.label}' {reason}. Copy or upload the archive again.{otherwise}"
-            raise CorruptArchiveError(msg) from error
-
-
-def _decompressor(compression: Compression | None) -> tuple[Callable[[], Any], type[Exception]]:
-    """Return what makes a decompressor of one stream, and the exception of its own that it raises for damaged data."""
-    if compression == "gz":
-        # ISA-L's in place of Python's, which is slower: all of a compressed tar comes through it.
-        return partial(igzip_lib.IgzipDecompressor, igzip_lib.DECOMP_GZIP), igzip_lib.IsalError
-    if compression == "bz2":
-        return bz2.BZ2Decompressor, OSError
-    if compression == "xz":
-        return partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY_BYTES), lzma.LZMAError
-    options = {zstd().DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
-    return partial(zstd().ZstdDecompressor, options=options), zstd().ZstdError
-
-
-class _Streams(io.RawIOBase):
-    """Compressed streams in sequence, with zeros between and after them; for anything else the decompressor raises.
-
-    `end`: where something begins that follows a complete stream, and of which nothing is unpacked yet; otherwise 0.
-    """
-
-    def __init__(self, packed: IO[bytes], new: Callable[[], Any], fed_bytes: int) -> None:
-        super().__init__()
-        self._packed, self._new, self._fed_bytes = packed, new, fed_bytes
-        self._stream = new()
-        self.end = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed's WriteableBuffer
-        while True:
-            data = b""
-            if self._stream.eof:
-                data = self._stream.unused_data.lstrip(b"\0")
-                while not data and (more := self._packed.read(self._fed_bytes)):
-                    data = more.lstrip(b"\0")
-                if not data:
-                    return 0
-                self.end = self._packed.tell() - len(data)
-                self._stream = self._new()
-            elif self._stream.needs_input and not (data := self._packed.read(self._fed_bytes)):
-                raise EOFError
-            unpacked = self._stream.decompress(data, min(len(buffer), _FED_BYTES))
-            if unpacked:
-                self.end = 0
-                buffer[: len(unpacked)] = unpacked
-                return len(unpacked)
+            if isinstance(error, EOFError):
+                raise truncated(source, "its compressed data end early") from error
+            raise damaged(source.label, f"it does not unpack ({error})") from error
 
 
 @contextlib.contextmanager

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import stat
-import threading
 from array import array
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
-from operator import attrgetter
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -21,7 +19,6 @@ import numpy as np
 from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.io.files import hash_block, pread_exactly, read_with_retry
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import left_out
 from colabstage.trees.bytes import LocalBytes
 from colabstage.trees.listing import (
@@ -38,7 +35,6 @@ from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,17 +44,11 @@ GOOGLE_NATIVE = (
     *(".gdoc", ".gsheet", ".gslides", ".gform", ".gdraw", ".gmap"),
     *(".gsite", ".gtable", ".gscript", ".gjam", ".glink"),
 )
-# Find names that may not be files of a dataset, each between two slashes and in lower case. Each pattern begins with a
-# single character that `re` can jump to: both in one pattern take twenty times as long.
-_ODD_NAMES = re.compile(rf"/(?:\.|(?:{'|'.join(map(re.escape, sorted(JUNK_FILES)))})/)")
-_ODD_ENDINGS = re.compile(rf"\.(?:{'|'.join(re.escape(kind.removeprefix('.')) for kind in GOOGLE_NATIVE)})/")
-# One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) does not matter.
-_LOOK_BATCH = 256
-# A folder is divided into at least this many tasks.
-_SHARES = 64
-# How many entries of a folder show its pace; the seconds per entry above which lookups are round trips, of which
-# several at once take no longer than one; and the number of consecutive batches that must show it.
-_FIRST_LOOKS, _SLOW_LOOK_S, _SLOW_BATCHES = 4, 0.001, 2
+# What names end in that may not be files of a dataset.
+_ODD_ENDINGS = (*GOOGLE_NATIVE, *JUNK_FILES)
+# How many entries are looked up together: on a mount, where each may be a round trip, few enough that others are looked
+# up at the same time, and enough that the cost of a task (about 20 µs) does not matter.
+_LOOKS, _SLOW_LOOKS = 256, 8
 # Folders that are listed before their entries are looked up: enough for every worker.
 _LIST_FOLDERS = 512
 # Longer than the slowest reported listing of a Drive mount (20 s) with its retries.
@@ -68,7 +58,6 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 _Identity = tuple[int, int]
 _64_BITS = 2**64 - 1
-_FACTS = attrgetter("st_size", "st_mtime_ns", "st_ino", "st_ctime_ns")
 
 
 class FolderTree(Tree):
@@ -292,13 +281,11 @@ class _Found:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     """The kind and name of entries that are not files of the tree but may be missed."""
 
-    def add_files(self, names: list[str], statuses: list[os.stat_result]) -> None:
-        self.names += names
-        numbers = list(chain.from_iterable(map(_FACTS, statuses)))
-        try:
-            self.facts.extend(array("Q", numbers))
-        except OverflowError:  # a time before 1970
-            self.facts.extend([number & _64_BITS for number in numbers])
+    def add_file(self, name: str, status: os.stat_result) -> None:
+        self.names.append(name)
+        # A time before 1970 is negative.
+        times_ns = status.st_mtime_ns & _64_BITS, status.st_ctime_ns & _64_BITS
+        self.facts.extend((status.st_size, times_ns[0], status.st_ino, times_ns[1]))
 
     def add(self, other: _Found) -> None:
         self.total += other.total
@@ -337,7 +324,7 @@ class _Listed(NamedTuple):
     """Device and inode, which identify a loop."""
     found: _Found
     looks: list[Future[_Found]]
-    """The rest, while it is looked up."""
+    """What is looked up by others."""
 
 
 class _Walk:
@@ -353,8 +340,6 @@ class _Walk:
     ) -> None:
         self._root, self._listers, self._lookers = root, listers, lookers
         self._on_response, self._on_files = on_response, on_files
-        self._turn = threading.Lock()
-        self._slow_batches = 0
         self.files = _Found()
         self.stamp: dict[str, tuple[int, int]] = {}
         self.with_files: list[str] = []
@@ -386,75 +371,59 @@ class _Walk:
             level = below
 
     def _list(self, folder: _Folder) -> _Listed | None:
-        """List one folder; `None` if a link leads back to one of its own ancestors."""
+        """List one folder, and look up its entries; `None` if a link leads back to one of its own ancestors."""
         path = _path_below(self._root, folder.name)
-        listed, unseen = read_with_retry(lambda: self._read(folder, path), path)
+        listed = read_with_retry(lambda: self._read(folder, path), path)
         self._on_response()
-        if listed is not None and unseen and self._lookers is not None:
-            # By other threads: lookups that waited behind folders would all be left for the end.
-            length = min(-(-len(unseen) // _SHARES), _LOOK_BATCH)
-            for start in range(0, len(unseen), length):
-                look = partial(self._look_at, folder, unseen[start : start + length])
-                listed.looks.append(self._lookers.submit(look))
         return listed
 
-    def _read(self, folder: _Folder, path: str) -> tuple[_Listed | None, list[os.DirEntry[str]]]:
-        """Read one folder and look up its entries meanwhile, until lookups prove to be round trips; return what was
-        found, and the entries not yet looked up."""
+    def _read(self, folder: _Folder, path: str) -> _Listed | None:
         # Before the listing, so that a change while the folder is being listed shows in the stamp.
         status = os.stat(path)  # noqa: PTH116
         identity = (status.st_dev, status.st_ino)
         if folder.through_link and identity in folder.ancestors:
-            return None, []
-        found = _Found()
+            return None
+        found, looks, length = _Found(), list[Future[_Found]](), _LOOKS if self._lookers is None else _SLOW_LOOKS
         with os.scandir(path) as scan:
-            count = _FIRST_LOOKS
             # At once: a mount that returns sizes with the names caches them for a second or less.
-            while batch := list(islice(scan, count)):
-                # Lookups that stay in the kernel would only take Python's lock from each other.
-                with self._turn:
-                    # A single slow batch may have waited for Python's lock.
-                    if self._lookers is not None and self._slow_batches >= _SLOW_BATCHES:
-                        return _Listed(status.st_mtime_ns, identity, found, []), [*batch, *scan]
-                    most_s, began = _SLOW_LOOK_S * len(batch), SYSTEM_CLOCK.now()
+            while batch := list(islice(scan, length)):
+                if self._lookers is None:
                     found.add(self._look_at(folder, batch))
-                    self._slow_batches = self._slow_batches + 1 if SYSTEM_CLOCK.now() - began > most_s else 0
-                count = _FIRST_LOOKS if self._slow_batches else _LOOK_BATCH
-        return _Listed(status.st_mtime_ns, identity, found, []), []
+                else:
+                    # By other threads: lookups that waited behind folders would all be left for the end.
+                    looks.append(self._lookers.submit(partial(self._look_at, folder, batch)))
+        return _Listed(status.st_mtime_ns, identity, found, looks)
 
     def _look_at(self, folder: _Folder, entries: list[os.DirEntry[str]]) -> _Found:
-        """Look up each entry once, which empties the list. Names are checked at once, because most are plain files."""
-        prefix = f"{folder.name}/" if folder.name else ""
-        named = f"/{'/'.join(entry.name for entry in entries).lower()}/"
-        found, odd = _Found(len(entries)), entries.copy()
-        if not _ODD_NAMES.search(named) and not _ODD_ENDINGS.search(named):
-            with contextlib.suppress(OSError):  # an entry that fails now is looked up again below
-                plain = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
-                found.add_files([prefix + entry.name for entry in plain], [entry.stat() for entry in plain])
-                odd = [entry for entry in entries if not entry.is_file(follow_symlinks=False)]
+        """Look up each entry, which empties the list."""
+        prefix, found = f"{folder.name}/" if folder.name else "", _Found(len(entries))
+        for entry in entries:
+            name = prefix + entry.name
+            try:
+                _look_at(entry, name, found)
+            except OSError:
+                read_with_retry(partial(_look_at, entry, name, found), f"{self._root}/{name}")
         # An entry holds nearly a kilobyte once it is looked up, and there may be millions.
         entries.clear()
-        for entry in odd:
-            name = prefix + entry.name
-            read_with_retry(partial(_look_closely, entry, name, found), f"{self._root}/{name}")
         if self._on_files is not None:
             self._on_files([f"{self._root}/{name}" for name in found.names])
         return found
 
 
-def _look_closely(entry: os.DirEntry[str], name: str, found: _Found) -> None:
+def _look_at(entry: os.DirEntry[str], name: str, found: _Found) -> None:
     """Find out what an entry is; junk, pipes and sockets are left out."""
-    linked = entry.is_symlink()
+    base, linked = entry.name, entry.is_symlink()
     try:
         if entry.is_dir():
-            if not is_junk_folder(entry.name):
+            if not is_junk_folder(base):
                 found.folders.append((name, linked))
-        elif is_junk(entry.name):
+        # Nearly all are plain files, of which no more is asked.
+        elif (base[0] == "." or base.lower().endswith(_ODD_ENDINGS)) and is_junk(base):
             return
-        elif entry.name.lower().endswith(GOOGLE_NATIVE):
+        elif base.lower().endswith(GOOGLE_NATIVE):
             found.left_out.append(("native", name))
         elif stat.S_ISREG((status := entry.stat()).st_mode):
-            found.add_files([name], [status])
+            found.add_file(name, status)
     except OSError as error:
         if not linked or error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
             raise

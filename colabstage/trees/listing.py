@@ -483,21 +483,11 @@ DEFAULT_LIMITS = ArchiveLimits()
 
 def check_limits(archive: str, members: int, total_bytes: int, archive_bytes: int, limits: ArchiveLimits) -> None:
     """Refuse an archive whose headers promise more than `limits` allow."""
-    if members > limits.max_members:
-        problem = f"holds {members:,} members, more than the limit of {limits.max_members:,}"
-    elif total_bytes > limits.max_total_bytes:
-        size, limit = format_bytes(total_bytes), format_bytes(limits.max_total_bytes)
-        problem = f"would unpack to {size}, more than the limit of {limit}"
-    elif total_bytes >= limits.ratio_from_bytes and total_bytes > limits.max_ratio * archive_bytes:
-        ratio = total_bytes / max(archive_bytes, 1)
-        problem = (
-            f"would unpack {format_bytes(archive_bytes)} to {format_bytes(total_bytes)}, {ratio:,.0f} times as much; "
-            f"the limit is {limits.max_ratio:g} times"
-        )
-    else:
+    is_dense = total_bytes >= limits.ratio_from_bytes and total_bytes > limits.max_ratio * archive_bytes
+    if members <= limits.max_members and total_bytes <= limits.max_total_bytes and not is_dense:
         return
     msg = (
-        f"'{archive}' {problem}. That is how a decompression bomb looks. If you trust it, unpack it with its own tool, "
-        "and give the folder."
+        f"'{archive}' would unpack {format_bytes(archive_bytes)} to {members:,} files of {format_bytes(total_bytes)}, "
+        "as a decompression bomb does. If you trust it, unpack it with its own tool, and give the folder."
     )
     raise UnsafeArchiveError(msg)

@@ -7,10 +7,9 @@ would leave the archive's own folder refuses the whole archive, before a member 
 from __future__ import annotations
 
 import functools
-import os
 import posixpath
 import re
-import unicodedata
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ArchiveError, UnsafeArchiveError
@@ -26,7 +25,6 @@ JUNK_FOLDERS = frozenset({"__MACOSX", ".ipynb_checkpoints", ".git"})
 JUNK_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 # With its dot. Longer endings are not extensions (".tfrecord-00000-of-00008").
 _LONGEST_EXTENSION = 10
-_MAX_PART_BYTES = 255
 # A longer chain of links is a loop for every practical purpose; Linux gives up at 40 as well.
 _MAX_LINK_STEPS = 40
 
@@ -132,40 +130,22 @@ def notes_on_members(skipped_links: Sequence[str], repeated: Sequence[str]) -> t
         left = left_out(len(skipped_links), "links", "to no file of the archive")
         notes.append(f"{left} (first '{min(skipped_links)}').")
     if repeated:
-        names = format_count(len(repeated), "names")
+        names = format_count(len(set(repeated)), "names")
         notes.append(f"The archive has {names} more than once; the last member of each counts (first '{repeated[0]}').")
     return tuple(notes)
 
 
 def check_collisions(archive: str, files: Collection[str], folders: Iterable[str] = ()) -> None:
-    """Refuse names that cannot coexist in one folder."""
-    twice = first_repeated(files)
-    if twice is not None:
-        raise refuse_member(archive, twice, "its name occurs twice, so which of the two is meant is unclear")
-    check_folders(archive, files, folders)
-
-
-def check_folders(archive: str, files: Iterable[str], folders: Iterable[str], empty: Iterable[str] = ()) -> set[str]:
-    """Refuse a name that is both a file and a folder of others, as `check_collisions` does; return those of `empty`
-    files, by which some archivers mark their folders."""
-    files = list(files)
+    """Refuse a name that is both a file and a folder of others."""
     above = parent_folders(files) | parent_folders(f"{folder}/" for folder in folders)
-    both = above.intersection(files)
-    if real := both.difference(empty):
-        raise refuse_member(archive, min(real), "it is a file and also a folder of other members")
-    return both
+    if both := above.intersection(files):
+        raise refuse_member(archive, min(both), "it is a file and also a folder of other members")
 
 
 def first_repeated(strings: Collection[str]) -> str | None:
     """Return the first string that occurs again; `None` if all differ."""
-    if len(set(strings)) == len(strings):
-        return None
-    seen: set[str] = set()
-    for text in strings:
-        if text in seen:
-            return text
-        seen.add(text)
-    return None
+    counts = Counter(strings)
+    return next((text for text, count in counts.items() if count > 1), None)
 
 
 def parent_folders(names: Iterable[str]) -> set[str]:
@@ -185,30 +165,6 @@ def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ..
     taken = parent_folders(files)
     empty = {name for name in folders if name not in ("", ".") and name not in taken}
     return tuple(sorted(name for name in empty if not is_junk(f"{name}/_")))
-
-
-def check_case_collisions(archive: str, names: Iterable[str]) -> None:
-    """Refuse names that one folder cannot hold on a disk that ignores case or the way accents are encoded."""
-    paths, normal = list(names), functools.partial(unicodedata.normalize, "NFC")
-    seen: dict[str, str] = {}
-    for path in [*paths, *sorted(parent_folders(paths))]:
-        # Case folding may undo the normal form, which is taken again.
-        other = seen.setdefault(path.lower() if path.isascii() else normal(normal(path).casefold()), path)
-        if other != path:
-            what = "upper and lower case" if path.casefold() == other.casefold() else "the encoding of its characters"
-            raise refuse_member(archive, path, f"it differs from {other!r} in {what} only")
-
-
-def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> None:
-    """Refuse names that no Linux file system takes. `room_bytes`: what a whole name may take."""
-    for name in names:
-        # No character takes more than four bytes, so most names need no closer look.
-        if len(name) * 4 <= _MAX_PART_BYTES:
-            continue
-        whole = os.fsencode(name)
-        if len(whole) > room_bytes or max(map(len, whole.split(b"/"))) > _MAX_PART_BYTES:
-            reason = f"its name is {len(whole):,} bytes long; file systems take {_MAX_PART_BYTES} for each part of one"
-            raise refuse_member(archive, f"{name[:40]}…", f"{reason} and {room_bytes:,} for all")
 
 
 def is_junk(name: str) -> bool:
@@ -278,9 +234,14 @@ def parts_of(name: str, siblings: Collection[str]) -> tuple[str, ...]:
         if own is None:
             continue
         matches = (pattern.fullmatch(other) for other in {name, *siblings})
-        parts = {match["number"]: match[0] for match in matches if match is not None and match["stem"] == own["stem"]}
-        _check_numbers(name, parts)
-        return tuple(parts[number] for number in sorted(parts, key=_number))
+        own_stem, has_digits = own["stem"], own["number"][-1].isdigit()
+        parts = {_number(match["number"]): match[0] for match in matches if match and match["stem"] == own_stem}
+        # Letters begin with aa, numbers with 0 or 1.
+        if missing := set(range(int(has_digits), max(parts))) - parts.keys():
+            after = parts[min(number for number in parts if number > min(missing))]
+            msg = f"'{name}' is one of several parts, and the one before '{after}' is not beside it. Get that part too."
+            raise ArchiveError(msg)
+        return tuple(parts[number] for number in sorted(parts))
     return (name,)
 
 
@@ -298,15 +259,3 @@ def _number(text: str) -> int:
     """Return which part one is by its number, or its letters as `split` counts: aa, ab, … az, ba."""
     text = text.lower().removeprefix("part").lstrip("-")
     return int(text) if text.isdigit() else (ord(text[0]) - ord("a")) * 26 + ord(text[1]) - ord("a")
-
-
-def _check_numbers(name: str, parts: Mapping[str, str]) -> None:
-    present = sorted(map(_number, parts))
-    # Letters begin with aa, numbers with 0 or 1.
-    begin = 1 if any(map(str.isdigit, next(iter(parts)))) else 0
-    missing = sorted(set(range(begin, present[-1])) - set(present))
-    if not missing:
-        return
-    lost = missing[0] if begin else f"{chr(97 + missing[0] // 26)}{chr(97 + missing[0] % 26)}"
-    msg = f"'{name}' is one of several parts, and part {lost} is not beside it. Download or copy that part too."
-    raise ArchiveError(msg)

@@ -167,18 +167,15 @@ def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
     head = source.pread(HEAD_BYTES, 0)
     what = describe_contents(head) + (" that does not unpack" if compression_of(head) is not None else "")
     archives = "a zip, a tar, a 7z or a rar, or a file compressed with gzip, bzip2, xz or Zstandard"
-    read = f"Expected {archives}."
-    if single_files:
-        read = (
-            f"Give the folder that holds it; {archives}; or a file of arrays, records, tokens or paths (.npy, .h5, "
-            ".tfrecord, .parquet, .bin, .txt, .csv)."
-        )
     name = base_name(source.label)
     # Named like an archive but not one: a failed download or copy, which a second try may fix.
     named = name.lower().endswith(ARCHIVE_SUFFIXES)
-    if named:
-        read = f"Copy or download it again; expected {archives}."
-    msg = f"'{source.label}' is {what}, not an archive. {read}"
+    again = "Copy or download it again; expected" if named else "Expected"
+    also = (
+        "; the folder that holds it; or a file of arrays, records, tokens or paths (.npy, .h5, .tfrecord, .parquet, "
+        ".bin, .txt, .csv)"
+    )
+    msg = f"'{source.label}' is {what}, not an archive. {again} {archives}{also if single_files else ''}."
     if name.lower().endswith(".zip"):
         refuse_volume(source)
     raise (CorruptArchiveError(msg) if named else ArchiveError(msg))
@@ -191,10 +188,7 @@ def is_folder(path: Path) -> bool:
         try:
             return path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
-            folder = next(one for one in path.parents if one.is_dir())
-            found = f"pack_dataset takes '{folder}', with only='{path.relative_to(folder)}'"
-            why = f"Patterns are for stage_dataset; {found}." if "*" in path.name else whereabouts(path)
-            msg = f"There is nothing at '{path}'. {why}"
+            msg = f"There is nothing at '{path}'. {whereabouts(path)}"
             raise SourceNotFoundError(msg) from None
 
     mode = read_with_retry(mode_of, str(path))
@@ -246,11 +240,10 @@ class OnlyTree(TreeView):
 
 def _nothing_fits(tree: Tree, part: str) -> SourceNotFoundError:
     names = [*sorted(parent_folders(tree.entries.names)), *tree.entries.names]
-    base, lasts = part.rpartition("/")[2].partition("*")[0].lower(), [name.rpartition("/")[2].lower() for name in names]
-    close = difflib.get_close_matches(base, [*dict.fromkeys(lasts)][:5000], n=3, cutoff=0.6)
-    near = [name for one in close for name, last in zip(names, lasts, strict=True) if last == one]
-    near += difflib.get_close_matches(part, names[:5000], n=3, cutoff=0.6)
-    shown = list(dict.fromkeys(near))[:3] or sorted({name.partition("/")[0] for name in names})[:5]
+    by_last = {name.rpartition("/")[2].lower(): name for name in reversed(names)}
+    base = part.rpartition("/")[2].partition("*")[0].lower()
+    near = [by_last[one] for one in difflib.get_close_matches(base, [*by_last][-5000:])]
+    shown = near or sorted({name.partition("/")[0] for name in names})[:5]
     written = " or ".join(f"only={name!r}" for name in shown)
     return SourceNotFoundError(f"only={part!r} matches nothing in '{tree.label}'. Write one that does: {written}.")
 
@@ -276,7 +269,7 @@ class Joining:
     """Why, as a sentence."""
 
 
-def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_folders: bool = True) -> Joining:
+def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Joining:
     """Decide how to name the files of several trees, called by their `stems`, in one. They are united unchanged, unless
     a name would occur twice, or the trees are named like splits (train, val, test …): then each part goes into a folder
     of its own name. `names`: of the files in each tree, without those that an earlier tree has too."""
@@ -301,15 +294,13 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
         # Numbered parts of one thing, such as images_001 and images_002, are not classes; 0 and 1 may be.
         is_counted = any(map(str.isalpha, stems[0])) and len({re.sub(r"\d+", "", stem) for stem in stems}) == 1
         if is_flat and len(set(stems)) == len(stems) > 1 and not is_counted:
-            remedy = "stage the folder that they are in" if of_folders else "extract each into a folder of its name"
             called = listed(stems, _FOLDERS_SHOWN)
-            reason += f" What the parts are called ({called}) is lost: if these are classes, {remedy}."
+            reason += f" What the parts are called ({called}) is lost: if these are classes, stage a folder of folders."
         return Joining(("",) * len(stems), reason)
-    downloads = [DRIVE_ZIP.fullmatch(f"{stem}.zip") for stem in stems]
-    if all(downloads) and len({match["stem"] for match in downloads if match is not None}) == 1:
+    if all(DRIVE_ZIP.fullmatch(f"{stem}.zip") for stem in stems):
         msg = (
-            f"'{collision}' is in more than one part of '{stems[0]}.zip' … with other contents: two files "
-            "of one name in a folder of the Drive. Rename one of them there, and download the folder again."
+            f"'{collision}' is in more than one part of '{stems[0]}.zip' … with other contents. Rename one of them on "
+            "Drive, and download the folder again."
         )
         raise ArchiveError(msg)
     reason = f"'{collision}' is in more than one part, so each part is a folder: {listed(folders, _FOLDERS_SHOWN)}."
@@ -366,8 +357,7 @@ class JoinedTree(TreeView):
             # Tables and lists beside archives keep their names, from which paths lead on.
             whole = [number for number, kind in enumerate(kinds) if kind != "file"] or range(len(kinds))
             names = [[listings[number][row] for row in united[number]] for number in whole]
-            of_folders = all(kinds[number] == "folder" for number in whole)
-            joining = plan_joining([parts[number][0] for number in whole], names, of_folders=of_folders)
+            joining = plan_joining([parts[number][0] for number in whole], names)
             copies = sum(map(len, numbers)) - sum(map(len, united))
             if copies and not any(joining.prefixes):
                 numbers = united

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
+from colabstage.errors import ArchiveError, CorruptArchiveError
 from colabstage.trees.bytes import (
     HEAD_BYTES,
     ByteSource,
     RequestedBytes,
     damaged,
     describe_contents,
-    header_checksums,
+    header_checksum,
     truncated,
 )
 from colabstage.trees.listing import (
@@ -58,18 +58,15 @@ _KINDS: dict[bytes, MemberKind] = {
     b"1": "hardlink",
     b"2": "symlink",
     **dict.fromkeys((b"3", b"4", b"6"), "special"),
-    **dict.fromkeys((b"5", b"D"), "folder"),
+    b"5": "folder",
 }
-_LONG_NAME, _LONG_LINK, _PAX, _PAX_SUN, _PAX_GLOBAL = b"L", b"K", b"x", b"X", b"g"
+_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
 _VOLUME_LABEL = b"V"
-_EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX, _PAX_SUN, _PAX_GLOBAL})
+_EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL})
 # A longer name or set of pax records is damage.
 _MAX_EXTENSION_BYTES = 1 << 20
 # Archivers fill the last record with zeros: 10 KiB by default, 1 MiB with the largest blocking factors in use.
 _MAX_PADDING_BYTES = 1 << 20
-# As GNU tar reads a number: perhaps one leading NUL from an overflowing neighbour, blanks, digits, then a NUL or a
-# blank.
-_OCTAL = re.compile(rb"\0?\s*([0-7]*)(?:[\0\s].*)?\Z", re.DOTALL)
 # After so many headers within this distance of each other, the next ones are read together: reading the bytes in
 # between takes less time than a call for each.
 _CLOSE_HEADERS = 16
@@ -98,33 +95,28 @@ class TarMember(NamedTuple):
     executable: bool = False
 
 
-def scan_members(source: ByteSource, *, is_proved: bool = False) -> Iterator[TarMember]:
+def scan_members(source: ByteSource) -> Iterator[TarMember]:
     """Yield every member of an uncompressed tar, in the archive's order; refuse one that is sparse, or continues in
-    another volume. `is_proved`: whether its bytes are certainly those that were written, as in a compressed stream."""
+    another volume."""
     at, blocks = 0, _Blocks(source)
-    # A global header holds for all that follow, any other for the next member only.
-    shared: dict[str, str] = {}
+    # What extensions say of the next member.
     own: dict[str, str] = {}
     while True:
         block = blocks.read(at)
         if not block.strip(b"\0"):
-            at = _next_archive(source, at, is_proved=is_proved)
-            if not at:
-                return
-            shared, own = {}, {}
-            continue
-        flag, member = _read_header(source, block, at, shared | own if shared else own)
+            _check_end(source, at)
+            return
+        flag, member = _read_header(source, block, at, own)
         at += BLOCK
         size = member.size
         if flag in _EXTENSIONS:
-            # Headers that only describe the next member, or all that follow.
             if size > _MAX_EXTENSION_BYTES:
                 raise damaged(source.label, f"a name of {size:,} bytes at byte {at:,}")
             data = blocks.read(at, size)
             if len(data) < size:
                 raise truncated(source, "a long name is cut")
             try:
-                (shared if flag == _PAX_GLOBAL else own).update(_extension(flag, data))
+                own.update(_extension(flag, data))
             except ValueError as error:
                 raise damaged(source.label, f"its pax records at byte {at:,} are not readable") from error
         else:
@@ -164,7 +156,7 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
         raise truncated(source, "its last header is cut")
     raw_name, raw_mode, _, _, raw_size, raw_time, checksum, flag, link, magic, *_, prefix = _HEADER.unpack(block)
     try:
-        whole = _number(checksum) in header_checksums(block)
+        whole = _number(checksum) == header_checksum(block)
         size, mtime_ns, mode = _number(raw_size), _number(raw_time) * 10**9, _number(raw_mode)
     except ValueError:
         whole = False
@@ -186,18 +178,15 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
                 raise damaged(source.label, f"the pax records of {name!r} are not readable")
             size = int(stated)
         time_ns = _nanoseconds(pax["mtime"]) if pax.get("mtime") else time_ns
-    if flag == b"S" or _PAX_SPARSE in pax:
+    if flag in (b"S", b"M") or _PAX_SPARSE in pax:
         msg = (
-            f"'{source.label}' stores {name!r} as a sparse file, which is not read here. Unpack it with GNU tar (tar "
-            "-xf), and give that folder; or make it again by tar without --sparse, on a Mac with --no-read-sparse."
+            f"'{source.label}' stores {name!r} as a sparse file, or in several volumes, which is not read here. Unpack "
+            "it with GNU tar (tar -xf), and give that folder; or make it again, on a Mac with --no-read-sparse."
         )
         raise ArchiveError(msg)
-    if flag == b"M":
-        msg = f"'{source.label}' is one volume of an archive in several. Join them into one archive first."
-        raise ArchiveError(msg)
     kind = "folder" if flag == b"\0" and name.endswith("/") else _KINDS.get(flag, "file")
-    # Links, folders and devices may state a size, but only these have content after their header.
-    size = size if kind == "file" or flag in (b"D", _VOLUME_LABEL) else 0
+    # Links, folders and devices may state a size, but have no content after their header.
+    size = size if kind == "file" else 0
     return flag, TarMember(name, kind, target, at + BLOCK, size, time_ns, bool(mode & 0o100))
 
 
@@ -206,18 +195,11 @@ def _until_nul(field: bytes) -> bytes:
 
 
 def _number(field: bytes) -> int:
-    """Return a number in a header: octal digits, or base 256 if the first bit is set."""
-    # Base 256: two's complement in the bits after the first, as GNU tar writes sizes over 8 GiB.
+    """Return a number in a header: octal digits, or in base 256, as GNU tar writes sizes over 8 GiB, and negative
+    times."""
     if field[0] & 0x80:
-        value = int.from_bytes(field, "big", signed=False) & ((1 << (8 * len(field) - 1)) - 1)
-        return value - (1 << (8 * len(field) - 1)) if field[0] & 0x40 else value
-    digits = field.rstrip(b" \0")
-    if digits.isdigit():
-        return int(digits, 8)
-    match = _OCTAL.match(field)
-    if match is None:
-        raise ValueError(field)
-    return int(match[1] or b"0", 8)
+        return int.from_bytes(field[1:], "big") if field[0] == 0x80 else int.from_bytes(field, "big", signed=True)
+    return int(_until_nul(field).strip() or b"0", 8)
 
 
 def _as_name(name: bytes) -> str:
@@ -225,6 +207,8 @@ def _as_name(name: bytes) -> str:
 
 
 def _extension(flag: bytes, data: bytes) -> dict[str, str]:
+    if flag == _PAX_GLOBAL:  # of all that follow, such as the comment of `git archive`
+        return {}
     if flag in (_LONG_NAME, _LONG_LINK):
         return {"path" if flag == _LONG_NAME else "linkpath": _as_name(_until_nul(data))}
     # Records "<length> <key>=<value>\n".
@@ -253,23 +237,20 @@ def _nanoseconds(text: str) -> int:
     return value if abs(value) < TIME_END_NS else 0
 
 
-def _next_archive(source: ByteSource, at: int, *, is_proved: bool) -> int:
-    """Check the end, which is blocks of zeros. None at all: truncated. Very many: a truncated copy that was padded.
-    Other bytes: in a proved tar another archive, and where it begins is returned; otherwise damage. 0 at the end."""
+def _check_end(source: ByteSource, at: int) -> None:
+    """Check the end, which is blocks of zeros. None at all: truncated. Very many: a truncated copy that was padded."""
     rest = source.size - at
     if rest <= 0:
         raise truncated(source, "the blocks of zeros that mark its end are missing; tar -xf unpacks one without them")
     tail = source.pread(min(rest, _MAX_PADDING_BYTES), at)
-    zeros = len(tail) - len(tail.lstrip(b"\0"))
-    if zeros < len(tail) and not is_proved:
+    if tail.strip(b"\0"):
         msg = (
             f"'{source.label}' has {rest:,} bytes after the mark of its end at byte {at:,}: it is damaged, or several "
             "archives were joined. Copy it again; if they were, unpack all of them with tar -xif."
         )
         raise CorruptArchiveError(msg)
-    if zeros == len(tail) < rest:
+    if len(tail) < rest:
         raise truncated(source, f"its last {rest:,} bytes are zeros, as a copy or an upload leaves that was cut")
-    return at + zeros - zeros % BLOCK if zeros < len(tail) else 0
 
 
 class TarTree(Tree):
@@ -294,7 +275,7 @@ class TarTree(Tree):
         folders: list[str] = []
         repeated: list[str] = []
         sizes, offsets, executable, times = array("q"), array("q"), bytearray(), array("q")
-        for count, member in enumerate(scan_members(source, is_proved=packed is not None), 1):
+        for count, member in enumerate(scan_members(source), 1):
             if cancellation is not None:
                 cancellation.check()
             total += member.size
@@ -311,8 +292,11 @@ class TarTree(Tree):
                 repeated.append(name)
                 links.pop(name, None)
             if member.kind in ("symlink", "hardlink"):
-                target = _link_target(archive, name, member)
-                if member.kind == "symlink" or target not in rows:
+                is_symbolic = member.kind == "symlink"
+                target = (
+                    resolve_link(archive, name, member.link) if is_symbolic else clean_member_name(archive, member.link)
+                )
+                if is_symbolic or target not in rows:
                     rows.pop(name, None)
                     links[name] = target
                 else:
@@ -344,12 +328,3 @@ class TarTree(Tree):
         pread, start = self.source.pread, own.position
         label = f"{self.label}: {own.name}"
         return RequestedBytes(lambda length, offset: pread(length, start + offset), own.size, label=label)
-
-
-def _link_target(archive: str, name: str, member: TarMember) -> str:
-    if member.kind == "symlink":
-        return resolve_link(archive, name, member.link)
-    try:
-        return clean_member_name(archive, member.link)
-    except UnsafeArchiveError:
-        raise refuse_member(archive, name, f"it is a link to {member.link!r}, outside the archive") from None

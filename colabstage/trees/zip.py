@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
+from colabstage.errors import ArchiveError, CorruptArchiveError
 from colabstage.io.files import block_ranges
 from colabstage.io.units import format_count
 from colabstage.trees.bytes import HEAD_BYTES, ByteSource, base_name, damaged, describe_contents, truncated
@@ -34,7 +34,7 @@ from colabstage.trees.listing import (
 )
 from colabstage.trees.names import (
     are_plain_names,
-    check_folders,
+    check_collisions,
     clean_member_name,
     is_junk,
     notes_on_members,
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 20: "Zstandard", 97: "WavPack", 98: "PPMd", 99: "AES"}
 _END = struct.Struct("<4s4H2LH")
 _END_MARK = b"PK\5\6"
 _END64_LOCATOR = struct.Struct("<4sLQL")
@@ -86,7 +85,6 @@ _COLUMNS = {
 # The systems in "version made by" whose archivers write a file's mode into its attributes.
 _UNIX_SYSTEMS, _DOS_FOLDER = (3, 19), 0x10
 _MEMBER_FACTS = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
-_MAX_TARGET_BYTES = 4096
 # A 32-bit field with this value means that a zip64 field has the number.
 _NARROW_FULL = 0xFFFFFFFF
 _ZIP64, _UNICODE_PATH = b"\1\0", b"up"
@@ -131,8 +129,6 @@ def _find_end(source: ByteSource) -> _End:
     if not head.startswith(_FIRST_MARKS):
         msg = f"'{source.label}' is not a zip but {describe_contents(head)}. Fetch or copy the archive again."
         raise CorruptArchiveError(msg)
-    if tail and not tail[-1024:].strip(b"\0"):
-        raise truncated(source, "it ends in zeros, as a copy or an upload does that was cut")
     raise truncated(source, "its directory, which a zip has at its end, is missing")
 
 
@@ -149,10 +145,6 @@ def _end_at(source: ByteSource, tail: bytes, tail_at: int, at: int) -> _End | No
     is_volume = not has_64 and not {disk, first_disk} <= {0, 0xFFFF}
     if after > len(tail) or (after < len(tail) and start != offset and not is_volume):
         return None
-    if _END_MARK in tail[at + _END.size :]:
-        # Other programs take the last mark for the end, and would read another archive, or none.
-        msg = f"'{source.label}' is refused: its comment contains the mark of a zip's end. Make it without a comment."
-        raise UnsafeArchiveError(msg)
     if is_volume:
         # Offsets count within each part, so concatenated parts are not one archive: zip itself must join them.
         msg = (
@@ -349,7 +341,7 @@ class ZipTree(Tree):
     """The files in a zip. Opening reads the directory at the end of the file; `read` touches the member's own bytes.
 
     `encoding`: of names whose encoding the archive does not declare; by default UTF-8 if it fits them all, otherwise
-    cp437, the format's own.
+    cp437, the format's own. If members share a name, the last counts, as for every reader of zips.
     """
 
     kind = "zip"
@@ -381,19 +373,13 @@ class ZipTree(Tree):
         for name in columns:
             columns[name] = columns[name][rows]
         wanted = np.ones(len(names), np.bool_)
-        wanted[1:] = np.fromiter(map(operator.ne, names, islice(names, 1, None)), np.bool_, max(0, len(names) - 1))
-        repeated = np.flatnonzero(~wanted).tolist()
-        for place in repeated:
-            if any(columns[fact][place - 1] != columns[fact][place] for fact in ("size", "crc")):
-                reason = "it is there twice, with two contents, so which of the two is meant is unclear"
-                raise refuse_member(self.label, names[place], reason)
-        empty = take_strings(names, np.flatnonzero(columns["size"] == 0))
-        if marks := check_folders(self.label, names, folders, empty):
-            wanted &= np.fromiter((name not in marks for name in names), np.bool_, len(names))
+        wanted[:-1] = np.fromiter(map(operator.ne, names, islice(names, 1, None)), np.bool_, max(0, len(names) - 1))
+        repeated = take_strings(names, np.flatnonzero(~wanted))
+        check_collisions(self.label, names, folders)
         self.empty_folders = without_files(folders, names) if folders else ()
         self._check_readable(names, columns)
         self.dangling = tuple(self._resolve_links(names, columns, wanted))
-        self.notes = (*notes_on_members(self.dangling, [names[place] for place in repeated]), *self.notes)
+        self.notes = (*notes_on_members(self.dangling, repeated), *self.notes)
         if not wanted.all():
             places = np.flatnonzero(wanted)
             names, columns = take_strings(names, places), {name: column[places] for name, column in columns.items()}
@@ -421,15 +407,12 @@ class ZipTree(Tree):
                 is_folder, size = kinds.item(number) == stat.S_IFDIR, columns["size"].item(number)
                 if raw.endswith("/") or (is_folder and not size):
                     folders.append(clean_member_name(self.label, raw, folder=True))
-                    if size:
-                        raise refuse_member(self.label, names[number], "it is named like a folder but has content")
-                    wanted[number] = False
-                    continue
-                name = clean_member_name(self.label, raw)
-                if not plain[number]:
-                    raise refuse_member(self.label, names[number], "it is a device, a pipe or a folder with content")
-                wanted[number] = not is_junk(name)
-                names[number] = name
+                    wanted[number], is_odd = False, size > 0
+                else:
+                    names[number] = clean_member_name(self.label, raw)
+                    wanted[number], is_odd = not is_junk(names[number]), not plain[number]
+                if is_odd:
+                    raise refuse_member(self.label, raw, "it is a device, a pipe or a folder with content")
         return wanted, folders
 
     def _check_readable(self, names: list[str], columns: dict[str, NDArray[Any]]) -> None:
@@ -446,8 +429,8 @@ class ZipTree(Tree):
         if len(unreadable):
             number = columns["method"].item(unreadable[0])
             msg = (
-                f"'{self.label}' packs {names[unreadable[0]]!r} with {_METHODS.get(number, f'method {number}')}, which "
-                f'is not read here. Unpack it, and give that folder: 7z x "{base_name(self.label)}" -oFOLDER'
+                f"'{self.label}' packs {names[unreadable[0]]!r} with method {number}, which is not read here. Unpack "
+                f'it, and give that folder: 7z x "{base_name(self.label)}" -oFOLDER'
             )
             raise ArchiveError(msg)
 
@@ -464,9 +447,6 @@ class ZipTree(Tree):
         for place in linked:
             name = names[place]
             member = ZipMember(name, **{fact: columns[fact].item(place) for fact in _MEMBER_FACTS})
-            # No path is longer on Linux; a longer target is not read into memory.
-            if member.size > _MAX_TARGET_BYTES:
-                raise refuse_member(self.label, name, "it is a link with a target of more than 4,096 bytes")
             target = read_member(self.source, member).decode("utf-8", "surrogateescape")
             links[name] = resolve_link(self.label, name, target)
         found = resolve_links(links, places.keys() - links.keys())

@@ -277,13 +277,14 @@ def test_what_leads_outside_is_refused_before_any_member_is_read(tmp_path: Path,
     assert source.closed
 
 
-def test_a_member_that_is_there_twice_is_one_or_the_last(tmp_path: Path) -> None:
+def test_a_member_that_is_there_twice_is_the_last(tmp_path: Path) -> None:
     """A cell that appends to a zip was run again. In a tar, `tar -r` replaces a file by a second member, as every
     reader understands it, also a link by a file and a file by a link."""
     with open_archive(
-        RecordingBytes(zip_of(*[("a.jpg", FILE, b"1"), ("b.jpg", FILE, b"2")] * 2)), spool=tmp_path
+        RecordingBytes(zip_of(*[("a.jpg", FILE, b"1"), ("b.jpg", FILE, b"2")] * 2, ("a.jpg", FILE, b"3"))),
+        spool=tmp_path,
     ) as tree:
-        assert read_all(tree) == {"a.jpg": b"1", "b.jpg": b"2"}
+        assert read_all(tree) == {"a.jpg": b"3", "b.jpg": b"2"}
         assert "2 names" in tree.notes[0]
     content = tar_of(
         ("a", _FILE, "", b"old"),
@@ -318,24 +319,24 @@ def test_links_inside_are_their_files_and_others_noted(tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize(
-    ("kind", "limits", "said"),
+    ("kind", "limits"),
     [
-        ("zip deflated", {"max_members": 19}, "20 members, more than the limit of 19"),
-        ("tar.gz", {"max_members": 19}, "20 members, more than the limit of 19"),
-        ("tar", {"max_total_bytes": 1_900_000}, "limit of 1.9 MB"),
-        ("gz", {"max_total_bytes": 1_900_000}, "limit of 1.9 MB"),
-        ("zip deflated", {"max_ratio": 10, "ratio_from_bytes": 1_000_000}, "limit is 10 times"),
-        ("tar.zst", {"max_ratio": 10, "ratio_from_bytes": 1_000_000}, "limit is 10 times"),
+        ("zip deflated", {"max_members": 19}),
+        ("tar.gz", {"max_members": 19}),
+        ("tar", {"max_total_bytes": 1_900_000}),
+        ("gz", {"max_total_bytes": 1_900_000}),
+        ("zip deflated", {"max_ratio": 10, "ratio_from_bytes": 1_000_000}),
+        ("tar.zst", {"max_ratio": 10, "ratio_from_bytes": 1_000_000}),
     ],
     ids=str,
 )
 def test_a_bomb_is_refused_by_what_it_promises_or_while_it_unpacks(
-    tmp_path: Path, kind: str, limits: dict[str, Any], said: str
+    tmp_path: Path, kind: str, limits: dict[str, Any]
 ) -> None:
     """By the headers if these show it; otherwise before the disk is full. Written data is removed again."""
     files = {f"{number}.npy": bytes(100_000) for number in range(20)}
     content = pack(kind, files) if kind in ARCHIVES else PACKERS[kind](bytes(2_000_000))
-    with pytest.raises(UnsafeArchiveError, match=rf"{said}\. .*give the folder"):
+    with pytest.raises(UnsafeArchiveError, match=r"bomb.*give the folder"):
         open_archive(RecordingBytes(content, label=f"a.{kind}"), spool=tmp_path, limits=ArchiveLimits(**limits))
     assert list(tmp_path.iterdir()) == []
     open_archive(RecordingBytes(content, label=f"a.{kind}"), spool=tmp_path).close()

@@ -1,15 +1,10 @@
 """One whole file to its place: verified or not at all, and never the same block fetched twice, whatever happens."""
 
 import hashlib
-import os
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -151,65 +146,8 @@ def test_an_interrupted_fetch_keeps_what_is_verified(
     assert names(target.parent) == ["data.bin"]
 
 
-@pytest.mark.parametrize(
-    ("damage", "now", "kept"),
-    [("none", {}, 44), ("a part", {}, 43), ("parts cut", {}, 32), ("version", {"version": "2"}, 0)],
-)
-def test_the_part_of_a_block_that_came_before_an_interruption_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, now: dict[str, Any], kept: int
-) -> None:
-    """With blocks of 8 MiB, a slow line would otherwise lose a minute of work. Each part of 256 KiB has a hash, so what
-    was written to since is fetched again, and all of what may be of another version."""
-    content, out, part = random_bytes(20_000_000, 5), tmp_path / "out", 256 * 1024
-    out.mkdir()
-
-    def at(position: int) -> None:
-        if position >= 44 * part:
-            raise SourceReadError("interrupted")
-
-    with far_service(tmp_path / "site", monkeypatch) as put:
-        for source in (MemoryFile(content, connections=1, at=at, piece=100_000), MemoryFile(content, **now)):
-            with nullcontext() if source.facts.connections > 1 else pytest.raises(SourceReadError, match="interrupted"):
-                done = fetch_files(put(source), out / "data.bin", progress=False)
-            for data in out.glob(".colabstage-*/data"):
-                spoil(data, damage)
-    assert done.kept_bytes == kept * part
-    # Both ends are looked at before, and a connection may lag.
-    assert 0 <= source.sent - (len(content) - done.kept_bytes) < 4_000_000
-    assert (out / "data.bin").read_bytes() == content
-
-
-def test_a_kill_loses_about_half_a_second_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes longer to arrive has been noted by then."""
-    content, out, part = random_bytes(20_000_000, 5), tmp_path / "out", 256 * 1024
-    out.mkdir()
-    slow = iter([0.7])
-
-    def at(position: int) -> None:
-        if position >= 44 * part:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if position >= 42 * part:
-            time.sleep(next(slow, 0))
-
-    with far_service(tmp_path / "site", monkeypatch) as put:
-        address = put(MemoryFile(content, connections=1, at=at, piece=100_000))
-        fetch = get_context("fork").Process(target=fetch_files, args=(address, out / "data.bin"))
-        fetch.start()
-        fetch.join(60)
-        assert fetch.exitcode == -signal.SIGKILL
-        done = fetch_files(put(MemoryFile(content)), out / "data.bin", progress=False)
-    assert 42 * part <= done.kept_bytes <= 44 * part
-    assert (out / "data.bin").read_bytes() == content
-
-
 def spoil(data: Path, damage: str) -> None:
     """Change what an interrupted fetch left: the bytes, or the table of what is whole."""
-    if damage == "a part":
-        with data.open("r+b") as file:
-            file.seek(9_000_000)
-            file.write(b"!!!")
-    if damage == "parts cut":
-        data.with_name("parts").write_bytes(b"")
     if damage == "a block":
         with data.open("r+b") as file:
             file.seek(BLOCK + 5)
