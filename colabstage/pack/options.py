@@ -32,7 +32,7 @@ RULES_VERSION = 5
 _NEWER_RULES = {
     "image_folder": 8,
     **dict.fromkeys(("lmdb", "pixel_table"), 9),
-    **dict.fromkeys(("coco_classes", "croissant", "images"), 11),
+    **dict.fromkeys(("coco_classes", "images"), 11),
     "file_names": 12,
     **dict.fromkeys(("arrow", "tokens", "webdataset"), 13),
     **dict.fromkeys(("array_folder", "arrays"), 15),
