@@ -652,7 +652,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         detection.NAME,
         Case.state_boxes,
-        extensions=(".txt", ".xml", ".json", ".csv", ".jsonl", ".ndjson"),
+        extensions=(".txt", ".xml", ".json", ".csv", ".jsonl"),
         rivals=(
             *(Rival(f"boxes ({name})", detection.NAME, partial(_boxes_beside, state)) for name, state in _BOXES),
             _CALLED,

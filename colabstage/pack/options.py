@@ -37,10 +37,10 @@ _NEWER_RULES = {
     **dict.fromkeys(("arrow", "tokens", "webdataset"), 13),
     **dict.fromkeys(("array_folder", "arrays"), 15),
     **dict.fromkeys(("audio", "tfrecord"), 16),
-    "detection": 20,
+    "detection": 21,
     "pairs": 21,
     "table": 26,
-    "auto": 32,
+    "auto": 33,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

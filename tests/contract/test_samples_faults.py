@@ -406,7 +406,6 @@ TABLES = [
           ("merged cells in its header", "file,label,\n,cat,dog", "{i}.jpg,{c},{c}", found("train: cat 2, dog 2", note="Not used: the column ''")), ("numbers of its rows", ",file,label", "{i},{i}.jpg,{c}", lambda packed: "cat 2" in packed.found and not noted("Not used")(packed))])),
     row("masks of the background, and rows of a class without any", table("file,class,rle", "{i}.jpg,background,1 3\n{i}.jpg,cat,9 4\n{i}.jpg,dog,"), right=[found("train: 4 masks with 16 pixels", note="'dog' has a mask")]),
     row("run lengths from the first pixel on", table("file,rle", "{i}.jpg,0 3"), right=[found("train: 4 masks with 12 pixels", note="from pixel 0 on")]),
-    row("labels of an image by two people", files("images/{0..3}.jpg", {"e.ndjson": "".join(json.dumps({"data_row": {"external_id": f"{i}.jpg"}, "projects": {"p": {"labels": [{"annotations": {}}] * 2}}}) + "\n" for i in range(4))}), right=[refused("2 labels, by several people")]),
     row("names that begin with #, and no header", files("#{0..3}.jpg", {"labels.csv": "#0.jpg,cat\n#1.jpg,dog\n#2.jpg,cat\n#3.jpg,dog\n"}), right=[found("train: cat 2, dog 2")]),
     row("a line of dashes behind #", files("{0..3}.jpg", {"words.txt": "#--- words.txt ---#\n# format: id, word\n0 cat\n1 dog\n2 cat\n3 dog\n"}), right=[refused("words.txt"), found("train: cat 2, dog 2")]),
     *(row(f"points of each image, {name}", table(f"file,{header}", f"{{i}}.jpg,{cells}"), right=[right])
