@@ -430,7 +430,7 @@ def _splits_beside(source: Source, beside: Mapping[str, StoredArray]) -> dict[st
 
 def _notes_on_files(source: Source, used: Sequence[StoredArray]) -> Iterator[str]:
     """Say which of CIFAR's files are missing, and how much of other files was never written."""
-    batches = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
+    batches = source.ending_in(("",)).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
     there = sorted({*map(posixpath.basename, batches.names)})
     if 0 < len(there) < _BATCHES:
         yield f"Only {listed(there)} of CIFAR's {_BATCHES} files to train on."
@@ -760,7 +760,7 @@ def _unfold(source: Source) -> Unfolded | None:
 
 # The files in which well-known datasets are published, in formats of neither arrays nor images.
 #
-# MNIST's idx, CIFAR's pickles and .bin and STL10's .bin become arrays with the names that `arrays` understands. Tables
+# MNIST's idx, CIFAR's pickles and STL10's .bin become arrays with the names that `arrays` understands. Tables
 # of pixels are images: Kaggle's digits, with a column for each pixel, and FER2013, with one for all. CIFAR's pickles
 # are opened by an unpickler that knows arrays, texts, numbers, lists and dicts, and calls nothing else: a file that
 # asks for more is refused.
@@ -768,18 +768,13 @@ def _unfold(source: Source) -> Unfolded | None:
 
 _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
 _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_BATCH = re.compile(r"(data_batch_\d+|test_batch)(\.bin)?$|batches\.meta$")
+_BATCH = re.compile(r"(data_batch_\d+|test_batch)$|batches\.meta$")
 # As from `extension_of` for the names of all these files: idx3-ubyte is none.
 _ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
 _PIXEL = np.dtype(np.uint8)
 _CIFAR_SHAPE, _CIFAR_BYTES, _BATCHES = (3, 32, 32), 3072, 5
-_STL_SHAPE, _STL_BYTES = (3, 96, 96), 27648
-_NAME_LISTS = {
-    "batches.meta.txt": "label_names",
-    "fine_label_names.txt": "label_names",
-    "class_names.txt": "class_names",
-}
+_STL_SHAPE, _STL_BYTES, _STL_CLASSES = (3, 96, 96), 27648, "class_names.txt"
 # Everything that a CIFAR pickle may name, in numpy's old and new spelling, and what replaces it.
 _REBUILD: Any = np.empty(0).__reduce__()[0]
 _HARMLESS: dict[tuple[str, str], Any] = {
@@ -805,13 +800,10 @@ def published_arrays(source: Source) -> tuple[list[StoredArray], frozenset[str]]
     found = [_read_idx(source, entry) for entry in sorted(once.values(), key=lambda entry: entry.name)]
     found += _cifar_arrays(source, by_kind["cifar"])
     found += [_stl_array(source, entry) for entry in by_kind["stl"]]
-    binary = (entry.name for kind in ("cifar", "stl") for entry in by_kind[kind] if entry.name.endswith(".bin"))
-    folders = set(map(posixpath.dirname, binary))
-    texts = source.ending_in((".txt",) if folders else ())
-    lists = texts.where(lambda name: posixpath.dirname(name) in folders and posixpath.basename(name) in _NAME_LISTS)
+    beside = {posixpath.join(posixpath.dirname(entry.name), _STL_CLASSES) for entry in by_kind["stl"]}
+    lists = source.ending_in((".txt",) if beside else ()).where(beside.__contains__)
     for name, text in source.texts(lists).items():
-        folder, base = posixpath.split(name)
-        found.append(StoredArray.in_memory(posixpath.join(folder, _NAME_LISTS[base]), np.array(text.split()), ""))
+        found.append(StoredArray.in_memory(name.removesuffix(".txt"), np.array(text.split()), ""))
     named = (entry.name for kind, entries in by_kind.items() for entry in entries if kind)
     return found, frozenset((*named, *lists.names))
 
@@ -821,7 +813,7 @@ def _format_of(entry: FileEntry, label: str) -> str:
     base, folder = posixpath.basename(entry.name), words.folder_of(entry.name) or label
     if _IDX.search(base.lower()):
         return "idx"
-    if _BATCH.match(base) or (base.removesuffix(".bin") in ("train", "test", "meta") and "cifar-100" in folder):
+    if _BATCH.match(base) or (base in ("train", "test", "meta") and "cifar-100" in folder):
         return "cifar"
     return "stl" if _STL.match(base) and entry.size % (_STL_BYTES if "_X" in base else 1) == 0 else ""
 
@@ -861,8 +853,7 @@ def _cifar_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredAr
     found: list[StoredArray] = []
     for entry in sorted(entries, key=lambda entry: entry.name):
         folder, base = posixpath.split(entry.name)
-        is_binary = base.endswith(".bin")
-        held = _binary_batch(source, entry) if is_binary else _unpickle(source.read(entry), entry.name)
+        held = _unpickle(source.read(entry), entry.name)
         names = held.get("label_names", held.get("fine_label_names"))
         split = posixpath.join(folder, "test" if base.startswith("test") else "train")
         if names is not None:
@@ -891,19 +882,6 @@ def _checked_batch(entry: FileEntry, held: dict[str, Any]) -> dict[str, NDArray[
         raise LayoutError(msg)
     kinds = {"labels": labels} | ({"coarse": held["coarse_labels"]} if "coarse_labels" in held else {})
     return {"data": data, **{kind: np.array(each, np.int64) for kind, each in kinds.items()}}
-
-
-def _binary_batch(source: Source, entry: FileEntry) -> dict[str, Any]:
-    # CIFAR-100 has two labels before each image: of the coarse class, and of the class.
-    kinds = ("labels",) if _BATCH.match(posixpath.basename(entry.name)) else ("coarse_labels", "labels")
-    # Records have no header and no separator: only their length tells where each begins.
-    step = len(kinds) + _CIFAR_BYTES
-    content = source.read(entry)
-    if not content or len(content) % step:
-        msg = f"'{entry.name}' has {len(content):,} bytes; CIFAR's files have {step:,} for each image."
-        raise LayoutError(msg)
-    table = np.frombuffer(content, np.uint8).reshape(-1, step)
-    return {"data": table[:, len(kinds) :], **{kind: table[:, place].tolist() for place, kind in enumerate(kinds)}}
 
 
 def _stl_array(source: Source, entry: FileEntry) -> StoredArray:
@@ -1172,23 +1150,13 @@ def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:
     delimiter = b"," if columns.pixels.stop - first > 1 else b" "
     text = line.split(b",", first)[-1]
     others = text.count(b",") - (columns.pixels.stop - first - 1)
-    text = text.rsplit(b",", others)[0] if others > 0 else text
-    text = text.strip(b' \r"')
+    text = (text.rsplit(b",", others)[0] if others > 0 else text).strip(b' \r"')
+    values = np.zeros(0, np.int64)
     # Eight times as fast as `int` for each cell; but numpy before 2.4 only warns if the last is no whole number.
     if not text.translate(None, b"0123456789" + delimiter):
         with contextlib.suppress(ValueError):
             values = np.fromstring(text, np.int64, sep=delimiter.decode())
-            if len(values) == count and values.max() <= 255:
-                return values.astype(np.uint8).reshape(columns.shape)
-    cells = _cells(line)[columns.pixels]
-    cells = cells[0].split() if len(cells) == 1 else cells
-    try:
-        # `bytes` refuses numbers outside 0 to 255, which numpy would wrap around.
-        pixels = bytes(map(int, cells))
-    except ValueError as error:
-        msg = f"A pixel is not a whole number from 0 to 255: {error}."
-        raise DecodeError(msg) from error
-    if len(pixels) != math.prod(columns.shape):
-        msg = f"The row has {len(pixels):,} pixels, expected {math.prod(columns.shape):,}."
+    if len(values) != count or values.max() > 255:
+        msg = f"The pixels are {show(text.decode(errors='replace'))!r}; expected {count:,} whole numbers from 0 to 255."
         raise DecodeError(msg)
-    return np.frombuffer(pixels, np.uint8).reshape(columns.shape)
+    return values.astype(np.uint8).reshape(columns.shape)

@@ -168,16 +168,6 @@ READ: dict[str, tuple[Any, ...]] = {
         }, "auto",
         {"train": (upright(ROWS), LABELS), "test": (upright(OF_TEST), LABELS)}, ANIMALS, "train_coarse",
     ),
-    "CIFAR-10, binary": (
-        {
-            **{
-                f"{name}.bin": np.hstack([np.array(LABELS, np.uint8)[part, None], ROWS[part]]).tobytes()
-                for name, part in (("data_batch_1", slice(3)), ("data_batch_2", slice(3, 6)), ("test_batch", slice(6)))
-            },
-            "batches.meta.txt": b"cat\ndog\neel\n\n",
-        }, "auto",
-        {"train": (upright(ROWS), LABELS), "test": (upright(ROWS), LABELS)}, ANIMALS,
-    ),
     "STL10, columns first": (
         {
             **{f"{split}_X.bin": STL.transpose(0, 3, 2, 1).tobytes() for split in ("train", "test")},
