@@ -31,8 +31,8 @@ RULES_VERSION = 5
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
     "image_folder": 8,
-    **dict.fromkeys(("lmdb", "pixel_table"), 9),
-    **dict.fromkeys(("coco_classes", "images"), 11),
+    "pixel_table": 9,
+    **dict.fromkeys(("coco_classes", "images", "lmdb"), 11),
     "file_names": 12,
     **dict.fromkeys(("arrow", "tokens", "webdataset"), 13),
     **dict.fromkeys(("array_folder", "arrays"), 15),

@@ -244,6 +244,7 @@ LABELS: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
     "Parquet: parts": (lambda: table(label=[0.5, 1.0, 2.0]), [0.5, 1.0, 2.0], ()),
     "Parquet: lists beside": (lambda: table(tags=[["a"], ["b"], []], breed=DOGS), [1, 0, 1], ("cat", "dog")),
     "TFDS: names beside": (lambda: {**records({"label": 0}, {"label": 2}), "label.labels.txt": "ox\nhen\ncow\n"}, [0, 2], ("ox", "hen", "cow")),
+    "LMDB: words, and a number among them": (lambda: database("größer", "7", "none"), [1, 0, 2], ("7", "größer", "none")),
     "LMDB: parts": (lambda: database("1", "0.5"), [1.0, 0.5], ()),
     "LMDB: folders in keys": (lambda: {"test.lmdb": lmdb_of({f"{name}.png".encode(): picture(n) for n, name in enumerate(("cat/1", "cat/2", "dog/1"))})}, [0, 0, 1], ("cat", "dog")),
 }
@@ -264,13 +265,6 @@ def test_y_beside_x_is_a_place_and_no_label(make: Any) -> None:
     """They may be asked about; nothing is learned from one of the two."""
     with suppress(LayoutError):
         assert read(make(x=[0.5, 0.25, 1.5], y=[2.5, 0.25, 1.0])).targets is None
-
-
-def test_texts_of_lmdb_are_rows_of_bytes() -> None:
-    """As OCR has them; a note says how they are stored."""
-    found = read(database("größer", "7", ""))
-    assert [bytes(row).rstrip(b"\0").decode() for row in labels(found)] == ["größer", "7", ""]
-    assert any("UTF-8" in note for note in found.notes)
 
 
 SIDES = {f"image/object/bbox/{side}": [value] * 2 for side, value in
