@@ -365,10 +365,8 @@ STATED: dict[str, tuple[Any, str, str]] = {
     "TFDS: masks before a class": (lambda: features_of(annotation=MASKS[:3], label=[0, 1, 0]), "3 masks", "'label'"),
     "json: a list of objects": (lambda: tars_in_order(*({"objects": [{"bbox": box, "category": name} for box, name in zip(*row, strict=True)]} for row in zip(BBOX, NAMED, strict=True))), BOXED, "xywh"),
     "json: a field of each": (lambda: tars_in_order(*objects(CORNERS, NAMED, "boxes", "labels")), BOXED, "xyxy"),
-    "json: files of its own": (lambda: {"a.tar": tar_of([{"png": picture(n), "json": '{"id": 1}', "bbox.json": json.dumps(one)} for n, one in enumerate(objects(labels=NAMED))])}, BOXED, "Not used: 'id'"),
     "json: a fact of the image among its objects": (lambda: tars_in_order(*({"objects": one | {"image_id": n}} for n, one in enumerate(objects(labels=NAMED)))), BOXED, "left out: 'image_id'"),
     "json: a fact of the image beside its boxes": (lambda: tars_in_order(*(one | {"type": n, "name": str(n)} for n, one in enumerate(objects(CORNERS, NAMED, "boxes", "labels")))), BOXED, "left out: 'type', 'name'"),
-    "json: other facts in each file": (lambda: {"a.tar": tar_of([{"png": picture(n), "json": '{"id": 1}', "meta.json": json.dumps(one | {"id": 2})} for n, one in enumerate(objects(labels=NAMED))])}, BOXED, "Not used: 'id'"),
     "lines of JSON with a label": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "label": n, "objects": one}) + "\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "Not used: the column 'label'"),
     "lines of JSON": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "objects": one}) + "\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "xywh"),
     "a table with JSON in it": (lambda: images_and("labels.tsv", "path\tobjects\n" + "".join(f"{n}.png\t{json.dumps(one)}\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "xywh"),
@@ -512,7 +510,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parquet: bytes that are no mask": (lambda: table(mask=[b"\x93NUMPY"]), "'mask' beside the images of"),
     "hub: a row without a mask": (lambda: table(mask=[MASKS[0], None]), "row 1 has no bytes in 'mask'"),
     "TFDS: no features.json": (lambda: features_of(**{"objects/bbox": [[0.0, 0.0, 0.5, 1.0]]}), r"'objects/bbox'.*features\.json"),
-    "json: another label in another json": (lambda: {"a.tar": tar_of([{"png": picture(0), "json": '{"label": 0}', "meta.json": '{"label": 1}'}])}, "different values under 'label'"),
     "hub: numbers in place of objects": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "objects": [5] if n else [{"bbox": [1, 2, 3, 4], "label": "cat"}]}) + "\n" for n in range(3))), "'boxes'"),
     "json: boxes and masks": (lambda: {"a.tar": tar_of([{"png": picture(0), "seg.png": MASKS[0], "json": '{"boxes": [[1, 2, 3, 4]], "labels": [0]}'}])}, "boxes and masks.* function"),
     **{f"json: {odd} in a box": (lambda odd=odd: {"a.tar": tar_of([{"png": picture(0), "json": json.dumps({"boxes": [[1, 2, 3, odd]], "labels": [0]})}])}, r"a\.tar/000000\.png': .*\[1, 2, 3, .*four")
