@@ -561,8 +561,8 @@ def _numbers_in(file: str) -> _Numbers:
 
 
 def matlab_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Return the numeric arrays of a file, samples first: along the axis that is as long as the file's vectors; or,
-    with three axes or more, along the last, as MATLAB's own programs store images."""
+    """Return the numeric arrays of a file, samples first: with three axes or more they are along the last, as MATLAB's
+    own programs store images."""
     try:
         from scipy import io as matlab
     except ImportError as error:
@@ -583,23 +583,16 @@ def matlab_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
         for key, values in arrays.items()
         if values.dtype.kind in "biufc"
     }
-    # MATLAB has no arrays of one axis, so labels may be a row as well as a column. Without any, the samples are along
-    # the axis that all arrays share.
-    counts = {values.size for key, values in numeric.items() if _may_count(key, values.shape)}
-    ends = [{one.shape[0], one.shape[-1]} for one in numeric.values() if one.size > max(one.shape)]
-    counts = counts or (set.intersection(*ends) if len(ends) > 1 else set())
     found = []
     for key, values in numeric.items():
-        first, last = values.shape[0] in counts, values.shape[-1] in counts
-        # With more than two axes the last one counts samples where nothing says otherwise.
-        is_moved = (last or values.ndim > 2) and not (first and (values.ndim == 2 or not last))
-        rows = np.moveaxis(values, -1, 0) if is_moved else values
-        rows = values.reshape(-1, 1) if values.size == max(values.shape) and values.ndim > 1 else rows
+        # MATLAB has no arrays of one axis, so labels may be a row as well as a column.
+        is_vector = values.size == max(values.shape)
+        is_turned = values.ndim > 2 and not is_vector
+        rows = values.reshape(-1, 1) if is_vector else np.moveaxis(values, -1, 0) if is_turned else values
         # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
         rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
-        name = f"{entry.name}/{key}"
-        made = StoredArray.in_memory(name, rows, stamp_of(entry))
-        found.append(replace(made, is_turned=is_moved and values.ndim > 2))
+        made = StoredArray.in_memory(f"{entry.name}/{key}", rows, stamp_of(entry))
+        found.append(replace(made, is_turned=is_turned))
     for key, values in arrays.items():
         if values.dtype.kind in "OV":
             # scipy calls each object "None"; its own name is in it.

@@ -1057,6 +1057,7 @@ _OTHER_TASKS = ("captions_", "person_keypoints_", "panoptic_", "stuff_", "image_
 _OF_COCO = (BoxColumn("iscrowd", np.uint8), BoxColumn("area", np.float32))
 _COCO_LISTS = ("images", "annotations", "categories")
 _NO_BOX = ()
+_IDS, _IS_NUMBER = ("id", "image_id", "category_id"), re.compile(r"0|[1-9]\d{0,17}", re.ASCII)
 
 
 # The fields of an annotation that are kept while reading; of keypoints, and of outlines beside boxes, most of the file,
@@ -1161,6 +1162,10 @@ def _parse_coco(name: str, content: bytes) -> CocoFile | None:
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
     """Return a JSON object; for an annotation only the necessary fields: polygons beside boxes take most memory."""
     found = dict(pairs)
+    # Some tools write a number as a text, in one list or in all.
+    for key in _IDS:
+        if isinstance(word := found.get(key), str) and _IS_NUMBER.fullmatch(word):
+            found[key] = int(word)
     is_label = "category_id" in found and (bool(found.get("segmentation")) or _OTHER_KINDS.isdisjoint(found))
     if "image_id" not in found or "file_name" in found or not ("bbox" in found or is_label):
         return found
@@ -1236,6 +1241,11 @@ def _coco_records(file: CocoFile, numbers: dict[Any, int], group: str) -> list[R
 
 def _coco_corners(one: _Annotation) -> tuple[float, ...]:
     bbox = one.bbox
+    # Some tools write none, or an empty one, beside an outline.
+    if not bbox and isinstance(one.segmentation, list):
+        points = [at for line in one.segmentation for at in zip(line[::2], line[1::2], strict=True)]
+        ((_, (x0, y0, x1, y1)),) = _record("", [("outline", points)]).shapes
+        bbox = [x0, y0, x1 - x0, y1 - y0]
     if not isinstance(bbox, list) or len(bbox) != 4:
         msg = f"its bbox is {show(bbox) if bbox != _NO_BOX else 'missing'}; give it one, or leave it out"
         raise ValueError(msg)
