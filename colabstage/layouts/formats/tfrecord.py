@@ -8,7 +8,6 @@ parsed here, so that neither TensorFlow nor protobuf need be installed, and imag
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import posixpath
 import re
@@ -50,7 +49,7 @@ from colabstage.layouts.records import (
     records_state,
     scan_each,
 )
-from colabstage.layouts.table import Content, Images, Masks, SampleSource
+from colabstage.layouts.table import Images, Masks, SampleSource
 from colabstage.layouts.words import RECORDS, is_group_name, stem_of
 from colabstage.trees.bytes import image_ending
 
@@ -72,16 +71,10 @@ _CLASSES = ".labels.txt"
 _IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "image/data", "image_bytes")
 _CORNERS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 _MASKS = ("image/segmentation/class/encoded", "segmentation_mask", "image/mask", "mask", "label/encoded")
-# Features with the size of an image that is stored as pixels.
-_SIZES = (
-    ("height", "image/height", "rows"),
-    ("width", "image/width", "cols"),
-    ("depth", "channels", "image/channels", "image/depth"),
-)
 _OF_BOXES = {"label": "image/object/class/label", "class_name": "image/object/class/text"}
 # What TensorFlow's own converters say of the file besides, and what is read.
-_OF_FILES = tuple(f"image/{name}" for name in ("format", "colorspace", "filename", "source_id", "key/sha256"))
-_NO_LABELS = {*_CORNERS, *_MASKS, *itertools.chain(*_SIZES), *_OF_BOXES.values(), *_OF_FILES}
+_OF_FILES = ("format", "colorspace", "filename", "source_id", "key/sha256", "height", "width", "channels", "depth")
+_NO_LABELS = {*_CORNERS, *_MASKS, *_OF_BOXES.values(), *_OF_FILES, *map("image/{}".format, _OF_FILES)}
 # What TFDS says of boxes in its features.json; where it does not say, because it could not once, it is REL_YXYX.
 _FORMS: dict[str, BoxForm] = {"YXYX": "yxyx", "XYXY": "xyxy", "XYWH": "xywh"}
 _HAS_BOXES, _BOX_FORM = "BBoxFeature", re.compile(r'"bboxFormat":\s*"(REL_)?(YXYX|XYXY|XYWH)"')
@@ -155,9 +148,6 @@ class Span(NamedTuple):
 
     start: int
     end: int
-
-
-_NO_PIXELS = (0, 0, 0)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -241,8 +231,6 @@ class _Record(NamedTuple):
     image: Span
     """Where in the data it is, like the mask."""
     mask: Span | None
-    shape: tuple[int, int, int]
-    """Height, width and depth of pixels; zeros for an image file."""
     objects: dict[str, list[Any]] | None
     """Its boxes, and what is stated of each, by field; `None` if it has none of their features."""
 
@@ -288,23 +276,11 @@ class _Example:
     def is_image(self, span: Span) -> bool:
         return bool(image_ending(self.read(span.start, min(span.end, span.start + 16))))
 
-    def shape(self, image: Span) -> tuple[int, int, int]:
-        """Return height, width and depth of an image stored as pixels; zeros if its length does not fit."""
-        sides = (next((value for name in names for value in self.values(name)), 0) for names in _SIZES)
-        height, width, depth = sides
-        if not all(isinstance(side, int) for side in (height, width, depth)) or height * width < 1:
-            return _NO_PIXELS
-        depth = depth or (image.end - image.start) // (height * width)
-        fits = depth in (1, 3, 4) and height * width * depth == image.end - image.start
-        return (height, width, depth) if fits else _NO_PIXELS
-
     def image_feature(self) -> str:
-        """Return the feature that holds an image file, otherwise the pixels of one; "" if none does."""
+        """Return the feature that holds an image file; "" if none does."""
         # Common names come first: a thumbnail may be beside the image.
         spans = {name: span for name in (*_IMAGES, *self.features) if (span := self.first(name)) is not None}
-        files = (name for name, span in spans.items() if self.is_image(span))
-        pixels = (name for name, span in spans.items() if any(self.shape(span)))
-        return next(files, "") or next(pixels, "")
+        return next((name for name, span in spans.items() if self.is_image(span)), "")
 
     def fields(self, image: str) -> dict[str, Any]:
         """Return the value of each feature that may be a label, split or group, besides that of the image; or the
@@ -340,8 +316,7 @@ class _Example:
         spans = {name: span for name in filter(_is_mask, self.features) if (span := self.first(name)) is not None}
         masks = [name for name, span in spans.items() if self.is_image(span)]
         mask = next((name for name in _MASKS if name in masks), "") or mask_field(self.name, masks, "")
-        shape = _NO_PIXELS if self.is_image(image) else self.shape(image)
-        return _Record(self.name, stored, image, self.only(mask), shape, self.objects(box))
+        return _Record(self.name, stored, image, self.only(mask), self.objects(box))
 
 
 @contextmanager
@@ -369,10 +344,9 @@ def _example(window: ScanWindow, start: int, length: int, name: str) -> Iterator
 def tfrecord_state(source: Source) -> Evidence:
     """Read TFRecord files with an encoded image in each Example.
 
-    x is image/encoded, image or another feature that holds an image file, or otherwise the pixels of one, whose height,
-    width and depth the record states; y the boxes in image/object/bbox, or a mask (image/segmentation/class/encoded),
-    or otherwise image/class/label or label. Integers stay unchanged, even if they count from 1; image/class/text names
-    them. Splits are those in the names of all files (train-00000-of-01024).
+    x is image/encoded, image or another feature that holds an image file; y the boxes in image/object/bbox, or a mask
+    (image/segmentation/class/encoded), or otherwise image/class/label or label. Integers stay unchanged, even if they
+    count from 1; image/class/text names them. Splits are those in the names of all files (train-00000-of-01024).
     """
     shards = _record_files(source)
     described = source.ending_in((".json",)).where(lambda name: posixpath.basename(name) == "features.json")
@@ -395,9 +369,6 @@ def tfrecord_state(source: Source) -> Evidence:
     scanned = [scanned[number] for number in kept]
     records = [record for found, _, _ in scanned for record in found]
     fields = join_fields([(stated, len(found)) for found, stated, _ in scanned])
-    odd = next((record for record in records if any(record.shape) is not any(records[0].shape)), None)
-    if odd is not None:
-        raise broken(odd.name, f"only one of it and '{records[0].name}' holds an image file")
     notes = [*lost, *left_out_notes((sum(count for *_, count in scanned), "records", f"without '{image}'"))]
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
     stored = ShardParts(shards, parts, [record.name for record in records])
@@ -405,8 +376,7 @@ def tfrecord_state(source: Source) -> Evidence:
     named = {name: _short(stem_of(stem_of(name)).replace("-", "/")) for name in lists.names}
     classes = {named[name]: text.splitlines() for name, text in source.texts(lists).items()}
     labels = _labels_of(source, records, fields, stored, classes=classes, box=box, form=form)
-    shapes = np.array([record.shape for record in records], np.int64).reshape(-1, 3)
-    inputs = Images(_inside(stored, [record.image for record in records], shapes), decoded=bool(shapes.any()))
+    inputs = Images(_inside(stored, [record.image for record in records]))
     # What may be a label by another name, and is not read.
     others = [name for name in first.features if not _field_of(name) and name not in (image, *_NO_LABELS)]
     fields |= {_short(name): [] for name in others if not (_is_mask(name) and isinstance(labels.targets, Masks))}
@@ -481,22 +451,15 @@ def _short(feature: str) -> str:
     return feature.removeprefix("image/").replace("/", "_")
 
 
-def _inside(records: SampleSource, spans: Sequence[Span], shapes: NDArray[np.int64] | None = None) -> SampleSource:
-    """Return a span of each record, or the pixels in it; reading one verifies its whole record.
-
-    `records`: with their checksums. `shapes`: height, width and depth of the pixels of each, `(N, 3)`; zeros, or
-    nothing, of image files.
-    """
+def _inside(records: SampleSource, spans: Sequence[Span]) -> SampleSource:
+    """Return a span of each record, given these with their checksums; reading one verifies its whole record."""
     ends = np.array(spans, np.int64).reshape(-1, 2)
-    read = functools.partial(_read_inside, records, ends, np.zeros((len(ends), 3), int) if shapes is None else shapes)
-    sizes = ends[:, 1] - ends[:, 0]
-    return SampleSource(sizes, records.positions, name=records.name, stamp=records.stamp, read=read)
+    read = functools.partial(_read_inside, records, ends)
+    return SampleSource(ends[:, 1] - ends[:, 0], records.positions, name=records.name, stamp=records.stamp, read=read)
 
 
-def _read_inside(records: SampleSource, ends: NDArray[np.int64], shapes: NDArray[np.int64], index: int) -> Content:
-    data = _check_record(bytes(records.read(index)), records.name(index))[slice(*ends[index])]
-    shape = shapes[index]
-    return np.frombuffer(data, np.uint8).reshape(shape) if shape.any() else data
+def _read_inside(records: SampleSource, ends: NDArray[np.int64], index: int) -> bytes:
+    return _check_record(bytes(records.read(index)), records.name(index))[slice(*ends[index])]
 
 
 def _labels_of(
