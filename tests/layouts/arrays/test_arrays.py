@@ -181,7 +181,7 @@ READ: dict[str, tuple[Any, ...]] = {
             "train.csv": digits(f"label,{PIXELS}", [f"{y},{line}" for y, line in zip(LABELS, LINES, strict=True)]),
             "test.csv": digits(PIXELS, LINES),
         }, "auto",
-        {"": (GREY[..., None], LABELS)}, ("0", "1", "2"), "test.csv",
+        {"": (GREY[..., None], LABELS)}, ("0", "1", "2"), "of 'test'",
     ),
     "FER2013": (
         {
@@ -193,19 +193,6 @@ READ: dict[str, tuple[Any, ...]] = {
         {
             split: (GREY[part, ..., None], LABELS[part])
             for split, part in (("train", slice(3)), ("val", slice(3, 4)), ("test", slice(4, 6)))
-        },
-        ("0", "1", "2"),
-    ),
-    "a column of splits, and a table that is named after one": (
-        {
-            "fer.csv": digits(
-                "label,pixels,Usage", [f"{LABELS[n]},{' '.join(map(str, GREY[n].ravel()))},{USAGE[n]}" for n in range(6)]
-            ),
-            "test.csv": digits("label,pixels", [f"{LABELS[n]},{' '.join(map(str, GREY[n].ravel()))}" for n in range(2)]),
-        }, "auto",
-        {
-            split: (GREY[rows, ..., None], [LABELS[row] for row in rows])
-            for split, rows in (("train", [0, 1, 2]), ("val", [3]), ("test", [4, 5, 0, 1]))
         },
         ("0", "1", "2"),
     ),
