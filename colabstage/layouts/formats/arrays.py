@@ -84,7 +84,7 @@ from colabstage.trees.bytes import ByteSource, SourceFile
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -363,7 +363,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     notes = [
         f"Inputs are the rows of {listed(used)}{of_y}.",
         *left_out_notes(*((stored[name].shape[0], "rows", f"of '{name}', which has no targets,") for name in bare)),
-        *_notes_on_files(source, [*xs, *ys]),
+        *(remark for array in (*xs, *ys) for part in array.parts or (array,) for remark in part.remarks),
         *([f"Other arrays were left out: {listed(unused)}."] if unused else []),
         *note_on_groups(groups, of_groups, of_rows, what="Rows"),
         *([files_joined] if joined else []),
@@ -428,16 +428,6 @@ def _splits_beside(source: Source, beside: Mapping[str, StoredArray]) -> dict[st
         if splits != next(iter(found.values())):
             raise broken(name, f"it says other splits than '{next(iter(found))}'", "one array of splits")
     return found
-
-
-def _notes_on_files(source: Source, used: Sequence[StoredArray]) -> Iterator[str]:
-    """Say which of CIFAR's files are missing, and how much of other files was never written."""
-    batches = source.ending_in(("",)).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
-    there = sorted({*map(posixpath.basename, batches.names)})
-    if 0 < len(there) < _BATCHES:
-        yield f"Only {listed(there)} of CIFAR's {_BATCHES} files to train on."
-    for part in itertools.chain.from_iterable(one.parts or (one,) for one in used):
-        yield from part.remarks
 
 
 def _class_names(stored: Mapping[str, StoredArray], least: int) -> list[StoredArray]:
@@ -768,7 +758,7 @@ _BATCH = re.compile(r"(data_batch_\d+|test_batch)$|batches\.meta$")
 _ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
 _PIXEL = np.dtype(np.uint8)
-_CIFAR_SHAPE, _CIFAR_BYTES, _BATCHES = (3, 32, 32), 3072, 5
+_CIFAR_SHAPE, _CIFAR_BYTES = (3, 32, 32), 3072
 _STL_SHAPE, _STL_BYTES, _STL_CLASSES = (3, 96, 96), 27648, "class_names.txt"
 # Everything that a CIFAR pickle may name, in numpy's old and new spelling, and what replaces it.
 _REBUILD: Any = np.empty(0).__reduce__()[0]
@@ -907,16 +897,13 @@ def _unpickle(content: bytes, name: str) -> dict[str, Any]:
     try:
         # As bytes, because CIFAR was pickled by Python 2, whose texts are not all ASCII.
         held = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        return {_as_text(key): value for key, value in held.items()}
     except Exception as error:  # a damaged pickle may raise anything
         msg = (
             f"'{name}' has the name of a CIFAR file and cannot be read as one: {error}. Nothing in a pickle that "
             "could run a program is ever loaded here."
         )
         raise LayoutError(msg) from error
-    if not isinstance(held, dict):
-        msg = f"'{name}' is a pickle, and not one of CIFAR's: it holds no dict."
-        raise LayoutError(msg)
-    return {_as_text(key): value for key, value in held.items()}
 
 
 def _as_text(value: Any) -> str:
