@@ -86,7 +86,6 @@ from colabstage.trees.bytes import image_ending
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.layouts.formats.descriptions import Description
     from colabstage.layouts.formats.tables import Table
     from colabstage.trees.listing import FileEntries, FileEntry, Tree
 
@@ -160,22 +159,6 @@ class Case:
     def folders(self) -> Found:
         return gather(lambda: folders_state(self.source, IMAGE_FOLDER))
 
-    @cached_property
-    def description(self) -> Description | None:
-        return descriptions.read_description(self.source)
-
-    @cached_property
-    def described(self) -> Found:
-        """Return what that states about images, or otherwise about clips."""
-        return gather(self._state_described)
-
-    def _state_described(self) -> Found:
-        description = require_files(self.description, self.source, "description in Croissant (croissant.json)")
-        if self.images:
-            return description.state_labels(self.tables)
-        require_files(self.source.ending_in(words.SOUNDS), self.source, "images and clips of sound")
-        return _as_clips(description.state_labels(self.search(AUDIO)), AS_THEY_ARE)
-
     def state_boxes(self) -> Found:
         """Return what boxes of KITTI, Pascal VOC, COCO, YOLO or a tool state, whichever exist."""
         require_files(self.images, self.source, "images")
@@ -224,11 +207,7 @@ class Case:
         return descriptions.splits_of_card(self.source) if self.source.ending_in((".md",)) else ("", {})
 
     def judge(self, found: Found) -> Found:
-        """Return the judge's verdict on evidence, with the splits that a description or a README states."""
-        description = self.description
-        if isinstance(found, Evidence) and description is not None:
-            stated = found
-            found = gather(lambda: description.agreed(stated, self.described, self.tables))
+        """Return the judge's verdict on evidence, with the splits that a README states."""
         if isinstance(found, Evidence):
             alone = found
             found = gather(lambda: alone.in_splits_of(*self.card))
@@ -589,8 +568,7 @@ def _weigh_nothing(case: Case) -> Found:
     if gather(lambda: names_state(source)).claims:
         return Miss(LayoutError(f"The images of '{source.label}' have classes in their names."))
     found = nothing_states(source)
-    undescribed = source.without({case.description.name}) if case.description else source
-    why = may_label(undescribed, found.table)
+    why = may_label(source, found.table)
     if why and case.listed.claims:
         return _unless_rivals(case, case.listed, _BESIDE_ROWS)
     # Lists of paths alone state splits, and no labels.
@@ -598,7 +576,7 @@ def _weigh_nothing(case: Case) -> Found:
     if isinstance(lists, Miss):
         return lists
     paths = {name for name in lists.used if name.lower().endswith(LIST_ENDS)}
-    why = may_label(undescribed.without(paths), found.table) if paths else why
+    why = may_label(source.without(paths), found.table) if paths else why
     says = " ".join(filter(None, (names_may_say(source), why)))
     return near(f"{says}{UNLABELLED}") if says else found
 
@@ -672,15 +650,9 @@ _BESIDE_ROWS = (
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout(
-        descriptions.CROISSANT,
-        lambda case: case.described,
-        extensions=descriptions.EXTENSIONS,
-        rivals=(_CALLED, Rival("boxes", detection.NAME, lambda case, _: case.state_boxes()), _BY_MASKS, _BY_ROWS),
-    ),
-    Layout(
         detection.NAME,
         Case.state_boxes,
-        extensions=(".txt", ".xml", ".json", ".csv", ".jsonl", ".ndjson"),
+        extensions=(".txt", ".xml", ".json", ".csv", ".jsonl"),
         rivals=(
             *(Rival(f"boxes ({name})", detection.NAME, partial(_boxes_beside, state)) for name, state in _BOXES),
             _CALLED,

@@ -627,7 +627,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         others = source.ending_in(words.ANNOTATIONS).without(used)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
         yield _left_over_message(others.where(lambda name: not words.is_note(name)).names, beside, _LABELS, how)
-    masks = _masks_left_over(source, found) if table.layout in ("table", "croissant", PAIRS) else []
+    masks = _masks_left_over(source, found) if table.layout in ("table", PAIRS) else []
     for first in masks[:1]:
         folder, stem = words.folder_of(first), words.stem_of(first)
         which = folder if _is_of_annotations(folder) else stem.removeprefix(words.before_last_word(stem))

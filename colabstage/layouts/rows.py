@@ -164,8 +164,6 @@ class TableSearch:
     """The table that counts, if there are several."""
     separator: str | None = None
     """The text between several labels in one cell; "" if each cell is one label."""
-    described: Mapping[str, Table] | None = None
-    """The tables to use instead of all in the source, if a description says which."""
     lists: bool = False
     """Whether to search texts and JSON that list names of files, instead of tables."""
 
@@ -189,8 +187,6 @@ class TableSearch:
 
     @cached_property
     def tables(self) -> dict[str, Table]:
-        if self.described is not None:
-            return dict(self.described)
         # A submission names the test images with one made-up label.
         entries = self.source.ending_in(LISTS if self.lists else words.TABLES)
         asked = entries.where(lambda name: not words.is_submission(name))
@@ -672,7 +668,7 @@ class TableSearch:
             )
             raise LayoutError(msg)
         # Several people may have labelled one image; if the user names a column, that is meant.
-        if differ and classes and targets.values.ndim == 1 and (self.labels is None or self.described is not None):
+        if differ and classes and targets.values.ndim == 1 and self.labels is None:
             one, two = (show(label.cells[row]) for row in differ[0])
             msg = (
                 f"Two rows name '{names[rows.files[differ[0][1]]]}', one with the label '{one}' and one with '{two}'. "

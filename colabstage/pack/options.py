@@ -31,16 +31,17 @@ RULES_VERSION = 5
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
     "image_folder": 8,
-    **dict.fromkeys(("lmdb", "pixel_table"), 9),
-    **dict.fromkeys(("coco_classes", "croissant", "images"), 11),
+    "pixel_table": 9,
+    **dict.fromkeys(("coco_classes", "images", "lmdb"), 11),
     "file_names": 12,
     **dict.fromkeys(("arrow", "tokens", "webdataset"), 13),
     **dict.fromkeys(("array_folder", "arrays"), 15),
-    **dict.fromkeys(("audio", "tfrecord"), 16),
-    "detection": 20,
+    "audio": 16,
+    "tfrecord": 17,
+    "detection": 21,
     "pairs": 21,
     "table": 26,
-    "auto": 32,
+    "auto": 33,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

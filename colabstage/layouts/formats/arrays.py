@@ -44,9 +44,11 @@ from colabstage.layouts.reading import Source, broken, decode_text, open_member,
 from colabstage.layouts.records import (
     ShardFile,
     ShardParts,
-    make_labels,
+    join_fields,
+    labelled_shards,
+    labels_of_fields,
+    parse_label,
     records_state,
-    split_of_shard,
     splits_of_fields,
 )
 from colabstage.layouts.stored import (
@@ -82,7 +84,7 @@ from colabstage.trees.bytes import ByteSource, SourceFile
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -361,7 +363,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     notes = [
         f"Inputs are the rows of {listed(used)}{of_y}.",
         *left_out_notes(*((stored[name].shape[0], "rows", f"of '{name}', which has no targets,") for name in bare)),
-        *_notes_on_files(source, [*xs, *ys]),
+        *(remark for array in (*xs, *ys) for part in array.parts or (array,) for remark in part.remarks),
         *([f"Other arrays were left out: {listed(unused)}."] if unused else []),
         *note_on_groups(groups, of_groups, of_rows, what="Rows"),
         *([files_joined] if joined else []),
@@ -426,16 +428,6 @@ def _splits_beside(source: Source, beside: Mapping[str, StoredArray]) -> dict[st
         if splits != next(iter(found.values())):
             raise broken(name, f"it says other splits than '{next(iter(found))}'", "one array of splits")
     return found
-
-
-def _notes_on_files(source: Source, used: Sequence[StoredArray]) -> Iterator[str]:
-    """Say which of CIFAR's files are missing, and how much of other files was never written."""
-    batches = source.ending_in(("", ".bin")).where(lambda name: posixpath.basename(name).startswith("data_batch_"))
-    there = sorted({*map(posixpath.basename, batches.names)})
-    if 0 < len(there) < _BATCHES:
-        yield f"Only {listed(there)} of CIFAR's {_BATCHES} files to train on."
-    for part in itertools.chain.from_iterable(one.parts or (one,) for one in used):
-        yield from part.remarks
 
 
 def _class_names(stored: Mapping[str, StoredArray], least: int) -> list[StoredArray]:
@@ -561,8 +553,8 @@ def _numbers_in(file: str) -> _Numbers:
 
 
 def matlab_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Return the numeric arrays of a file, samples first: along the axis that is as long as the file's vectors; or,
-    with three axes or more, along the last, as MATLAB's own programs store images."""
+    """Return the numeric arrays of a file, samples first: with three axes or more they are along the last, as MATLAB's
+    own programs store images."""
     try:
         from scipy import io as matlab
     except ImportError as error:
@@ -583,23 +575,16 @@ def matlab_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
         for key, values in arrays.items()
         if values.dtype.kind in "biufc"
     }
-    # MATLAB has no arrays of one axis, so labels may be a row as well as a column. Without any, the samples are along
-    # the axis that all arrays share.
-    counts = {values.size for key, values in numeric.items() if _may_count(key, values.shape)}
-    ends = [{one.shape[0], one.shape[-1]} for one in numeric.values() if one.size > max(one.shape)]
-    counts = counts or (set.intersection(*ends) if len(ends) > 1 else set())
     found = []
     for key, values in numeric.items():
-        first, last = values.shape[0] in counts, values.shape[-1] in counts
-        # With more than two axes the last one counts samples where nothing says otherwise.
-        is_moved = (last or values.ndim > 2) and not (first and (values.ndim == 2 or not last))
-        rows = np.moveaxis(values, -1, 0) if is_moved else values
-        rows = values.reshape(-1, 1) if values.size == max(values.shape) and values.ndim > 1 else rows
+        # MATLAB has no arrays of one axis, so labels may be a row as well as a column.
+        is_vector = values.size == max(values.shape)
+        is_turned = values.ndim > 2 and not is_vector
+        rows = values.reshape(-1, 1) if is_vector else np.moveaxis(values, -1, 0) if is_turned else values
         # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
         rows = rows % 10 if _SVHN.search(entry.name) and key == "y" else rows
-        name = f"{entry.name}/{key}"
-        made = StoredArray.in_memory(name, rows, stamp_of(entry))
-        found.append(replace(made, is_turned=is_moved and values.ndim > 2))
+        made = StoredArray.in_memory(f"{entry.name}/{key}", rows, stamp_of(entry))
+        found.append(replace(made, is_turned=is_turned))
     for key, values in arrays.items():
         if values.dtype.kind in "OV":
             # scipy calls each object "None"; its own name is in it.
@@ -760,7 +745,7 @@ def _unfold(source: Source) -> Unfolded | None:
 
 # The files in which well-known datasets are published, in formats of neither arrays nor images.
 #
-# MNIST's idx, CIFAR's pickles and .bin and STL10's .bin become arrays with the names that `arrays` understands. Tables
+# MNIST's idx, CIFAR's pickles and STL10's .bin become arrays with the names that `arrays` understands. Tables
 # of pixels are images: Kaggle's digits, with a column for each pixel, and FER2013, with one for all. CIFAR's pickles
 # are opened by an unpickler that knows arrays, texts, numbers, lists and dicts, and calls nothing else: a file that
 # asks for more is refused.
@@ -768,18 +753,13 @@ def _unfold(source: Source) -> Unfolded | None:
 
 _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
 _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_BATCH = re.compile(r"(data_batch_\d+|test_batch)(\.bin)?$|batches\.meta$")
+_BATCH = re.compile(r"(data_batch_\d+|test_batch)$|batches\.meta$")
 # As from `extension_of` for the names of all these files: idx3-ubyte is none.
 _ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
 _PIXEL = np.dtype(np.uint8)
-_CIFAR_SHAPE, _CIFAR_BYTES, _BATCHES = (3, 32, 32), 3072, 5
-_STL_SHAPE, _STL_BYTES = (3, 96, 96), 27648
-_NAME_LISTS = {
-    "batches.meta.txt": "label_names",
-    "fine_label_names.txt": "label_names",
-    "class_names.txt": "class_names",
-}
+_CIFAR_SHAPE, _CIFAR_BYTES = (3, 32, 32), 3072
+_STL_SHAPE, _STL_BYTES, _STL_CLASSES = (3, 96, 96), 27648, "class_names.txt"
 # Everything that a CIFAR pickle may name, in numpy's old and new spelling, and what replaces it.
 _REBUILD: Any = np.empty(0).__reduce__()[0]
 _HARMLESS: dict[tuple[str, str], Any] = {
@@ -805,13 +785,10 @@ def published_arrays(source: Source) -> tuple[list[StoredArray], frozenset[str]]
     found = [_read_idx(source, entry) for entry in sorted(once.values(), key=lambda entry: entry.name)]
     found += _cifar_arrays(source, by_kind["cifar"])
     found += [_stl_array(source, entry) for entry in by_kind["stl"]]
-    binary = (entry.name for kind in ("cifar", "stl") for entry in by_kind[kind] if entry.name.endswith(".bin"))
-    folders = set(map(posixpath.dirname, binary))
-    texts = source.ending_in((".txt",) if folders else ())
-    lists = texts.where(lambda name: posixpath.dirname(name) in folders and posixpath.basename(name) in _NAME_LISTS)
+    beside = {posixpath.join(posixpath.dirname(entry.name), _STL_CLASSES) for entry in by_kind["stl"]}
+    lists = source.ending_in((".txt",) if beside else ()).where(beside.__contains__)
     for name, text in source.texts(lists).items():
-        folder, base = posixpath.split(name)
-        found.append(StoredArray.in_memory(posixpath.join(folder, _NAME_LISTS[base]), np.array(text.split()), ""))
+        found.append(StoredArray.in_memory(name.removesuffix(".txt"), np.array(text.split()), ""))
     named = (entry.name for kind, entries in by_kind.items() for entry in entries if kind)
     return found, frozenset((*named, *lists.names))
 
@@ -821,7 +798,7 @@ def _format_of(entry: FileEntry, label: str) -> str:
     base, folder = posixpath.basename(entry.name), words.folder_of(entry.name) or label
     if _IDX.search(base.lower()):
         return "idx"
-    if _BATCH.match(base) or (base.removesuffix(".bin") in ("train", "test", "meta") and "cifar-100" in folder):
+    if _BATCH.match(base) or (base in ("train", "test", "meta") and "cifar-100" in folder):
         return "cifar"
     return "stl" if _STL.match(base) and entry.size % (_STL_BYTES if "_X" in base else 1) == 0 else ""
 
@@ -861,8 +838,7 @@ def _cifar_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredAr
     found: list[StoredArray] = []
     for entry in sorted(entries, key=lambda entry: entry.name):
         folder, base = posixpath.split(entry.name)
-        is_binary = base.endswith(".bin")
-        held = _binary_batch(source, entry) if is_binary else _unpickle(source.read(entry), entry.name)
+        held = _unpickle(source.read(entry), entry.name)
         names = held.get("label_names", held.get("fine_label_names"))
         split = posixpath.join(folder, "test" if base.startswith("test") else "train")
         if names is not None:
@@ -893,19 +869,6 @@ def _checked_batch(entry: FileEntry, held: dict[str, Any]) -> dict[str, NDArray[
     return {"data": data, **{kind: np.array(each, np.int64) for kind, each in kinds.items()}}
 
 
-def _binary_batch(source: Source, entry: FileEntry) -> dict[str, Any]:
-    # CIFAR-100 has two labels before each image: of the coarse class, and of the class.
-    kinds = ("labels",) if _BATCH.match(posixpath.basename(entry.name)) else ("coarse_labels", "labels")
-    # Records have no header and no separator: only their length tells where each begins.
-    step = len(kinds) + _CIFAR_BYTES
-    content = source.read(entry)
-    if not content or len(content) % step:
-        msg = f"'{entry.name}' has {len(content):,} bytes; CIFAR's files have {step:,} for each image."
-        raise LayoutError(msg)
-    table = np.frombuffer(content, np.uint8).reshape(-1, step)
-    return {"data": table[:, len(kinds) :], **{kind: table[:, place].tolist() for place, kind in enumerate(kinds)}}
-
-
 def _stl_array(source: Source, entry: FileEntry) -> StoredArray:
     content, name, stamp = open_unpacked(source.tree, entry), entry.name.removesuffix(".bin"), stamp_of(entry)
     if name.endswith("y"):
@@ -934,16 +897,13 @@ def _unpickle(content: bytes, name: str) -> dict[str, Any]:
     try:
         # As bytes, because CIFAR was pickled by Python 2, whose texts are not all ASCII.
         held = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+        return {_as_text(key): value for key, value in held.items()}
     except Exception as error:  # a damaged pickle may raise anything
         msg = (
             f"'{name}' has the name of a CIFAR file and cannot be read as one: {error}. Nothing in a pickle that "
             "could run a program is ever loaded here."
         )
         raise LayoutError(msg) from error
-    if not isinstance(held, dict):
-        msg = f"'{name}' is a pickle, and not one of CIFAR's: it holds no dict."
-        raise LayoutError(msg)
-    return {_as_text(key): value for key, value in held.items()}
 
 
 def _as_text(value: Any) -> str:
@@ -966,21 +926,25 @@ _LABELS = ("label", "class", "emotion", "target", "y")
 # Rows for each picture beside the tables, from which on the pictures are no samples.
 _SHOWN = 10
 # The splits of FER2013, two of which are called tests.
-_USAGE = {"training": "train", "publictest": "val", "privatetest": "test"}
+_USAGE = {"Training": "train", "PublicTest": "val", "PrivateTest": "test"}
 
 
 class _PixelColumns(NamedTuple):
-    """The roles of a table's columns, by number."""
+    """The columns of a table: those to the left of the pixels, and to the right of them."""
 
-    pixels: slice
-    """The columns of pixels, or the one column with all pixels, separated by blanks."""
+    before: tuple[str, ...]
+    after: tuple[str, ...]
     shape: tuple[int, ...]
-    label: int | None
-    usage: int | None
-    field: str
-    """The name of the column of splits; "" for none."""
-    others: tuple[str, ...]
+    delimiter: bytes
+    """What is between two pixels: a blank if all are in one column."""
     has_header: bool = True
+
+    def cut(self, line: bytes) -> tuple[list[str], bytes]:
+        """Return the cells beside the pixels of a row, and the pixels."""
+        # A line may have thousands of cells, so it is split no further than necessary.
+        *before, rest = line.split(b",", len(self.before))
+        pixels, *after = rest.rsplit(b",", len(self.after)) if self.after else [rest]
+        return [_cell(cell).decode("utf-8", "replace") for cell in (*before, *after)], pixels
 
 
 class _Table(NamedTuple):
@@ -989,13 +953,11 @@ class _Table(NamedTuple):
     name: str
     columns: _PixelColumns
     images: SampleSource
-    labels: list[int]
-    """Empty if it has none, like the splits."""
-    splits: list[str]
+    fields: dict[str, list[Any]]
 
 
 def pixels_state(source: Source) -> Found:
-    """Read .csv files whose rows are images: square, with one or three channels, with a class or none."""
+    """Read .csv files whose rows are images: square, with one or three channels; and records of their other columns."""
     files = source.ending_in((".csv", ".gz")).where(lambda name: name.lower().removesuffix(".gz").endswith(".csv"))
     tables = {entry: _read_head(source, entry) for entry in files}
     for entry, count in ((entry, count) for entry, (*_, count) in tables.items() if count):
@@ -1013,37 +975,33 @@ def pixels_state(source: Source) -> Found:
         msg = f"'{source.label}' holds images as files beside '{found[0].name}', which holds pixels. For these: {how}."
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
-    labelled = [one for one in found if one.labels] or found
-    first, counts = labelled[0], [len(one.images) for one in labelled]
-    for other in (one for one in labelled if one.columns.shape != first.columns.shape):
-        what = f"its images have the shape {other.columns.shape}, and those of '{first.name}' {first.columns.shape}"
-        raise broken(other.name, what, f"one for all, such as {only_line(source.tree, first.name)}")
-    fields = {name: list[Any]() for one in labelled for name in one.columns.others}
-    if any(one.splits for one in labelled):
-        own = (one.splits or [split_of_shard(one.name)] * count for one, count in zip(labelled, counts, strict=True))
-        called = next(one.columns.field for one in labelled if one.splits)
-        fields[called] = [*itertools.chain.from_iterable(own)]
-    left = [one.name for one in found if one not in labelled]
-    notes = [f"Tables without classes were left out: {', '.join(left)}."] if left else []
-    bare = [one for one in labelled if not one.columns.has_header]
+    fields_of_each, rows = [one.fields for one in found], [[()] * len(one.images) for one in found]
+    kept, lost = labelled_shards([one.name for one in found], fields_of_each, rows)
+    used = [found[number] for number in kept]
+    for other in (one for one in used if one.columns.shape != used[0].columns.shape):
+        what = f"its images have the shape {other.columns.shape}, and those of '{used[0].name}' {used[0].columns.shape}"
+        raise broken(other.name, what, f"one for all, such as {only_line(source.tree, used[0].name)}")
+    bare = [one for one in used if not one.columns.has_header]
     if bare:
-        where = "last" if bare[0].columns.label else "first"
-        notes.append(f"'{bare[0].name}' has no header; the {where} number of each row is taken for its class.")
+        where = "last" if bare[0].columns.after else "first"
+        lost.append(f"'{bare[0].name}' has no header; the {where} number of each row is taken for its class.")
+    images = Images(join_samples([one.images for one in used]), decoded=True, own_channels=True)
+    fields = join_fields([(one.fields, len(one.images)) for one in used])
     made = records_state(
         "pixel_table",
         "a table of pixels",
-        Images(join_samples([one.images for one in labelled]), decoded=True, own_channels=True),
-        make_labels(np.array([label for one in labelled for label in one.labels], np.int64), ()),
-        shards=[one.name for one in labelled],
-        shard_of=np.repeat(np.arange(len(labelled)), counts),
+        images,
+        labels_of_fields(fields, [images.source.name(row) for row in range(len(images))], first=_LABELS),
+        shards=[one.name for one in used],
+        shard_of=np.repeat(np.arange(len(used)), [len(one.images) for one in used]),
         fields=fields,
-        notes=notes,
+        notes=lost,
     )
     return replace(made, used=frozenset(one.name for one in of_pixels))
 
 
 def _read_head(source: Source, entry: FileEntry) -> tuple[ByteSource | None, _PixelColumns | None, int]:
-    """Return the content of a .csv.gz; a table's columns of pixels, if any; and how many there are if nothing says
+    """Return the content of a .csv.gz; a table's columns, if it has pixels; and how many there are if nothing says
     which these are, otherwise 0."""
     # It shows its header only unpacked.
     packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
@@ -1065,16 +1023,16 @@ def _no_header(entry: FileEntry, count: int) -> str:
 
 
 def _bare_columns(rows: list[list[bytes]]) -> _PixelColumns | None:
-    """Return the roles of the columns of a table without a header, by its first rows; `None` if they do not show.
+    """Return the columns of a table without a header, by its first rows; `None` if they do not show.
 
     At one end of each row is a corner of its image, mostly of one shade; at the other its class, rarely the same.
     """
-    last, count = len(rows[0]) - 1, len(rows)
+    last, count, label = len(rows[0]) - 1, len(rows), _LABELS[:1]
     shape = _shape(last)
     common = [max(Counter(row[place] for row in rows if len(row) > last).values()) / count for place in (0, last)]
-    for label, other, pixels in ((0, 1, slice(1, last + 1)), (1, 0, slice(last))):
-        if shape is not None and count >= _FEWEST and common[label] < _RARELY and common[other] > _MOSTLY:
-            return _PixelColumns(pixels, shape, label * last, None, "", (), has_header=False)
+    for (own, other), before, after in ((common, label, ()), (common[::-1], (), label)):
+        if shape is not None and count >= _FEWEST and own < _RARELY and other > _MOSTLY:
+            return _PixelColumns(before, after, shape, b",", has_header=False)
     return None
 
 
@@ -1086,16 +1044,17 @@ def _copies(source: Source, tables: Sequence[FileEntry]) -> set[FileEntry]:
 
 
 def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
-    """Return the roles of columns according to a table's header; `None` if it has no pixels."""
+    """Return the columns according to a table's header; `None` if it has no pixels."""
     header, _, rest = head.partition(b"\n")
     written = [name.strip().strip('"') for name in decode_text(header).split(",")]
     names = [*map(str.lower, written)]
     numbers = [number for number, name in enumerate(names) if _PIXEL_COLUMN.fullmatch(name)]
-    count = len(numbers)
+    count, delimiter = len(numbers), b","
     if "pixels" in names:
         numbers = [names.index("pixels")]
         # The first row decides; one that differs is an error that names it when it is read.
-        count = len(_cell(rest.partition(b"\n")[0], numbers[0]).split())
+        cells = _cells(rest.partition(b"\n")[0])
+        count, delimiter = len(cells[numbers[0]].split()) if len(cells) > numbers[0] else 0, b" "
     shape = _shape(count)
     # The pixels of a row are cut out as one slice.
     if shape is None or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
@@ -1106,11 +1065,7 @@ def _read_columns(table: str, head: bytes) -> _PixelColumns | None:
         if other != (*one[:-1], one[-1] + 1) and not (len(one) == 2 and other[:-1] == (one[0] + 1,)):
             what = f"'{names[number + 1]}' follows '{names[number]}'"
             raise broken(table, what, "the columns of all pixels, in their order")
-    label = next((names.index(name) for name in _LABELS if name in names), None)
-    usage = next((names.index(name) for name in ("usage", *words.SPLIT_COLUMNS) if name in names), None)
-    others = (name for number, name in enumerate(names) if number not in (*numbers, label, usage))
-    field = "" if usage is None else written[usage]
-    return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, label, usage, field, tuple(others))
+    return _PixelColumns(tuple(written[: numbers[0]]), tuple(written[numbers[-1] + 1 :]), shape, delimiter)
 
 
 def _shape(count: int) -> tuple[int, ...] | None:
@@ -1125,18 +1080,17 @@ def _shape(count: int) -> tuple[int, ...] | None:
 
 
 def _cells(line: bytes) -> list[bytes]:
-    return [cell.strip().strip(b'"') for cell in line.split(b",")]
+    return [*map(_cell, line.split(b","))]
 
 
-def _cell(line: bytes, number: int) -> bytes:
-    # A line may have thousands of cells, so it is split no further than necessary.
-    parts = line.split(b",", number + 1)
-    return parts[number].strip().strip(b'"') if number < len(parts) else b""
+def _cell(written: bytes) -> bytes:
+    return written.strip().strip(b'"')
 
 
 def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
-    parts, labels, splits, end = array("q"), [], [], 0
-    corners = Counter[bytes]()
+    parts, end, corners = array("q"), 0, Counter[bytes]()
+    names = [*columns.before, *columns.after]
+    values: list[list[Any]] = [[] for _ in names]
     # One by one, because a table of images may have gigabytes. Only the positions of lines are kept.
     for number, line in enumerate(io.BufferedReader(SourceFile(source), _READ_BYTES), 1):
         start, end = end, end + len(line)
@@ -1144,51 +1098,35 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
             continue
         line = line.removesuffix(b"\n")  # noqa: PLW2901
         parts.extend((0, start, len(line)))
-        if columns.label is not None:
+        cells, pixels = columns.cut(line)
+        if len(cells) < len(names):
+            raise broken(entry.name, f"it has {len(cells)} cells beside the pixels", str(len(names)), line=number)
+        for name, own, cell in zip(names, values, cells, strict=True):
             # pandas writes a column of integers as floats if one of them was once missing.
-            cell = _cell(line, columns.label).removesuffix(b".0")
+            own.append(parse_label(_USAGE.get(cell, cell).removesuffix(".0")))
             # Words could be numbered here, but a word in this column of numbers is a row that is shifted.
-            if not cell.isdigit() or len(cell) > 18:
-                what = f"it has the class {show(cell.decode(errors='replace'))!r}"
-                raise broken(entry.name, what, "a number", line=number)
-            labels.append(int(cell))
+            if name.lower() in _LABELS and not isinstance(own[-1], int):
+                raise broken(entry.name, f"it has the class {show(cell)!r}", "a number", line=number)
         if not columns.has_header:
-            corners[line.partition(b",")[0] if columns.label else line.rpartition(b",")[2]] += 1
-        if columns.usage is not None:
-            usage = _cell(line, columns.usage).decode("utf-8", "replace")
-            splits.append(_USAGE.get(usage.lower(), usage))
-    if corners and max(corners.values()) <= _MOSTLY * len(labels):
+            corners[pixels.partition(b",")[0] if columns.after else pixels.rpartition(b",")[2]] += 1
+    if corners and max(corners.values()) <= _MOSTLY * corners.total():
         # These are the classes, sorted, and those of the first rows a corner.
         raise BrokenDatasetError(_no_header(entry, math.prod(columns.shape)))
-    names = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
+    rows = [f"{entry.name}[{row}]" for row in range(len(parts) // 3)]
     file = ShardFile(entry.name, stamp_of(entry), lambda: source)
-    lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
+    lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), rows)
     images = map_samples(lines, partial(_pixels_of, columns), to_rows=True)
-    return _Table(entry.name, columns, images, labels, splits)
+    return _Table(entry.name, columns, images, dict(zip(names, values, strict=True)))
 
 
 def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:
-    first, count = columns.pixels.start or 0, math.prod(columns.shape)
-    delimiter = b"," if columns.pixels.stop - first > 1 else b" "
-    text = line.split(b",", first)[-1]
-    others = text.count(b",") - (columns.pixels.stop - first - 1)
-    text = text.rsplit(b",", others)[0] if others > 0 else text
-    text = text.strip(b' \r"')
+    text, count = columns.cut(line)[1].strip(b' \r"'), math.prod(columns.shape)
+    values = np.zeros(0, np.int64)
     # Eight times as fast as `int` for each cell; but numpy before 2.4 only warns if the last is no whole number.
-    if not text.translate(None, b"0123456789" + delimiter):
+    if not text.translate(None, b"0123456789" + columns.delimiter):
         with contextlib.suppress(ValueError):
-            values = np.fromstring(text, np.int64, sep=delimiter.decode())
-            if len(values) == count and values.max() <= 255:
-                return values.astype(np.uint8).reshape(columns.shape)
-    cells = _cells(line)[columns.pixels]
-    cells = cells[0].split() if len(cells) == 1 else cells
-    try:
-        # `bytes` refuses numbers outside 0 to 255, which numpy would wrap around.
-        pixels = bytes(map(int, cells))
-    except ValueError as error:
-        msg = f"A pixel is not a whole number from 0 to 255: {error}."
-        raise DecodeError(msg) from error
-    if len(pixels) != math.prod(columns.shape):
-        msg = f"The row has {len(pixels):,} pixels, expected {math.prod(columns.shape):,}."
+            values = np.fromstring(text, np.int64, sep=columns.delimiter.decode())
+    if len(values) != count or values.max() > 255:
+        msg = f"The pixels are {show(text.decode(errors='replace'))!r}; expected {count:,} whole numbers from 0 to 255."
         raise DecodeError(msg)
-    return np.frombuffer(pixels, np.uint8).reshape(columns.shape)
+    return values.astype(np.uint8).reshape(columns.shape)

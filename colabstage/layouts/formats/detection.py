@@ -14,7 +14,6 @@ import json
 import math
 import posixpath
 import re
-import struct
 import zlib
 from collections import defaultdict, namedtuple
 from collections.abc import Iterable, Sequence
@@ -24,7 +23,8 @@ from urllib.parse import unquote
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.io.units import counted, left_out, listed
+from colabstage.images.decode import probe_image
+from colabstage.io.units import counted, listed
 from colabstage.layouts import words
 from colabstage.layouts.columns import Column, group_of_fields, make_targets, note_on_groups, show
 from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 NAME = "detection"
 # What reading a broken file raises.
 _OF_PYTHON = (
-    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error, zlib.error,
-    csv.Error,
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error, csv.Error,
 )  # fmt: skip
 
 
@@ -82,8 +81,6 @@ class Record(NamedTuple):
     """The classes of the whole image; counted in `left_out` too."""
     group: str = ""
     """What it shares with images that stay in one split with it: a place, a video."""
-    inside: str = ""
-    """The image that is named in a file which is about one image and called after it."""
 
 
 class Placed(NamedTuple):
@@ -131,20 +128,8 @@ def _state(
     groups = [one.record.group for one in placed if one.record.group]
     made = Evidence.of_images(
         source, layout, files, targets, who, splits=splits, classes=classes, notes=notes, used=used, groups=groups
-    ).noting(*_note_on_renamed(placed))
+    )
     return made if made.table.splits is not None else lists_state(source, made, stated=stated, within=within)
-
-
-def _note_on_renamed(placed: Sequence[Placed]) -> Iterator[str]:
-    """Say if files name other images of the dataset inside: those of renumbered files keep the old name there, so the
-    files' own names count."""
-    renamed = [one for one in placed if one.record.inside not in ("", _base(one.file.name))]
-    bases = {_base(one.file.name) for one in placed} if renamed else ()
-    others = [one.file.name for one in renamed if one.record.inside in bases]
-    if others:
-        have = counted(len(others), "files", "have", which="of annotations")
-        what = f"{have} another image of the dataset inside (first that of '{others[0]}')"
-        yield f"{what}: the file of an image is the one of its name."
 
 
 def _as_boxes(
@@ -214,20 +199,19 @@ def _join_records(
     lookup = source.made_of(images, Lookup.of)
     owner: dict[int, str] = {}
     placed: list[Placed] = []
-    notes: list[str] = []
-    missing: list[tuple[str, str]] = []
+    missing: dict[str, list[str]] = {}
     # A file about one image has the image's name, which may be test_01.
     split_of = words.split_of_path if per_image else words.split_of_file
     splits = {file: split_of(file) for file in found}
     images_of = {file: [record.image for record in records] for file, records in found.items()}
     held_out = set() if per_image else held_out_of_others(lookup, splits, images_of)
     for file, records in found.items():
-        folder, before, own = posixpath.dirname(file), len(missing), splits[file]
+        folder, own, lost = posixpath.dirname(file), splits[file], missing.setdefault(file, [])
         for record in records:
             split = record.split or ("" if file in held_out else own)
             number = lookup.find(record.image, folder, split=split)
             if number < 0:
-                missing.append((file, record.image))
+                lost.append(record.image)
                 continue
             image = images.names[number]
             # If images were annotated or exported twice, their boxes may disagree.
@@ -236,31 +220,20 @@ def _join_records(
                 raise broken(file, f"it lists the image '{image}' {where}", "each image once; leave one of them out")
             owner[number] = file
             placed.append(Placed(images[number], record, record.split or own or words.split_of_path(image)))
-        lost = len(missing) - before
-        if per_image or not lost:
-            continue
-        # People often download one split of COCO with the annotations of all splits.
-        if lost == len(records):
-            notes.append(f"None of the images that '{file}' names are here; it was left out.")
-        elif 2 * lost > len(records):
-            raise _absent(file, len(records), missing[before:])
-        else:
-            notes.append(f"{left_out(lost, 'images', f'''named by '{file}' and not there''')}.")
-    total = sum(map(len, found.values()))
-    if not placed or (per_image and 2 * len(placed) < total):
-        raise _absent(next(iter(found)) if len(found) == 1 else source.label, total, missing)
-    if per_image:
-        notes += left_out_notes(([image for _, image in missing], "images", "named by annotations but missing"))
+    # People often download one split of COCO with the annotations of all splits.
+    absent = [file for file in found if placed and not per_image and len(missing[file]) == len(found[file])]
+    notes = [f"None of the images that '{file}' names are here; it was left out." for file in absent]
+    rest = {file: lost for file, lost in missing.items() if file not in absent}
+    lost, total = [*itertools.chain.from_iterable(rest.values())], sum(len(found[file]) for file in rest)
+    if 2 * len(lost) > total or not placed:
+        first = f" (first missing or not to be told from others: '{show(lost[0])}')" if lost else ""
+        what = f"of {total:,} images that its annotations name, {total - len(lost):,} are there{first}"
+        raise broken(next((file for file in rest if rest[file]), source.label), what, "at least half")
+    notes += left_out_notes((lost, "images", "named by annotations but missing"))
     # Not an error: many datasets annotate only some of their images.
     bare = [name for number, name in enumerate(images.names) if number not in owner]
     notes += left_out_notes((bare, "images", "without annotations"))
     return placed, notes
-
-
-def _absent(where: str, count: int, missing: Sequence[tuple[str, str]]) -> BrokenDatasetError:
-    first = f" (first missing or not to be told from others: '{show(missing[0][1])}')" if missing else ""
-    what = f"of {count:,} images that its annotations name, {count - len(missing):,} are there{first}"
-    return broken(where, what, "at least half")
 
 
 # --- the box around what is drawn -------------------------------------------------------------------------------------
@@ -471,17 +444,13 @@ def voc_state(source: Source) -> Evidence:
     return _state(source, "Pascal VOC's files", placed, boxes, classes, notes=notes, used=used, within=_VOC_LISTS)
 
 
-def _base(path: str) -> str:
-    return words.normal(posixpath.basename(path.strip().replace("\\", "/")))
-
-
 def _parse_voc(name: str, content: bytes) -> Record:
-    """Return the objects of one file, the size of its image, and the image's name in it."""
+    """Return the objects of one file, and the size of its image."""
     shapes: list[tuple[str, Sequence[float]]] = []
-    size, image = (0, 0), ""
+    size = (0, 0)
 
     def take(element: Element) -> None:
-        nonlocal size, image
+        nonlocal size
         # Parts of an object (a person's head) are nested objects, not boxes of the image.
         if element.tag == "object":
             shapes.append(_voc_object(element))
@@ -489,11 +458,9 @@ def _parse_voc(name: str, content: bytes) -> Record:
             # Some tools write zeros for a size that they do not know.
             height, width = (_side_of(_text(element, side)) for side in ("height", "width"))
             size = (height, width) if height and width else (0, 0)
-        elif element.tag == "filename":
-            image = _base(element.text or "")
 
     parse_xml(name, content, "annotation", take)
-    return Record("", shapes, size, inside=image)
+    return Record("", shapes, size)
 
 
 def _text(element: Element, path: str) -> str:
@@ -521,8 +488,8 @@ def _voc_object(element: Element) -> tuple[str, Sequence[float]]:
 
 # Tools write 1.0000001 for the edge; more than this is another unit.
 _SLACK = 0.01
-# With fewer lines than this, agreement may be chance.
-_FEW_POSES = 4
+# With fewer lines than this, agreement may be chance. The lines of oriented boxes, four corners each, are all alike.
+_FEW_POSES, _OF_QUADS = 4, 9
 
 
 def yolo_state(source: Source) -> Evidence:
@@ -571,8 +538,13 @@ def yolo_state(source: Source) -> Evidence:
     every = [row for found in rows.values() for row in found]
     if pose:
         notes.append(f"Of each box {counted(classes.keypoints[0], 'keypoints', 'were')} left out.")
-    elif why := _may_be_poses(every):
-        raise broken(there[0].name, f"its lines and all others have {why}")
+    elif len(lengths := {*map(len, every)}) == 1 and len(every) >= _FEW_POSES and (count := min(lengths)) > _OF_QUADS:
+        what = f"its lines and all others have {count} numbers: polygons, or boxes with keypoints"
+        shapes = " or ".join(f"[{(count - 5) // width}, {width}]" for width in (2, 3) if (count - 5) % width == 0)
+        how = (
+            f"kpt_shape: {shapes} in data.yaml for poses; for polygons, in one of them the first point again at its end"
+        )
+        raise broken(there[0].name, what, how)
     if polygons := sum(len(row) > 5 for row in every):
         notes.append(f"Boxes around polygons, and around oriented boxes, are kept without these: {polygons:,}.")
     names = names_of_numbers(classes.names, {name: [int(row[0]) for row in found] for name, found in rows.items()})
@@ -605,20 +577,17 @@ def _label_files(source: Source, images: FileEntries, entries: FileEntries) -> l
 def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], list[str]]:
     """Return the split of each image from the folders that data.yaml names, empty if it names none; and notes."""
     folders, of_files = images.folders
-    there = {part for folder in folders for part in words.normal(folder).split("/")}
-    stated_in = [(split, path) for split, paths in classes.splits.items() for path in paths]
     # By parts from the end: `../train/images` is relative to where the file was written.
-    parts_of = {
-        path: [part for part in words.normal(path).replace("\\", "/").split("/") if part not in ("", ".", "..")]
-        for _, path in stated_in
+    places = [
+        (split, "/".join(part for part in words.normal(path).replace("\\", "/").split("/") if part.strip(".")))
+        for split, paths in classes.splits.items()
+        for path in paths
         if not path.lower().endswith(LIST_ENDS)
-    }
-    places = [(split, f"/{'/'.join(parts)}/") for split, path in stated_in if (parts := parts_of.get(path))]
-    lasts = {path: next(itertools.filterfalse(words.is_role, reversed(parts)), "") for path, parts in parts_of.items()}
-    # People who hold nothing out name the images to train on again.
-    lost = {path for path, last in lasts.items() if last and last not in there} - {*classes.splits.get("train", ())}
-    notes = [f"'{path}', which data.yaml calls '{split}', is not there." for split, path in stated_in if path in lost]
-    found = [{split for split, place in places if place in f"/{words.normal(folder)}/"} for folder in folders]
+    ]
+    found = [
+        {split for split, place in places if place and f"/{place}/" in f"/{words.normal(folder)}/"}
+        for folder in folders
+    ]
     own = [words.split_of_path(f"{folder}/") for folder in folders]
     for folder, split, splits in zip(folders, own, found, strict=True):
         if split == "train" and splits and "train" not in splits:
@@ -630,9 +599,10 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
     named = sorted({*stated})
     # Folders that are named after splits keep these names.
     if all(own) or not all(stated) or len(named) < 2:
-        return [], notes
-    notes.append(f"Splits are those that data.yaml names: {listed(named)}.")
-    return [stated[number] for number in of_files.tolist()], notes
+        return [], []
+    return [stated[number] for number in of_files.tolist()], [
+        f"Splits are those that data.yaml names: {listed(named)}."
+    ]
 
 
 def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:
@@ -644,27 +614,6 @@ def _stated_lists(source: Source, classes: ClassList) -> dict[str, str] | None:
     # People who hold nothing out give the same list again: valid = train.txt.
     named.sort(key=lambda one: words.SPLIT_ORDER[one[1]], reverse=True)
     return {texts.names[number]: split for number, split in named if number >= 0} or None
-
-
-def _may_be_poses(rows: Sequence[Sequence[float]]) -> str:
-    """Return why lines may be poses as well as polygons, if nothing decides: all have the same length, and the first
-    four numbers are a box that contains all points, or every third number may say whether a point is visible."""
-    lengths = {len(row) for row in rows}
-    if len(rows) < _FEW_POSES or len(lengths) > 1 or lengths == {5}:
-        return ""
-    count = lengths.pop()
-    has_visible = (count - 5) % 3 == 0 and all(value in (0, 1, 2) for row in rows for value in row[7::3])
-    if not has_visible and not (count > 10 and all(map(_holds_points, rows))):
-        return ""
-    shape = [(count - 5) // 3, 3] if has_visible else [(count - 5) // 2, 2]
-    return f"{count} numbers: polygons, or boxes with keypoints inside. For poses, say kpt_shape: {shape} in data.yaml."
-
-
-def _holds_points(row: Sequence[float]) -> bool:
-    """Tell whether the first four numbers are a box that contains the following points; points at 0, 0 are hidden."""
-    x0, y0, x1, y1 = _yolo_corners(row[1:5])
-    points = [(x, y) for x, y in zip(row[5::2], row[6::2], strict=True) if (x, y) != (0, 0)]
-    return all(x0 - _SLACK <= x <= x1 + _SLACK and y0 - _SLACK <= y <= y1 + _SLACK for x, y in points)
 
 
 def _has_numbers(text: str) -> bool:
@@ -720,10 +669,6 @@ def _yolo_corners(values: Sequence[float]) -> tuple[float, float, float, float]:
 
 # --- annotation tools and benchmarks: LabelMe, CVAT, Supervisely, VIA, and others -------------------------------------
 
-_KERAS_LINE = re.compile(r"(\S.*?\.\w+)((?: \d+,\d+,\d+,\d+,\d+)*)")
-# Where a PNG's header ends that states its sides.
-_PNG_HEAD_BYTES = 24
-
 
 class Format(NamedTuple):
     name: str
@@ -737,8 +682,6 @@ class Format(NamedTuple):
     """A pattern of the files' paths."""
     per_image: bool = False
     """Whether each file belongs to one image, and is named after it."""
-    numbered: bool = False
-    """Whether classes are numbers, with names in a list beside the images."""
 
     def records(self, file: FileEntry, content: bytes) -> list[Record]:
         """Return the records of a file; empty if it does not have this format."""
@@ -767,13 +710,7 @@ def tools_state(source: Source) -> Evidence:
         raise LayoutError(msg)
     records = [one for each in found.values() for one in each]
     # Classes are those that occur: not every tool lists its classes in an export.
-    called: Sequence[str] = sorted({label for one in records for label, _ in one.shapes})
-    labels, lists = called, list[str]()
-    if form.numbered:
-        lists, named = read_class_list(source)
-        numbers = {name: [int(label) for one in each for label, _ in one.shapes] for name, each in found.items()}
-        called = names_of_numbers(named.names, numbers)
-        labels = list(map(str, range(len(called))))
+    called = sorted({label for one in records for label, _ in one.shapes})
     placed, notes = _join_records(source, found, per_image=form.per_image)
     placed.sort(key=lambda one: one.file.name)
     who = f"{form.name}'s annotations"
@@ -782,12 +719,12 @@ def tools_state(source: Source) -> Evidence:
         words_of = [[*dict.fromkeys(one.record.labels)] for one in whole]
         several = "\n" if any(len(own) > 1 for own in words_of) else ""
         stated = Column("label", [several.join(own) for own in words_of])
-        targets, labels = make_targets([stated], separator=several)
+        targets, classes = make_targets([stated], separator=several)
         notes += left_out_notes((len(placed) - len(whole), "images", "without a class"))
-        return _state(source, who, whole, targets, labels, notes=notes, used=found)
+        return _state(source, who, whole, targets, classes, notes=notes, used=found)
     lost = sum(one.left_out for one in records)
     notes += left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,"))
-    return _state(source, who, placed, _as_boxes(placed, labels), called, notes=notes, used=[*found, *lists])
+    return _state(source, who, placed, _as_boxes(placed, called), called, notes=notes, used=found)
 
 
 def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Record]]]:
@@ -848,7 +785,7 @@ def _labelme(name: str, content: bytes) -> list[Record]:
     size = _size(found, "imageHeight", "imageWidth")
     # The image of the same name beside the file, because the path in the file is from the annotator's machine.
     record = _record(words.stem_of(name), drawn, size, left_out=len(ticked), labels=ticked)
-    return [record._replace(inside=_base(str(found.get("imagePath"))))] if found else []
+    return [record] if found else []
 
 
 def _labelme_points(shape: dict[str, Any]) -> Points:
@@ -938,10 +875,9 @@ def _supervisely_points(one: dict[str, Any]) -> Points:
     if "bitmap" not in one:
         exterior: Points = one["points"]["exterior"]
         return exterior
-    # A mask is cut to its own box, and stored as a compressed PNG, whose header states width and height.
-    packed, (x, y) = base64.b64decode(one["bitmap"]["data"]), one["bitmap"]["origin"]
-    width, height = struct.unpack_from(">II", zlib.decompressobj().decompress(packed, _PNG_HEAD_BYTES), 16)
-    return _box(x, y, width, height)
+    # A mask is cut to its own box, and stored as a compressed PNG.
+    mask, (x, y) = probe_image(zlib.decompress(base64.b64decode(one["bitmap"]["data"]))), one["bitmap"]["origin"]
+    return _box(x, y, mask.width, mask.height)
 
 
 _ANSWERS = ("accept", "reject", "ignore")
@@ -965,31 +901,6 @@ def _prodigy(_: str, content: bytes) -> list[Record]:
         ]
         every.append(_record(str(one.get("path") or one["image"]), drawn, _size(one), labels=labels))
     return every
-
-
-def _labelbox(_: str, content: bytes) -> list[Record]:
-    """Read Labelbox's lines, or its older JSON: boxes and outlines; masks are elsewhere, and so left out."""
-    text, every = decode_text(content).strip(), list[Record]()
-    for one in json.loads(text if text.startswith("[") else f"[{','.join(text.splitlines())}]"):
-        labels = [each["annotations"] for project in one.get("projects", {}).values() for each in project["labels"]]
-        labels += [found] if isinstance(found := one.get("Label"), dict) else []
-        image = one["data_row"]["external_id"] if "data_row" in one else one["External ID"]
-        if len(labels) > 1:
-            msg = f"'{show(image)}' has {len(labels)} labels, by several people; export one for each"
-            raise ValueError(msg)
-        for label in labels:
-            pairs = [(each.get("name") or each["title"], _labelbox_points(each)) for each in label.get("objects") or ()]
-            lost = sum(not points for _, points in pairs) + len(label.get("classifications") or ())
-            drawn = [pair for pair in pairs if pair[1]]
-            every.append(_record(image, drawn, _size(one.get("media_attributes") or {}), left_out=lost))
-    return every
-
-
-def _labelbox_points(one: dict[str, Any]) -> Points:
-    if at := one.get("bounding_box") or one.get("bbox"):
-        return _box(*map(at.get, ("left", "top", "width", "height")))
-    points = one.get("polygon") or one.get("line") or ([one["point"]] if "point" in one else [])
-    return [(at["x"], at["y"]) for at in points]
 
 
 def _bdd(_: str, content: bytes) -> list[Record]:
@@ -1053,17 +964,6 @@ def _label_studio_drawing(region: dict[str, Any], size: tuple[int, int]) -> Draw
     elif kind == "ellipselabels":
         points = _ellipse(x, y, value["radiusX"] * across, value["radiusY"] * down, value.get("rotation"))
     return value[kind][0], points
-
-
-def _keras_yolo(_: str, content: bytes) -> list[Record]:
-    """Read a line for each image: its path, and x0,y0,x1,y1,class of each box."""
-    lines = [line.strip() for line in decode_text(content).splitlines() if line.strip()]
-    found = [match for match in map(_KERAS_LINE.fullmatch, lines) if match is not None]
-    every = []
-    for match in found if len(found) == len(lines) else ():
-        boxes = [box.split(",") for box in match[2].split()]
-        every.append(_record(match[1], [(int(box[4]), [box[:2], box[2:4]]) for box in boxes]))
-    return every if any(one.shapes for one in every) else []
 
 
 def _cvat(name: str, content: bytes) -> list[Record]:
@@ -1136,15 +1036,12 @@ _FORMATS = (
     Format("VGG Image Annotator", ".json", (b'"regions"', b'"shape_attributes"'), _via),
     Format("VGG Image Annotator", ".csv", (b"region_shape_attributes", b"region_attributes"), _via_csv),
     Format("Prodigy", ".jsonl", (b'"answer"', b'"accept"'), _prodigy),
-    Format("Labelbox", ".ndjson", (b'"data_row"', b'"projects"'), _labelbox),
-    Format("Labelbox", ".json", (b'"External ID"', b'"Label"'), _labelbox),
     Format("Supervisely", ".json", (b'"objects"',), _supervisely, r"/ann/[^/]+\.json$", per_image=True),
     Format("BDD100K", ".json", (b'"box2d"', b'"category"'), _bdd),
     Format("Label Studio", ".json", (b'"annotations"', b'"result"', b'"data"'), _label_studio),
     Format("CVAT", ".xml", (b"<annotations", b"<image"), _cvat),
     Format("DOTA", ".txt", (), _dota, r"labelTxt[^/]*/", per_image=True),
     Format("WIDER FACE", ".txt", (), _wider, r"_bbx_gt\.txt$"),
-    Format("Keras YOLO", ".txt", (), _keras_yolo, r"(?:^|/)_annotations\.txt$", numbered=True),
 )
 
 

@@ -19,8 +19,7 @@ from colabstage.io.chance import Chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
 from colabstage.layouts import words
-from colabstage.layouts.evidence import Miss, gather
-from colabstage.layouts.formats.masks import find_masks, is_mask_name, mask_field
+from colabstage.layouts.formats.masks import find_masks, mask_field
 from colabstage.layouts.records import (
     BOX_KEYS,
     BOX_LABELS,
@@ -159,7 +158,6 @@ class _Keys(NamedTuple):
     y: tuple[str, ...]
     """Several if boxes and their labels are beside each other."""
     are_objects: bool
-    known: frozenset[Any]
     note: str
 
 
@@ -254,11 +252,8 @@ class _Pairs:
 
     def _sides_by_key(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
         keys = self.keys
-        of_targets = (*_Y_KEYS, *OBJECTS, *BOX_KEYS)
-        others = (key for key in item if keys is None or key not in keys.known)
-        odd = next((key for key in others if keys is None or key in of_targets or is_mask_name(str(key))), None)
-        if keys is None or odd is not None:
-            raise _odd(name, f"{odd!r}, which the first items lack", "the same keys in all")
+        if keys is None:
+            raise _odd(name, f"a mapping{_of_keys(item)}, and the first items none", "one form for all")
         lost = [key for key in (keys.x, *keys.y) if key not in item and (key == keys.x or not keys.are_objects)]
         if lost:
             raise _odd(name, f"no {lost[0]!r}, as others have")
@@ -292,7 +287,7 @@ def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
     target = f"{listed(y)} the target" if y else "there is no target"
     left = listed([key for key in rest if key not in y])
     note = f"In each item {xs[0]!r} is the input, and {target}{f'; left out: {left}' if left else ''}."
-    return _Keys(xs[0], y, bool(about), frozenset(item), note)
+    return _Keys(xs[0], y, bool(about), note)
 
 
 def _of_keys(item: Any) -> str:
@@ -427,18 +422,11 @@ class _BoxItems:
     def rows(self, target: Any, name: str) -> NDArray[Any]:
         """Return the boxes of one item, `(M,)` of `dtype`, with corners."""
         objects, stated = _objects(target, name)
-        if odd := sorted({*objects} & _OF_BOXES - {*self.fields.used, *self.fields.others}):
-            raise _odd(name, f"{odd[0]!r}, which the first items lack", "the same in all")
-        lost = [key for key in self.fields.used if key not in objects]
-        if lost and self.fields.box not in lost:
-            raise _odd(name, f"boxes without {lost[0]!r}, which the first items have")
         try:
             found = self.fields.read([objects], [name])
             corners = found.corners(stated or self.form.form)
         except BrokenDatasetError as error:
             raise DecodeError(str(error)) from error
-        if self.form.relative and found.places.max(initial=0) >= 2:
-            raise _odd(name, "boxes in pixels, and the first items parts of width and height", "one of both")
         rows: NDArray[Any] = np.zeros(len(corners), self.dtype)
         if word := next((one for one in found.labels if isinstance(one, str)), ""):
             what = f"boxes whose classes are words, {word!r} under {self.fields.label!r}"
@@ -461,26 +449,16 @@ def _may_hold_boxes(target: Any) -> bool:
 def _plan_boxes(pairs: _Pairs, dataset: Any) -> _BoxItems:
     """Decide by a dataset's first items how all boxes are read; the dataset names the classes, if it has names."""
     seen = [(name, x, y, *_objects(y, name)) for name, (x, y) in pairs.readable()]
-    fields = ObjectFields.of([objects for *_, objects, _ in seen])
-    # Broken items are reported when they are packed.
-    good = [one for one in seen if not isinstance(gather(partial(fields.read, one[3:4], one[:1])), Miss)]
-    for some in (good, seen):
-        names, xs, ys, objects, forms = zip(*(some or seen), strict=True)
-        if len((found := fields.read(objects, names)).places):
-            break
-    else:
+    names, xs, ys, objects, forms = zip(*seen, strict=True)
+    fields = ObjectFields.of(objects)
+    found = fields.read(objects, names)
+    if not len(found.places):
         raise _unknown(ys[0], names[0], "no boxes, like the items after it")
     stated = next(filter(None, forms), fields.stated)
     form = found.form(lambda number: _size_of_item(xs[number]), (stated,))
-    planned, faults = _BoxItems(fields, form, _class_names(dataset, pairs.feature(), fields.label)), []
-    # Other faults, and one in all of them, are reported before anything is written.
-    for name, target in zip(names, ys, strict=True):
-        try:
-            planned.rows(target, name)
-        except DecodeError as error:
-            faults.append(error)
-    if len(faults) == len(names):
-        raise faults[0]
+    planned = _BoxItems(fields, form, _class_names(dataset, pairs.feature(), fields.label))
+    # Words as classes, and classes without a name, are reported before anything is written.
+    planned.rows(ys[0], names[0])
     return planned
 
 

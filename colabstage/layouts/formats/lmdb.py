@@ -7,8 +7,8 @@ import posixpath
 import re
 import threading
 import weakref
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -26,12 +26,12 @@ from colabstage.layouts.records import (
     records_state,
     scan_each,
 )
-from colabstage.layouts.table import Images, SampleSource, Values, join_samples, stamp_of
+from colabstage.layouts.table import Images, SampleSource, join_samples, stamp_of
 from colabstage.layouts.words import folder_of, is_image, is_split, split_of_path
 from colabstage.trees.bytes import image_ending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from colabstage.trees.listing import FileEntry
 
@@ -39,8 +39,8 @@ NAME = "lmdb"
 EXTENSIONS = (".mdb", ".lmdb")
 
 _NUMBERED = re.compile(rb"(image|img|label|lbl)[-_](.+)", re.DOTALL)
-# For each process and path, the open database and its number of readers: the package opens a file once per process.
-_opened: dict[tuple[int, str], tuple[Any, int]] = {}
+# The open databases by process and path, because the package opens a file only once per process.
+_opened: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()
 _opening = threading.Lock()
 # Keys of the notes that writers put beside the samples.
 _COUNTS = (b"num-samples", b"num_samples", b"nsamples")
@@ -50,9 +50,9 @@ _NOTES = re.compile(rb"num[-_]samples|length|len|nsamples|keys|meta|__.*__", re.
 def lmdb_state(source: Source) -> Evidence:
     """Read LMDB databases (data.mdb, or a file .lmdb) whose values are image files.
 
-    y: with keys like image-000000001 and label-000000001, integers unchanged, other numbers, or texts as uint8 `(N,
-    L)`, UTF-8 with zeros up to the longest; with keys like train/cat/1.jpg the folder, unless that is a split;
-    otherwise none. Splits are those in the names of all databases (train/data.mdb, val.lmdb), or in all such keys.
+    y: with keys like image-000000001 and label-000000001, numbers or words; with keys like train/cat/1.jpg the folder,
+    unless that is a split; otherwise none. Splits are those in the names of all databases (train/data.mdb, val.lmdb),
+    or in all such keys.
     Nothing is unpickled.
     """
     found = source.ending_in(EXTENSIONS).where(lambda name: posixpath.basename(name).lower() != "lock.mdb")
@@ -60,15 +60,12 @@ def lmdb_state(source: Source) -> Evidence:
     databases = scan_each(entries, lambda _, entry: _Database(source, entry))
     filled = require_files([one for one in databases if one.images], source, "LMDB database that has values")
     contents = join_samples([database.samples() for database in filled])
-    notes: list[str] = []
-    labels = _labels_of(filled, [contents.name(number) for number in range(len(contents))], notes)
+    labels = _labels_of(filled, [contents.name(number) for number in range(len(contents))])
     splits = [split_of_path(key) for database in filled for key in database.images if is_image(key)]
     fields = {"split": splits} if len(splits) == len(contents) and any(splits) else {}
     shard_of = np.repeat(np.arange(len(databases)), [len(database.images) for database in databases])
     names, who = entries.names, "the databases"
-    return records_state(
-        NAME, who, Images(contents), labels, shards=names, shard_of=shard_of, fields=fields, notes=notes
-    )
+    return records_state(NAME, who, Images(contents), labels, shards=names, shard_of=shard_of, fields=fields)
 
 
 class _Database:
@@ -84,7 +81,7 @@ class _Database:
         if self._copy is not None:
             weakref.finalize(self, self._copy.close)
         self._path = str(path) if self._copy is None else self._copy.name
-        with self._reading() as transaction:
+        with self._begin() as transaction:
             for key, value in transaction.cursor():
                 self._add(bytes(key), value)
             stated = bytes(next(filter(None, map(transaction.get, _COUNTS)), b""))
@@ -96,23 +93,14 @@ class _Database:
             what = f"it says that it has {int(stated):,} samples, and has {len(self.images):,} images"
             raise broken(entry.name, what, "as many; write it again, into an empty folder")
 
-    @contextmanager
-    def _reading(self) -> Iterator[Any]:
-        """Open the database while any thread reads."""
+    def _begin(self) -> Any:
+        """Return a transaction that reads."""
         key = os.getpid(), os.path.realpath(self._path)
         with _opening:
-            opened, users = _opened.get(key) or (self._open(), 0)
-            _opened[key] = opened, users + 1
-        try:
-            with opened.begin(buffers=True) as transaction:
-                yield transaction
-        finally:
-            with _opening:
-                _, users = _opened.pop(key)
-                if users > 1:
-                    _opened[key] = opened, users - 1
-                else:
-                    opened.close()
+            # Held as long as this object, or until the process is another one.
+            self._held = opened = _opened.get(key) or self._open()
+            _opened[key] = opened
+        return opened.begin(buffers=True)
 
     def _open(self) -> Any:
         try:
@@ -159,7 +147,7 @@ class _Database:
         stamp, names = stamp_of(self.entry), list(self.images)
 
         def read(index: int) -> bytes:
-            with self._reading() as transaction:
+            with self._begin() as transaction:
                 return bytes(transaction.get(self.images[names[index]][0]))
 
         return SampleSource(
@@ -171,7 +159,7 @@ class _Database:
         )
 
 
-def _labels_of(databases: Sequence[_Database], names: Sequence[str], notes: list[str]) -> Labels:
+def _labels_of(databases: Sequence[_Database], names: Sequence[str]) -> Labels:
     keys = [key for database in databases for key in database.images]
     texts = [database.labels.get(key) for database in databases for key in database.images]
     if not all_have(texts, names, "label"):
@@ -179,12 +167,9 @@ def _labels_of(databases: Sequence[_Database], names: Sequence[str], notes: list
         are_paths = all("/" in key and is_image(key) for key in keys)
         folders = [folder_of(key) if are_paths else "" for key in keys]
         return make_labels([None if not folder or is_split(folder) else folder for folder in folders], names)
-    words = [text or b"" for text in texts]
-    labels: list[Label] = [parse_label(decode_label(word, name)) for word, name in zip(words, names, strict=True)]
-    if not any(label is None or isinstance(label, str) for label in labels):
-        return make_labels(labels, names)
-    # All labels may be empty, but a row has at least one byte.
-    width = max(1, *map(len, words))
-    rows = b"".join(word.ljust(width, b"\0") for word in words)
-    notes.append(f"Labels are texts: rows of {width} bytes, UTF-8, with zeros up to the end.")
-    return Labels(Values(np.frombuffer(rows, np.uint8).reshape(len(words), width)), ())
+    words = [decode_label(text or b"", name) for text, name in zip(texts, names, strict=True)]
+    # A text that is read in its image is one of many, and a number may be among them.
+    labels: list[Label] = [*map(parse_label, words)]
+    return make_labels(
+        [word or None for word in words] if any(isinstance(label, str) for label in labels) else labels, names
+    )

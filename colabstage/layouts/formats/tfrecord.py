@@ -8,21 +8,19 @@ parsed here, so that neither TensorFlow nor protobuf need be installed, and imag
 from __future__ import annotations
 
 import functools
-import itertools
-import json
 import math
 import posixpath
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import ColabstageError, CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
-from colabstage.io.units import counted, listed
+from colabstage.io.units import counted
 from colabstage.layouts.evidence import Evidence, left_out_notes, require_files
 from colabstage.layouts.formats.masks import is_mask_name, mask_field, masks_of_records
 from colabstage.layouts.reading import Source, broken
@@ -51,7 +49,7 @@ from colabstage.layouts.records import (
     records_state,
     scan_each,
 )
-from colabstage.layouts.table import Content, Images, Masks, SampleSource
+from colabstage.layouts.table import Images, Masks, SampleSource
 from colabstage.layouts.words import RECORDS, is_group_name, stem_of
 from colabstage.trees.bytes import image_ending
 
@@ -73,19 +71,13 @@ _CLASSES = ".labels.txt"
 _IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "image/data", "image_bytes")
 _CORNERS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 _MASKS = ("image/segmentation/class/encoded", "segmentation_mask", "image/mask", "mask", "label/encoded")
-# Features with the size of an image that is stored as pixels.
-_SIZES = (
-    ("height", "image/height", "rows"),
-    ("width", "image/width", "cols"),
-    ("depth", "channels", "image/channels", "image/depth"),
-)
 _OF_BOXES = {"label": "image/object/class/label", "class_name": "image/object/class/text"}
 # What TensorFlow's own converters say of the file besides, and what is read.
-_OF_FILES = tuple(f"image/{name}" for name in ("format", "colorspace", "filename", "source_id", "key/sha256"))
-_NO_LABELS = {*_CORNERS, *_MASKS, *itertools.chain(*_SIZES), *_OF_BOXES.values(), *_OF_FILES}
-# How TFDS calls the forms of boxes, and keys of its features.json that are no names of features.
+_OF_FILES = ("format", "colorspace", "filename", "source_id", "key/sha256", "height", "width", "channels", "depth")
+_NO_LABELS = {*_CORNERS, *_MASKS, *_OF_BOXES.values(), *_OF_FILES, *map("image/{}".format, _OF_FILES)}
+# What TFDS says of boxes in its features.json; where it does not say, because it could not once, it is REL_YXYX.
 _FORMS: dict[str, BoxForm] = {"YXYX": "yxyx", "XYXY": "xyxy", "XYWH": "xywh"}
-_STRUCTURE = frozenset({"featuresDict", "features", "sequence", "feature", "content"})
+_HAS_BOXES, _BOX_FORM = "BBoxFeature", re.compile(r'"bboxFormat":\s*"(REL_)?(YXYX|XYXY|XYWH)"')
 # Longer records are read in parts while they are scanned, this much of each feature at once.
 _SHORT_BYTES, _HEAD_BYTES = 16 * 1024, 512
 # The longest label, and how much of a text is read; of a list that is not a label so many values are shown.
@@ -156,9 +148,6 @@ class Span(NamedTuple):
 
     start: int
     end: int
-
-
-_NO_PIXELS = (0, 0, 0)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -242,8 +231,6 @@ class _Record(NamedTuple):
     image: Span
     """Where in the data it is, like the mask."""
     mask: Span | None
-    shape: tuple[int, int, int]
-    """Height, width and depth of pixels; zeros for an image file."""
     objects: dict[str, list[Any]] | None
     """Its boxes, and what is stated of each, by field; `None` if it has none of their features."""
 
@@ -289,35 +276,18 @@ class _Example:
     def is_image(self, span: Span) -> bool:
         return bool(image_ending(self.read(span.start, min(span.end, span.start + 16))))
 
-    def shape(self, image: Span) -> tuple[int, int, int]:
-        """Return height, width and depth of an image stored as pixels; zeros if its length does not fit."""
-        sides = (next((value for name in names for value in self.values(name)), 0) for names in _SIZES)
-        height, width, depth = sides
-        if not all(isinstance(side, int) for side in (height, width, depth)) or height * width < 1:
-            return _NO_PIXELS
-        depth = depth or (image.end - image.start) // (height * width)
-        fits = depth in (1, 3, 4) and height * width * depth == image.end - image.start
-        return (height, width, depth) if fits else _NO_PIXELS
-
     def image_feature(self) -> str:
-        """Return the feature that holds an image file, otherwise the pixels of one; "" if none does."""
+        """Return the feature that holds an image file; "" if none does."""
         # Common names come first: a thumbnail may be beside the image.
         spans = {name: span for name in (*_IMAGES, *self.features) if (span := self.first(name)) is not None}
-        files = (name for name, span in spans.items() if self.is_image(span))
-        pixels = (name for name, span in spans.items() if any(self.shape(span)))
-        return next(files, "") or next(pixels, "")
+        return next((name for name, span in spans.items() if self.is_image(span)), "")
 
-    def fields(self, image: str) -> dict[str, list[Any]]:
-        """Return the values of the features that may be labels, splits or groups, besides that of the image."""
-        found: dict[str, list[Any]] = {}
-        for name in self.features:
-            field = _field_of(name)
-            if not field or name == image or not (values := self._texts(name)):
-                continue
-            if found.setdefault(field, values) != values:
-                others = sorted(other for other in self.features if _field_of(other) == field)
-                raise broken(self.name, f"it has different values in {listed(others)}", "one of the two")
-        return found
+    def fields(self, image: str) -> dict[str, Any]:
+        """Return the value of each feature that may be a label, split or group, besides that of the image; or the
+        first of several, which are none."""
+        named = ((field, name) for name in self.features if (field := _field_of(name)) and name != image)
+        found = {field: values for field, name in named if (values := self._texts(name))}
+        return {field: values[:_SHOWN_VALUES] if len(values) > 1 else values[0] for field, values in found.items()}
 
     def _texts(self, name: str) -> list[Any]:
         """Return the values of a feature, with byte strings as texts; for one too long for a label, its first bytes."""
@@ -338,8 +308,6 @@ class _Example:
         corners = [self.values(box)[side::4] for side in range(4)] if box else [*map(self.values, _CORNERS)]
         if not any(name in self.features for name in (box, *_CORNERS)):
             return None
-        if len({*map(len, corners)}) > 1:
-            raise broken(self.name, "it has corners of boxes in different numbers")
         beside = {name: f"{posixpath.dirname(box)}/{name}" for name in (*BOX_LABELS, *FURTHER)} if box else _OF_BOXES
         stated = {name: values for name, feature in beside.items() if (values := self._texts(feature))}
         return {BOX_KEYS[-1]: list(zip(*corners, strict=True)), **stated}
@@ -348,8 +316,7 @@ class _Example:
         spans = {name: span for name in filter(_is_mask, self.features) if (span := self.first(name)) is not None}
         masks = [name for name, span in spans.items() if self.is_image(span)]
         mask = next((name for name in _MASKS if name in masks), "") or mask_field(self.name, masks, "")
-        shape = _NO_PIXELS if self.is_image(image) else self.shape(image)
-        return _Record(self.name, stored, image, self.only(mask), shape, self.objects(box))
+        return _Record(self.name, stored, image, self.only(mask), self.objects(box))
 
 
 @contextmanager
@@ -377,46 +344,39 @@ def _example(window: ScanWindow, start: int, length: int, name: str) -> Iterator
 def tfrecord_state(source: Source) -> Evidence:
     """Read TFRecord files with an encoded image in each Example.
 
-    x is image/encoded, image or another feature that holds an image file, or otherwise the pixels of one, whose height,
-    width and depth the record states; y the boxes in image/object/bbox, or a mask (image/segmentation/class/encoded),
-    or otherwise image/class/label or label. Integers stay unchanged, even if they count from 1; a list of zeros and one
-    1 counts as the position of the 1; image/class/text names them. Splits are those in the names of all files
-    (train-00000-of-01024).
+    x is image/encoded, image or another feature that holds an image file; y the boxes in image/object/bbox, or a mask
+    (image/segmentation/class/encoded), or otherwise image/class/label or label. Integers stay unchanged, even if they
+    count from 1; image/class/text names them. Splits are those in the names of all files (train-00000-of-01024).
     """
     shards = _record_files(source)
     described = source.ending_in((".json",)).where(lambda name: posixpath.basename(name) == "features.json")
-    forms = dict(_forms_of(source.texts(described).values()))
-    box = next(iter(box_fields(source.label, {name: {BOX_KEYS[-1]: []} for name in forms})), "")
+    form = next(filter(None, map(_form_of, source.texts(described).values())), None)
     window = ScanWindow(shards[0], _SHORT_BYTES)
     with _example(window, *next(_scan_records(window)), f"{shards[0].name}[0]") as first:
         image = first.image_feature()
-        stated = first.fields(image).items() if image and not box else ()
-        lengths = {field: len(values) for field, values in stated if _is_one(values)}
+    ends = [name for name in first.features if name.endswith(f"/{BOX_KEYS[-1]}")] if form else []
+    box = next(iter(box_fields(source.label, {name: {BOX_KEYS[-1]: []} for name in ends})), "")
     if not image:
         msg = (
             f"The first record of '{source.label}' holds no image file (JPEG, PNG, GIF, BMP, TIFF, WebP) but the "
             f"features {', '.join(sorted(first.features)) or 'of no Example'}. Give layout= a function that reads it."
         )
         raise LayoutError(msg)
-    scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, lengths, box))
+    scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, box))
     names, who = [shard.name for shard in shards], "fields of the records"
     targets = [[one.mask or boxes_in(one.objects) for one in found] for found, *_ in scanned]
     kept, lost = labelled_shards(names, [stated for _, stated, _ in scanned], targets)
     scanned = [scanned[number] for number in kept]
     records = [record for found, _, _ in scanned for record in found]
     fields = join_fields([(stated, len(found)) for found, stated, _ in scanned])
-    odd = next((record for record in records if any(record.shape) is not any(records[0].shape)), None)
-    if odd is not None:
-        raise broken(odd.name, f"only one of it and '{records[0].name}' holds an image file")
     notes = [*lost, *left_out_notes((sum(count for *_, count in scanned), "records", f"without '{image}'"))]
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
     stored = ShardParts(shards, parts, [record.name for record in records])
     lists = source.ending_in((".txt",)).where(lambda name: name.endswith(_CLASSES))
     named = {name: _short(stem_of(stem_of(name)).replace("-", "/")) for name in lists.names}
     classes = {named[name]: text.splitlines() for name, text in source.texts(lists).items()}
-    labels = _labels_of(source, records, fields, stored, classes=classes, stated=(box, forms.get(box)))
-    shapes = np.array([record.shape for record in records], np.int64).reshape(-1, 3)
-    inputs = Images(_inside(stored, [record.image for record in records], shapes), decoded=bool(shapes.any()))
+    labels = _labels_of(source, records, fields, stored, classes=classes, box=box, form=form)
+    inputs = Images(_inside(stored, [record.image for record in records]))
     # What may be a label by another name, and is not read.
     others = [name for name in first.features if not _field_of(name) and name not in (image, *_NO_LABELS)]
     fields |= {_short(name): [] for name in others if not (_is_mask(name) and isinstance(labels.targets, Masks))}
@@ -455,9 +415,7 @@ def _record_files(source: Source) -> list[ShardFile]:
     return shards
 
 
-def _scan_shard(
-    shard: ShardFile, number: int, image: str, lengths: Mapping[str, int], box: str
-) -> tuple[list[_Record], dict[str, list[Any]], int]:
+def _scan_shard(shard: ShardFile, number: int, image: str, box: str) -> tuple[list[_Record], dict[str, list[Any]], int]:
     """Return every record of a file that has an image, what these state, and how many have none, in one pass."""
     window = ScanWindow(shard, _SHORT_BYTES)
     records, stated = [], []
@@ -469,9 +427,7 @@ def _scan_shard(
                 raise broken(example.name, f"its image is in '{other}', and that of others in '{image}'", "one name")
             if found is not None:
                 records.append(example.as_record(Part(number, start, length + _CRC.size), found, box))
-                stated.append(
-                    {field: _one(example, field, values, lengths) for field, values in example.fields(image).items()}
-                )
+                stated.append(example.fields(image))
         count += 1
     window.close()
     return records, fields_of(stated), count - len(records)
@@ -495,36 +451,15 @@ def _short(feature: str) -> str:
     return feature.removeprefix("image/").replace("/", "_")
 
 
-def _is_one(values: Sequence[Any]) -> bool:
-    """Tell whether values say one thing: a single one, or the position of the only 1 among zeros."""
-    return len(values) == 1 or (values.count(1) == 1 and values.count(0) == len(values) - 1)
-
-
-def _one(example: _Example, field: str, values: Sequence[Any], lengths: Mapping[str, int]) -> Any:
-    """Return what a feature says: its only value, or the position of the 1. Other lists stay, and are not labels."""
-    if not _is_one(values):
-        return values[:_SHOWN_VALUES]
-    if len(values) != lengths.get(field, len(values)):
-        raise broken(example.name, f"it has {len(values)} values in '{field}'", f"{lengths[field]}, as in the first")
-    return values[0] if len(values) == 1 else values.index(1)
-
-
-def _inside(records: SampleSource, spans: Sequence[Span], shapes: NDArray[np.int64] | None = None) -> SampleSource:
-    """Return a span of each record, or the pixels in it; reading one verifies its whole record.
-
-    `records`: with their checksums. `shapes`: height, width and depth of the pixels of each, `(N, 3)`; zeros, or
-    nothing, of image files.
-    """
+def _inside(records: SampleSource, spans: Sequence[Span]) -> SampleSource:
+    """Return a span of each record, given these with their checksums; reading one verifies its whole record."""
     ends = np.array(spans, np.int64).reshape(-1, 2)
-    read = functools.partial(_read_inside, records, ends, np.zeros((len(ends), 3), int) if shapes is None else shapes)
-    sizes = ends[:, 1] - ends[:, 0]
-    return SampleSource(sizes, records.positions, name=records.name, stamp=records.stamp, read=read)
+    read = functools.partial(_read_inside, records, ends)
+    return SampleSource(ends[:, 1] - ends[:, 0], records.positions, name=records.name, stamp=records.stamp, read=read)
 
 
-def _read_inside(records: SampleSource, ends: NDArray[np.int64], shapes: NDArray[np.int64], index: int) -> Content:
-    data = _check_record(bytes(records.read(index)), records.name(index))[slice(*ends[index])]
-    shape = shapes[index]
-    return np.frombuffer(data, np.uint8).reshape(shape) if shape.any() else data
+def _read_inside(records: SampleSource, ends: NDArray[np.int64], index: int) -> bytes:
+    return _check_record(bytes(records.read(index)), records.name(index))[slice(*ends[index])]
 
 
 def _labels_of(
@@ -534,11 +469,12 @@ def _labels_of(
     stored: ShardParts,
     *,
     classes: Mapping[str, Sequence[str]],
-    stated: tuple[str, FoundForm | None],
+    box: str,
+    form: FoundForm | None,
 ) -> Labels:
     """Return the targets: boxes or masks if there are any, because a label beside boxes is most often that of the
-    first. `classes`: what the numbers in a field stand for. `stated`: the feature of TFDS that holds boxes, and how."""
-    names, (box, form) = [record.name for record in records], stated
+    first. `classes`: what the numbers in a field stand for. `box`, `form`: the feature of TFDS with boxes, and how."""
+    names = [record.name for record in records]
     masks = [record.mask for record in records]
     bare = sum(record.objects is None for record in records)
     if bare < len(records):
@@ -552,7 +488,7 @@ def _labels_of(
             names,
             lambda _: None,
             lambda label: classes.get(_short(f"{folder}/{label}"), ()),
-            found=form or _OF_OD,
+            found=form if box and form else _OF_OD,
         )
         # A feature without values is often not written at all.
         notes = [f"{counted(bare, 'records', 'have')} no features of boxes: kept without boxes."] if bare else []
@@ -566,20 +502,8 @@ def _labels_of(
 _OF_OD = FoundForm("xyxy", relative=True)
 
 
-def _forms_of(texts: Iterable[str]) -> Iterator[tuple[str, FoundForm]]:
-    """Yield the features that are boxes by TFDS' features.json, and how these are written."""
-    for text in texts:
-        with suppress(ValueError):
-            yield from _box_features(json.loads(text), "")
-
-
-def _box_features(feature: Any, path: str) -> Iterator[tuple[str, FoundForm]]:
-    if not isinstance(feature, dict):
-        return
-    if str(feature.get("pythonClassName") or feature.get("type")).endswith(".BBoxFeature"):
-        # Where it is not stated, because it could not be once, it is this.
-        stated = str((feature.get("boundingBox") or {}).get("bboxFormat") or "REL_YXYX")
-        form = _FORMS.get(stated.removeprefix("REL_"))
-        yield from [(path, FoundForm(form, stated.startswith("REL_")))] if form and "/" in path else ()
-    for key, inner in feature.items():
-        yield from _box_features(inner, path if key in _STRUCTURE else posixpath.join(path, key))
+def _form_of(text: str) -> FoundForm | None:
+    """Return how boxes are written by TFDS' features.json; `None` if it has none, or several forms."""
+    stated = {*_BOX_FORM.findall(text)} or {("REL_", "YXYX")}
+    (relative, form), *others = stated
+    return FoundForm(_FORMS[form], relative=bool(relative)) if _HAS_BOXES in text and not others else None

@@ -148,7 +148,7 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
             odd = odd or f"{shard.name}/{key}.{min(places)}"
         if any(one is not None for one in files.values()):
             used = {*contents[:1], *[end for end in _MASKS if end in places][:1]}
-            left |= {end for end, one in files.items() if not isinstance(one, bytes)} - used
+            left |= {end for end, one in files.items() if end not in _LABELS or one is None} - used
     without = count - len(samples)
     return ShardSamples(samples, fields_of(stated), are_labelled, without, frozenset(left), frozenset(unread), odd)
 
@@ -171,21 +171,15 @@ def _is_labelled(kind: str, ends: Iterable[str]) -> bool:
 
 def _stated(address: str, files: _Files, unread: set[str]) -> dict[str, Any]:
     """Return what the files of a sample state, by field; further fields of the json are added to `unread`."""
-    documents = [end for end in files if end.rpartition(".")[2] == _DOCUMENT]
-    named = dict.fromkeys((*_LABELS, *documents))
-    texts = {end: decode_label(one, address) for end in named if isinstance(one := files.get(end), bytes)}
+    texts = {end: decode_label(one, address) for end in _LABELS if isinstance(one := files.get(end), bytes)}
     fields: dict[str, Any] = {}
-    for end in filter(texts.__contains__, documents):
+    if _DOCUMENT in texts:
         try:
-            document = json.loads(texts[end])
+            document = json.loads(texts[_DOCUMENT])
         except (ValueError, RecursionError) as error:
-            raise broken(".".join([address, end]), f"it is not JSON ({error})") from error
-        # What is no mapping is called as its file: bbox.json.
-        own = document if isinstance(document, dict) else {end.rpartition(".")[0] or "label": document}
-        telling = {*filter(is_known_field, own), *box_fields(address, own)} if fields else ()
-        for name in (name for name in telling if fields.get(name, own[name]) != own[name]):
-            raise broken(address, f"two of its JSON files have different values under '{name}'", "one")
-        fields |= own
+            where = f"{address}.json"
+            raise broken(where, f"it is not JSON ({error})") from error
+        fields = document if isinstance(document, dict) else {"label": document}
     about = box_fields(address, fields)
     filled = {name: value for name, value in fields.items() if value not in ([], None) and name not in about}
     found = {name: value for name, value in filled.items() if is_known_field(name)}

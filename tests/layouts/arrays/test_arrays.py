@@ -168,16 +168,6 @@ READ: dict[str, tuple[Any, ...]] = {
         }, "auto",
         {"train": (upright(ROWS), LABELS), "test": (upright(OF_TEST), LABELS)}, ANIMALS, "train_coarse",
     ),
-    "CIFAR-10, binary": (
-        {
-            **{
-                f"{name}.bin": np.hstack([np.array(LABELS, np.uint8)[part, None], ROWS[part]]).tobytes()
-                for name, part in (("data_batch_1", slice(3)), ("data_batch_2", slice(3, 6)), ("test_batch", slice(6)))
-            },
-            "batches.meta.txt": b"cat\ndog\neel\n\n",
-        }, "auto",
-        {"train": (upright(ROWS), LABELS), "test": (upright(ROWS), LABELS)}, ANIMALS,
-    ),
     "STL10, columns first": (
         {
             **{f"{split}_X.bin": STL.transpose(0, 3, 2, 1).tobytes() for split in ("train", "test")},
@@ -191,7 +181,7 @@ READ: dict[str, tuple[Any, ...]] = {
             "train.csv": digits(f"label,{PIXELS}", [f"{y},{line}" for y, line in zip(LABELS, LINES, strict=True)]),
             "test.csv": digits(PIXELS, LINES),
         }, "auto",
-        {"": (GREY[..., None], LABELS)}, ("0", "1", "2"), "test.csv",
+        {"": (GREY[..., None], LABELS)}, ("0", "1", "2"), "of 'test'",
     ),
     "FER2013": (
         {
@@ -203,19 +193,6 @@ READ: dict[str, tuple[Any, ...]] = {
         {
             split: (GREY[part, ..., None], LABELS[part])
             for split, part in (("train", slice(3)), ("val", slice(3, 4)), ("test", slice(4, 6)))
-        },
-        ("0", "1", "2"),
-    ),
-    "a column of splits, and a table that is named after one": (
-        {
-            "fer.csv": digits(
-                "label,pixels,Usage", [f"{LABELS[n]},{' '.join(map(str, GREY[n].ravel()))},{USAGE[n]}" for n in range(6)]
-            ),
-            "test.csv": digits("label,pixels", [f"{LABELS[n]},{' '.join(map(str, GREY[n].ravel()))}" for n in range(2)]),
-        }, "auto",
-        {
-            split: (GREY[rows, ..., None], [LABELS[row] for row in rows])
-            for split, rows in (("train", [0, 1, 2]), ("val", [3]), ("test", [4, 5, 0, 1]))
         },
         ("0", "1", "2"),
     ),

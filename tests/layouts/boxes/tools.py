@@ -204,33 +204,6 @@ def prodigy(drawn: Drawn) -> Texts:
     return {"annotations.jsonl": "".join(json.dumps(one) + "\n" for one in tasks)}
 
 
-def labelbox(drawn: Drawn) -> Texts:
-    lines = []
-    for n, shapes in enumerate(drawn):
-        objects: list[dict[str, Any]] = [
-            {"name": label, "polygon": [{"x": x, "y": y} for x, y in points]} for label, points in shapes
-        ]
-        for own, one in zip(objects, shapes, strict=True):
-            if len(one.points) == 2:
-                ((_, x, y, w, h),) = sides([one])
-                own["bounding_box"] = {"top": y, "left": x, "height": h, "width": w}
-        said = {"p": {"labels": [{"annotations": {"objects": objects, "classifications": []}}]}}
-        sized = {"height": HEIGHT, "width": WIDTH}
-        lines.append({"data_row": {"external_id": f"{n}.jpg"}, "media_attributes": sized, "projects": said})
-    # Nobody has labelled this one yet.
-    lines.append({"data_row": {"external_id": "none.jpg"}, "projects": {"p": {"labels": []}}})
-    return {"export.ndjson": "".join(json.dumps(one) + "\n" for one in lines)}
-
-
-def keras_yolo(drawn: Drawn) -> Texts:
-    names = labels_of(drawn)
-    lines = []
-    for n, shapes in enumerate(drawn):
-        boxes = [f"{x},{y},{x + w},{y + h},{names.index(label)}" for label, x, y, w, h in sides(shapes)]
-        lines.append(" ".join([f"{n}.jpg", *boxes]))
-    return {"_annotations.txt": "\n".join(lines), "_classes.txt": "\n".join(names)}
-
-
 def supervisely(drawn: Drawn) -> Texts:
     return {
         f"ds/ann/{n}.jpg.json": json.dumps(
@@ -375,8 +348,6 @@ TOOLS = {
     "VIA": Tool(via),
     "VIA's table": Tool(via_table),
     "Prodigy": Tool(prodigy, sized=True),
-    "Labelbox": Tool(labelbox, sized=True),
-    "Keras YOLO": Tool(keras_yolo, outlines=False, whole=True),
     "Supervisely": Tool(supervisely, "ds/img/{}.jpg", sized=True),
     "BDD": Tool(bdd, outlines=False),
     "WIDER": Tool(wider, "0--Parade/{}.jpg", outlines=False, label="face", whole=True),
