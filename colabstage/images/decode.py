@@ -336,15 +336,13 @@ Loss = Literal["frames", "bits", "turned"]
 if EXIF turns it, in which boxes or a mask may have been drawn."""
 LOSSES: tuple[Loss, ...] = get_args(Loss)
 
-# Two threads may decode photographs of 24 million pixels at once; smaller ones are not even counted.
-_MOST_PIXELS = 64_000_000
-_FEW_PIXELS = 8_000_000
+# More than a photograph has: such images take turns.
+_MANY_PIXELS = 32_000_000
 # Larger memory is not kept for the next image: each thread would keep it to the end.
 _MOST_KEPT_BYTES = 256 * 1024 * 1024
-_LOOK_S = 1.0
 _HEAD_BYTES = 1024
-# No shorter JPEG has many pixels: a block of 64 pixels of one colour takes at least six bits.
-_SMALL_JPEG_BYTES = 512 * 1024
+# No shorter JPEG has as many: a block of 64 pixels of one colour takes at least six bits.
+_SMALL_JPEG_BYTES = 256 * 1024
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 # Text in any PNG that may need turning; it may come after the pixels.
 _PNG_TURNS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
@@ -378,30 +376,16 @@ def most_decoding_threads(mean_bytes: int) -> int:
 
 
 class PixelRoom:
-    """Limits the pixels that several threads decode at once: one huge image at a time, or a few large ones."""
+    """Lets several threads decode images at once, but of huge ones one at a time."""
 
     def __init__(self) -> None:
-        self._taken = 0
-        self._changed = threading.Condition()
+        self._turn = threading.Lock()
 
-    def room_for(self, content: object) -> AbstractContextManager[None]:
-        """Return a context in which to decode an image file; it begins when there is space for the image."""
-        pixels = _count_pixels(content) if isinstance(content, bytes) else 0
+    def room_for(self, content: object) -> AbstractContextManager[object]:
+        """Return a context in which to decode an image file."""
         # Nearly every image is small, and a lock for each would cost more than it saves.
-        return nullcontext() if pixels <= _FEW_PIXELS else self._occupied(pixels)
-
-    @contextmanager
-    def _occupied(self, pixels: int) -> Iterator[None]:
-        with self._changed:
-            while self._taken and self._taken + pixels > _MOST_PIXELS:
-                self._changed.wait(_LOOK_S)  # whoever holds the space decodes, and ends
-            self._taken += pixels
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._taken -= pixels
-                self._changed.notify_all()
+        is_huge = isinstance(content, bytes) and _count_pixels(content) > _MANY_PIXELS
+        return self._turn if is_huge else nullcontext()
 
 
 def _count_pixels(data: bytes) -> int:
@@ -482,8 +466,9 @@ class ImageFacts:
     """Whether the file has more than 8 bits per value, or further bands; `dtype` is uint8 if Pillow leaves them out."""
 
     def losses(self, color_mode: ColorMode) -> tuple[Loss, ...]:
-        dtype = self.dtype if color_mode == "keep" else np.dtype(np.uint8)
-        return _losses(dtype, animated=self.animated, deep=self.deep)
+        """Return what of the file is lost in its pixels."""
+        is_narrow = color_mode != "keep" or self.dtype == np.uint8
+        return _losses(animated=self.animated, bits=self.deep and is_narrow)
 
 
 class DecodedImage(NamedTuple):
@@ -522,7 +507,7 @@ def decode_sized(
                 keep_range(image)
             with _upright(image, data, luma=options.color_mode == "grayscale") as upright:
                 whole = _to_array(upright, options.color_mode)
-            lost = _losses(whole.dtype, animated=animated, deep=deep)
+            lost = _losses(animated=animated, bits=deep and whole.dtype == np.uint8)
         found, gap = (whole, (whole.shape[0], whole.shape[1]), 1), None
     pixels, size, factor = found
     placement = place_image(size, options.size, options.resize).reduced(factor)
@@ -585,9 +570,8 @@ def probe_image(data: bytes) -> ImageFacts:
         return replace(facts, animated=_is_animated(image), deep=_is_deep(image, data))
 
 
-def _losses(dtype: np.dtype[Any], *, animated: bool, deep: bool) -> tuple[Loss, ...]:
-    """Return what of an image file is lost in pixels of this dtype."""
-    lost: dict[Loss, bool] = {"frames": animated, "bits": deep and dtype == np.uint8}
+def _losses(*, animated: bool, bits: bool) -> tuple[Loss, ...]:
+    lost: dict[Loss, bool] = {"frames": animated, "bits": bits}
     return tuple(loss for loss, is_lost in lost.items() if is_lost)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import posixpath
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -63,7 +62,6 @@ from colabstage.layouts.judge import (
     first_extract,
     judge,
     may_label,
-    other_rows,
     why_not_classes,
 )
 from colabstage.layouts.lists import LIST_ENDS, MOST_LISTS, Lookup, is_class_list, lists_state
@@ -77,17 +75,13 @@ from colabstage.layouts.table import (
     Masks,
     SampleTable,
     Values,
-    class_indices,
     files_of,
-    known_splits,
 )
-from colabstage.trees.bytes import image_ending
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.layouts.formats.tables import Table
-    from colabstage.trees.listing import FileEntries, FileEntry, Tree
+    from colabstage.trees.listing import FileEntries, Tree
 
 LayoutFunction = Callable[["Tree"], SampleTable]
 
@@ -287,17 +281,14 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
     if not other.claims:
         return found
     who, shown, layout = rival.who, "", found.table.layout
-    way = "layout=audio_clips(pattern=PATTERN)" if layout == AUDIO.layout else "layout=file_names(PATTERN)"
-    of_kind = {AUDIO.layout: "audio_clips", arrays.EACH_A_SAMPLE.layout: "table_rows"}.get(layout)
-    rows = f"layout={of_kind}(labels=[COLUMN])" if of_kind else f'layout="{layout}"'
-    if layout == arrays.NAME:
-        x = found.table.keys[0].partition("[")[0]
-        way = f"layout=array_rows(x='{x}', y='NEW.npy'), after numpy.save('NEW.npy', LABELS.to_numpy(str))"
-    elif of_kind and rival.state is _classes_by_folders:
-        way = case.source.only(found.table.keys, found.used)
-    ways = [rows, rival.layout and f'layout="{rival.layout}"', way]
-    ways = sorted(filter(None, ways), key=lambda one: "(" in one)
-    ways[-1] += ", from colabstage.options" if "(" in ways[-1] else ""
+    is_plain = layout not in _WITH_LABELS
+    ways = [
+        _WITH_LABELS.get(layout, f'layout="{layout}"'),
+        rival.layout and f'layout="{rival.layout}"',
+        "layout=file_names(PATTERN)" if is_plain else case.source.only(found.table.keys, found.used),
+    ]
+    ways = sorted(filter(None, ways), key=lambda way: "(" in way)
+    ways[-1] += ", from colabstage.options" * ("(" in ways[-1])
     if isinstance(other, Evidence):
         name = first_contradicted(found.table, other.table)
         if name is None:
@@ -314,6 +305,11 @@ def _compared(case: Case, found: Evidence, rival: Rival) -> Found:
 
 
 _NOTHING = Miss(LayoutError(""))
+# What takes the labels of a table, where the bare name of the layout weighs folders as well.
+_WITH_LABELS = {
+    AUDIO.layout: "layout=audio_clips(labels=[COLUMN])",
+    arrays.EACH_A_SAMPLE.layout: "layout=table_rows(labels=[COLUMN])",
+}
 
 
 # --- rivals -----------------------------------------------------------------------------------------------------------
@@ -348,13 +344,6 @@ def _lists_beside(case: Case, found: Evidence) -> Found | None:
     return other if isinstance(other, Evidence) else None
 
 
-def _names_beside(case: Case, found: Evidence) -> Found | None:
-    """Return names that divide the images otherwise, and do not only divide each class further."""
-    names = names_state(case.source.without(found.used))
-    called, labels = _of_both(names, found)
-    return None if called and divides_further(called, labels) else names
-
-
 def _of_both(one: Evidence, other: Evidence) -> tuple[list[str], list[str]]:
     """Return the two classes of each sample that both label."""
     first, second = _classes_by_name(one), _classes_by_name(other)
@@ -367,7 +356,7 @@ def _called_otherwise(case: Case, found: Evidence) -> Found | None:
     # Patients and parts also have numbers as names, so numbers do not contradict a label.
     classes = {_bare(name) for name in found.table.classes if not NUMBER.fullmatch(name)}
     names = gather(lambda: names_state(case.source)) if classes else _NOTHING
-    by_name = _classes_by_name(names) if isinstance(names, Evidence) else _named_as(found.table, classes)
+    by_name = _classes_by_name(names) if isinstance(names, Evidence) else {}
     folders = (case.images or case.source.ending_in(words.SOUNDS)).folders[0]
     if not by_name and classes.isdisjoint(_bare(words.folder_of(f"{folder}/")) for folder in folders):
         return None
@@ -378,16 +367,6 @@ def _called_otherwise(case: Case, found: Evidence) -> Found | None:
                 table = replace(take_rows(found.table, np.array([row])), targets=Values(np.zeros(1, np.int64)))
                 return Evidence(replace(table, layout=layout, classes=(other,)), "what they are called", is_guess=True)
     return None
-
-
-def _named_as(table: SampleTable, classes: set[str]) -> dict[str, str]:
-    """Return the name of each sample without its number, if all are called as classes are: cat_001.jpg."""
-    named: dict[str, str] = {}
-    for name in table.keys:
-        named[name] = " ".join(words.letters_of(words.stem_of(name)))
-        if _bare(named[name]) not in classes:
-            return {}
-    return named
 
 
 def _bare(name: str) -> str:
@@ -429,9 +408,10 @@ def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
     return None if is_odd or not 2 <= len(names) <= len(files) / 2 else _divided_otherwise(found, folders)
 
 
-def _classes_by_names(case: Case, found: Evidence) -> Found | None:
-    """Return names that divide the images of a table otherwise."""
-    names = gather(lambda: names_state(case.source)) if isinstance(found.table.targets, Values) else _NOTHING
+def _names_beside(case: Case, found: Evidence) -> Found | None:
+    """Return names that divide the images otherwise."""
+    are_boxes = isinstance(found.table.targets, Boxes)
+    names = _NOTHING if are_boxes else gather(lambda: names_state(case.source.without(found.used)))
     return _divided_otherwise(found, names) if isinstance(names, Evidence) else None
 
 
@@ -439,18 +419,6 @@ def _divided_otherwise(found: Evidence, other: Evidence) -> Evidence | None:
     """Return other evidence unless one of the two divides the classes of the other further."""
     rows, others = _of_both(found, other)
     return None if rows and (divides_further(rows, others) or divides_further(others, rows)) else other
-
-
-def _rows_of_arrays(case: Case, found: Evidence) -> Found | None:
-    """Return what a table states that has a row for each row of the arrays, and divides these otherwise."""
-    texts = case.source.ending_in((*words.TABLES, *LISTS)).without(found.used)
-    # Rows of several arrays, of a split each, are in no order.
-    first, last = (found.table.keys[place].partition("[")[0] for place in (0, -1))
-    name, labels = other_rows(case.source, found.table, texts) if first == last else ("", ())
-    if not name:
-        return None
-    targets, classes = class_indices(labels)
-    return Evidence(replace(found.table, targets=targets, classes=classes), f"'{name}'", frozenset({name}))
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
@@ -498,7 +466,7 @@ def _weigh_rows(case: Case) -> Found:
             return Miss(LayoutError(f"{found.named} has a row for each folder."))
         found = found.noting('Where these folders are the classes themselves: layout="image_folder".')
     if isinstance(found, Evidence):
-        return _with_other_splits(case, found)
+        return found
     headers = [name for table in (case.tables.leading if case.tables.is_clear else ()) for name in table.table.header]
     if case.masks.claims:
         pairs = refuse(f'{found.error} Or take the masks beside the images: layout="pairs".')
@@ -526,35 +494,6 @@ def _labels_folders(found: LeadingTable) -> bool:
     columns = {column.name: column.cells for column in found.table.columns}
     labels = [cells for name, cells in columns.items() if words.is_label_name(name)]
     return bool(found.folders) and not all(divides_further(one, columns[found.folders]) for one in labels)
-
-
-def _with_other_splits(case: Case, rows: Evidence) -> Evidence:
-    """Return what a table states about images of some splits, joined with what folders state about the others, if both
-    have the same classes: train/cat/1.jpg, and val.csv with val/2.jpg,cat."""
-    folders = _classes_of_others(case, rows)
-    if folders is None:
-        return rows
-    # With only its own images, so that no others are noted as left out.
-    own = Case(case.source.without({*case.images.names}.difference(rows.table.keys))).rows
-    if not isinstance(own, Evidence):
-        return rows
-    leading = case.tables.leading
-    called = leading[0].split if len(leading) == 1 else ""
-    splits_of_rows = own.table.splits or [words.split_of_path(key) or called for key in own.table.keys]
-    tables = [folders.table, replace(own.table, splits=known_splits(splits_of_rows))]
-    classes = max((one.classes for one in tables), key=len)
-    names = [{*(one.splits or ())} for one in tables]
-    is_complete = classes and all(names) and set.isdisjoint(*names)
-    if not is_complete or any(not {*classes}.issuperset(class_of_samples(one)) for one in tables):
-        return rows
-    who, used = f"{folders.who} and {own.who}", own.used | folders.used
-    files = [entry for one in tables for entry in files_of(one)]
-    labels = [classes.index(name) for one in tables for name in class_of_samples(one)]
-    splits, notes = ([part for one in tables for part in getattr(one, of)] for of in ("splits", "notes"))
-    targets, layout = Values(np.array(labels, np.int64)), own.table.layout
-    return Evidence.of_images(
-        case.source, layout, files, targets, who, splits=splits, classes=classes, notes=notes, used=used
-    )
 
 
 def _weigh_nothing(case: Case) -> Found:
@@ -636,15 +575,13 @@ _BY_MASKS = Rival("masks", "pairs", _masks_beside)
 _BY_NAMES = Rival("the images' names", "file_names", _names_beside)
 _BY_ROWS = Rival("a table", TABLE.layout, _rows_beside)
 
-_BY_OTHERS = Rival(
-    "folders like classes (both are read if only splits differ)", IMAGE_FOLDER.layout, _classes_of_others
-)
+_BY_OTHERS = Rival("folders like classes", IMAGE_FOLDER.layout, _classes_of_others)
 _BESIDE_ROWS = (
     _BY_OTHERS,
     _CALLED,
     _BY_MASKS,
     Rival("folders", IMAGE_FOLDER.layout, _classes_by_folders),
-    Rival("the images' names", "file_names", _classes_by_names),
+    _BY_NAMES,
     Rival("a list", TABLE.layout, _lists_beside),
 )
 
@@ -680,12 +617,7 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
     Layout("images", lambda case: lists_state(case.source, nothing_states(case.source)), _weigh_nothing),
     Layout("image_folder", lambda case: case.folders, _weigh_folders, rivals=(_BY_NAMES,)),
-    Layout(
-        arrays.NAME,
-        lambda case: arrays.arrays_state(case.source),
-        _weigh_arrays,
-        rivals=(Rival("a table, in the order of the rows", "", _rows_of_arrays),),
-    ),
+    Layout(arrays.NAME, lambda case: arrays.arrays_state(case.source), _weigh_arrays),
     Layout(arrays.EACH_A_SAMPLE.layout, Case.state_arrays),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: lists_state(case.source, names_state(case.source))),
@@ -791,45 +723,28 @@ def is_table_file(path: Path, layout: object) -> bool:
 # --- if nothing fits --------------------------------------------------------------------------------------------------
 
 _KINDS = "images, arrays, clips of sound, text or shards (tar, TFRecord, LMDB, Arrow)"
-_OF_ZARR = ("zarr.json", ".zarray", ".zgroup", ".zmetadata")
-# What to do with files that no layout reads.
-_UNREAD = {
-    "A pickle can run any program. Save arrays: numpy.savez('train.npz', x=…, y=…).": (
-        ".pkl", ".pickle", ".pyd", ".p", ".joblib", ".pt", ".pth",
-    ),
-    "Fetch what they name: dvc pull.": (".dvc",),
-    "Save zarr's arrays: held = zarr.open(PATH), numpy.savez('data.npz', x=held[X][:], y=held[Y][:]).": _OF_ZARR,
-}  # fmt: skip
 _EACH = (
     "Pass pack_dataset a dataset object whose items are (x, y), such as the list [({}, TARGET) for path in "
     "sorted(pathlib.Path(FOLDER).rglob('*END'))]. TARGET is a number or an array; of classes in folders, it is "
     "CLASSES.index(path.parent.name)."
 )
-# The libraries of their fields make a sample of each file, or a table of one; beside others, that is about them.
+# What to do with files that no layout reads.
 _READ_BY = {
-    _EACH.format("pydicom.dcmread(path).pixel_array"): (".dcm", ".dicom", ".ima"),
-    _EACH.format("nibabel.load(path).get_fdata(dtype='float32')"): (".nii", ".nii.gz", ".mgz"),
-    _EACH.format("SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(path))"): (".mha", ".mhd", ".nrrd"),
-    _EACH.format("mne.io.read_raw(path).get_data()"): (".edf", ".bdf", ".gdf", ".vhdr", ".set", ".fif"),
-    _EACH.format("wfdb.rdsamp(path.with_suffix(''))[0]"): (".hea",),
-    _EACH.format("astropy.io.fits.getdata(path)"): (".fits", ".fits.gz", ".fit"),
-    _EACH.format("xarray.open_dataset(path)[VARIABLE].to_numpy()"): (".nc", ".nc4", ".grib"),
+    "A pickle can run any program. Save arrays: numpy.savez('train.npz', x=…, y=…).": (
+        ".pkl", ".pickle", ".p", ".joblib", ".pt", ".pth",
+    ),
+    "Fetch what they name: dvc pull.": (".dvc",),
+    _EACH.format("pydicom.dcmread(path).pixel_array"): (".dcm", ".dicom"),
+    _EACH.format("nibabel.load(path).get_fdata(dtype='float32')"): (".nii", ".nii.gz"),
+    _EACH.format("mne.io.read_raw(path).get_data()"): (".edf", ".bdf", ".gdf"),
     _EACH.format("imageio.v3.imread(path)"): (".mp4", ".avi", ".mov", ".mkv", ".webm"),
-    _EACH.format("trimesh.load(path).sample(2048)"): (".off", ".obj", ".stl"),
-    _EACH.format("trimesh.load(path).vertices[:2048]"): (".ply",),
-    _EACH.format("laspy.read(path).xyz[:2048]"): (".las", ".laz"),
-    as_arrays("pandas.read_csv(FILE)"): (".csv.gz",),
-    as_arrays("pandas.read_csv(FILE, header=None)"): (".data",),
     as_arrays("pandas.read_excel(FILE)"): (".xlsx", ".xls", ".ods"),
-    as_arrays("pandas.read_feather(FILE)"): (".feather",),
-}
-# With more of the same columns in a folder, each is one sample, not a part of a table.
-_FEW_TABLES = 9
+}  # fmt: skip
 # So much of a table says what it holds.
 _HEAD_BYTES = 64 * 1024
 _AS_OBJECT = (
-    "Pass pack_dataset a dataset object whose items are (x, y), x an array: pydicom.dcmread(path).pixel_array, "
-    "nibabel.load(path).get_fdata(), the frames of a video, or what else reads them. Text has to be in a .txt."
+    "Pass pack_dataset a dataset object whose items are (x, y), x an array from the library that reads them. Text has "
+    "to be in a .txt, and names of images end as .jpg or .png does."
 )
 
 
@@ -841,60 +756,43 @@ def _nothing_fits(source: Source, declined: list[Miss]) -> ColabstageError:
         return nearest
     if nearest is not None:
         return LayoutError(f"{nearest} {on_request}")
-    # No files of any known kind is a different problem from files that fit no layout, with a different remedy. Tars may
-    # be shards, so they were examined.
-    archives = files_called(source, words.ARCHIVES)
-    is_packed = bool(archives) and len(archives) == len(source.files.where(lambda name: not words.is_note(name)))
+    archives, how = files_called(source, words.ARCHIVES), _by_library(source)
+    others = source.files.without(archives.names).where(lambda name: not words.is_note(name))
     faults = [miss.error for miss in declined if not isinstance(miss.error, EmptySourceError)]
-    unread = {how: files_called(source, extensions) for how, extensions in _UNREAD.items()}
-    if not faults:
-        others = source.files.without(archives.names).where(lambda name: not words.is_note(name))
-        others = others.not_ending_in({*words.HARMLESS, *words.TABLES, *words.TEXTS} - {""})
-        # What is beside archives as well, such as checksums, is smaller.
-        unread[_AS_OBJECT] = others if not archives or in_bytes(others) > in_bytes(archives) else others[:0]
-    for how, files in unread.items():
-        if files:
-            what = f"holds files that are not read: {count_kinds(files)} (first '{files.names[0]}')"
-            return LayoutError(
-                f"'{source.label}' {what}. {_by_library(source, files[:1]) if how is _AS_OBJECT else how}"
-            )
-    if is_packed or not faults:
-        msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}; expected {_KINDS}."
-        return EmptySourceError(" ".join([msg, *source.tree.notes]))
-    how = _by_library(source)
-    what = how if how is not _AS_OBJECT else f"{faults[-1]} {on_request}"
-    return LayoutError(f"The files of '{source.label}' ({count_kinds(source.files)}) fit no layout. {what}")
+    # Tars may be shards, so they were examined.
+    is_packed = bool(archives) and not others
+    if not how and faults and not is_packed:
+        kinds = count_kinds(source.files)
+        return LayoutError(f"The files of '{source.label}' ({kinds}) fit no layout. {faults[-1]} {on_request}")
+    others = others.not_ending_in({*words.HARMLESS, *words.TABLES, *words.TEXTS} - {""})
+    # What is beside archives as well, such as checksums, is smaller.
+    if how or in_bytes(others) > in_bytes(archives):
+        what = f"holds files that are not read: {count_kinds(others)}"
+        return LayoutError(f"'{source.label}' {what}. {how or _AS_OBJECT}")
+    # No files of any known kind is a different problem, with a different remedy.
+    msg = f"'{source.label}' holds {count_kinds(source.files) or 'no files'}; expected {_KINDS}."
+    return EmptySourceError(" ".join([msg, *source.tree.notes]))
 
 
-def _by_library(source: Source, unread: Iterable[FileEntry] = ()) -> str:
-    """Return how to make samples of files that no layout reads; `unread`: one whose name may be wrong."""
-    # A workbook is a zip, and a scan compressed by gzip: their own names are what is given.
-    label = source.label
+def _by_library(source: Source) -> str:
+    """Return how to make samples of files that no layout reads; "" for unknown ones."""
     for how, ends in _READ_BY.items():
-        found, is_own = files_called(source, ends)[:1], label.lower().endswith(ends)
-        if found or is_own:
-            folder, (file, *_) = (posixpath.dirname(label), [label]) if is_own else source.addresses(found)
+        if found := files_called(source, ends)[:1]:
+            folder, (file,) = source.addresses(found)
             end = next(file[-len(end) :] for end in ends if file.lower().endswith(end))
             values = {"END": end, "FOLDER": repr(folder), "FILE": repr(file)}
             # At once, because a value may contain the name of another.
             return first_extract(folder) + re.sub("|".join(values), lambda name: values[name[0]], how)  # noqa: B023
-    heads = (source.head(file, _HEAD_BYTES) for file in unread)
-    ending = next((".h5" if head.startswith(b"\x89HDF") else image_ending(head) for head in heads), "")
-    # The raw files of cameras begin as TIFFs do.
-    is_known = ending not in ("", ".tif")
-    return f"By its content it is a {ending} file: give their names that ending." if is_known else _AS_OBJECT
+    return ""
 
 
 def _how_to_give(source: Source) -> str:
     """Return what to pass as the source if a tree holds only archives, or tables and nothing that they name."""
     archives, named = (files_called(source, ends) for ends in (words.ARCHIVES, words.TABLES))
-    # Small ones are mostly about the others.
-    cells = named.ending_in({".csv"}) or named
-    largest = cells.take(np.argsort(-cells.sizes, kind="stable")[:1])
-    folder, shown = source.addresses(archives[:NAMES_SHOWN] or largest) if archives or named else ("FOLDER", [])
-    if archives and folder == "FOLDER":
-        return f"Archives inside an archive are not opened: {TO_EXTRACT}, and give 'FOLDER'."
     if archives:
+        folder, shown = source.addresses(archives[:NAMES_SHOWN])
+        if folder == "FOLDER":
+            return f"Archives inside an archive are not opened: {TO_EXTRACT}, and give 'FOLDER'."
         # An archive alone would be read without its labels; several are usually the parts or splits of one dataset.
         labels = named.where(lambda name: not words.is_submission(name)).names
         beside = f", and '{labels[0]}' beside them may hold their labels" if labels else ""
@@ -904,42 +802,17 @@ def _how_to_give(source: Source) -> str:
         return f"Archives inside a folder are not opened{beside}. Give as the source{more}: {given}."
     if not named:
         return tokens.AS_TEXT if source.ending_in(words.TEXTS) else ""
-    given = folder if source.tree.kind == "folder" else shown[0]
+    # Small ones are mostly about the others.
+    largest = named.take(np.argsort(-named.sizes, kind="stable")[:1])
+    folder, (shown,) = source.addresses(largest)
+    given = folder if source.tree.kind == "folder" else shown
     table = parse_table("head.csv", source.head(largest[0], _HEAD_BYTES))
-    far = [one.name for one in table.columns if one.filled and all("://" in cell for cell in one.filled)]
-    if far:
-        listing = f"[{shown[0]!r}, *pandas.read_csv({shown[0]!r})[{far[0]!r}]]"
+    if far := [one.name for one in table.columns if one.filled and all("://" in cell for cell in one.filled)]:
+        listing = f"[{shown!r}, *pandas.read_csv({shown!r})[{far[0]!r}]]"
         return f"Addresses in a table are read if they are given beside it, as in the list {listing}."
-    bare = ", header=None" if _is_bare(table) else ""
-    end = posixpath.splitext(shown[0])[1]
-    reader = {".tsv": "table", ".parquet": "parquet"}.get(end.lower(), "csv")
-    if several := _folders_of_recordings(source, cells):
-        path = repr(posixpath.join(folder, posixpath.commonpath(several)).rstrip("/"))
-        x = f"pandas.read_{reader}(path{bare}).select_dtypes('number').to_numpy('float32')"
-        y = "[path.parent.name for path in paths]" if len(several) > 1 else "LABELS"
-        return (
-            f"Each is probably one sample. Make arrays: {first_extract(folder)}paths = sorted(pathlib.Path({path})"
-            f".rglob('*{end}')); numpy.savez('data.npz', x=numpy.stack([{x} for path in paths]), y={y}). To keep each "
-            "person's in one split, add group=PERSONS, in the order of paths."
-        )
-    group = next(filter(None, find_groups(table.columns)), "")
-    made = as_arrays(f"pandas.read_{reader}({shown[0]!r}{bare})", group=group)
+    reader = {".tsv": "table", ".parquet": "parquet"}.get(posixpath.splitext(shown)[1].lower(), "csv")
+    made = as_arrays(f"pandas.read_{reader}({shown!r})", group=next(filter(None, find_groups(table.columns)), ""))
     return (
         f"A table is read with the files it names: give a folder of both, or ['{given}', 'FOLDER_OF_THE_IMAGES']. "
         f"{first_extract(folder)}{made} {tokens.AS_TEXT}"
     )
-
-
-def _is_bare(table: Table) -> bool:
-    """Tell whether a table begins with a row of numbers, not with the names of its columns."""
-    return all(map(NUMBER.fullmatch, table.header))
-
-
-def _folders_of_recordings(source: Source, tables: FileEntries) -> list[str]:
-    """Return the folders with many tables each, if all have the same columns."""
-    counts = Counter(map(posixpath.dirname, tables.names))
-    many = [folder for folder, count in counts.items() if count > _FEW_TABLES]
-    alike = tables.where(lambda name: posixpath.dirname(name) in many)
-    ends = alike.take(np.argsort(alike.sizes, kind="stable")[[0, -1]]) if many else ()
-    heads = [parse_table("head.csv", source.head(entry, _HEAD_BYTES)) for entry in ends]
-    return many if len({len(one.header) if _is_bare(one) else tuple(one.header) for one in heads}) == 1 else []

@@ -127,9 +127,9 @@ class Evidence:
             )
         table, of_files = found.table, bool(files_of(found.table))
         of_images = of_files and extension_of(table.keys[0] if table.keys else "") in IMAGES
-        silent = HARMLESS if of_images else HARMLESS.difference(IMAGES)
-        others = source.files.not_ending_in(silent).without(self.used)
-        others = others.without({*table.keys}).where(lambda name: not is_note(name)) if of_files else others
+        silent = HARMLESS.difference(("",) if of_images else ("", *IMAGES))
+        others = source.files.not_ending_in(silent).without(self.used).where(lambda name: not is_note(name))
+        others = others.without({*table.keys}) if of_files else others
         # The files of a tar that is a shard itself are those of its records.
         if not others or (self.files and self.used.isdisjoint(source.files.names)):
             return replace(table, told_by=self.who)
@@ -391,7 +391,11 @@ def _first_of_other_boxes(one: SampleTable, other: SampleTable, first: Boxes, se
     chosen = np.flatnonzero(np.diff(second.offsets)).tolist()
     if units_differ and first.sizes is None and second.sizes is None:
         chosen = chosen[:_SIZES_READ]
-    images: list[tuple[str, NDArray[np.bool_], NDArray[Any], list[int]]] = []
+    # The classes of the first that each class of the second may be: it may be called otherwise, but cat is no dog where
+    # there are cats. Numbers may be counted from 1.
+    numbers = {name: {number} for number, name in enumerate(one.classes) if not NUMBER.fullmatch(name)}
+    every = {*range(len(one.classes))}.difference(*(numbers.get(name, ()) for name in other.classes))
+    called = [numbers.get(name, every) for name in other.classes]
     for row in chosen:
         name = other.keys[row]
         places, labels, size = _boxes_of(first, rows.get(name))
@@ -406,26 +410,13 @@ def _first_of_other_boxes(one: SampleTable, other: SampleTable, first: Boxes, se
         apart += 0 if size is None and first.relative else _SAME_PIXELS
         # Whether each box of the second may be each of the first. Boxes without area occur in COCO itself.
         same = np.abs(places[None] - others[:, None]).max(axis=2) <= np.maximum(apart, 1e-9)
-        if not same.any(axis=1).all():
-            return name
-        images.append((name, same, labels, other_labels.tolist()))
-    # The first's name for each class of the second, by most boxes: two boxes may be in one place.
-    counts = Counter(
-        (label, own)
-        for _, same, labels, theirs in images
-        for label, at in zip(theirs, same, strict=True)
-        for own in set(labels[at].tolist())
-    )
-    called = {label: own for (label, own), _ in reversed(counts.most_common())}
-    are_merged = len(set(called.values())) < len(called)
-    # cat of the one may be Katze of the other, but not its dog. Numbers may be counted from 1.
-    renamed = {(other.classes[label], one.classes[own]) for label, own in called.items()}
-    are_swapped = any(name != own and name in one.classes and not NUMBER.fullmatch(name) for name, own in renamed)
-    for name, same, labels, theirs in images:
-        wanted = np.array([called[label] for label in theirs])
-        if are_merged or are_swapped or not (same & (labels == wanted[:, None])).any(axis=1).all():
-            return name
-    return None
+        for label, at in zip(other_labels.tolist(), same, strict=True):
+            called[label] = called[label].intersection(labels[at].tolist())
+            if not called[label]:
+                return name
+    found = [called[label] for label in np.unique(second.columns["labels"]).tolist()]
+    # Two classes of the second are not one of the first.
+    return None if len(set().union(*found)) >= len(found) else other.keys[0]
 
 
 def _boxes_of(boxes: Boxes, row: int | None) -> tuple[NDArray[Any], NDArray[Any], tuple[int, int] | None]:

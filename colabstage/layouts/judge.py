@@ -49,12 +49,11 @@ from colabstage.layouts.reading import BEGINNING_BYTES, Source, Statement, decod
 from colabstage.layouts.records import other_form, split_of_shard
 from colabstage.layouts.rows import LeadingTable, TableSearch, columns_of_classes, rows_in_classes
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values, files_of, labels_of
-from colabstage.trees.bytes import HEAD_BYTES, image_ending
-from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
+from colabstage.trees.listing import FileEntries, Tree, only_line
 from colabstage.trees.names import UNFINISHED, extension_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 # More folders than this are classes.
@@ -62,14 +61,11 @@ _MOST_PARTS = 16
 _STEMS_COMPARED = 64
 # How many images with boxes are opened for their size.
 _SIZES_COMPARED = 8
-# How many files without an extension are opened for their first bytes.
-_ENDLESS = 2
 _TARS = (".tar", ".tgz", ".tar.gz")
 # 1.0.0, 192x192.
 _VERSION = re.compile(r"\d+(?:\.\d+)+|\d+x\d+")
 # Between numbers and hashes, which tell the files of one set apart.
 _WORD = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2,}(?![A-Za-z0-9])")
-_PACKING = re.compile(r"(.*?)((?:\.(?:gz|bz2|xz|zst))?)$", re.DOTALL)
 TO_EXTRACT = (
     "extract_archive(source, 'FOLDER') (a remote source is first copied: fetch_files(source, 'PATH'); Kaggle's is a "
     "folder then)"
@@ -113,8 +109,8 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
             f"The {table.unit} of '{source.label}' may have the classes {listed(table.classes)}, by {found.who}, but "
             f'{why} layout="{table.layout}" takes them anyway.'
         )
-    of_tables = (_spelled_twice, _unnamed, _split_twice, _split_misspelt, _untrained, _boxes_lost)
-    of_sources = (_trained_in_held_out, _several_sets, _shards_twice, _documents)
+    of_tables = (_spelled_twice, _unnamed, _split_twice, _untrained, _boxes_lost)
+    of_sources = (_trained_in_held_out, _several_sets)
     faults = (*(partial(check, table) for check in of_tables), *(partial(check, source, found) for check in of_sources))
     others, are_few = _of_other_kinds(source, found)
     every = itertools.chain((find() for find in faults), [others], _left_over(source, found))
@@ -144,18 +140,16 @@ def _spelled_twice(table: SampleTable) -> str:
 def _unnamed(table: SampleTable) -> str:
     """Find labels beyond the classes: the names are another dataset's, or are numbered differently."""
     classes, labels = table.classes, labels_of(table)
-    if classes and labels.ndim == 2 and labels.shape[1] != len(classes):
-        return (
-            f"There are {labels.shape[1]} numbers for each of the {table.unit}, and {len(classes)} classes are named "
-            f"({listed(classes)}). Name one for each number, or none."
-        )
-    is_numbered = bool(classes) and labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels) > 0
-    if not is_numbered or labels.max() < len(classes):
+    if not classes or not len(labels):
         return ""
-    least = labels[labels >= 0].min()
-    return (
-        f"The labels of the {table.unit} are {least} to {labels.max()}, and {len(classes)} classes are named "
-        f"({listed(classes)}). Number the labels from 0, or name all of them."
+    if labels.ndim == 2:
+        what = f"{labels.shape[1]} numbers for each" if labels.shape[1] != len(classes) else ""
+    else:
+        is_beyond = labels.dtype.kind in "iu" and labels.max() >= len(classes)
+        what = f"{labels[labels >= 0].min()} to {labels.max()}" if is_beyond else ""
+    return what and (
+        f"The labels of the {table.unit} are {what}, and {len(classes)} classes are named ({listed(classes)}). Number "
+        "the labels from 0, and name all of them."
     )
 
 
@@ -178,34 +172,8 @@ def _trained_in_held_out(source: Source, found: Evidence) -> str:
         where = f"'{table.keys[row]}' is in 'train', and its folder in '{splits[folder_of[row]]}'"
         if not other:
             return f"{where}. Correct one of them."
-        depth = len(words.shared_folders(f"{folder}/" for folder in folders))
-        paths = [folder.split("/") for folder, split in zip(folders, splits, strict=True) if split]
-        tops = {next(filter(words.is_split, path), path[depth]) for path in paths}
-        only = only_line(source.tree, *paths_to(folders, *tops))
+        only = only_line(source.tree, *sorted(folder for folder, split in zip(folders, splits, strict=True) if split))
         return f"{where}, because '{other}' is of no split. Take the splits alone, {only}, or move it away or into one."
-    return ""
-
-
-def _split_misspelt(table: SampleTable) -> str:
-    """Find a folder whose name is almost a split's, beside a real split: its samples would be trained on."""
-    folders, folder_of = files_of(table).folders
-    inside: dict[str, set[str]] = defaultdict(set)
-    for folder in folders:
-        for path in itertools.accumulate(folder.split("/"), posixpath.join):
-            inside[posixpath.dirname(path)].add(posixpath.basename(path))
-    for above, names in sorted(inside.items()):
-        splits = {words.split_name(name).split for name in names if words.is_split(name)}
-        for name in sorted(names - {*table.classes}) if splits else ():
-            split = words.misspelt_split(name)
-            # invalid beside valid is a different word.
-            if not split or split in splits:
-                continue
-            path = posixpath.join(above, name)
-            within = [number for number, folder in enumerate(folders) if f"{folder}/".startswith(f"{path}/")]
-            samples = np.flatnonzero(np.isin(folder_of, within)).tolist()
-            # A list or a column may state each sample's split.
-            if table.splits is None or not any(words.same_split(table.splits[one], split) for one in samples):
-                return f"Did you mean '{split}' by '{path}', beside folders of splits? Rename it, or move it away."
     return ""
 
 
@@ -256,54 +224,29 @@ def _boxes_lost(table: SampleTable) -> str:
     return f"The boxes of '{table.keys[chosen[0]]}' lie outside of the image (first {edges}). Scale them as it was."
 
 
-def _documents(source: Source, found: Evidence) -> str:
-    """Find a Google document beside samples without labels."""
-    note = next((note for note in source.tree.notes if "Google" in note), "") if found.table.targets is None else ""
-    return note and f"Nothing labels the {found.table.unit}, and a document may: {note} Download it as CSV beside them."
-
-
 def _several_sets(source: Source, found: Evidence) -> str:
-    """Find shards or texts, but not JSON, of several sets in one split: languages, sizes, versions. They are in folders
+    """Find shards or texts, but not JSON, of several sets in one split, languages, sizes, versions. They are in folders
     of different words, versions or sizes, or called after a split and different words (full-train, small-train)."""
     layout = found.table.layout
     # Everything in a list of sources is meant to be used.
     if layout not in (*_OF_SHARDS, TOKENS) or len(source.tree.parts()) > 1:
         return ""
-    split_of = {name: split_of_shard(name) for name in sorted(found.used) if not name.endswith(".json")}
-    sets = defaultdict[tuple[str, ...], list[str]](list)
-    for name, split in split_of.items():
-        folder, base = posixpath.split(name)
+    sets = defaultdict[str, dict[tuple[str, ...], list[str]]](lambda: defaultdict(list))
+    for name in sorted(name for name in found.used if not name.endswith(".json")):
+        split, (folder, base) = split_of_shard(name), posixpath.split(name)
         parts = [*folder.split("/") * (layout != TOKENS), *_WORD.findall(words.stem_of(base)) * bool(split)]
         called = [word for part in parts for word in words.split_name(part).rest]
-        sets[*called, *_VERSION.findall(folder)].append(name)
-    for split in sorted({*split_of.values()}):
-        firsts = [own[0] for own in sets.values() if split in map(split_of.__getitem__, own)]
-        if len(firsts) > 1:
-            own = next(own for own in sets.values() if firsts[0] in own)
-            rest = split_of.keys() - {*own}
-            apart = sorted({*map(posixpath.dirname, own)} - {*map(posixpath.dirname, rest), ""})[:_MOST_PARTS]
-            only = only_line(source.tree, *apart) if apart else source.only(own, rest)
-            firsts = [posixpath.dirname(one) or one for one in firsts] if apart else firsts
+        sets[split][*called, *_VERSION.findall(folder)].append(name)
+    for several in sets.values():
+        if len(several) > 1:
+            called, own = next(iter(several.items()))
+            own = [name for each in sets.values() for name in each.get(called, ())]
+            only = source.only(own, found.used.difference(own))
+            firsts = listed([names[0] for names in several.values()])
             return (
-                f"The {found.table.unit} of '{source.label}' are in {listed(firsts)}, which may be datasets of their "
-                f"own, or parts of each sample. Take one{only and f': {only}'}."
+                f"The {found.table.unit} of '{source.label}' are in {firsts}, which may be datasets of their own, or "
+                f"parts of each sample. Take one{only and f': {only}'}."
             )
-    return ""
-
-
-def _shards_twice(source: Source, found: Evidence) -> str:
-    """Find a shard beside a copy of it: packed, or as file managers and browsers name a second one."""
-    shards = source.files.where(found.used.__contains__) if found.table.layout in _OF_SHARDS else ()
-    seen: dict[tuple[str, ...], tuple[FileEntry, str]] = {}
-    for entry in shards:
-        name, packing = _PACKING.findall(entry.name)[0]
-        stem, ending = posixpath.splitext(name)
-        other, its_packing = seen.setdefault((*map(words.spoken, stem.split("/")), ending), (entry, packing))
-        # A copy is as long, unless it is packed otherwise.
-        if other is not entry and (entry.size == other.size or packing != its_packing):
-            kept, copy = sorted((entry.name, other.name), key=len)
-            only = source.only(found.used - {copy}, {copy})
-            return f"'{copy}' looks like a copy of '{kept}'. Move it away{only and f', or leave it out: {only}'}."
     return ""
 
 
@@ -427,9 +370,7 @@ def _deeper(table: SampleTable) -> str:
         if len(inner) > 1 and () not in inner:
             tops = {rest[0] for rest in inner}
             inside = sorted(tops if len(tops) > 1 else {"/".join(rest) for rest in inner})
-            flat = [other for other, its in below.items() if its == {()}]
-            beside = f", and {listed(flat)} beside it hold {table.unit} directly" if flat else ""
-            what = f"'{name}' holds the folders {listed(inside)}, which may be the classes as well{beside}"
+            what = f"'{name}' holds the folders {listed(inside)}, which may be the classes as well"
             return f"{what}. {_choice(table, outer=name)}"
     return ""
 
@@ -457,8 +398,6 @@ def _called_before(table: SampleTable) -> str:
 
 def _parts_of_samples(table: SampleTable) -> str:
     """Find folders that may hold parts of each sample, or a sample each, by the names of the files in them."""
-    if kinds := _kinds_in_each(table):
-        return f"each folder holds {listed(kinds)} or the like, as parts of a sample. Give a function as layout=."
     stem, are_counted = _shared_stem(table)
     if not stem or are_counted:
         return ""
@@ -466,22 +405,6 @@ def _parts_of_samples(table: SampleTable) -> str:
         f"the {table.unit} in {listed(sorted(table.classes))} have the same names ('{stem}', …): they may be parts of "
         f"each sample. {_choice(table, parts=sorted(table.classes))}".rstrip()
     )
-
-
-def _kinds_in_each(table: SampleTable) -> list[str]:
-    """Return a file of each kind in the first folder, if all folders have the same kinds, by the words in the names, of
-    which some are targets: GT_1.png and NOISY_1.png. Otherwise nothing."""
-    names, labels, kinds = files_of(table).names, labels_of(table), dict[tuple[str, ...], str]()
-    for number, folder in enumerate(table.classes):
-        own = np.flatnonzero(labels == number)[:_STEMS_COMPARED].tolist()
-        stems = [words.stem_of(names[row]) for row in own]
-        found = {tuple(word for word in words.letters_of(stem) if word not in folder.lower()): stem for stem in stems}
-        targets = sum(words.holds_targets(" ".join(kind)) for kind in found)
-        # A class without files has no kinds.
-        if stems and (not 0 < targets < len(found) or (kinds and kinds.keys() != found.keys())):
-            return []
-        kinds = kinds or found
-    return sorted(kinds.values())
 
 
 def _shared_stem(table: SampleTable) -> tuple[str, bool]:
@@ -513,40 +436,18 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     stems_of_firsts = map(words.letters_of, map(words.stem_of, firsts))
     if not are_apart and not any(own.isdisjoint(stem) for own, stem in zip(called, stems_of_firsts, strict=True)):
         return "", False
-    own = (bare_stem(names[row], every) for row in rows[0].tolist())
+    own = [bare_stem(names[row], every) for row in rows[0].tolist()]
     return posixpath.basename(firsts[0]), not are_apart and _are_counted(own, may_repeat=bool(table.splits))
 
 
-def _are_counted(stems: Iterable[str], *, may_repeat: bool) -> bool:
-    """Tell whether stems are counted; again for each split, if they `may_repeat`: train/cat/0.jpg, test/cat/0.jpg."""
-    # All of them, because the first ones in order are 0, 1, 10, 100, …, with gaps in between. There may be several
-    # series, each with its own words: img_0, photo_0, img_0_flip.
-    series = defaultdict[str, list[int]](list)
-    for stem in stems:
-        if (found := words.NUMBERED.fullmatch(stem)) is None:
-            return False
-        series[f"{found[1]} {found[3]}"].append(int(found[2]))
-    counts = {word: sorted({*found} if may_repeat else found) for word, found in series.items()}
-    is_one = len(counts) == 1
-    return all(_is_series(found) and (is_one or not re.search(r"\d", word)) for word, found in counts.items())
-
-
-def _is_series(found: Sequence[int]) -> bool:
-    """Tell whether ascending numbers form a series: each once, at equal steps or with few gaps."""
-    steps = {after - before for before, after in itertools.pairwise(found)}
-    return 0 not in steps and (len(steps) < 2 or found[-1] - found[0] < 2 * len(found))
-
-
-def _kinds_by_name(names: Sequence[str]) -> Sequence[str]:
-    """Return the ends of files that are called alike up to these, if most of the first come in such sets: _B02.tif and
-    _B03.tif; nothing for copies and pieces of pictures."""
-    ends = defaultdict[str, list[str]](list)
-    for name in names:
-        if before := words.before_last_word(posixpath.splitext(name)[0]):
-            ends[before].append(name.removeprefix(before))
-    [(kinds, count)] = Counter(map(tuple, ends.values())).most_common(1) or [((), 0)]
-    are_most = len(kinds) > 1 and count >= _NAMED and 2 * count * len(kinds) > len(names)
-    return kinds if are_most and len({*words.originals([f"1{kind}" for kind in kinds])}) > 1 else ()
+def _are_counted(stems: Sequence[str], *, may_repeat: bool) -> bool:
+    """Tell whether stems are counted, with few gaps; again for each split, if they `may_repeat`."""
+    found = [words.NUMBERED.fullmatch(stem) for stem in stems]
+    # All of them, because the first ones in order are 0, 1, 10, 100, …, with gaps in between.
+    numbers = sorted({int(one[2]) for one in found if one})
+    steps = {after - before for before, after in itertools.pairwise(numbers)}
+    is_once = may_repeat or len({*stems}) == len(stems)
+    return all(found) and is_once and (len(steps) < 2 or numbers[-1] - numbers[0] < 2 * len(numbers))
 
 
 def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
@@ -556,13 +457,7 @@ def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
         x, y = table.classes
         way = f"layout=parts(x='{x}', y='{y}'), from colabstage.options"
         yield f"The {table.unit} in '{x}', '{y}' have the same names ('{stem}', …). If each two are one sample: {way}."
-    if kinds := _kinds_by_name(files_of(table).names[:_STEMS_COMPARED]):
-        yield (
-            f"The {table.unit} are called alike up to {listed(kinds)}, and each is a sample. If those of one name are "
-            f"one sample, as bands are, give a function as layout=; for one kind alone only='**/*{kinds[0]}'."
-        )
-    kept = {name for name in table.classes if not words.is_aside(name)}
-    # Beside a single one it is the other class: raw and ripe, original and forged.
+    kept = {name for name in table.classes if not words.is_role(name)}
     if 1 < len(kept) < len(table.classes):
         odd = [name for name in table.classes if name not in kept]
         only = only_line(source.tree, *paths_to(files_of(table).folders[0], *kept))
@@ -620,10 +515,7 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         only = names and source.only(source.without({*names}).files.names, names)
         how = f"Write train.txt and val.txt with a path in each line instead{only and f', or leave it out: {only}'}."
         yield _left_over_message(names, beside, "may say which are held out", how)
-    if of_files:
-        how = "Give their names an ending, such as .jpg."
-        yield _left_over_message(_without_ending(source), beside, _MORE, how)
-    elif is_bare:
+    if is_bare and not of_files:
         others = source.ending_in(words.ANNOTATIONS).without(used)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
         yield _left_over_message(others.where(lambda name: not words.is_note(name)).names, beside, _LABELS, how)
@@ -707,16 +599,6 @@ def _one_kind(source: Source, found: Evidence, others: FileEntries) -> str:
     own = found.used.union(files_of(found.table).names)
     only = [source.only(one, two) for one, two in ((own, others.names), (others.names, own))]
     return f"Take one kind: {' or '.join(filter(None, only))}." if any(only) else "Move those of one kind away."
-
-
-def _without_ending(source: Source) -> Sequence[str]:
-    """Return the images whose names have no ending; not those that links with one lead to (Hugging Face's cache)."""
-    files = source.ending_in(("",)).where(lambda name: not words.is_note(name))
-    looked_at, images = files[:_ENDLESS], source.ending_in(words.IMAGES)
-    are_images = all(image_ending(source.head(entry, HEAD_BYTES)) for entry in looked_at)
-    alike = dict(zip(images.sizes.tolist(), images, strict=True)) if looked_at and are_images else {}
-    are_linked = all(one.size in alike and source.read(alike[one.size]) == source.read(one) for one in looked_at)
-    return files.names if are_images and not are_linked else ()
 
 
 def _masks_left_over(source: Source, found: Evidence) -> list[str]:
@@ -940,31 +822,6 @@ def _in_columns(table: LeadingTable, classes: Sequence[Any], columns: Sequence[C
         is_further = divides_further(classes, one.cells) or divides_further(one.cells, classes)
         return Says.MORE if is_further else Says.OTHER
     return Says.MORE if len(columns) > 1 or len(beside) < len(columns) else None
-
-
-def other_rows(source: Source, table: SampleTable, texts: FileEntries) -> tuple[str, Sequence[str]]:
-    """Return the first of some tables with a row for each sample, in their order or numbered, whose labels divide the
-    samples otherwise, and these; nothing where none does."""
-    values = table.targets.values if isinstance(table.targets, Values) else np.zeros(0)
-    labels = values.tolist() if values.ndim == 1 else []
-    called = texts.where(words.may_hold_labels)[:_HEADS] if labels else ()
-    for name, found in source.parse_once(called, parse_table).items():
-        rows = found if found.count == len(labels) else found.without_header()
-        columns = [one for one in rows.columns if one.plain not in words.IDS and not words.is_index_name(one.name)]
-        columns = [one for one in columns if words.is_label_name(one.name)] or columns
-        others = [one for one in rows.columns if one not in columns]
-        # Rows that have names, such as those of images, are in an order of their own.
-        if rows.count != len(labels) or any(len(one.distinct) == rows.count and not one.is_numeric for one in others):
-            continue
-        numbers = next((one.numbers() for one in others), np.arange(len(labels)))
-        # Numbers that are not those of all rows are something else.
-        are_places = set(np.diff(np.sort(numbers)).tolist()) == {1.0}
-        order = np.argsort(numbers) if are_places else np.arange(len(labels))
-        cells = [[one.cells[row] for row in order.tolist()] for one in columns]
-        agree = (divides_further(labels, own) or divides_further(own, labels) for own in cells)
-        if len(cells) == 1 and not any(agree):
-            return name, cells[0]
-    return "", ()
 
 
 def _statements_in(source: Source, files: FileEntries) -> dict[str, list[Statement]]:

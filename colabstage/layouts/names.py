@@ -151,8 +151,6 @@ _COMPARED = 8
 _MOST_LABEL_BYTES = 64 * 1024 * 1024
 # How many folders of one name are compared: more are parts of each sample, as of patients.
 _MOST_COPIES = 8
-# Pictures in unreadable formats: a folder of them is a class whose samples are missing.
-_OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
 _PART_ENDS = frozenset(
     {"mask", "label", "labels", "lab", "gt", "seg", "target", "hair", "skin", "l", "rgb", "img", "image"}
 )
@@ -185,7 +183,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     folder is the class, counted from the first that differs, from 1; negative from the innermost.
     """
     files = require_files(source.ending_in(kind.extensions), source, f"{kind.noun} ({', '.join(kind.extensions)})")
-    every, splits = _class_folders(source, kind, files, level)
+    every, splits = _class_folders(source, files, level)
     flat = _flat_splits(every) if splits and level is None else set()
     # Numbered before folders without files are dropped, as in torchvision.
     classes = sorted({one.name for one in every if one.split not in flat})
@@ -231,23 +229,18 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     return replace(made, used=frozenset(lists), is_guess=True)
 
 
-def _class_folders(
-    source: Source, kind: FileKind, files: FileEntries, level: int | None
-) -> tuple[list[_Class], dict[str, str]]:
+def _class_folders(source: Source, files: FileEntries, level: int | None) -> tuple[list[_Class], dict[str, str]]:
     """Return the folders in those of classes, in the order of their samples; and those of splits above, if any."""
     paths = files.folders[0]
     filled: list[_Folder] = [(tuple(path.split("/")) if path else (), number) for number, path in enumerate(paths)]
-    folders = _unwrap([*filled, *_without_files(source, kind, filled)])
+    folders = _unwrap([*filled, *_without_files(source, filled)])
     splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source, paths)
     return sorted(_classes_in(folders, splits, level)), splits
 
 
-def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:
-    """Find the folders without files of the kind that are empty or hold only pictures in unreadable formats."""
+def _without_files(source: Source, filled: list[_Folder]) -> list[_Folder]:
+    """Find the empty folders that may be classes."""
     names = set(source.tree.empty_folders)
-    # Covers and spectrograms beside audio are not a class.
-    if kind.extensions != words.SOUNDS:
-        names |= {folder for folder in source.ending_in(_OTHER_PICTURES).folders[0] if folder}
     # A folder above one with files is not a class of its own.
     used = {parts[:depth] for parts, _ in filled for depth in range(1, len(parts) + 1)}
     return [

@@ -49,7 +49,6 @@ _MOST_HELD = 64
 BEGINNING_BYTES = 64 * 1024
 # Texts that do not state their encoding, as XML does.
 _TEXTS = tuple({*TEXTS, ".names"} - {".xml"})
-_MOSTLY = 0.8
 # Nobody writes more parts than this into an argument.
 _MOST_PARTS = 8
 
@@ -139,11 +138,6 @@ def decode_text(content: bytes) -> str:
     # The encoding of spreadsheets' "Unicode text", and of lists of names from Windows' shell.
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return content.decode("utf-16", "replace")
-    # Other texts have no zeros; without a mark of the order, they are the upper halves of most letters.
-    if zeros := content.count(0):
-        second = content[1::2].count(0)
-        if max(second, zeros - second) > _MOSTLY * zeros:
-            return content.decode("utf-16-le" if 2 * second > zeros else "utf-16-be", "replace")
     try:
         # A beginning may end inside a character, which is left out.
         return codecs.getincrementaldecoder("utf-8-sig")().decode(content)
