@@ -435,7 +435,7 @@ def _notes_on_files(source: Source, used: Sequence[StoredArray]) -> Iterator[str
     if 0 < len(there) < _BATCHES:
         yield f"Only {listed(there)} of CIFAR's {_BATCHES} files to train on."
     for part in itertools.chain.from_iterable(one.parts or (one,) for one in used):
-        yield from part.remarks
+        yield from filter(None, [part.remark])
 
 
 def _class_names(stored: Mapping[str, StoredArray], least: int) -> list[StoredArray]:
