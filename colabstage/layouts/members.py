@@ -300,7 +300,8 @@ class _Container(Tree):
         yield self.read(entry)
 
     def member(self, entry: FileEntry) -> Member | bytes:
-        return self._files[self._own(entry)]
+        found: Member | bytes = self._files[self._own(entry)]
+        return found
 
     @property
     def is_folder(self) -> bool:

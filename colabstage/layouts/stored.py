@@ -352,9 +352,7 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
 
     def rows() -> SampleSource:
         source = _hdf5_rows(tree, entry, dataset, name, along_last=is_table)
-        if is_turned:
-            return map_samples(source, lambda row: row.T.astype(native, copy=False), to_rows=True)
-        return source if native == dataset.dtype else map_samples(source, lambda row: row.astype(native), to_rows=True)
+        return map_samples(source, lambda row: row.T, to_rows=True) if is_turned else source
 
     def whole() -> NDArray[Any]:
         values: NDArray[Any] = dataset[()].astype(native, copy=False)
@@ -409,7 +407,7 @@ def _hdf5_rows(
     offset = dataset.id.get_offset() if has_place and not along_last else None
     if offset is not None:
         file = open_member(tree, entry)
-        return rows_of_file(file, offset, len(dataset), dataset.shape[1:], kind, stamp=stamp, wanted=kind)
+        return rows_of_file(file, offset, len(dataset), dataset.shape[1:], kind, stamp=stamp)
     axis = 1 if along_last else 0
     count = int(dataset.shape[axis])
     row_bytes = row_bytes or max(1, dataset.size // max(1, count) * kind.itemsize)
@@ -421,7 +419,7 @@ def _hdf5_rows(
 
     def unpack(part: slice) -> NDArray[Any]:
         rows: NDArray[Any] = dataset[part] if axis == 0 else dataset[:, part].T
-        return rows
+        return rows.astype(kind.newbyteorder("="), copy=False)
 
     @functools.lru_cache(maxsize=_BLOCKS_KEPT)
     def read_block(number: int) -> NDArray[Any]:
