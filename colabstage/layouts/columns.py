@@ -482,10 +482,6 @@ def _several_columns(columns: Sequence[Column]) -> Targets:
         raise LayoutError(msg)
     # Several columns of 0 and 1 are labels that may apply together, one column for each.
     are_flags = all({*column.number_of.values()} <= {0, 1} for column in columns)
-    # The few distinct cells decide.
-    for column in () if are_flags else columns:
-        few = Column(column.name, sorted(column.filled))
-        check_kept_apart(column.name, _exact(few) if column.are_all(WHOLE) else few.numbers())
     table = np.empty((len(columns[0]), len(columns)), np.uint8 if are_flags else np.float32)
     for place, column in enumerate(columns):
         table[:, place] = column.as_values(column.number_of, table.dtype)
@@ -498,7 +494,6 @@ def _as_numbers(column: Column) -> Targets:
         whole = _exact(column)
     # From 2 ** 53 on floats skip integers, so integers written as floats may already be wrong.
     elif np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
-        check_kept_apart(column.name, values)
         return Values(values.astype(np.float32)), ()
     else:
         whole = values.astype(np.int64)
@@ -559,18 +554,6 @@ def _exact(column: Column) -> NDArray[np.int64]:
         msg = f"'{column.name}' has the label {show(large)}, which does not fit into 64 bits. Write words."
         raise LayoutError(msg)
     return column.as_values(known, np.int64)
-
-
-def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
-    """Refuse integers of which two would become equal in float32, in which all numbers but classes are stored."""
-    # Fractions are measurements, for which the eighth digit does not matter.
-    whole = np.unique(numbers[np.isfinite(numbers) & (numbers == np.rint(numbers))])
-    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 they would be infinite, which is not a label
-        merged = np.flatnonzero(np.diff(whole.astype(np.float32)) == 0)
-    if len(merged):
-        one, other = int(whole[merged[0]]), int(whole[merged[0] + 1])
-        msg = f"'{name}' has {show(one)} and {show(other)}, the same number in float32. Write smaller numbers."
-        raise LayoutError(msg)
 
 
 # --- what a loss may not expect ---------------------------------------------------------------------------------------

@@ -35,7 +35,6 @@ from colabstage.layouts.columns import (
     NUMBER,
     WHOLE,
     Column,
-    check_kept_apart,
     class_numbers,
     group_of_fields,
     is_list,
@@ -396,8 +395,6 @@ def make_labels(
         raise BrokenDatasetError(msg)
     if len(whole) == len(labels):
         return _whole_numbers(np.array(whole, np.int64), names or {})
-    if whole:
-        check_kept_apart("label", np.array(labels, np.float64))
     return Labels(Values(np.array(labels, np.float32)), ())
 
 
@@ -982,31 +979,29 @@ class ShardParts(SampleSource):
     def __init__(
         self, shards: Sequence[ShardFile], parts: Sequence[Part] | NDArray[np.int64], names: Sequence[str]
     ) -> None:
-        table = np.asarray(parts, np.int64).reshape(-1, 3)
-        # Columns instead of tuples, so that each of millions of samples takes 20 bytes besides its name.
-        self._numbers, self._starts = table[:, 0].astype(np.uint32), table[:, 1].copy()
+        # A table instead of tuples, so that each of millions of samples takes 24 bytes besides its name.
+        self._parts = table = np.asarray(parts, np.int64).reshape(-1, 3)
         self._shards, self._names = shards, names
         self._lock = threading.Lock()
         self._in_use: OrderedDict[int, None] = OrderedDict()
         # One shard after the other is fastest for a disk, and keeps few files open.
         ends = np.zeros(len(shards) + 1, np.int64)
-        np.maximum.at(ends[1:], self._numbers, table[:, 1] + table[:, 2])
-        positions = np.cumsum(ends)[self._numbers] + self._starts
-        super().__init__(table[:, 2].copy(), positions, name=names.__getitem__, stamp=self._stamp, read=self._read)
+        np.maximum.at(ends[1:], table[:, 0], table[:, 1] + table[:, 2])
+        positions = np.cumsum(ends)[table[:, 0]] + table[:, 1]
+        super().__init__(table[:, 2], positions, name=names.__getitem__, stamp=self._stamp, read=self._read)
 
     def take(self, chosen: NDArray[np.integer[Any]]) -> SampleSource:
-        parts = np.stack([self._numbers[chosen], self._starts[chosen], self.sizes[chosen]], axis=1)
-        return ShardParts(self._shards, parts, take_strings(self._names, chosen))
+        return ShardParts(self._shards, self._parts[chosen], take_strings(self._names, chosen))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = np.stack([self._numbers, self._starts, self.sizes], axis=1)
-        return ShardParts, (self._shards, parts, self._names)
+        return ShardParts, (self._shards, self._parts, self._names)
 
     def _stamp(self, index: int) -> str:
-        return f"{self._shards[self._numbers.item(index)].stamp} {self._starts[index]} {self.sizes[index]}"
+        number, start, size = self._parts[index].tolist()
+        return f"{self._shards[number].stamp} {start} {size}"
 
     def _read(self, index: int) -> bytes:
-        number, start, size = self._numbers.item(index), self._starts.item(index), self.sizes.item(index)
+        number, start, size = self._parts[index].tolist()
         shard = self._shards[number]
         with self._lock:
             self._in_use[number] = None

@@ -82,8 +82,8 @@ class StoredArray:
     """Why it cannot be read at all; "" if it can."""
     parts: tuple[StoredArray, ...] = ()
     """The arrays that it joins, if it spans several files."""
-    remarks: tuple[str, ...] = ()
-    """Sentences on values that are not what they seem: never written, or packed."""
+    remark: str = ""
+    """A sentence on values that were never written."""
     is_turned: bool = False
     """Whether its rows are along the last of MATLAB's three axes or more, as its own programs store images."""
     are_files: bool = False
@@ -220,8 +220,6 @@ def decode_npy(content: Any) -> NDArray[Any]:
 
 # --- HDF5 -------------------------------------------------------------------------------------------------------------
 
-# Attributes by which the numbers of climate data (CF) are packed, and what changes nothing.
-_OF_CF = {"scale_factor": 1, "add_offset": 0, "_FillValue": None, "missing_value": None}
 # Rows are read in blocks of about this size, or of a chunk if that is larger, up to the second bound.
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MAX_BLOCK_BYTES = 128 * 1024 * 1024
@@ -239,16 +237,13 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool, most: float 
     file = open_hdf5(tree, entry)
     if FORMAT_ATTRIBUTE in file.attrs and not takes_packs:
         file.close()
-        path = tree.path_of(entry)
-        place = str(path) if path is not None else tree.label if tree.kind == "file" else "PATH"
         # As arrays, its samples would lose their names, and files their form.
-        how = f"open it with dataset_h5({place!r}), or fetch_files({place!r}, 'data.h5') first"
+        how = f"open it with dataset_h5({str(tree.path_of(entry) or entry.name)!r})"
         raise broken(entry.name, f"it is a pack that colabstage made, so it needs no staging: {how}")
     found: list[StoredArray] = []
     try:
-        _refuse_many(_count(file, most), most, entry.name)
         found += _class_lists(file, entry.name)
-        for key, node in _datasets(file, entry.name, alone=tree.path_of(entry) is None):
+        for key, node in _datasets(file, entry.name, alone=tree.path_of(entry) is None, most=most):
             name = f"{entry.name}/{key}"
             if isinstance(node, PackFormatError):
                 found.append(StoredArray.in_memory(name, np.zeros(0, np.uint8), "", str(node).rstrip(".")))
@@ -271,37 +266,10 @@ def links_of(group: Any) -> list[bytes]:
     return names
 
 
-def _count(group: Any, most: float) -> int:
-    """Return how many arrays a group holds, with those of its groups; some number above `most` if there are more."""
-    from h5py import h5g, h5o
-
-    # A group may hold one above it.
-    waiting, count, seen = [group.id], 0, set[int]()
-    while waiting and count <= most < math.inf:
-        node = waiting.pop()
-        names = links_of(node)
-        # Many in one group are seldom groups.
-        count += len(names) if len(names) > most else 0
-        for name in names if count <= most else ():
-            info = h5o.get_info(node, name)
-            is_group = info.type == h5o.TYPE_GROUP
-            count += not is_group
-            waiting += [h5g.open(node, name)] if is_group and info.addr not in seen else []
-            seen.add(info.addr)
-    return count
-
-
 def _class_lists(node: Any, name: str) -> Iterator[StoredArray]:
-    """Yield the lists of class names that a file or a dataset has as attributes, or in the type of its values."""
-    import h5py
-
-    lists = {key: np.asarray(node.attrs[key]) for key in node.attrs if key.lower() in CLASS_LISTS}
-    enum = None if isinstance(node, h5py.Group) else h5py.check_enum_dtype(node.dtype)
-    names = {number: word for word, number in (enum or {}).items()}
-    # It may count from 1, or leave out a few.
-    if names and min(names) >= 0 and max(names) <= 2 * len(names):
-        lists["classes"] = np.array([names.get(number, str(number)) for number in range(max(names) + 1)])
-    for key, values in lists.items():
+    """Yield the lists of class names that a file or a dataset has as attributes."""
+    for key in node.attrs:
+        values = np.asarray(node.attrs[key]) if key.lower() in CLASS_LISTS else np.zeros(0)
         if values.ndim == 1 and values.dtype.kind in "SUO":
             texts = [one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in values.tolist()]
             yield StoredArray.in_memory(f"{name}/{key}", np.array(texts), "")
@@ -320,9 +288,10 @@ def open_hdf5(tree: Tree, entry: FileEntry, content: ByteSource | None = None) -
         raise LayoutError(msg) from error
 
 
-def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]]:
+def _datasets(file: Any, label: str, *, alone: bool, most: float) -> Iterator[tuple[str, Any]]:
     """Yield every dataset of a file with its name, each once: first those of the file itself, then those behind links;
     or, for one that cannot be read, the error that says why. `alone`: whether there are no other files beside it."""
+    count = 0
     import h5py
     from h5py import h5l
 
@@ -343,11 +312,15 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
             if isinstance(node, h5py.Dataset):
                 check_type(node, key, path)
                 check_extent(node, key, path)
+                count += 1
                 yield key, node
         except PackFormatError as error:
             yield key, error
             continue
-        for inner in node if isinstance(node, h5py.Group) else ():
+        is_group = isinstance(node, h5py.Group)
+        # Many in one group are seldom groups, and even their names take long.
+        _refuse_many(max(count, len(node) if is_group else 0), most, label)
+        for inner in node if is_group else ():
             is_hard = node.id.links.get_info(inner.encode(errors="surrogateescape")).type == h5l.TYPE_HARD
             (waiting if is_hard else links).append((node, inner, f"{key}/{inner}".lstrip("/")))
 
@@ -379,9 +352,7 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
 
     def rows() -> SampleSource:
         source = _hdf5_rows(tree, entry, dataset, name, along_last=is_table)
-        if is_turned:
-            return map_samples(source, lambda row: row.T.astype(native, copy=False), to_rows=True)
-        return source if native == dataset.dtype else map_samples(source, lambda row: row.astype(native), to_rows=True)
+        return map_samples(source, lambda row: row.T, to_rows=True) if is_turned else source
 
     def whole() -> NDArray[Any]:
         values: NDArray[Any] = dataset[()].astype(native, copy=False)
@@ -397,7 +368,9 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
         trouble = OF_MATLAB
     if base is not None:
         trouble = f"each row has any number of {base} values; cut them to one length, or read it with dataset_h5"
-    return StoredArray(name, shape, native, rows, whole, trouble, (), (*_remarks(dataset, name),), is_turned)
+    unwritten = unwritten_part(dataset)
+    remark = f"{unwritten} of '{name}' were never written, and are read as 0." if unwritten else ""
+    return StoredArray(name, shape, native, rows, whole, trouble, (), remark, is_turned)
 
 
 def _holds_files(dataset: Any) -> bool:
@@ -407,15 +380,6 @@ def _holds_files(dataset: Any) -> bool:
     kind = dataset.dtype
     are_bytes = h5py.check_vlen_dtype(kind) == np.uint8 or (kind.kind in "SV" and kind.names is None)
     return bool(are_bytes and dataset.ndim == 1 and len(dataset) and image_ending(bytes(dataset[0])[:HEAD_BYTES]))
-
-
-def _remarks(dataset: Any, name: str) -> Iterator[str]:
-    if unwritten := unwritten_part(dataset):
-        yield f"{unwritten} of '{name}' were never written, and are read as 0."
-    stated = ((key, np.ravel(dataset.attrs[key])[:1]) for key in _OF_CF if key in dataset.attrs)
-    numbers = [(key, value.item()) for key, value in stated if value.size and value.dtype.kind in "iuf"]
-    if odd := [f"{key} {value:g}" for key, value in numbers if value != _OF_CF[key] and not math.isnan(value)]:
-        yield f"The numbers of '{name}' are as they are stored; xarray.open_dataset() applies their {', '.join(odd)}."
 
 
 def _text(dataset: Any, name: str) -> NDArray[Any]:
@@ -443,7 +407,7 @@ def _hdf5_rows(
     offset = dataset.id.get_offset() if has_place and not along_last else None
     if offset is not None:
         file = open_member(tree, entry)
-        return rows_of_file(file, offset, len(dataset), dataset.shape[1:], kind, stamp=stamp, wanted=kind)
+        return rows_of_file(file, offset, len(dataset), dataset.shape[1:], kind, stamp=stamp)
     axis = 1 if along_last else 0
     count = int(dataset.shape[axis])
     row_bytes = row_bytes or max(1, dataset.size // max(1, count) * kind.itemsize)
@@ -455,15 +419,11 @@ def _hdf5_rows(
 
     def unpack(part: slice) -> NDArray[Any]:
         rows: NDArray[Any] = dataset[part] if axis == 0 else dataset[:, part].T
-        return rows
+        return rows.astype(kind.newbyteorder("="), copy=False)
 
     @functools.lru_cache(maxsize=_BLOCKS_KEPT)
-    def read_block(number: int) -> NDArray[Any] | None:
-        try:
-            return unpack(slice(number * step, (number + 1) * step))
-        except (OSError, RuntimeError):
-            # Of a block with a damaged chunk the other rows are sound.
-            return None
+    def read_block(number: int) -> NDArray[Any]:
+        return unpack(slice(number * step, (number + 1) * step))
 
     def read_row(index: int) -> NDArray[Any]:
         try:
@@ -474,15 +434,12 @@ def _hdf5_rows(
 
     def read_rows(indices: NDArray[np.int64]) -> NDArray[Any]:
         numbers, places = np.divmod(indices, step)
-
-        def rows_of(number: int, run: slice) -> NDArray[Any]:
-            block = read_block(number)
-            if block is None:
-                return np.concatenate([read_row(index) for index in indices[run].tolist()])
-            return block[places[run]]
-
         with lock:
-            return concatenate_runs(numbers, rows_of)
+            try:
+                return concatenate_runs(numbers, lambda number, run: read_block(number)[places[run]])
+            except (OSError, RuntimeError):
+                # Of a block with a damaged chunk the other rows are sound.
+                return np.concatenate([read_row(index) for index in indices.tolist()])
 
     def read(index: int) -> NDArray[Any]:
         row: NDArray[Any] = read_rows(np.array([index]))[0]
@@ -501,15 +458,8 @@ _UNKNOWN_SIZE, _UNKNOWN_FRAMES = 0xFFFFFFFF, 1 << 62
 _PROBES = 16
 
 
-class Clip(NamedTuple):
-    """The samples of an audio clip, `(N, channels)`, float32 from -1 to 1 or int16, and the rate."""
-
-    values: NDArray[Any]
-    rate: int
-
-
-def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
-    """Decode a whole file by soundfile.
+def read_clip(content: bytes, dtype: SoundDtype) -> tuple[NDArray[Any], int]:
+    """Decode a whole file by soundfile: its samples `(N, channels)`, float32 from -1 to 1 or int16, and their rate.
 
     Integers become floats by dividing by their full scale (a power of two), and lose their lower bits if int16 is
     requested; floats become int16 by rounding 32,767 times their value, clipped to -1 and 1.
@@ -535,7 +485,7 @@ def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
         raise DecodeError(msg)
     if dtype == "int16" and values.dtype != np.int16:
         values = np.rint(np.clip(values, -1, 1) * 32767).astype(np.int16)
-    return Clip(values, rate)
+    return values, rate
 
 
 def _resample(values: NDArray[Any], rate: int, wanted: int) -> NDArray[Any]:

@@ -363,7 +363,7 @@ def arrays_state(source: Source, *, x: str | None = None, y: str | None = None) 
     notes = [
         f"Inputs are the rows of {listed(used)}{of_y}.",
         *left_out_notes(*((stored[name].shape[0], "rows", f"of '{name}', which has no targets,") for name in bare)),
-        *(remark for array in (*xs, *ys) for part in array.parts or (array,) for remark in part.remarks),
+        *(part.remark for array in (*xs, *ys) for part in array.parts or (array,) if part.remark),
         *([f"Other arrays were left out: {listed(unused)}."] if unused else []),
         *note_on_groups(groups, of_groups, of_rows, what="Rows"),
         *([files_joined] if joined else []),
