@@ -57,7 +57,7 @@ class LoaderOptions:
         drop_last: leave out a last batch that is not full.
         batch_transform: called with `(x, y)` of each batch, on the device, after `dtype`; returns the new `(x, y)`.
             Those of `colabstage.transforms` also get seed, epoch and rows, so a sample is treated alike in any batch.
-            Those of torchvision and kornia that take single images are called for each sample.
+            Those of torchvision that take single images are called for each sample.
         dtype: floating-point dtype of x, as `torch.float32`, `"float32"` or `numpy.float32`, converted on the device;
             uint8 and uint16 become [0, 1].
         num_workers: number of threads that copy or decode. 0 makes each batch in the thread that iterates, when the
