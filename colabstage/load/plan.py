@@ -187,8 +187,6 @@ class OrderChoice(Choice):
     arrive; `"file"`: as stored; `"sampler"`: as the sampler says."""
 
     window_units: int = 0
-    mixing: float | None = None
-    """How even the classes of a batch are, as in `load.partial.mixing_of`; `None` if not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +195,6 @@ class KeepChoice:
 
     most_bytes: int
     reason: str
-    part: float = 0.0
-    """The part of an epoch's images that fits into it."""
 
     def __str__(self) -> str:
         return f"kept, {self.reason}" if self.most_bytes else f"not kept, {self.reason}"

@@ -816,26 +816,3 @@ def test_more_files_are_read_than_may_be_open(tmp_path: Path, subjects: Path, nu
     """The limit is raised, or fewer files are kept open."""
     (tmp_path / "script.py").write_text(_FEW_FILES, encoding="utf-8")
     assert nurseries.run_script("torch", [tmp_path / "script.py", subjects / "s*.h5"], {}) == "320"
-
-
-_MANY_ROWS = """
-import resource, sys
-from torch.utils.data import DataLoader
-from colabstage import dataset_h5, make_loader
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-loader = make_loader(dataset_h5(sys.argv[1]), 4)
-parts = DataLoader(loader.dataset, batch_size=600, collate_fn=loader.collate_fn, num_workers=1, timeout=20)
-print(sum(len(x) for x, y in parts), sum(int(row.sum()) for x, y in parts for row in x))
-"""
-
-
-def test_rows_of_any_length_from_workers_are_no_open_file_each(tmp_path: Path, nurseries: Nurseries) -> None:
-    """With a stock DataLoader of a loader's parts, as frameworks build it."""
-    with h5py.File(tmp_path / "rows.h5", "w") as file:
-        rows = file.create_dataset("X_train", (600,), h5py.vlen_dtype(np.float32))
-        for number in range(600):
-            rows[number] = np.ones(number % 3, np.float32)
-        file["Y_train"] = np.zeros(600, np.int64)
-    (tmp_path / "script.py").write_text(_MANY_ROWS, encoding="utf-8")
-    assert nurseries.run_script("torch", [tmp_path / "script.py", tmp_path / "rows.h5"], {}) == "600 600"
