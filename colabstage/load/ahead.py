@@ -7,12 +7,11 @@ wakes a waiting thread, and the consumer checks that the thread is alive and tha
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
 
 from colabstage.errors import CancelledError, WorkersLostError
 from colabstage.io.boundary import raise_stopped, typed_errors
@@ -31,8 +30,6 @@ _LOOK_S = 1.0
 _ASK_EVERY_S, _HANGS_S = 10.0, 45.0
 # A cancelled producer ends after the rows that it is reading, which may take long on a slow mount.
 _JOIN_S = 30.0
-# Long enough for a finalizer to return.
-_AGAIN_S = 0.01
 
 _log = logger_of(__name__)
 
@@ -137,16 +134,6 @@ def _stop(queue: _Handover[Any], demand: Demand, thread: threading.Thread, pid: 
         _log.warning("%s is still busy with its last rows after %.0f s and is left to end alone.", thread.name, _JOIN_S)
 
 
-def _stop_dropped(queue: _Handover[Any], demand: Demand, thread: threading.Thread, pid: int) -> None:
-    """Do as `_stop`, in a finalizer: Python would print a Ctrl-C there and continue, so it is sent again."""
-    try:
-        _stop(queue, demand, thread, pid)
-    except KeyboardInterrupt:
-        # Later, because here it would be raised before the finalizer has returned.
-        main = threading.main_thread().ident or 0
-        threading.Timer(_AGAIN_S, signal.pthread_kill, (main, signal.SIGINT)).start()
-
-
 class Ahead(Generic[T]):
     """Iterate over a generator that runs in a thread, at most `depth` results ahead. The thread ends with the
     generator, with an error (raised at the consumer), with `close`, when this object is dropped, and at interpreter
@@ -170,7 +157,7 @@ class Ahead(Generic[T]):
         # A daemon, because at exit Python waits for other threads before anything could cancel them.
         self._thread = threading.Thread(target=_produce, args=(source, queue, linger_s), name=name, daemon=True)
         self._touches, self._asked_s = demand.touches, time.monotonic()
-        self._finalizer = weakref.finalize(self, _stop_dropped, queue, demand, self._thread, self._pid)
+        self._finalizer = weakref.finalize(self, _stop, queue, demand, self._thread, self._pid)
         self._thread.start()
 
     def __iter__(self) -> Self:
@@ -206,40 +193,33 @@ if TYPE_CHECKING:
     # The results of an iteration, whose `close` ends it and frees what it holds.
     Source: TypeAlias = Ahead[T] | Generator[T]
 
-S = TypeVar("S")
-B = TypeVar("B")
+
+class Steps(NamedTuple):
+    """How an iteration makes its batches. In the consumer's thread, `unpack` returns the batches of a group that
+    `source` gives, and `hand_out` gives one to the consumer."""
+
+    source: Any
+    unpack: Callable[[Any], Iterable[Any]]
+    hand_out: Callable[[Any], Any]
+    at_end: Callable[[], object] | None = None
+    """Called when there are no more."""
+    waited: Callable[[float], object] | None = None
+    """Called with the seconds that each batch took to come."""
+    let_go: Callable[[], object] | None = None
+    """Called once, when nothing more will come."""
 
 
 class Iteration(Generic[T]):
-    """One iteration of a loader. It holds no reference to the loader, so that either may be dropped first."""
+    """One iteration of a loader, which begins with its first batch. It holds no reference to the loader, so that either
+    may be dropped first."""
 
-    def __init__(
-        self,
-        source: Source[S],
-        unpack: Callable[[S], Iterable[B]],
-        hand_out: Callable[[B], T],
-        *,
-        at_end: Callable[[], object] = lambda: None,
-        waited: Callable[[float], object] | None = None,
-        let_go: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Take over `source`, which gives groups of batches. In the consumer's thread, `unpack` returns the batches of
-        a group, `hand_out` gives one to the consumer, and `waited` gets the seconds that it took to come. `at_end` is
-        called when there are no more, `let_go` once, when nothing more will come."""
-        self._source: Source[Any] = source
-        self._unpack: Callable[[Any], Iterable[Any]] = unpack
-        self._hand_out: Callable[[Any], T] = hand_out
+    def __init__(self, begin: Callable[[], Steps]) -> None:
+        self._begin = begin
+        self._steps: Steps | None = None
         self._ready: deque[Any] = deque()
-        self._at_end = at_end
-        self._waited = waited
-        self.instead: Callable[[], Iteration[T] | None] | None = None
-        """Called before the first batch, for an iteration that gives the batches in place of this one."""
-        self._other: Iteration[T] | None = None
+        self._let_go: Callable[[], object] = lambda: None
         self.closed = False
         """Whether it ended before its end, by `close` or an error."""
-        # Called early, not when this object is dropped: a variable or a traceback may keep it alive unused.
-        self._let_go = weakref.finalize(self, let_go)
-        self._let_go.atexit = False
 
     def __iter__(self) -> Self:
         return self
@@ -251,28 +231,32 @@ class Iteration(Generic[T]):
                 "for two at once make two loaders."
             )
             raise CancelledError(msg)
-        if self.instead is not None:
-            self._other, self.instead = self.instead(), None
-            if self._other is not None:
-                self._end()
-        if self._other is not None:
-            return next(self._other)
-        began = 0.0 if self._waited is None else time.perf_counter()
         try:
+            steps = self._steps or self._started()
+            began = 0.0 if steps.waited is None else time.perf_counter()
             if not self._ready:
-                self._receive()
-            if self._waited is not None:
-                self._waited(time.perf_counter() - began)
-            return self._hand_out(self._ready.popleft())
+                self._receive(steps)
+            if steps.waited is not None:
+                steps.waited(time.perf_counter() - began)
+            return steps.hand_out(self._ready.popleft())  # type: ignore[no-any-return]
         except KeyboardInterrupt as stop:
             raise_stopped(stop, "")
 
-    def _receive(self) -> None:
+    def _started(self) -> Steps:
+        steps = self._steps = self._begin()
+        if steps.let_go is not None:
+            # Called early, not when this object is dropped: a variable or a traceback may keep it alive unused.
+            self._let_go = finalizer = weakref.finalize(self, steps.let_go)
+            finalizer.atexit = False
+        return steps
+
+    def _receive(self, steps: Steps) -> None:
         try:
-            self._ready.extend(self._unpack(next(self._source)))
+            self._ready.extend(steps.unpack(next(steps.source)))
         except StopIteration:
             self._let_go()
-            self._at_end()
+            if steps.at_end is not None:
+                steps.at_end()
             raise
         except BaseException:
             self.close()
@@ -282,13 +266,9 @@ class Iteration(Generic[T]):
     def close(self) -> None:
         # Set first, so that a consumer who continues, also after an error, gets an error instead of an early end.
         self.closed = True
-        self._end()
-        if self._other is not None:
-            self._other.close()
-
-    def _end(self) -> None:
         self._ready.clear()
-        self._source.close()
+        if self._steps is not None:
+            self._steps.source.close()
         self._let_go()
 
 

@@ -2,7 +2,7 @@
 
 A transform is called with `(x, y)`, x `(B, C, H, W)` of bytes or floats, and returns new ones; masks and boxes in y
 move with x. In a loader the parameters of a sample follow from seed, epoch and row alone; called by hand, they come
-from torch's generator. Transforms of torchvision and kornia can take the place of any of these (`load/calling`).
+from torch's generator. Transforms of torchvision can take the place of any of these (`load/calling`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ from colabstage.load.calling import (
     SeededTransform,
     apply_transform,
     check_batch_transform,
-    check_points,
     describe,
-    is_foreign,
-    leaves_of,
     moved_axis,
     moves_pixels,
+    of_torchvision,
 )
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.reading.fields import resize_into
@@ -343,8 +341,6 @@ def _as_array(images: torch.Tensor) -> NDArray[Any]:
 
 
 _SEEDS = 2**62
-_BYTE = 255
-_FEW_IMAGES = 4
 
 
 class _Seeded(SeededTransform):
@@ -449,9 +445,6 @@ class RandomCrop(_Seeded):
         def cut_masks(masks: torch.Tensor) -> torch.Tensor:
             holds_classes = not masks.is_floating_point() and masks.dtype != torch.bool
             unknown = VOID if holds_classes else 0
-            if self.mask_fill is None and masks.dtype == torch.int8 and self.padding:
-                msg = f"{self} has to fill masks of int8, which cannot hold {VOID}. Give mask_fill=, such as -1."
-                raise OptionError(msg)
             return cut(masks, corners, size, unknown if self.mask_fill is None else self.mask_fill)
 
         return cut(x, corners, size, self.fill), move_targets(y, image, cut_masks, boxes)
@@ -552,24 +545,15 @@ class Normalize(_Seeded):
             return [self._normalised(image[None])[0] for image in x], y
         return self._normalised(x), y
 
-    def check_scale(self, white: float, floats: NDArray[Any] | None = None) -> None:
-        """Refuse a mean or std of values up to `white`, or of bytes where x is fractions: they are for values up to 1.
-        Refuse one for values up to 1 where x, some of whose values are `floats`, holds bytes as floats."""
-        for_fractions = max(*self.mean, *self.std) <= 1
-        highest = 0 if floats is None else np.nanmax(floats, initial=0)
-        if floats is not None and for_fractions and _BYTE / 2 < highest <= _BYTE and not (floats % 1).any():
-            raise self._of_other_units(1, f"holds bytes as floats, up to {highest:.0f}", 1 / _BYTE)
-        if not for_fractions and 0 < highest <= 1:
-            raise self._of_other_units(_BYTE, "holds values up to 1", _BYTE)
-        if not for_fractions and white > 1:
-            raise self._of_other_units(white, "is scaled to [0, 1] before", white)
-
-    def _of_other_units(self, top: float, what: str, factor: float) -> OptionError:
-        scaled = [tuple(float(f"{value / factor:.4g}") for value in values) for values in (self.mean, self.std)]
-        given = f"mean={show_value(self.mean)} and std={show_value(self.std)}"
-        return OptionError(
-            f"{given} are for values up to {top:.0f}, and x {what}. Write Normalize({scaled[0]}, {scaled[1]})."
-        )
+    def check_scale(self, white: float) -> None:
+        """Refuse a mean or std of values up to `white`, the stored ones: those of x are up to 1."""
+        if white > 1 < max(*self.mean, *self.std):
+            own = [tuple(float(f"{value / white:.4g}") for value in values) for values in (self.mean, self.std)]
+            msg = (
+                f"mean={show_value(self.mean)} and std={show_value(self.std)} are for values up to {white:.0f}, and x "
+                f"is scaled to [0, 1] before. Write Normalize({own[0]}, {own[1]})."
+            )
+            raise OptionError(msg)
 
     def _normalised(self, x: torch.Tensor) -> torch.Tensor:
         channels = len(self.mean)
@@ -580,7 +564,6 @@ class Normalize(_Seeded):
             )
             raise OptionError(msg)
         white = white_of(x.dtype)
-        self.check_scale(white)
         # 65535 is beyond float16.
         values = x.to(torch.float32 if x.dtype == torch.uint16 else self.dtype)
         # With one value for all channels, the axes stay as they are.
@@ -678,64 +661,37 @@ class FirstCrop:
 
 def first_crop(transform: Transform | None) -> FirstCrop | None:
     """Return the crop that a transform begins with; `None` if it begins with anything else."""
+    parts = transform.transforms if type(transform) is Compose else [transform]
     # Not a subclass, which may do something else.
-    if type(transform) is RandomResizedCrop:
-        return FirstCrop(transform, (), None)
-    if type(transform) is not Compose or not transform.transforms:
+    if not parts or type(parts[0]) is not RandomResizedCrop:
         return None
-    first, *others = transform.transforms
-    inner = first_crop(first)
-    if inner is None:
-        return None
+    if parts[0] is transform:
+        return FirstCrop(parts[0], (), None)
     # Parts draw by their number, so a placeholder replaces the crop.
-    rest = Compose([inner.rest or (lambda x, y: (x, y)), *others])
-    return FirstCrop(inner.crop, (0, *inner.stream), rest if others or inner.rest else None)
+    rest = Compose([lambda x, y: (x, y), *parts[1:]]) if parts[1:] else None
+    return FirstCrop(parts[0], (0,), rest)
 
 
 def check_inputs(transform: object, dataset: dataset_h5) -> None:
     """Refuse a transform of images that does not fit these inputs, as far as no other function comes before it.
 
     Of inputs `(H, W, C)` that are not images to a loader, one that moves pixels would take the channels for the width;
-    if the first axis is the shortest, they are `(C, H, W)`. `Normalize` gets the pixels of images as fractions, and
-    once. Targets that look like points would not move."""
-    parts = [dataset.transform, *_parts(transform)]
-    if sum(any(type(leaf).__name__ == "Normalize" for leaf in leaves_of(part) or [part]) for part in parts) > 1:
-        msg = (
-            "Normalize would change x twice, in transform= or batch_transform=. Leave one out. If both are meant, "
-            "write lambda x, y: Normalize(…)(x, y) for one."
-        )
-        raise OptionError(msg)
+    if the first axis is the shortest, they are `(C, H, W)`. `Normalize` gets the pixels of images as fractions."""
+    shape = dataset.reader.row_shape
+    turned = shape is None or len(shape) != 3 or is_image_shape(shape) or shape[2] >= shape[0]
     # What a dataset's own transform returns is unknown before it is called.
-    if dataset.transform is not None:
-        return
-    reader = dataset.reader
-    row_shape = reader.row_shape
-    turned = row_shape is None or len(row_shape) != 3 or is_image_shape(row_shape) or row_shape[2] >= row_shape[0]
-    dtype: object = reader.row_dtype
-    for part in _parts(transform):
-        moves = isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part)
+    for part in _parts(transform) if dataset.transform is None else ():
         if isinstance(part, Normalize):
-            part.check_scale(white_of(dtype), _first_floats(reader) if dtype is reader.row_dtype else None)
-        elif moves and not turned:
+            part.check_scale(white_of(dataset.reader.row_dtype))
+        elif not turned and (isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part)):
             msg = (
-                f"{type(part).__name__} moves images (C, H, W), and inputs of {' x '.join(map(str, row_shape or ()))} "
-                "come as they are stored. Write batch_transform=Compose([lambda x, y: (x.permute(0, 3, 1, 2), y), …]) "
-                "for (H, W, C), or Compose([lambda x, y: (x, y), …]) for (C, H, W)."
+                f"{type(part).__name__} moves images (C, H, W), and inputs of {' x '.join(map(str, shape or ()))} come "
+                "as they are stored. Write batch_transform=Compose([lambda x, y: (x.permute(0, 3, 1, 2), y), …]) for "
+                "(H, W, C), or Compose([lambda x, y: (x, y), …]) for (C, H, W)."
             )
             raise OptionError(msg)
-        elif moves and dataset.target_transform is None and len(getattr(part, "data_keys", None) or ()) < 2:
-            check_points(type(part).__name__, reader)
-        elif not isinstance(part, _Seeded) and not is_foreign(part):
+        elif not isinstance(part, _Seeded) and not of_torchvision(part):
             return
-        # Normalize and other libraries' transforms return any numbers.
-        dtype = dtype if isinstance(part, _Seeded) and not isinstance(part, Normalize) else None
-
-
-def _first_floats(reader: SplitReader) -> NDArray[Any] | None:
-    """Return a few images that are stored as floats; `None` if they are not, or still arrive."""
-    is_float = reader.row_shape is not None and is_image_shape(reader.row_shape) and reader.row_dtype.kind == "f"
-    has_come = reader.arrival is None or reader.arrival.complete
-    return np.asarray(reader.read_x(np.arange(min(_FEW_IMAGES, len(reader))))) if is_float and has_come else None
 
 
 def _parts(transform: object) -> Iterator[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,10 +13,8 @@ from torch.utils.data import default_collate
 
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.h5.schema import BOXES
-from colabstage.images.geometry import are_points
 from colabstage.io.arguments import check_argument, refuse_argument
 from colabstage.io.callers_code import shorten
-from colabstage.load.batch import is_image_shape
 
 if TYPE_CHECKING:
     from colabstage.load.epoch import BatchPlace
@@ -31,11 +30,9 @@ class SeededTransform(Protocol):
 
 
 _NAMES_SHOWN = 4
+# Libraries whose transforms take PIL images; of torchvision's, those that take arrays or run the caller's own code.
 _TAKE_IMAGES = ("torchvision", "timm")
-_LIBRARIES = (*_TAKE_IMAGES, "kornia")
-# torchvision's transforms that take arrays, and those that run the caller's own code first; and of tensors alone.
 _TAKE_ARRAYS = frozenset({"ToTensor", "ToImage", "ToPILImage", "Lambda"})
-_TAKE_TENSORS = frozenset({"ToDtype", "ConvertImageDtype", "Normalize"})
 
 
 def describe(value: object) -> str:
@@ -55,15 +52,19 @@ def describe(value: object) -> str:
 
 
 def check_batch_transform(name: str, given: object) -> None:
-    """Refuse anything that cannot be a batch transform: a class instead of its object, or no function."""
+    """Refuse anything that cannot be a batch transform: a class instead of its object, a module of kornia's that takes
+    x alone, or no function."""
     # A class has its objects' methods, so it would fail only at the first batch.
     if isinstance(given, type):
         refuse_argument(name, given, f"an object of it: {given.__name__}(…)")
+    if _library_of(given) == "kornia" and len(getattr(given, "data_keys", None) or ()) < 2:
+        msg = (
+            f"kornia's {type(given).__name__} takes x alone, and {name} gets x and y. Write batch_transform=lambda x, "
+            "y: (augment(x), y); where masks or boxes have to move too, use colabstage.transforms."
+        )
+        raise OptionError(msg)
     if not isinstance(given, SeededTransform):
         check_argument(name, given, "function", remedy="It is called with (x, y).")
-    if any(type(part).__name__ == "ToTensor" for part in leaves_of(given)):
-        msg = f"{name} gets tensors, which ToTensor does not scale. Leave it out; make_loader(…, dtype='float32') does."
-        raise OptionError(msg)
 
 
 def _first_of(transform: object) -> object:
@@ -87,16 +88,14 @@ _BY_CHANCE = re.compile("Random|Elastic|ScaleJitter|Augment|AugMix")
 
 
 def check_moves(name: str, transform: object, reader: SplitReader, *, alone: bool) -> None:
-    """Refuse another library's transform that moves the pixels of x at random if y is a mask or boxes, which would not
-    move; if no transform changes y (`alone`), also if y is points, or it is boxes and all pixels always move alike."""
+    """Refuse another library's transform that moves the pixels of x if y is a mask or boxes, which would not move. What
+    does so always alike is a mistake only with boxes, and if no transform changes y (`alone`)."""
     shape, image = reader.target_shape, reader.row_shape
     is_mask = reader.decodes_targets or pixel_axis(shape or (), (image or ())[:2]) is not None
     for part in leaves_of(transform):
         kind = type(part).__name__
-        is_random = _moves(part) and _BY_CHANCE.search(kind)
-        if is_random and alone and not is_mask:
-            check_points(f"{_library_of(part)}'s {kind}", reader)
-        if (is_random and (is_mask or reader.has_boxes)) or (_moves(part) and alone and reader.has_boxes):
+        by_chance = (is_mask or reader.has_boxes) and _BY_CHANCE.search(kind)
+        if _MOVES.search(kind) and (by_chance or (alone and reader.has_boxes)):
             msg = (
                 f"{_library_of(part)}'s {kind} in {name}= would move x and not the mask or boxes that belong to it. "
                 "Leave it out there, and give make_loader(dataset, batch_size, batch_transform=…) one that moves both: "
@@ -105,51 +104,16 @@ def check_moves(name: str, transform: object, reader: SplitReader, *, alone: boo
             raise OptionError(msg)
 
 
-# Rows whose targets show whether they are points.
-_FEW_ROWS = 64
-
-
-def check_points(name: str, reader: SplitReader) -> None:
-    """Refuse a transform, called `name`, that moves x if y looks like points in it, which would not move."""
-    shape, image = reader.target_shape, reader.row_shape
-    # To wait for rows that still arrive would take too long here.
-    has_come = reader.arrival is None or reader.arrival.complete
-    if shape is None or len(shape) not in (1, 2) or not len(reader) or not has_come:
-        return
-    rows = np.arange(min(_FEW_ROWS, len(reader)))
-    if image is not None:
-        sizes = np.array([image[:2] if is_image_shape(image) else image[-2:]])
-    elif reader.whole_reason is None:
-        sizes = reader.image_sizes(rows)
-    else:
-        return
-    if sizes.shape[1] == 2 and are_points(np.asarray(reader.read_y(rows)), sizes):
-        msg = (
-            f"y has {' x '.join(map(str, shape))} numbers, like points in the images, and {name} would move x alone. "
-            "If they are points, move both in a function of (x, y) of your own. If not, write make_loader(…, "
-            "batch_transform=Compose([lambda x, y: (x, y), augment])), with Compose of colabstage.transforms."
-        )
-        raise OptionError(msg)
-
-
 def leaves_of(transform: object) -> list[object]:
     """Return the transforms of other libraries that one is made of: itself, or the parts of a container."""
     parts = _parts_of(transform)
-    own = [] if parts or _library_of(transform) not in _LIBRARIES else [transform]
+    own = [] if parts or _library_of(transform) not in (*_TAKE_IMAGES, "kornia") else [transform]
     return [*own, *(leaf for part in parts for leaf in leaves_of(part))]
 
 
 def _parts_of(transform: Any) -> list[Any]:
-    """Return the parts of a container; a `Sequential` of torch may also contain transforms, as both libraries say."""
+    """Return the parts of a container; a `Sequential` of torch may also contain transforms, as the libraries say."""
     return list(transform if isinstance(transform, torch.nn.Sequential) else getattr(transform, "transforms", ()))
-
-
-def _moves(part: object) -> bool:
-    """Return whether a transform without parts moves pixels."""
-    if _library_of(part) == "kornia":
-        # Its own classes tell those that only change values.
-        return not any(base.__name__.startswith("IntensityAugmentation") for base in type(part).__mro__)
-    return _MOVES.search(type(part).__name__) is not None
 
 
 def image_for(transform: object, x: Any) -> Any:
@@ -159,18 +123,15 @@ def image_for(transform: object, x: Any) -> Any:
     kind, of_torchvision = type(first).__name__, _library_of(first) == "torchvision"
     if first is None or not isinstance(x, np.ndarray) or (of_torchvision and kind in _TAKE_ARRAYS):
         return x
-    is_image = x.dtype == np.uint8 and (x.ndim == 2 or (x.ndim == 3 and x.shape[2] in (1, 3, 4)))
-    if is_image and not (of_torchvision and kind in _TAKE_TENSORS):
+    if x.dtype == np.uint8 and (x.ndim == 2 or (x.ndim == 3 and x.shape[2] in (1, 3, 4))):
         from PIL import Image
 
         return Image.fromarray(x[..., 0] if x.shape[2:] == (1,) else x)
     if not of_torchvision:
         return x
-    own, make = ("v2.", "ToImage") if ".v2" in type(first).__module__ else ("", "ToTensor")
     msg = (
-        f"torchvision's {kind} takes {'' if kind in _TAKE_TENSORS else 'PIL images or '}tensors, and x is "
-        f"{describe(x)}. Write transform={own}Compose([{own}{make}(), …]) for (H, W, C), or "
-        f"{own}Compose([{own}Lambda(torch.from_numpy), …]) for (C, H, W)."
+        f"torchvision's {kind} takes PIL images or tensors, and x is {describe(x)}. Begin with ToTensor, or ToImage of "
+        "v2, for (H, W, C); with Lambda(torch.from_numpy) for (C, H, W)."
     )
     raise OptionError(msg)
 
@@ -187,12 +148,12 @@ def call_theirs(name: str, function: Callable[..., Any], *arguments: Any, row: i
         raise
     except Exception as error:
         given = " and ".join(map(describe, arguments[:2])) + ("" if row is None else f" of row {row:,}")
-        takes_fractions = function is apply_foreign and "uint" in str(getattr(arguments[1], "dtype", ""))
-        if takes_fractions or isinstance(error, TypeError | AttributeError):
+        if isinstance(error, TypeError | AttributeError):
             why = said_by(error).partition("\n")[0]
-            pair = " of both, such as lambda x, y: (change(x), y)" if len(arguments) == 2 else " that takes that"
-            remedy = "make_loader(…, dtype='float32') gives it fractions." if takes_fractions else ""
-            msg = f"{name} failed with {given}: {why}. {remedy or f'Expected a function{pair}.'}"
+            pair = (
+                f" of both, such as {name}=lambda x, y: (change(x), y)" if len(arguments) == 2 else " that takes that"
+            )
+            msg = f"{name} failed with {given}: {why}. Expected a function{pair}."
             raise OptionError(msg) from error
         error.add_note(f"{name} was called with {given}.")
         shorten(error)
@@ -205,74 +166,50 @@ def apply_transform(
     """Call a batch transform: with `place` if it takes one and it is known, otherwise with `(x, y)` alone."""
     if place is not None and isinstance(transform, SeededTransform):
         return call_theirs("batch_transform", transform.apply_at, x, y, place)
-    if is_foreign(transform):
-        return call_theirs("batch_transform", apply_foreign, transform, x, y)
+    if of_torchvision(transform):
+        return call_theirs("batch_transform", partial(apply_to_each, transform), x, y)
     made = call_theirs("batch_transform", transform, x, y)  # type: ignore[arg-type]  # one with `apply_at` is called too
     # A loop would only report that it cannot unpack the result; and two samples it would unpack, as x and y.
     if made is None or isinstance(made, torch.Tensor | np.ndarray):
-        remedy = "does it lack a return?" if made is None else "write return x, y."
-        msg = f"batch_transform returned {describe(made)}: {transform!r}. Expected the new (x, y); {remedy}"
+        msg = f"batch_transform returned {describe(made)}: {transform!r}. Expected the new (x, y)."
         raise OptionError(msg)
     return made
 
 
 def collate_results(name: str, results: list[Any]) -> Any:
     """Stack what a transform returned for each sample into a batch, as a stock `DataLoader` does, or refuse it."""
-    # Stacking converts to one dtype, so that bytes up to 255 would mix with fractions up to 1.
-    arrays = [one for one in results if isinstance(one, torch.Tensor | np.ndarray) and len(one.shape)]
-    if len({"float" in str(one.dtype) for one in arrays}) > 1:
-        raise _no_batch(name, results, "bytes stand among fractions")
-    # Keys that the first one lacks would be left out.
-    if len({frozenset(one) for one in results if isinstance(one, Mapping)}) > 1:
-        raise _no_batch(name, results, "their keys differ")
     try:
         # Of one dtype whichever comes first, as of 0 and 0.9: torch would take that of the first.
         numbers = all(isinstance(one, int | float) for one in results)
         return default_collate([*np.asarray(results)] if numbers else results)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _no_batch(name, results, said_by(error)) from error
+    except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        found = " and ".join(list(dict.fromkeys(map(describe, results)))[:3])
+        msg = (
+            f"The results of {name} make no batch: {found} ({said_by(error)}). Expected arrays of one shape and dtype, "
+            "one from each call."
+        )
+        raise OptionError(msg) from error
 
 
-def _no_batch(name: str, results: list[Any], why: str) -> OptionError:
-    found = " and ".join(list(dict.fromkeys(map(describe, results)))[:3])
-    remedy = "does it lack a return?" if any(one is None for one in results) else "convert each, and resize all to one."
-    return OptionError(
-        f"The results of {name} make no batch: {found} ({why}). Expected arrays of one shape and dtype; {remedy}"
-    )
+# Batch transforms of torchvision: called as the library intends, with masks and boxes, or refused.
 
 
-# Batch transforms of torchvision and kornia: called as their libraries intend, with masks and boxes, or refused.
-
-
-# These mix the samples of a batch, so they take the whole batch, and its targets.
-_OF_BATCHES = frozenset({"CutMix", "MixUp", "PatchMix", "RandomCutMixV2", "RandomMixUpV2", "RandomMosaic"})
-
-
-def is_foreign(transform: object) -> bool:
-    """Return whether a transform is torchvision's or kornia's, or a `torch.nn.Sequential` of such alone."""
+def of_torchvision(transform: object) -> bool:
+    """Return whether a transform is torchvision's, or a `torch.nn.Sequential` of such alone."""
     if type(transform) is torch.nn.Sequential:
-        return all(map(is_foreign, transform))
-    return _library_of(transform) in ("torchvision", "kornia")
+        return all(map(of_torchvision, transform))
+    return _library_of(transform) == "torchvision"
 
 
-def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    """Apply another library's transform to a batch. torchvision's draw once per call, so they are called for each
-    sample, `v2` with mask and boxes in torchvision's own types. kornia's draw for each image of a batch; one that names
-    several `data_keys` takes y as well. One that would move or mix images but not their targets is refused."""
+def apply_to_each(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Apply torchvision's transform, which draws once per call, to each sample of a batch; one that mixes samples, to
+    the batch. `v2` gets mask and boxes in torchvision's own types; one that would leave them behind is refused."""
     kind = type(transform)
     if kind is torch.nn.Sequential or (kind.__name__ == "Compose" and _mixes(transform)):
         for part in _parts_of(transform):
-            x, y = apply_foreign(part, x, y)
+            x, y = apply_to_each(part, x, y)
         return x, y
-    if _library_of(transform) == "kornia":
-        return _by_kornia(transform, x, y)
     if _mixes(transform):
-        if not all(map(_mixes, _parts_of(transform))):
-            msg = (
-                f"torchvision's {kind.__name__} has parts that take one sample and parts that mix a batch. Write "
-                "batch_transform=colabstage.transforms.Compose([…]) with those that mix at its end."
-            )
-            raise OptionError(msg)
         mixed: tuple[Any, Any] = transform(x, y)
         return mixed
     newer = ".v2" in kind.__module__
@@ -287,41 +224,14 @@ def apply_foreign(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
     return _joined(xs), _joined(ys)
 
 
-def _by_kornia(transform: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    name, moves = type(transform).__name__, _moves_with(x, y) and moves_pixels(transform)
-    if isinstance(y, torch.Tensor) and len(getattr(transform, "data_keys", None) or ()) > 1:
-        axis = moved_axis(tuple(y.shape[1:]), tuple(x.shape[-2:])) if moves else None
-        if axis is None:
-            return tuple(transform(x, y))
-        # Theirs have one axis of channels, the first.
-        masks = y.movedim(-1, 1) if axis == -3 else y
-        x, made = transform(x, masks.flatten(1, -3) if masks.dim() > 3 else masks.unsqueeze(1))
-        made = made.reshape(*masks.shape[:-2], *made.shape[-2:])
-        return x, made.movedim(1, -1) if axis == -3 else made
-    if moves:
-        msg = (
-            f"kornia's {name} moves x alone, not the masks or boxes in y. Write batch_transform=kornia.augmentation."
-            'AugmentationSequential(…, data_keys=["input", "mask"]) for masks, or use colabstage.transforms.'
-        )
-        raise OptionError(msg)
-    if _mixes(transform):
-        msg = (
-            f"kornia's {name} mixes the samples of x, and y would stay as it was. Use MixUp or CutMix of torchvision."
-            "transforms.v2, which mix both, or one of kornia's that takes both, such as "
-            'RandomMixUpV2(data_keys=["input", "class"]).'
-        )
-        raise OptionError(msg)
-    return transform(x), y
-
-
 def moves_pixels(transform: object) -> bool:
     """Return whether a transform, or a part of it, is another library's and moves pixels."""
-    return any(map(_moves, leaves_of(transform)))
+    return any(_MOVES.search(type(part).__name__) for part in leaves_of(transform))
 
 
 def _mixes(transform: object) -> bool:
-    """Return whether a transform, or a part of it, mixes the samples of a batch."""
-    return any(type(part).__name__ in _OF_BATCHES for part in leaves_of(transform))
+    """Return whether a transform, or a part of it, mixes the samples of a batch, and so takes all of it."""
+    return any(type(part).__name__ in ("CutMix", "MixUp") for part in leaves_of(transform))
 
 
 def _moves_with(x: Any, y: Any) -> bool:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.images.decode import most_decoding_threads
-from colabstage.io.arguments import check_argument, whole_number
+from colabstage.io.arguments import check_argument, check_choice, whole_number
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.epoch import Shard, count_batches
 from colabstage.load.plan import Choice, KeepChoice, LoaderOptions, LoaderPlan, OrderChoice, ReasonedValue, Strategy
@@ -41,21 +39,11 @@ _KEPT_PART = 8
 # What stays free of a GPU's memory if `"device"` was asked for: batches, and the least that a model needs.
 _DEVICE_RESERVE_BYTES = 500_000_000
 
-# Values that no longer exist, and what to write instead.
-_GONE = {
-    ("strategy", "workers"): "a stock loader reads whole batches in processes: "
-    "torch.utils.data.DataLoader(dataset, batch_size, shuffle=True, num_workers=2).",
-    ("shuffle", "window"): "rows of a file larger than memory are read by position. Write shuffle=True.",
-}
-
 # For each group the threads take turns with Python's lock some ten times, which costs as much as copying this many
 # bytes: groups of a quarter reached 0.4 to 0.7 of the limit, these reach 0.75 to 1. A caller who keeps one batch keeps
 # the memory of its group.
 _GROUP_BYTES = 8 * 1024 * 1024
 _MOST_TOGETHER = 128
-# For rows that are read from disk, so that the first batch need not wait for many others.
-_SLOW_GROUP_BYTES = 2 * 1024 * 1024
-_MOST_SLOW_TOGETHER = 32
 # If less than this part of an epoch could be kept, others can use the memory better.
 _LEAST_KEPT_PART = 8
 
@@ -152,7 +140,7 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
         batch_size=batch_size,
         batches=batches,
         is_joint={count(replace(facts.shard, rank=rank)) for rank in ranks} == {batches},
-        workers=_choose_workers(facts, options.num_workers, keep),
+        workers=_choose_workers(facts, options.num_workers),
         prefetch=prefetch,
         engine=engine,
         order=_choose_order(facts, options),
@@ -164,21 +152,14 @@ def choose_loader(facts: LoaderFacts, batch_size: int, options: LoaderOptions | 
 
 def _check(batch_size: int, options: LoaderOptions) -> int:
     """Refuse values that cannot work; return the batch size as Python's own number."""
-    expected = {"strategy": get_args(Strategy), "shuffle": (True, False, "auto", None)}
-    for name, values in expected.items():
-        given: object = getattr(options, name)
-        if not isinstance(given, str | bool | np.bool_ | None) or given not in values:
-            known = ", ".join(str(value) for value in values if value is not None)
-            msg = f"{name}={given!r} is unknown; {_GONE.get((name, str(given)), f'expected one of {known}.')}"
-            raise OptionError(msg)
+    check_choice("strategy", options.strategy, Strategy)
+    if not isinstance(options.shuffle, bool | None):
+        check_choice("shuffle", options.shuffle, Literal["auto"], otherwise=", or True or False")
     check_argument("drop_last", options.drop_last, "switch")
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         count = getattr(options, name)
         if not isinstance(count, str | None) or count not in ("auto", None):
             whole_number(name, count, least=least, otherwise=', or "auto"')
-    if options.num_workers == 0 and options.prefetch_factor not in ("auto", None):
-        msg = f"prefetch_factor={options.prefetch_factor} is of no use with num_workers=0. Leave one of them out."
-        raise OptionError(msg)
     # Nothing else is checked: only the caller knows what a batch is.
     return whole_number("batch_size", batch_size, least=1)
 
@@ -258,32 +239,19 @@ def _strategy_reason(strategy: str, facts: LoaderFacts) -> str:
     return f"a background thread copies each batch straight out of {source}"
 
 
-def _choose_workers(facts: LoaderFacts, asked: int | Literal["auto"], keep: KeepChoice | None) -> ReasonedValue:
+def _choose_workers(facts: LoaderFacts, asked: int | Literal["auto"]) -> ReasonedValue:
     if asked != "auto":
         return ReasonedValue(asked, "as asked" if asked else "as asked, by the loop itself")
     if facts.engine.name == "read":
         return ReasonedValue(max(_READ_THREADS, facts.cores), "most wait for the disk")
-    if facts.encoded:
-        return _choose_decoding_threads(facts, keep)
     # More threads would only wait for HDF5's lock.
-    if facts.engine.name == "h5py":
+    if facts.engine.name == "h5py" and not facts.encoded:
         return ReasonedValue(1, "HDF5 lets only one thread read at a time")
-    if facts.cores <= _MOST_COPY_THREADS:
-        return ReasonedValue(facts.cores, "one for each core")
-    return ReasonedValue(_MOST_COPY_THREADS, "more do not copy faster, memory is the limit")
-
-
-def _choose_decoding_threads(facts: LoaderFacts, keep: KeepChoice | None) -> ReasonedValue:
-    most = most_decoding_threads(facts.stored_bytes // max(1, facts.rows))
-    # Beside a ResNet-50 on an H100, four threads fed later epochs at 2,670 images/s and six at 2,160; the first epoch,
-    # in which all images are decoded, at 1,590 and 1,710.
-    fewer = most * 2 // 3
-    on_device = facts.device not in (None, "cpu")
-    if on_device and keep is not None and keep.part == 1 and facts.cores > fewer:
-        return ReasonedValue(fewer, "images are decoded once, and more would take Python's lock from the step")
-    if facts.cores <= most:
-        return ReasonedValue(facts.cores, "decoding keeps every core busy")
-    return ReasonedValue(most, "more would decode less, because they wait for Python's lock")
+    most, why = _MOST_COPY_THREADS, "more do not copy faster, memory is the limit"
+    if facts.encoded:
+        most = most_decoding_threads(facts.stored_bytes // max(1, facts.rows))
+        why = "more would decode less, because they wait for Python's lock"
+    return ReasonedValue(facts.cores, "one for each core") if facts.cores <= most else ReasonedValue(most, why)
 
 
 def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOptions) -> ReasonedValue:
@@ -293,8 +261,7 @@ def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOption
         return ReasonedValue(asked, "as asked")
     # Two more batches exist: one with the consumer, one being made.
     fitting = facts.free_memory_bytes // _MEMORY_PART // max(1, batch_bytes) - 2
-    copied = facts.engine.name in ("mapped", "memory")
-    several = min(fitting, 2 * _most_together(facts, batch_bytes, copied=copied))
+    several = min(fitting, 2 * _most_together(facts, batch_bytes))
     if several > _PREFETCH:
         return ReasonedValue(several, "batches are small")
     if fitting >= _PREFETCH:
@@ -302,13 +269,12 @@ def _choose_prefetch(facts: LoaderFacts, batch_bytes: int, options: LoaderOption
     return ReasonedValue(1, f"batches of {format_bytes(batch_bytes)} leave memory for no more")
 
 
-def _most_together(facts: LoaderFacts, batch_bytes: int, *, copied: bool = True) -> int:
-    """Return how many batches may be gathered at once. `copied`: whether rows are only copied from memory."""
+def _most_together(facts: LoaderFacts, batch_bytes: int) -> int:
+    """Return how many batches may be gathered at once."""
     # Only if all rows have one shape, or a group could not be split by slices. And all rows of a group must be local.
     if facts.encoded or facts.decodes_targets or facts.per_sample or not (facts.uniform and facts.complete):
         return 1
-    most, nbytes = (_MOST_TOGETHER, _GROUP_BYTES) if copied else (_MOST_SLOW_TOGETHER, _SLOW_GROUP_BYTES)
-    return max(1, min(most, nbytes // max(1, batch_bytes)))
+    return max(1, min(_MOST_TOGETHER, _GROUP_BYTES // max(1, batch_bytes)))
 
 
 def _choose_decoding(facts: LoaderFacts) -> Choice | None:
@@ -342,14 +308,13 @@ def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -
     free = facts.free_memory_bytes
     # Ranks mostly share a computer, and each visits different images in each epoch.
     most = free // _KEPT_PART // facts.shard.world_size if asked is None else asked
-    size = format_bytes(min(most, needed))
+    size = f"{format_bytes(min(most, needed))} of the {format_bytes(free)} free"
     if asked is None and most * _LEAST_KEPT_PART < needed:
-        why = f"as all would take {format_bytes(needed)}, and {size} of the {format_bytes(free)} free can be spared"
+        why = f"as all would take {format_bytes(needed)}, and {size} can be spared"
         return KeepChoice(0, f"{why}; memory_budget= gives them more")
-    asked_for = "" if asked is None else ", as asked"
     part = "most images" if most >= needed else f"about {most / needed:.0%} of the images"
-    reason = f"up to {size} of {format_bytes(free)} free{asked_for}: later epochs skip decoding {part}"
-    return KeepChoice(most, reason, min(1.0, most / needed))
+    reason = f"up to {size}{'' if asked is None else ', as asked'}: later epochs skip decoding {part}"
+    return KeepChoice(most, reason)
 
 
 def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:

@@ -9,11 +9,11 @@ import numpy as np
 
 from colabstage.errors import OptionError, PackFormatError
 from colabstage.h5.info import NamedFields
-from colabstage.io.arguments import check_argument
+from colabstage.io.arguments import check_argument, refuse_argument
 from colabstage.io.boundary import public
 from colabstage.io.packages import refuse_import
 from colabstage.io.pipeline import ThreadPool
-from colabstage.io.report import Report, facts
+from colabstage.io.report import Report, Shown, facts
 from colabstage.io.units import format_bytes
 from colabstage.load.reading.reader import SplitReader
 
@@ -44,7 +44,7 @@ class _NoNamesError(PackFormatError, AttributeError):
     """The file has no sample names. An `AttributeError`, because libraries look for attributes by `hasattr`."""
 
 
-class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
+class dataset_h5(Shown, _Base):  # noqa: N801 - the name that people know from the recipe
     """One split of an HDF5 file with `X_<split>` and `Y_<split>`: a pack, or a file from another program. Each process
     opens the file for itself, so the dataset works in a `DataLoader` with any number of workers, and can be pickled.
 
@@ -221,12 +221,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             return self._samples(range(*index.indices(len(self))))
         # To Python True is 1, but here it is probably meant as a value of a mask.
         if not hasattr(index, "__index__") or np.ndim(index) or isinstance(index, bool):
-            msg = (
-                f"dataset[…] takes a row or a slice, got {type(index).__name__}. Write "
-                "torch.utils.data.Subset(dataset, rows) for samples of many rows, DataLoader(dataset, batch_sampler=…) "
-                "for a sampler that gives batches, or x, y = dataset.read_batch(rows)."
-            )
-            raise OptionError(msg)
+            remedy = "For many rows write torch.utils.data.Subset(dataset, rows), or x, y = dataset.read_batch(rows)."
+            refuse_argument("index", index, "a row or a slice", remedy=remedy)
         # By the same code as several samples, so that one sample and a batch cannot differ.
         return self._samples([operator.index(index)])[0]
 
@@ -292,51 +288,30 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             y = call_theirs("target_transform", self.target_transform, y, row=row)
         return x, y
 
-    def __repr__(self) -> str:
-        facts = "; ".join(f"{name} {value}" for name, value in self._facts())
-        return f"dataset_h5('{self._place}', {self._which()}): {facts}"
-
-    def _repr_html_(self) -> str:
-        known = facts([("file", self._place), *self._facts()])
-        return Report(f"dataset_h5, {self._which()}", (known,))._repr_html_()
-
-    @property
-    def _place(self) -> str:
-        first, *others = self.reader.paths
-        return f"{first} and {len(others):,} more" if others else str(first)
-
-    def _which(self) -> str:
-        """Return the arguments that say which samples of the file these are."""
-        fields = self.reader.fields
-        # A name that is not in the file would not tell which samples these are.
-        return f"split={self.split!r}" if fields is None else f"x={fields.x!r}, y={fields.y!r}"
-
-    def _facts(self) -> list[tuple[str, str]]:
-        encoded = ", encoded" if self.reader.encoded else ""
-        return [
-            ("samples", f"{len(self):,}"),
-            ("each", f"{self._row()}{encoded}, {format_bytes(self.reader.row_bytes)}"),
-            ("targets", self._target()),
-            ("classes", f"{len(self.classes)}" if self.classes else "not named"),
-            ("engine", str(self.engine)),
-        ]
-
-    def _row(self) -> str:
-        shape, dtype = self.reader.row_shape, self.reader.row_dtype
-        if shape is not None:
-            return _describe_array(shape, dtype)
-        if self.reader.encoded:
-            return "images of their own sizes"
-        return "a text" if dtype.hasobject else f"any number of {dtype}"
-
-    def _target(self) -> str:
+    def shown(self) -> Report:
         reader = self.reader
-        if reader.target_shape is not None and reader.target_dtype is not None:
-            return _describe_array(reader.target_shape, reader.target_dtype)
-        if not reader.has_targets:
-            return "none, -1 stands for each"
-        return "boxes" if reader.has_boxes else "texts or arrays of their own shapes"
+        first, *others = reader.paths
+        place = f"{first} and {len(others):,} more" if others else str(first)
+        # A name that is not in the file would not tell which samples these are.
+        which = f"split={self.split!r}" if reader.fields is None else f"x={reader.fields.x!r}, y={reader.fields.y!r}"
+        own = (
+            "encoded images of their own sizes"
+            if reader.encoded
+            else f"rows of their own lengths of {reader.row_dtype}"
+        )
+        known = {
+            "samples": f"{len(self):,}",
+            "each": f"{_describe_array(reader.row_shape, reader.row_dtype, own)}, {format_bytes(reader.row_bytes)}",
+            "targets": _describe_array(reader.target_shape, reader.target_dtype, "boxes, texts or arrays of own shapes")
+            if reader.has_targets
+            else "none, -1 stands for each",
+            "classes": f"{len(self.classes)}" if self.classes else "not named",
+            "engine": str(self.engine),
+        }
+        return Report(f"dataset_h5('{place}', {which})", (facts(known.items()),))
 
 
-def _describe_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+def _describe_array(shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, otherwise: str) -> str:
+    if shape is None or dtype is None:
+        return otherwise
     return f"{' x '.join(map(str, shape))} {dtype}" if shape else f"one {dtype}"

@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -33,7 +32,7 @@ from colabstage.io.arguments import refuse_argument, whole_number
 from colabstage.io.boundary import public_class
 from colabstage.io.packages import refuse_import
 from colabstage.io.progress import Demand
-from colabstage.load.ahead import Ahead, Iterated, Iteration
+from colabstage.load.ahead import Ahead, Iterated, Iteration, Steps
 from colabstage.load.batch import Batcher, Group, is_image_shape, target_array
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 try:
     import torch
-    from torch.utils.data import DataLoader, default_collate
 except ImportError as error:
     refuse_import("torch", "CudaDataLoader and make_loader need", error)
 
@@ -111,24 +109,9 @@ class CopyStream:
 
 
 def used_here(tensor: torch.Tensor) -> None:
-    """Record that the caller's stream uses a tensor, which may have been made on another one."""
+    """Record that the caller's stream uses a dense tensor, which may have been made on another one."""
     if tensor.is_cuda:
-        for part in _dense_parts(tensor):
-            part.record_stream(torch.cuda.current_stream(part.device))
-
-
-def _dense_parts(tensor: Any) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that hold a tensor's memory: itself, or those that a nested or sparse one is made of."""
-    if tensor.is_nested:
-        return (tensor.values(),) if tensor.layout == torch.strided else (tensor.values(), tensor.offsets())
-    if tensor.layout == torch.strided:
-        return (tensor,)
-    if tensor.layout == torch.sparse_coo:
-        # The methods without underscore refuse tensors with repeated indices.
-        return tensor._indices(), tensor._values()
-    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    starts = tensor.crow_indices() if by_rows else tensor.ccol_indices()
-    return starts, tensor.col_indices() if by_rows else tensor.row_indices(), tensor.values()
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 T = TypeVar("T")
@@ -217,12 +200,11 @@ class Stager:
             self._stream.lead(copied)
 
         def finish(leaf: Any) -> Any:
-            if moves_itself(leaf):
-                # Moved here, because nothing could record its contents on the consumer's stream.
-                return leaf.to(self._device)
-            if isinstance(leaf, torch.Tensor):
+            if _is_dense(leaf):
                 used_here(leaf)
-            return leaf
+                return leaf
+            # Moved here, because nothing could record its contents on the consumer's stream.
+            return leaf.to(self._device) if isinstance(leaf, torch.Tensor) or moves_itself(leaf) else leaf
 
         return map_leaves(batch, finish)  # type: ignore[no-any-return]
 
@@ -233,7 +215,10 @@ class Stager:
         map_leaves(batch, lambda leaf: tensors.append(leaf) if _is_stageable(leaf) else None)
         copies = iter(self._copy(self._stream, tensors))
         # Others do not go through pinned memory.
-        moved = map_leaves(batch, lambda leaf: next(copies) if _is_stageable(leaf) else move_to(leaf, self._device))
+        moved = map_leaves(
+            batch,
+            lambda leaf: next(copies) if _is_stageable(leaf) else leaf.to(self._device) if _is_dense(leaf) else leaf,
+        )
         return moved, self._stream.record()
 
     def _copy(self, stream: CopyStream, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -248,8 +233,11 @@ class Stager:
 
 def _is_stageable(leaf: Any) -> bool:
     # Subclasses may carry more than their numbers, which `to` moves too.
-    is_dense = type(leaf) is torch.Tensor and leaf.layout == torch.strided and not leaf.is_nested
-    return is_dense and leaf.device.type == "cpu"
+    return type(leaf) is torch.Tensor and _is_dense(leaf) and leaf.device.type == "cpu"
+
+
+def _is_dense(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and not leaf.is_nested
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:
@@ -280,7 +268,7 @@ class CudaDataLoader(Iterated, Generic[T]):
 
     A batch may nest lists, tuples, named tuples and mappings; every tensor in it arrives on the device with its dtype,
     shape and memory format, detached from any graph. An object with a method `to(device)` (`PackedSequence`) is moved
-    by that; everything else is passed on. The loader needs no `pin_memory`, and may fill one memory for all batches.
+    by that; everything else is passed on. The loader needs no `pin_memory`.
 
     Each batch is yours to keep and change, on the stream that is current when you get it. The device holds up to
     `queue_size` that wait and one that is being copied. One iteration runs at a time: a new one ends the one before,
@@ -322,49 +310,29 @@ class CudaDataLoader(Iterated, Generic[T]):
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
-        """Start the next iteration; the loader's own iterator is created here, in the caller's thread."""
+        """Start the next iteration; the loader's own iterator is created with its first batch, in this thread."""
         self.close()
+
+        def begin() -> Steps:
+            staged, stager = self._stage()
+            return Steps(staged, lambda one: (one,), stager.hand_out)
+
+        return self._begun(Iteration(begin))
+
+    def _stage(self) -> tuple[Ahead[tuple[T, Any]], Stager]:
         # Before our thread exists: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
-        own = None if _gives_new_batches(self.loader) else partial(_own_leaf, self.device)
-        source = _own_batches(batches, own, owned=batches is not self.loader)
-        stager = Stager(self._stream, self.device)
-        staged = stage_ahead(source, stager, self._queue_size, "colabstage-cuda")
-        return self._begun(Iteration(staged, lambda one: (one,), stager.hand_out))
+        source, stager = _closing_batches(batches, owned=batches is not self.loader), Stager(self._stream, self.device)
+        return stage_ahead(source, stager, self._queue_size, "colabstage-cuda"), stager
 
     def __repr__(self) -> str:
         return f"CudaDataLoader({self.loader!r}, device='{self.device}', queue_size={self._queue_size})"
 
 
-def _gives_new_batches(loader: Any) -> bool:
-    """Return whether each batch certainly has memory of its own, as of a `DataLoader` that stacks samples, or whose
-    processes send them."""
-    # Other classes may keep anything, and a copy costs less than a wrong batch.
-    if not isinstance(loader, DataLoader):
-        return False
-    if loader.num_workers > 0 or type(loader).__module__.startswith("colabstage."):
-        return True
-    stacked: Any = default_collate
-    return loader.collate_fn is stacked and getattr(loader, "batch_sampler", None) is not None
-
-
-def _own_leaf(device: torch.device, leaf: Any) -> Any:
-    """Return a part of a batch that does not change if its loader reuses the memory; parts that are copied before the
-    loader is asked for more stay as they are."""
-    if isinstance(leaf, np.ndarray):
-        return leaf.copy()
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    index: Any = device.index
-    there = leaf.device.type == device.type and (index is None or leaf.device.index == index)
-    # Copies from pinned memory happen later.
-    return leaf.detach().clone() if there or leaf.is_pinned() else leaf
-
-
-def _own_batches(batches: Iterator[T], own: Callable[[Any], Any] | None, *, owned: bool) -> Generator[T]:
-    """Yield an iterator's batches, each part passed through `own`; if `owned`, close the iterator at the end."""
+def _closing_batches(batches: Iterator[T], *, owned: bool) -> Generator[T]:
+    """Yield an iterator's batches; if `owned`, close the iterator at the end."""
     try:
-        yield from batches if own is None else map(partial(map_leaves, change=own), batches)
+        yield from batches
     finally:
         # So that a generator's clean-up runs now, not whenever it is collected.
         close: Any = getattr(batches, "close", None)

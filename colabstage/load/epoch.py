@@ -225,15 +225,11 @@ def choose_seed(asked: int | None, draw: Callable[[], Any], *, fixed: bool) -> i
 
 def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None) -> RowOrder | SampledOrder:
     """Return the order of a `sampler=`: of a collection of rows, or that of a sampler."""
-    from torch.utils.data import BatchSampler, Sampler
+    from torch.utils.data import Sampler
 
     given: object = sampler
     if not isinstance(given, Iterable):
         refuse_argument("sampler", sampler, "a torch Sampler, or rows")
-    # Its numbers are lists, found only when they are drawn.
-    if isinstance(given, BatchSampler):
-        msg = "sampler= is a BatchSampler, which gives batches; expected what gives rows. Write batch_sampler.sampler."
-        raise OptionError(msg)
     # Such an object draws again each epoch; a list, an array, a set or a column of a table is always the same.
     if isinstance(given, Sampler) or (hasattr(given, "__len__") and not isinstance(given, Collection)):
         if not hasattr(given, "__len__"):
@@ -251,17 +247,9 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None)
 
 def _check_source(sampler: object, samples: int) -> None:
     """Refuse a torch sampler made for another number of rows: it would never visit some."""
-    from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
-
-    # What a sampler counts, as it did when it was made.
-    counted = {
-        WeightedRandomSampler: "weights",
-        RandomSampler: "data_source",
-        SequentialSampler: "data_source",
-        DistributedSampler: "dataset",
-    }
-    name = next((name for kind, name in counted.items() if isinstance(sampler, kind)), None)
-    count = samples if name is None else len(getattr(sampler, name))
+    # What torch's own count, as they did when they were made.
+    counts = ("weights", "data_source", "dataset") if type(sampler).__module__.startswith("torch.") else ()
+    count = next((len(getattr(sampler, name)) for name in counts if hasattr(sampler, name)), samples)
     if count != samples:
         msg = (
             f"sampler= is a {type(sampler).__name__} of {count:,} rows, and there are {samples:,}. Make it for this "
@@ -294,8 +282,7 @@ def given_rows(name: str, values: Any, samples: int) -> NDArray[np.intp]:
         # Not by a cast, which would turn a mask into rows 0 and 1.
         return resolve_rows(values, samples)
     except (IndexError, TypeError, ValueError) as error:
-        why = "Expected rows, got lists of rows." if isinstance(error, ValueError) else error
-        msg = f"{name} has rows that cannot be read. {why}"
+        msg = f"{name} has rows that cannot be read. {error}"
         raise OptionError(msg) from error
 
 

@@ -18,7 +18,7 @@ from colabstage.io.packages import refuse_import
 
 try:
     import torch
-    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset, get_worker_info
+    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
 except ImportError as error:
     refuse_import("torch", "make_loader needs", error)
 
@@ -28,7 +28,7 @@ from colabstage.io.pipeline import SOLO
 from colabstage.io.progress import Demand
 from colabstage.io.report import Report, Shown
 from colabstage.io.units import format_count, listed
-from colabstage.load.ahead import Ahead, Iterated, Iteration
+from colabstage.load.ahead import Ahead, Iterated, Iteration, Steps
 from colabstage.load.augment import CroppedInputs, FirstCrop, check_inputs, first_crop
 from colabstage.load.batch import Batcher, Group
 from colabstage.load.batches import Form, move_to, torch_dtype
@@ -63,7 +63,7 @@ from colabstage.load.epoch import (
     order_within,
     sampler_order,
 )
-from colabstage.load.partial import FirstEpochOrder, lasting_layout, mixing_of, order_of
+from colabstage.load.partial import FirstEpochOrder, lasting_layout, order_of
 from colabstage.load.plan import LOADER_REMEDIES, LoaderArguments, LoaderOptions, LoaderPlan, Shuffle
 
 if TYPE_CHECKING:
@@ -81,10 +81,6 @@ else:
 _THREAD = "colabstage-loader"
 # Batches of floats that are handed over at once.
 _FEW_FLOATS = 8
-# Counting the classes of more rows would take as long as the first batch does.
-_MOST_MEASURED = 2**21
-# Below this, the counts of classes in a batch vary more than four times as much as at random.
-_LEAST_MIXING = 0.25
 _SEEDS = 2**62
 
 
@@ -184,8 +180,6 @@ def make_loader(
     order: Order = some or RowOrder(len(dataset), plan.order.name == "permutation")
     if plan.order.name == "arrival" and layout is not None:
         order = order_of(layout, dataset.split, None if some is None else some.chosen)
-    if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
-        plan = _with_mixing(plan, dataset, order.first.rows(seed, 0), plan.batch_size * shard.world_size)
     # Read now, so that an error comes where the loader is made. The caller's dataset continues to read from the file.
     reader = dataset.reader.into_memory() if plan.strategy == "memory" else dataset.reader
     schedule = Schedule(order, seed, plan.batch_size, asked.drop_last, shard)
@@ -209,8 +203,7 @@ def make_loader(
     )
     # Hugging Face's Trainer sets the epoch here where it has skipped the batches before a checkpoint.
     vars(loader.batch_sampler)["set_epoch"] = loader.sampler.set_epoch  # type: ignore[attr-defined]
-    # Last: what it was planned with cannot be set from here on.
-    vars(loader).update(_position=Position(start := EpochPlace(0, 0), start), _pipeline=pipeline)
+    loader._position, loader._pipeline = Position(start := EpochPlace(0, 0), start), pipeline
     return loader
 
 
@@ -246,13 +239,13 @@ def _below_subsets(dataset: object) -> tuple[dataset_h5, NDArray[np.intp] | None
     subsets: list[Subset[Any]] = []
     # In a loop, because a split may be split again.
     while isinstance(dataset, Subset):
-        _check_overrides(dataset, (Subset,))
+        _check_overrides(dataset, Subset.__getitem__)
         subsets.append(dataset)
         dataset = dataset.dataset
     if not isinstance(dataset, dataset_h5):
         remedy = f"{ONE_SPLIT} For other datasets use torch.utils.data.DataLoader."
         refuse_argument("dataset", dataset, "a dataset_h5 or a Subset of one", remedy=remedy)
-    _check_overrides(dataset, (dataset_h5, BatchDataset))
+    _check_overrides(dataset, dataset_h5.__getitem__)
     rows: NDArray[np.intp] | None = None
     for subset in reversed(subsets):
         own = given_rows("The Subset", subset.indices, len(dataset) if rows is None else len(rows))
@@ -260,42 +253,15 @@ def _below_subsets(dataset: object) -> tuple[dataset_h5, NDArray[np.intp] | None
     return dataset, rows
 
 
-# The methods by which a stock DataLoader gets samples. This loader does not call them: it uses the reader below.
-_GIVES_SAMPLES = ("__getitem__", "__getitems__", "__len__", "read_batch", "samples_of")
-
-
-def _check_overrides(dataset: object, known: tuple[type, ...]) -> None:
-    """Refuse a subclass that makes samples by its own methods, which would not be called."""
-    own = [
-        name
-        for name in _GIVES_SAMPLES
-        if getattr(type(dataset), name, None) not in [getattr(kind, name, None) for kind in known]
-    ]
-    if own:
+def _check_overrides(dataset: object, getter: object) -> None:
+    """Refuse a subclass that makes samples by its own method, which would not be called."""
+    if getattr(type(dataset), "__getitem__", None) is not getter:
         msg = (
-            f"{type(dataset).__name__} has a {own[0]} of its own, which make_loader would not call: it reads whole "
+            f"{type(dataset).__name__} has a __getitem__ of its own, which make_loader would not call: it reads whole "
             "batches of rows. Move what it does into transform= and target_transform= of dataset_h5 or into "
             "batch_transform=, or use torch.utils.data.DataLoader, which calls it."
         )
         raise OptionError(msg)
-
-
-def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, rows: NDArray[np.intp], together: int) -> LoaderPlan:
-    """Add how even the classes are in each `together` of the first epoch's `rows`; warn if they are uneven."""
-    dtype = dataset.reader.target_dtype
-    is_labels = bool(dataset.classes) and dataset.reader.target_shape == () and dtype is not None and dtype.kind in "iu"
-    if not is_labels or len(rows) > _MOST_MEASURED:
-        return plan
-    mixing = min(1.0, mixing_of(dataset.targets[rows], together))
-    even = f"in the first epoch the classes of {together:,} rows are {mixing:.2f} as even as after a full shuffle"
-    if mixing < _LEAST_MIXING:
-        warnings.warn(
-            f"The source is sorted, and rows are packed and visited while it arrives: {even} (1 is the same). For a "
-            "full shuffle wait for all of it: data.wait(), then data.loader(…, shuffle=True). Or take smaller batches.",
-            UserWarning,
-            stacklevel=2,
-        )
-    return replace(plan, order=replace(plan.order, reason=f"{plan.order.reason}; {even}", mixing=mixing))
 
 
 def _of_the_dataset(name: str) -> Any:
@@ -349,18 +315,7 @@ class BatchDataset(dataset_h5):
         `return_index`."""
         x, y = self.reader.read_x(indices, pool=SOLO), self.reader.read_y(indices, pool=SOLO)
         x, y = self._form.batch(x, y, indices)
-        # In the caller's own process nothing is sent.
-        if get_worker_info() is not None:
-            x, y = _as_views(x), _as_views(y)
         return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
-
-
-def _as_views(rows: Any) -> Any:
-    """Return rows of variable length as views of one tensor: each tensor that is sent between processes keeps a file
-    open."""
-    if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
-        return rows
-    return list(torch.split(torch.cat(rows), [len(row) for row in rows]))
 
 
 class EpochSampler(Sampler[int]):
@@ -428,36 +383,25 @@ class Loader(Shown, Iterated, _Base):
         """Return a stock `DataLoader`: what calls this has the parts of a loader, and no plan."""
         return DataLoader(*arguments, **named)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _PLANNED and "_pipeline" in self.__dict__:
-            msg = (
-                f"{name} cannot be set: the batches of this loader are planned with what make_loader got. Make a new "
-                "loader; torch.utils.data.DataLoader(dataset, …) takes any collate_fn."
-            )
-            raise OptionError(msg)
-        super().__setattr__(name, value)
-
     def __len__(self) -> int:
         """Count the batches of this rank in an epoch."""
         return self._pipeline.plan.batches
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # the base promises a class of its own
         """Start the next epoch, or continue where `load_state_dict` said."""
-        pipeline, position, sampler = self._pipeline, self._position, self.sampler
+        pipeline, position = self._pipeline, self._position
+        sampler: Any = self.sampler
 
-        def moves(place: EpochPlace) -> bool:
+        # With the first batch, until which the epoch may still be set, as with a stock loader: Lightning does so when
+        # it resumes.
+        def begin() -> Steps:
             # A framework also calls set_epoch with the epoch that comes anyway, which must not lose a resumed position.
-            asked, sampler.asked = sampler.asked, None  # type: ignore[attr-defined]
-            if moved := asked not in (None, place.epoch):
+            asked, sampler.asked = sampler.asked, None
+            if asked not in (None, position.next.epoch):
                 position.next = EpochPlace(asked, 0)
-            return moved
+            return pipeline.start(position)
 
-        moves(position.next)
-        place = position.next
-        # Until the first batch the epoch may still be set, as with a stock loader: Lightning does so when it resumes.
-        begun = pipeline.start(position)
-        begun.instead = lambda: pipeline.start(position) if moves(place) else None
-        return self._begun(begun)
+        return self._begun(Iteration(begin))
 
     @property
     def plan(self) -> LoaderPlan:
@@ -586,23 +530,14 @@ class Loader(Shown, Iterated, _Base):
         vars(batches).update(sampler=sampler, set_epoch=sampler.set_epoch)  # type: ignore[attr-defined]
         position = Position(replace(self._position.done), replace(self._position.next))
         own = {"_running": (), "sampler": sampler, "batch_sampler": batches, "_position": position}
-        # Bypasses `__setattr__`, which guards the sampler's attributes.
+        # Bypasses the `__setattr__` of `DataLoader`, which guards the sampler's attributes.
         copied.__dict__.update(self.__dict__ | own)
         return copied
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        msg = (
-            "A Loader cannot be pickled, nor copied deeply: it has threads of this process. Send its dataset, "
-            "which pickles, call make_loader where it arrives, and load_state_dict for the place."
-        )
-        raise OptionError(msg)
 
     def shown(self) -> Report:
         return self.plan.shown("Loader", repr(self.dataset))
 
 
-# Attributes that are read once, by `make_loader`.
-_PLANNED = frozenset({"batch_size", "collate_fn", *(option.name for option in fields(LoaderOptions))})
 # Entries of a state that are its position, not its order.
 _PLACE = ("epoch", "batches_done")
 # Entries that describe an order by units or blocks of a pack that is only partly local.
@@ -703,7 +638,7 @@ class Pipeline:
         """Return what is left of `batch_transform` for whole batches: a crop that is decoded alone is done before."""
         return self.form.batch_transform if self.crop is None else self.crop.rest
 
-    def start(self, position: Position) -> Iteration[Any]:
+    def start(self, position: Position) -> Steps:
         """Begin to make the batches that are left of an epoch: the next one of `position`, which moves on as they are
         handed out."""
         # One for each iteration: a new one must not be stopped by the end of the last.
@@ -734,8 +669,8 @@ class Pipeline:
             return form.finish(made, BatchPlace(seed, place.epoch, batches[number]))
 
         if expected is None:
-            return Iteration(source, unpack, take, at_end=place.end)
-        return Iteration(source, unpack, take, at_end=place.end, waited=waited, let_go=expected.close)
+            return Steps(source, unpack, take, place.end)
+        return Steps(source, unpack, take, place.end, waited, expected.close)
 
     def _steps(self, batches: Sequence[NDArray[np.intp]], epoch: int, demand: Demand) -> tuple[Any, Any, Any]:
         """Return what gives groups of batches, takes a group apart, and makes a batch of a part of it."""

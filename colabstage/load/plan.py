@@ -57,7 +57,7 @@ class LoaderOptions:
         drop_last: leave out a last batch that is not full.
         batch_transform: called with `(x, y)` of each batch, on the device, after `dtype`; returns the new `(x, y)`.
             Those of `colabstage.transforms` also get seed, epoch and rows, so a sample is treated alike in any batch.
-            Those of torchvision and kornia that take single images are called for each sample.
+            Those of torchvision that take single images are called for each sample.
         dtype: floating-point dtype of x, as `torch.float32`, `"float32"` or `numpy.float32`, converted on the device;
             uint8 and uint16 become [0, 1].
         num_workers: number of threads that copy or decode. 0 makes each batch in the thread that iterates, when the
@@ -187,8 +187,6 @@ class OrderChoice(Choice):
     arrive; `"file"`: as stored; `"sampler"`: as the sampler says."""
 
     window_units: int = 0
-    mixing: float | None = None
-    """How even the classes of a batch are, as in `load.partial.mixing_of`; `None` if not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +195,6 @@ class KeepChoice:
 
     most_bytes: int
     reason: str
-    part: float = 0.0
-    """The part of an epoch's images that fits into it."""
 
     def __str__(self) -> str:
         return f"kept, {self.reason}" if self.most_bytes else f"not kept, {self.reason}"

@@ -397,69 +397,17 @@ def test_a_joint_transform_gets_image_and_mask(masked: Path) -> None:
     assert all(follows(x, y) for xs, ys in loader for x, y in zip(xs, ys, strict=True))
 
 
-@needs("kornia")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(
-    "how", ["a module", "inside Compose", "AugmentationSequential", "ImageSequential", "Sequential"]
-)
-def test_kornias_modules_are_taken_as_batch_transform(path: Path, how: str) -> None:
-    """As the docs say; otherwise the error says how to call it."""
-    from kornia import augmentation
-
-    flip = augmentation.RandomHorizontalFlip(p=0.5)
-    steps: dict[str, Callable[[], Any]] = {
-        "a module": lambda: flip,
-        "inside Compose": lambda: Compose([flip]),
-        "AugmentationSequential": lambda: augmentation.AugmentationSequential(flip),
-        "ImageSequential": lambda: augmentation.ImageSequential(flip),
-        "Sequential": lambda: torch.nn.Sequential(flip),
-    }
-    found: list[int] = []
-    loader = make_loader(dataset_h5(path), 8, dtype="float32", batch_transform=steps[how]())
-    error = error_of(lambda: found.extend(seen(loader)))
-    advised = isinstance(error, ColabstageError) and "batch_transform=lambda" in str(error)
-    assert advised or sorted(found) == list(range(40)), repr(error)
-
-
-@needs("kornia")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("how", ["RandomHorizontalFlip", "Sequential", "ColorJitter", "input, mask", "inside Compose"])
-def test_masks_follow_kornias_modules(masked: Path, how: str) -> None:
-    """One that moves the image alone is refused, by the line that moves both; one that moves nothing is not."""
-    from kornia import augmentation
-
-    flip = augmentation.RandomHorizontalFlip(p=0.5)
-    both = augmentation.AugmentationSequential(flip, data_keys=["input", "mask"])
-    steps = {
-        "RandomHorizontalFlip": flip,
-        "Sequential": torch.nn.Sequential(augmentation.ImageSequential(flip)),
-        "ColorJitter": augmentation.ColorJitter(0.1, p=1.0),
-        "input, mask": both,
-        "inside Compose": Compose([both]),
-    }
-    loader = make_loader(dataset_h5(masked), 8, dtype="float32", batch_transform=steps[how])
-    if steps[how] is flip or how == "Sequential":
-        with pytest.raises(ColabstageError, match=re.escape('AugmentationSequential(…, data_keys=["input", "mask"])')):
-            list(loader)
-        return
-    assert all(follows(x, y) and y.shape == x.shape[1:] for xs, ys in loader for x, y in zip(xs, ys, strict=True))
-
-
-@needs("kornia")
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("how", ["RandomMixUpV2", "RandomCutMixV2", "RandomMosaic", "ImageSequential"])
-def test_kornias_mixing_does_not_leave_labels_behind(path: Path, how: str) -> None:
-    """One that takes labels gets them; otherwise x would be of several samples, and y of one."""
-    from kornia import augmentation
-
-    kind = getattr(augmentation, how)
-    mixing = kind(augmentation.RandomMixUpV2()) if how == "ImageSequential" else kind()
-    with pytest.raises(ColabstageError, match="mixes"):
-        next(iter(make_loader(dataset_h5(path), 8, dtype="float32", batch_transform=mixing)))
-    if how in ("RandomMixUpV2", "RandomCutMixV2"):
-        both = kind(data_keys=["input", "class"])
-        _, y = next(iter(make_loader(dataset_h5(path), 8, dtype="float32", batch_transform=both)))
-        assert (y.shape[-2:], y.is_floating_point()) == ((8, 3), True)
+def test_kornias_modules_are_called_as_the_message_says(path: Path) -> None:
+    """They take x alone, or draw for both if they have several `data_keys`, and are then functions of (x, y)."""
+    kinds = {"__module__": "kornia.augmentation", "__call__": lambda _, x, y=None: x + 1 if y is None else [x + 1, y]}
+    flip, joint = (
+        type("RandomHorizontalFlip", (), {**kinds, "data_keys": keys})() for keys in (["input"], ["input"] * 2)
+    )
+    for given in (lambda: flip, lambda: Compose([flip])):
+        with pytest.raises(ColabstageError, match=r"batch_transform=lambda x, y: \(augment\(x\), y\)"):
+            make_loader(dataset_h5(path), 8, batch_transform=given())
+    for works in (lambda x, y: (flip(x), y), joint, Compose([joint])):
+        assert sorted(seen(make_loader(dataset_h5(path), 8, batch_transform=works))) == list(range(40))
 
 
 def of_torchvision(name: str, *parts: object, module: str = "torchvision.transforms.v2") -> Any:
@@ -473,15 +421,6 @@ def of_torchvision(name: str, *parts: object, module: str = "torchvision.transfo
 
 
 OF_TIMM = of_torchvision("Compose", of_torchvision("RandomResizedCropAndInterpolation", module="timm.data.transforms"))
-
-
-class Mixing:
-    """Another library's, which computes with fractions."""
-
-    __module__ = "torchvision.transforms.v2"
-
-    def __call__(self, *_: object) -> Any:
-        return torch.ones(2, dtype=torch.uint8).mul_(0.5)
 
 
 def flip_of(module: str) -> Any:
@@ -524,23 +463,6 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "torchvision's flip in a container": (
         lambda _, masked: dataset_h5(masked, flip_of("torchvision.transforms.v2")), "batch_transform="
     ),
-    "kornia's flip in a container": (lambda _, masked: dataset_h5(masked, flip_of("kornia.augmentation")), "batch_transf"),
-    # A batch is of tensors, which torchvision's ToTensor passes through, or refuses.
-    "bytes that stay unscaled": (
-        of_rows(batch_transform=of_torchvision("Compose", of_torchvision("ToTensor"))), "dtype='float32'"
-    ),
-    "bytes where fractions are computed": (of_rows(batch_transform=Mixing()), "dtype='float32'"),
-    # Whichever comes first: torch would leave out keys that the first lacks.
-    **{
-        f"{what} that differ, from {start}": (
-            of_rows(results, sampler=range(start, 40), shuffle=False), said
-        )
-        for start in (0, 1)
-        for what, results, said in (
-            ("keys", lambda row: {"x": row, **({"z": row} if row % 2 else {})}, "keys differ"),
-            ("numbers", lambda row: np.zeros(2, np.uint8 if row % 2 else np.float32), "fractions"),
-        )
-    },
 }  # fmt: skip
 
 
@@ -557,9 +479,7 @@ def test_what_would_be_lost_is_refused(path: Path, masked: Path, case: str) -> N
         pytest.param(OF_TIMM, True, id="of timm"),
         (of_torchvision("Compose", of_torchvision("ToTensor"), of_torchvision("RandomHorizontalFlip")), True),
         (of_torchvision("RandomResizedCrop"), True),
-        (of_torchvision("RandAugment"), True),
         (of_torchvision("RandomApply", of_torchvision("ColorJitter")), False),
-        (of_torchvision("RandomShortestSize"), True),
         (of_torchvision("Resize"), False),
         (of_torchvision("Normalize"), False),
     ],
@@ -582,8 +502,6 @@ def test_a_transform_of_x_alone_does_not_move_it_by_chance(
         (of_torchvision("Resize"), np.float32, True),
         (of_torchvision("Compose", of_torchvision("Resize"), of_torchvision("ToImage")), np.uint16, True),
         (torch.nn.Sequential(), np.float32, True),
-        (of_torchvision("Resize", module="torchvision.transforms.transforms"), np.float32, True),
-        (of_torchvision("Compose", of_torchvision("ToDtype"), of_torchvision("Normalize")), np.uint8, True),
         (of_torchvision("Compose", of_torchvision("ToImage"), of_torchvision("Resize")), np.float32, False),
         (of_torchvision("Compose", of_torchvision("Lambda"), of_torchvision("Resize")), np.uint16, False),
         (of_torchvision("Resize"), np.uint8, False),
@@ -598,9 +516,7 @@ def test_no_transform_of_torchvision_leaves_x_as_it_is(
         transform._modules["0"] = of_torchvision("Resize")
     place = write_rows(tmp_path / "rows.h5", np.zeros((4, 8, 8, 3), dtype), np.arange(4))
     error = error_of(lambda: dataset_h5(place, transform)[0])
-    assert isinstance(error, OptionError) == refused, repr(error)
-    if refused:
-        assert ("v2.ToImage()" if ".v2" in str(type(transform)) else "To") in str(error)
+    assert ("Begin with ToTensor" in str(error)) == refused
 
 
 def test_timms_transforms_get_images(path: Path) -> None:
@@ -900,26 +816,3 @@ def test_more_files_are_read_than_may_be_open(tmp_path: Path, subjects: Path, nu
     """The limit is raised, or fewer files are kept open."""
     (tmp_path / "script.py").write_text(_FEW_FILES, encoding="utf-8")
     assert nurseries.run_script("torch", [tmp_path / "script.py", subjects / "s*.h5"], {}) == "320"
-
-
-_MANY_ROWS = """
-import resource, sys
-from torch.utils.data import DataLoader
-from colabstage import dataset_h5, make_loader
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-loader = make_loader(dataset_h5(sys.argv[1]), 4)
-parts = DataLoader(loader.dataset, batch_size=600, collate_fn=loader.collate_fn, num_workers=1, timeout=20)
-print(sum(len(x) for x, y in parts), sum(int(row.sum()) for x, y in parts for row in x))
-"""
-
-
-def test_rows_of_any_length_from_workers_are_no_open_file_each(tmp_path: Path, nurseries: Nurseries) -> None:
-    """With a stock DataLoader of a loader's parts, as frameworks build it."""
-    with h5py.File(tmp_path / "rows.h5", "w") as file:
-        rows = file.create_dataset("X_train", (600,), h5py.vlen_dtype(np.float32))
-        for number in range(600):
-            rows[number] = np.ones(number % 3, np.float32)
-        file["Y_train"] = np.zeros(600, np.int64)
-    (tmp_path / "script.py").write_text(_MANY_ROWS, encoding="utf-8")
-    assert nurseries.run_script("torch", [tmp_path / "script.py", tmp_path / "rows.h5"], {}) == "600 600"

@@ -53,15 +53,10 @@ def choose(facts: LoaderFacts, batch_size: int = 64, **options: Any) -> Any:
         (replace(FACTS, encoded=True, cores=4), 4),
         (replace(FACTS, encoded=True, cores=64), 18),
         (replace(FACTS, encoded=True, cores=64, stored_bytes=1000 * 20_000), 6),
-        # On a GPU with room to keep all decoded images; two thirds of them would not be kept.
-        (replace(FILES, cores=64, device="cuda", device_free_bytes=0), 12),
-        (replace(FILES, cores=4, device="cuda", device_free_bytes=0), 4),
-        (replace(FILES, cores=64, device="cpu", device_free_bytes=0), 18),
-        (replace(FILES, cores=64, device="cuda", device_free_bytes=0, row_bytes=3_000_000), 18),
     ],
 )
 def test_workers_follow_from_cores_and_work(facts: LoaderFacts, workers: int) -> None:
-    """Copying gains nothing beyond a few threads, decoding small images beyond some more, sooner beside a GPU's step.
+    """Copying gains nothing beyond a few threads, decoding small images beyond some more.
     h5py gains from none; remote reads from many."""
     assert choose(facts).workers.value == workers
 
@@ -149,11 +144,10 @@ def test_decoded_images_are_kept_within_a_budget(facts: LoaderFacts, asked: dict
         (FACTS, {}, 2, 1),
         # If several batches do not fit, they are prepared one at a time.
         (replace(FACTS, free_memory_bytes=100_000_000), {}, 1, 1),
-        # Small batches are gathered many at a time; fewer if each row takes long to decode.
+        # Small batches are gathered many at a time.
         (DIGITS, {}, 256, 128),
         (DIGITS, {"prefetch_factor": 2}, 2, 1),
         (DIGITS, {"prefetch_factor": 64}, 64, 32),
-        (replace(DIGITS, engine=H5PY, stored_bytes=10**12), {}, 64, 32),
         # Rows that are decoded, transformed, of different lengths or still arriving cannot be gathered together.
         *(
             (replace(DIGITS, **other), {"prefetch_factor": asked}, asked or 2, 1)

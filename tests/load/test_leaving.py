@@ -4,7 +4,6 @@ Rows are counted, not seconds: each takes so long that the others of its batch c
 """
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -135,22 +134,3 @@ def test_a_program_that_ends_in_the_middle_of_an_epoch_ends_cleanly(rows: Path, 
     code = f"import colabstage, sys\nbatches = iter(colabstage.{LOOPS[loop]})\nprint(len(next(batches)[1]))\n"
     done = subprocess.run([sys.executable, "-c", code, rows], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("8\n", "")
-
-
-def test_ctrl_c_while_a_loop_is_left_is_not_lost(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python only prints an exception raised while an object is dropped, and would continue after it."""
-    loader = make_loader(dataset_h5(rows), BATCH, strategy="direct", num_workers=1, prefetch_factor=1)
-    slow = SlowRows(monkeypatch, BATCH + 1)
-    monkeypatch.setattr(sys.modules[__name__], "ROW_S", 1.0)
-
-    def leave() -> None:
-        for _ in loader:
-            assert slow.at_second.wait(TIMEOUT_S)
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-            break
-        time.sleep(2)
-
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        leave()
-    assert time.monotonic() - began < 2.5

@@ -122,4 +122,4 @@ def test_a_sampler_without_a_length_is_refused_with_the_line_to_write(dataset: d
 def test_what_is_no_sampler_is_refused(dataset: dataset_h5, sampler: Any, message: str) -> None:
     """Each is an OptionError, at the latest when the epoch begins."""
     with pytest.raises(OptionError, match=message):
-        iter(make_loader(dataset, 4, sampler=sampler))
+        next(iter(make_loader(dataset, 4, sampler=sampler)))

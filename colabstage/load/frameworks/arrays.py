@@ -24,7 +24,7 @@ from colabstage.io.packages import whole_imports
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.io.progress import Cancellation, Demand
 from colabstage.io.report import Report, Shown
-from colabstage.load.ahead import Ahead, Iterated, Iteration
+from colabstage.load.ahead import Ahead, Iterated, Iteration, Steps
 from colabstage.load.batch import Batcher, pad_boxes, target_array, white_of
 from colabstage.load.choosing import choose_loader, gather_facts
 from colabstage.load.epoch import Order, RowOrder, choose_seed, chosen_order
@@ -428,7 +428,8 @@ class NumpyLoader(Shown, Iterated):
     def __iter__(self) -> Iteration[Batch]:
         """Begin the next epoch."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        return self._begun(Iteration(self._batches.ahead(epoch, 0), lambda one: (one,), self._batches.finish))
+        batches = self._batches
+        return self._begun(Iteration(lambda: Steps(batches.ahead(epoch, 0), lambda one: (one,), batches.finish)))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`, to continue training after a restart.
