@@ -521,7 +521,6 @@ class _Asker:
         # Another list is another dataset, in whatever state its parts are.
         if [part.address for part in parts] != [part.address for part in recorded.parts]:
             return Look("changed")
-        self.services.are_many = True
         far = sum(isinstance(part, WebSource | ObjectSource) for part in parts)
         if far > _MOST_ASKED:
             return Look("unknown", f"its {far:,} addresses were not asked, which verify='full' does")

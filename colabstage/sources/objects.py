@@ -239,23 +239,6 @@ def open_address(
     return found
 
 
-def _find(store: ObjectStore) -> dict[str, Any]:
-    """Return the facts on the store's own address; the error where there is nothing names what is like it."""
-    try:
-        return store.known.get(store.path) or store.info()
-    except SourceNotFoundError as error:
-        if store.is_one_of_many:
-            raise
-        above, _, name = store.path.rstrip("/").rpartition("/")
-        names: list[str] = []
-        with contextlib.suppress(SourceError):
-            names = sorted(str(row["name"]).rstrip("/").rpartition("/")[2] for row in store.list_folder(above) if above)
-        if not names:
-            raise
-        msg = f"{error} {names_like(name, store.label.removesuffix(f'/{name}'), names)}"
-        raise SourceNotFoundError(msg) from None
-
-
 def _open_in_store(
     url: str, cancellation: Cancellation | None, services: Services | None, workers: int, retry: RetryPolicy
 ) -> ObjectFile | RemoteFileTree:
@@ -265,7 +248,7 @@ def _open_in_store(
         on_error.callback(store.close)
         if pattern and store.exists(whole := f"{store.path}/{pattern}"):
             store.path, store.label, pattern = whole, f"{store.label}/{pattern}", ""
-        info = _find(store)
+        info = store.known.get(store.path) or store.info()
         size = size_of(info)
         may_be_marker = store.folders_are_prefixes and (url.endswith("/") or size == 0)
         is_folder = pattern or info.get("type") == "directory" or (may_be_marker and store.list_folder(store.path))
@@ -318,7 +301,7 @@ def is_object_folder(url: str, services: Services) -> bool:
         return bool(split_pattern(url)[1])
     require_online(show_address(url))
     with given_up(), ObjectStore(url, services=services) as store:
-        return bool(_find(store).get("type") == "directory")
+        return bool(store.info().get("type") == "directory")
 
 
 def archives_matching(url: str, services: Services | None) -> list[str]:

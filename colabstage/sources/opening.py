@@ -582,7 +582,7 @@ class OpenedSource(Closing):
     ) -> RemoteFileTree:
         """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
-        self._opening.services.are_many, asking = True, Cancellation()
+        asking = Cancellation()
         self._stack.callback(self._opening.progress.cancellation.follow(asking.cancel))
         open_one = partial(remote_opener, along=along, cancellation=asking, services=self._opening.services)
         openers = [again.get(one.address) or open_one(one) for _, one in loose]

@@ -116,7 +116,6 @@ class Services(Closing):
     """What the addresses of one run share, because making a client, and logging in, takes longer than a request."""
 
     def __init__(self) -> None:
-        self.are_many = False  # addresses: for each that leads nowhere, names like it would take a listing
         self._found: dict[Hashable, Any] = {}
         self._idle: defaultdict[Hashable, deque[Any]] = defaultdict(deque)
         self._closed = False

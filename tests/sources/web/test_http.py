@@ -602,8 +602,8 @@ def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServe
 def test_https_never_leads_to_http(
     server: WebServer, secure: WebServer, other: WebServer, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither at the look nor later. The other way it only becomes safer. To try again with an unknown certificate would
-    not help; the message says what would."""
+    """Neither at the look nor later. The other way it only becomes safer. To try again with an unknown certificate
+    would not help; the message says what would."""
     url = secure.url("data.bin")
     file = look(url=url)
     assert content(file) == DATA
