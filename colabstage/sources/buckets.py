@@ -16,8 +16,7 @@ import warnings
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from colabstage.errors import (
@@ -31,8 +30,8 @@ from colabstage.errors import (
     TargetExistsError,
     TargetNotWritableError,
 )
-from colabstage.io.files import Closing, pread_exactly
-from colabstage.io.pipeline import DaemonPool, in_thread
+from colabstage.io.files import Closing
+from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import secrets_in, show_address
 from colabstage.sources.fsspec_answers import mtime_ns_of, size_of, translate_error, version_of
@@ -40,7 +39,7 @@ from colabstage.sources.parse import protocol_of
 from colabstage.sources.remote import Services, StoredFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 
@@ -341,11 +340,6 @@ class ObjectStore(Closing):
         msg = f"'{path}' at '{self.label}' was written or removed by another process meanwhile. Try again."
         return TargetExistsError(msg)
 
-    @property
-    def copies_parts(self) -> bool:
-        """Return whether `call` has S3's methods that build an object from parts of others."""
-        return hasattr(self._class, "_call_s3")
-
     def call(self, path: str, method: str, arguments: Mapping[str, Any]) -> Any:
         """Call one of S3's own methods for an object with further arguments, and return its result."""
         bucket, _, key = path.partition("/")
@@ -372,7 +366,7 @@ class ObjectStore(Closing):
         """Change an object that still has this version, "" for any; if it is gone, do nothing, and if it has another,
         raise `TargetExistsError`. `method`: S3's own, which compares in the same step."""
         # Services like S3 may ignore its condition, or refuse it.
-        for act in (method, "") if version and self.copies_parts else ("",):
+        for act in (method, "") if version and hasattr(self._class, "_call_s3") else ("",):
             # In a listing, as the caller did: another request may give the time, and so the version, more precisely.
             folder, _, name = path.rpartition("/")
             there = self.objects(folder).get(name) if version else None
@@ -544,86 +538,3 @@ def _options_of_environment(backend: Any) -> dict[str, Any]:
         warnings.simplefilter("ignore")  # on import it has already warned about misspelt ones
         set_conf_env(found)
     return dict(apply_config(backend, {}, found))
-
-
-# Replace an object by one that has many of its bytes, which the service copies itself (S3's `UploadPartCopy`).
-
-
-# S3's limits: all parts but the last have at least this length, and there are at most so many.
-_LEAST_BYTES, _MOST_PARTS = 5 * 1024 * 1024, 10_000
-# A part that is sent is held in memory; a copied one may have 5 GiB, but would show no progress.
-_MOST_SENT_BYTES, _MOST_COPIED_BYTES = 16 * 1024 * 1024, 256 * 1024 * 1024
-_AT_ONCE = 8
-
-
-class Piece(NamedTuple):
-    """Consecutive bytes of the new object."""
-
-    length: int
-    source: int | None
-    """Where the old object has them; `None` if it does not."""
-
-
-def join_pieces(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return the same bytes in pieces of the lengths that S3 accepts; empty if none would be copied."""
-    found: list[Piece] = []
-    for piece in pieces:
-        last = found[-1] if found else Piece(0, None)
-        is_next = piece.source == (None if last.source is None else last.source + last.length)
-        joined = last.length + piece.length
-        if found and is_next and joined <= (_MOST_SENT_BYTES if piece.source is None else _MOST_COPIED_BYTES):
-            found[-1] = last._replace(length=joined)
-        elif found and last.length < _LEAST_BYTES:
-            found[-1] = Piece(joined, None)
-        else:
-            found.append(piece)
-    return found if len(found) <= _MOST_PARTS and any(piece.source is not None for piece in found) else []
-
-
-def replace_object(
-    store: ObjectStore, path: str, version: str, file: Path, pieces: list[Piece], *, advance: Callable[[int], object]
-) -> None:
-    """Replace this version of an object by a local file, sending only the pieces that it lacks; all or nothing."""
-    before = f'"{version}"'
-    upload = {"UploadId": store.call(path, "create_multipart_upload", {})["UploadId"]}
-    starts = [0, *accumulate(piece.length for piece in pieces)]
-
-    def copy(number: int) -> str:
-        length, source = pieces[number]
-        assert source is not None
-        # An object that is replaced meanwhile has another ETag, and no part of that is copied.
-        part = {**upload, "PartNumber": number + 1, "CopySource": path, "CopySourceIfMatch": before}
-        span = {"CopySourceRange": f"bytes={source}-{source + length - 1}"}
-        return str(store.call(path, "upload_part_copy", {**part, **span})["CopyPartResult"]["ETag"])
-
-    def send(number: int) -> str:
-        data = pread_exactly(handle.fileno(), pieces[number].length, starts[number])
-        answer = store.call(path, "upload_part", {**upload, "PartNumber": number + 1, "Body": data})
-        advance(len(data))
-        return str(answer["ETag"])
-
-    sent = [number for number, piece in enumerate(pieces) if piece.source is None]
-    copied = [number for number, piece in enumerate(pieces) if piece.source is not None]
-    etags: dict[int, str] = {}
-    try:
-        with file.open("rb") as handle, DaemonPool(_AT_ONCE, "colabstage-put") as pool:
-            # Copies first: to a service that supports none, nothing has been sent then.
-            for put, numbers in ((copy, copied), (send, sent)):
-                etags.update(zip(numbers, pool.run(put, numbers, stall_timeout_s=float("inf")), strict=True))
-                advance(sum(pieces[number].length for number in numbers if put is copy))
-        _check_unchanged(store, path, before)
-        parts = [{"PartNumber": number + 1, "ETag": etag} for number, etag in sorted(etags.items())]
-        store.call(
-            path, "complete_multipart_upload", {**upload, "MultipartUpload": {"Parts": parts}, "IfMatch": before}
-        )
-    except BaseException:
-        # The service keeps, and charges for, the parts of an upload that is neither completed nor aborted.
-        with suppress(TargetNotWritableError):
-            store.call(path, "abort_multipart_upload", upload)
-        raise
-
-
-def _check_unchanged(store: ObjectStore, path: str, etag: str) -> None:
-    if store.info(path).get("ETag", "") != etag:
-        msg = f"'{path}' at '{store.label}' was written to meanwhile. Try again."
-        raise TargetNotWritableError(msg)

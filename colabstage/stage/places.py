@@ -730,62 +730,24 @@ class BucketPlace(Place):
             new.cancellation.check()
             new.step.advance(nbytes)
 
-        is_replaced, manifest = self._replace(new, there, advance), there.notes.get(MANIFEST_SUFFIX)
-        sent = None if is_replaced is None else self._compare(new, there.entry, note if is_replaced else None)
-        if sent is None and not is_replaced:
-            for name, entry in ((new.name, there.entry), (new.name + MANIFEST_SUFFIX, manifest and manifest.entry)):
-                if entry is not None:
-                    self.remove(name, entry)
-        if sent is None:
-            self._store.put(new.file, self._path(new.name), create=True, advance=advance)
-            sent = self._compare(new, None, note)
-        if sent is None:
+        manifest = there.notes.get(MANIFEST_SUFFIX)
+        for name, entry in ((new.name, there.entry), (new.name + MANIFEST_SUFFIX, manifest and manifest.entry)):
+            if entry is not None:
+                self.remove(name, entry)
+        self._store.put(new.file, self._path(new.name), create=True, advance=advance)
+        sent = self.entries([new.name]).get(new.name)
+        if sent is None or not self._has_content(new.name, sent, new.manifest, new.cancellation):
+            # Another run would have written its note before it replaced anything.
+            if sent is not None and self.read(new.name + UNFINISHED_SUFFIX) != note:
+                raise self.occupied(new.name, _WRITTEN_MEANWHILE)
+            if sent is not None:
+                self.remove(new.name, sent)
             msg = (
                 f"What was written to '{show_address(os.fspath(self.at(new.name)))}' reads back differently. Try again."
             )
             raise DamagedPackError(msg)
         new.check_unchanged()
         return sent
-
-    def _compare(self, new: Publication, before: StoredFile | None, note: bytes | None) -> StoredFile | None:
-        """Return the object if it reads back as sent, also where only the service's answer was lost; `None` if none has
-        come in place of `before`. One that differs is removed if it was sent, which `note` then says."""
-        now = self.entries([new.name]).get(new.name)
-        if now is None or now == before:
-            return None
-        if self._has_content(new.name, now, new.manifest, new.cancellation):
-            return now
-        # Another run would have written its note before it replaced anything.
-        if note is None or self.read(new.name + UNFINISHED_SUFFIX) != note:
-            raise self.occupied(new.name, _WRITTEN_MEANWHILE)
-        self.remove(new.name, now)
-        return None
-
-    def _replace(self, new: Publication, there: Present, advance: Callable[[int], None]) -> bool | None:
-        """Have the service copy the blocks that an earlier version has too; return whether the result is complete, or
-        `None` where nothing can be copied."""
-        from colabstage.sources.buckets import Piece, join_pieces, replace_object
-
-        earlier = there.manifest
-        if there.entry is None or earlier is None or not self._store.copies_parts:
-            return None
-        digests = {offset: digest for (offset, _), digest in zip(earlier.ranges, earlier.hashes, strict=True)}
-        known = {digest: offset for offset, digest in digests.items()}
-        # A block that occurs several times is taken from the same offset, so that long pieces are copied.
-        pieces = join_pieces(
-            Piece(length, offset if digests.get(offset) == digest else known.get(digest))
-            for (offset, length), digest in zip(new.manifest.ranges, new.manifest.hashes, strict=True)
-        )
-        if not pieces:
-            return None
-        try:
-            replace_object(self._store, self._path(new.name), there.entry.version, new.file, pieces, advance=advance)
-        except TargetNotWritableError:
-            return False
-        # Until here, the manifest describes what is there.
-        with contextlib.suppress(TargetExistsError):
-            self.remove(new.name + MANIFEST_SUFFIX, there.notes[MANIFEST_SUFFIX].entry)
-        return True
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"

@@ -1,6 +1,5 @@
 """A bucket as the cache: its packs and shards have the same guarantees as those in a folder."""
 
-import contextlib
 import json
 import shutil
 from dataclasses import asdict, replace
@@ -18,7 +17,7 @@ from colabstage.stage.places import BucketPlace
 from colabstage.stage.publish import publish
 from tests.sources.servers import BucketService
 from tests.support.images import make_tree, noise
-from tests.support.staged import SMALL_BLOCK, disk_sampled, timeless, use_small_blocks
+from tests.support.staged import disk_sampled, timeless, use_small_blocks
 from tests.support.steps import OneStep
 
 CACHE = "s3://data/cache"
@@ -26,12 +25,8 @@ COUNT, LIMIT = 75, 3_400_000
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_small_blocks(monkeypatch, getattr(request, "param", SMALL_BLOCK))
-
-
-# A service joins parts of at least 5 MB, and each block of a multi-part pack costs a request.
-longer_blocks = pytest.mark.parametrize("small_blocks", [1 << 20], indirect=True, ids=["1 MiB"])
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_small_blocks(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -104,84 +99,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(S3FileSystem, "_call_s3", counting)
     return lengths
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """A folder whose pack has 7 MB, with the images of its second split at the end."""
-    names = [f"{split}/{'ab'[n % 2]}/{n}.png" for split, count in (("train", 30), ("test", 6)) for n in range(count)]
-    return make_tree(tmp_path / "photos", {name: noise(n, size=(256, 256)) for n, name in enumerate(names)})
-
-
-def change(photos: Path, number: int) -> None:
-    make_tree(photos, {"test/a/0.png": noise(number, size=(256, 256))})
-
-
-@longer_blocks
-def test_only_blocks_that_the_earlier_version_has_not_are_sent(
-    photos: Path, s3: BucketService, tmp_path: Path, sent: list[int]
-) -> None:
-    first = staged(photos, tmp_path / "one")
-    size, key = first.path.stat().st_size, f"cache/{first.path.name}"
-    first.wait_published()
-    assert sum(sent) > size
-    change(photos, 99)
-    sent.clear()
-    again = staged(photos, tmp_path / "one")
-    again.wait_published()
-    assert timeless(objects(s3)) == as_objects(key, again.path)
-    assert sum(sent) < 0.4 * size
-    assert staged(photos, tmp_path / "two").report.origin == "cache"
-
-
-# Whatever ends an upload at its parts ends it at their joining too, so that case is in every run.
-@pytest.mark.parametrize(
-    "step",
-    [
-        pytest.param("upload_part_copy", marks=pytest.mark.long),
-        pytest.param("upload_part", marks=pytest.mark.long),
-        "complete_multipart_upload",
-        "damaged",
-        "after",
-    ],
-)
-@longer_blocks
-def test_a_version_that_cannot_be_put_together_is_sent_in_full(
-    photos: Path, s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    """The earlier version stays until the new one is complete, and no part of an upload is left behind."""
-    first = staged(photos, tmp_path / "one")
-    first.wait_published()
-    key, before = f"cache/{first.path.name}", objects(s3)
-    change(photos, 99)
-    call, seen = S3FileSystem._call_s3, list[dict[str, bytes]]()
-
-    async def failing(store: Any, method: str, *arguments: Any, **options: Any) -> Any:
-        if method == step:
-            seen.append({name: value for name, value in objects(s3).items() if not name.endswith(".unfinished")})
-            raise PermissionError(method)
-        if step == "damaged" and method == "upload_part_copy":
-            start, _, end = options["CopySourceRange"].removeprefix("bytes=").partition("-")
-            options["CopySourceRange"] = f"bytes={int(start) + 1}-{int(end) + 1}"
-        found = await call(store, method, *arguments, **options)
-        if step == "after" and method == "complete_multipart_upload":
-            seen.append(before)
-            raise PermissionError(method)
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(S3FileSystem, "_call_s3", failing)
-        again = staged(photos, tmp_path / "one")
-        with contextlib.suppress(ColabstageError):
-            again.wait_published()
-    if step == "after":
-        (tmp_path / "one").rename(tmp_path / "old")
-        again = staged(photos, tmp_path / "one")
-        again.wait_published()
-    assert seen or step == "damaged"
-    assert all(one == before for one in seen)
-    assert timeless(objects(s3)) == as_objects(key, again.path)
-    assert not s3.backend.buckets[s3.bucket].multiparts
 
 
 @pytest.mark.parametrize("is_same", [False, True], ids=["another version", "the same pack of another state"])
