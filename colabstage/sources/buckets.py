@@ -98,8 +98,6 @@ class _Service(Closing):
         self.free = threading.BoundedSemaphore(1 << 20 if self.is_shared else _CONNECTIONS)
         # What is below a folder, by the path with a star that it was listed for, until that is opened.
         self.listings: dict[str, list[dict[str, Any]]] = {}
-        # What a listing said of single objects that the run is about to open, by path.
-        self.known: dict[str, dict[str, Any]] = {}
 
     def use(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -145,7 +143,7 @@ class ObjectStore(Closing):
         # A bucket may be public although others need a login.
         key = self._class, self.path.partition("/")[0], repr(sorted(options.items()))
         self._service = self._services.of(key, lambda: _Service(self._class, options))
-        self.listings, self.known = self._service.listings, self._service.known
+        self.listings = self._service.listings
         self.folders_are_prefixes = self._on_loop = bool(self._class.async_impl)
         self.connections = 8 if self._on_loop else _CONNECTIONS
         # Completed when the store is closed, to wake callers that wait for a response.
@@ -214,9 +212,9 @@ class ObjectStore(Closing):
                 files += (row for row in rows if row["type"] != "directory")
         return files
 
-    def list_folder(self, path: str, seconds: float = LISTING_TIMEOUT_S) -> list[dict[str, Any]]:
+    def list_folder(self, path: str) -> list[dict[str, Any]]:
         """Return the same for everything directly in one folder, folders included."""
-        rows = self._ask("ls", path, detail=True, seconds=seconds)
+        rows = self._ask("ls", path, detail=True, seconds=LISTING_TIMEOUT_S)
         return [row for row in rows if str(row["name"]).rstrip("/") != path.rstrip("/")]
 
     def read(self, path: str, offset: int, end: int | None) -> Iterator[bytes]:

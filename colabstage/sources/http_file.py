@@ -38,6 +38,7 @@ from colabstage.io.units import hide_secrets, is_signed_address, show_address
 from colabstage.sources.parse import data_address, page_remedy
 from colabstage.sources.remote import (
     LOOK_BYTES,
+    Access,
     Checksum,
     RemoteFacts,
     RemoteFile,
@@ -104,17 +105,13 @@ _EXCERPT_BYTES, _EXCERPT = 400, 120
 
 def open_http(
     url: str,
+    access: Access = Access(),  # noqa: B008 - frozen
     *,
-    checksum: Checksum | None = None,
     timeout_s: float = _TIMEOUT_S,
-    policy: RetryPolicy | None = None,
     clock: Clock = SYSTEM_CLOCK,
-    along: tuple[int, int] = (0, 0),
     resolve: Callable[[], str] | None = None,
     label: str = "",
     agent: str = AGENT,
-    cancellation: Cancellation | None = None,
-    services: Services | None = None,
 ) -> HttpFile:
     """Open a file on a web server.
 
@@ -122,27 +119,21 @@ def open_http(
     addresses and many services refuse it. User and password in the address are used, and never shown.
 
     Args:
-        checksum: the expected checksum, if the caller knows it; otherwise the one that the server reports, if any.
         timeout_s: seconds of silence, at any time, after which the connection counts as failed.
-        policy: how often to try again when the first look fails in a transient way.
-        clock: by which these tries wait.
-        along: how much of its beginning and, at the same time, of its end to request for `HttpFile.known`, so
-            that reading these next costs no round trip. 0 for no more than the look needs.
-        services: have connections that other files have used, and outlive this one; by default it has its own.
+        clock: by which tries wait.
 
     Raises:
-        CancelledError: `cancellation` was called, then or while the file is read.
+        CancelledError: the cancellation was called, then or while the file is read.
         OptionError: `url` is not a web address.
         SourceAccessError, SourceNotFoundError, WebPageError, SourceReadError: as they say.
         TransientError: the server could not answer, after all tries.
     """
-    session = HttpSession(
-        url, timeout_s, resolve=resolve, label=label, agent=agent, cancellation=cancellation, services=services
-    )
+    cancellation = access.cancellation
+    session = HttpSession(url, timeout_s, access, resolve=resolve, label=label, agent=agent)
 
     def look() -> HttpFile:
         # A socket's own time limit starts over with every byte.
-        looking = in_thread(lambda: _look(session, checksum, next(lengths), tail), "colabstage-look")
+        looking = in_thread(lambda: _look(session, access.checksum, next(lengths), tail), "colabstage-look")
         try:
             (found,) = DaemonPool.results([looking], cancellation=cancellation, stall_timeout_s=2 * timeout_s + _LOOK_S)
         except TimeoutError as error:
@@ -150,11 +141,12 @@ def open_http(
         return found
 
     try:
-        tail = in_thread(lambda: _ask_for_tail(session, along[1]), "colabstage-end") if along[1] else None
+        begin, end = access.along
+        tail = in_thread(lambda: _ask_for_tail(session, end), "colabstage-end") if end else None
         # The next tries request less: a server that cuts each connection early would never send the longer range.
-        lengths = itertools.chain([max(LOOK_BYTES, along[0])], itertools.repeat(LOOK_BYTES))
+        lengths = itertools.chain([max(LOOK_BYTES, begin)], itertools.repeat(LOOK_BYTES))
         sleep = clock.sleep if cancellation is None else cancellation.sleep
-        return with_retries(look, policy or RetryPolicy(), sleep)
+        return with_retries(look, access.policy or RetryPolicy(), sleep)
     # Nobody else uses the session yet.
     except BaseException:
         session.close()
@@ -677,12 +669,11 @@ class HttpSession:
         self,
         url: str,
         timeout_s: float,
+        access: Access,
         *,
         resolve: Callable[[], str] | None,
         label: str,
         agent: str,
-        cancellation: Cancellation | None,
-        services: Services | None,
     ) -> None:
         self.timeout_s = timeout_s
         self.label = label or show_address(url)
@@ -690,8 +681,8 @@ class HttpSession:
         self._resolve = resolve
         self._target = self.url
         self._has_answered = False
-        self._cancellation = cancellation or Cancellation()
-        self._services, self._owns_services = services or Services(), services is None
+        self._cancellation = access.cancellation or Cancellation()
+        self._services, self._owns_services = access.services or Services(), access.services is None
         # For each server, because connections to another one would be of no use.
         self._kind = agent, _origin(url)
         self._connect()

@@ -18,12 +18,11 @@ from colabstage.io.callers_code import absolute
 from colabstage.io.files import RetryPolicy
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http
-from colabstage.sources.remote import Services, TransientError, with_retries
+from colabstage.sources.remote import Access, TransientError, with_retries
 
 if TYPE_CHECKING:
     import requests
 
-    from colabstage.io.progress import Cancellation
     from colabstage.sources.parse import KaggleSource
 
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
@@ -72,13 +71,7 @@ def _is_filled(folder: Path) -> bool:
     return False
 
 
-def open_kaggle(
-    source: KaggleSource,
-    *,
-    along: tuple[int, int] = (0, 0),
-    cancellation: Cancellation | None = None,
-    services: Services | None = None,
-) -> HttpFile | KaggleFolder:
+def open_kaggle(source: KaggleSource, access: Access) -> HttpFile | KaggleFolder:
     """Open a dataset that is not local (`find_kaggle_folder`), as the zip that Kaggle serves."""
     login = find_login()
     version = source.version or with_retries(lambda: newest_version(source, login), _POLICY)
@@ -93,15 +86,10 @@ def open_kaggle(
             raise SourceReadError(msg)
         return address
 
-    file = open_http(
-        with_retries(find_storage, _POLICY),
-        policy=_POLICY,
-        along=along,
-        resolve=find_storage,
-        label=source.label,
-        cancellation=cancellation,
-        services=services,
-    )
+    address = with_retries(find_storage, _POLICY)
+    # A user's checksum is not of the zip that Kaggle sends.
+    access = replace(access, checksum=None, policy=_POLICY)
+    file = open_http(address, access, resolve=find_storage, label=source.label)
     file.facts = replace(file.facts, name=f"{source.dataset}.zip", version=str(version), mtime_ns=0)
     return file
 

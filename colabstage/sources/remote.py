@@ -148,6 +148,23 @@ class Services(Closing):
                     idle.pop().close()
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How an address is opened."""
+
+    checksum: Checksum | None = None
+    """The expected checksum, if the caller knows it; otherwise the one that the service reports counts, if any."""
+    policy: RetryPolicy | None = None
+    """How often the first question is asked again; by default as its service needs it."""
+    along: tuple[int, int] = (0, 0)
+    """How much of the beginning and, at the same time, of the end of a file on the web is requested with its facts, for
+    `RemoteFile.known`: reading these next costs no round trip."""
+    cancellation: Cancellation | None = None
+    """Ends requests, then and while the file is read."""
+    services: Services | None = None
+    """Connections that other files use too, and that outlive this one; by default it has its own."""
+
+
 # A longer silence at the beginning looks like a program that hangs.
 _LONGEST_WAIT_S = 60.0
 

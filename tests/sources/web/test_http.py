@@ -28,7 +28,7 @@ from colabstage.errors import (
 )
 from colabstage.io.files import RetryPolicy
 from colabstage.sources.http_file import HttpFile, open_http
-from colabstage.sources.remote import Checksum, RemoteFile, TransientError
+from colabstage.sources.remote import Access, Checksum, RemoteFile, TransientError
 from tests.clocks import ManualClock
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
@@ -70,7 +70,8 @@ def look(server: WebServer) -> Iterator[Callable[..., HttpFile]]:
 
     def run(name: str = "data.bin", *, url: str | None = None, **changes: Any) -> HttpFile:
         options: dict[str, Any] = {"timeout_s": 10.0, "policy": ONCE, **changes}
-        made.append(open_http(url or server.url(name), **options))
+        access = Access(**{one: options.pop(one) for one in ("policy", "along", "checksum") if one in options})
+        made.append(open_http(url or server.url(name), access, **options))
         return made[-1]
 
     yield run
@@ -713,7 +714,7 @@ def test_a_head_that_drips_ends_in_time(raw_server: Answering) -> None:
     url = raw_server(lambda connection: _drip(connection, slowly, 0.2))
     began = time.monotonic()
     with pytest.raises(TransientError):
-        open_http(url, timeout_s=0.5, policy=ONCE)
+        open_http(url, Access(policy=ONCE), timeout_s=0.5)
     assert time.monotonic() - began < 60
 
 
@@ -726,7 +727,7 @@ def test_a_body_that_never_ends_is_cut(raw_server: Answering) -> None:
         _drip(connection, b"X-More: 1\r\n" * 1000, 0.05)
 
     began = time.monotonic()
-    with closing(open_http(raw_server(answer), timeout_s=0.5, policy=ONCE)) as file:
+    with closing(open_http(raw_server(answer), Access(policy=ONCE), timeout_s=0.5)) as file:
         assert content(file, 0, None) == bytes(0x3000)
     assert time.monotonic() - began < 0.05 * 1000
 
