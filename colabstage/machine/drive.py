@@ -24,7 +24,6 @@ import math
 import os
 import re
 import subprocess
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +55,6 @@ from colabstage.io.workspace import free_name, remove_empty
 from colabstage.machine import mounts
 from colabstage.machine.platforms import detect_platform, system_root
 
-_LOG = "~/.config/Google/DriveFS/Logs/drive_fs.txt"
 _MARK = b"QUOTA_EXCEEDED"
 _ROOT_MARK = b"QueryManager timed out"
 # The log may grow by megabytes a minute; what it says about a failure is at its end.
@@ -64,8 +62,6 @@ _TAIL_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 15.0
 # Shorter if a Drive is only looked up, because the work can do without one.
 _ANSWER_S = 10.0
-# A mount right after an unmount sometimes fails, and succeeds a moment later.
-_REMOUNT_WAIT_S = 1.0
 # The client reports the end of a flush a little before its mount leaves the mount table.
 _UNMOUNT_S = 30.0
 _LOOK_S = 0.1
@@ -112,11 +108,6 @@ def ask_drives(*, near: str | os.PathLike[str] | None = None) -> DriveAnswer:
     return DriveAnswer(alive[0] if alive else None, tuple(silent))
 
 
-def list_drives() -> list[Path]:
-    """Return the mount points of Google Drives that can be reached, from the mount table alone."""
-    return [mount.mountpoint for mount in _drives()]
-
-
 @public(reads=("mountpoint",))
 def mount_drive(
     mountpoint: str | os.PathLike[str] = mounts.DEFAULT_MOUNTPOINT, *, readonly: bool = False, timeout_s: float = 120.0
@@ -125,7 +116,7 @@ def mount_drive(
 
     An existing mount is used, in whatever mode, without asking for permission. A mount whose client has died is mounted
     again, even while files on it are open (they stay broken) or the current folder is on it. Call it from a notebook
-    cell, and not from a thread.
+    cell, and not from a thread, where the answer may get lost.
 
     Args:
         mountpoint: an empty folder, or one to be created; letters, digits and `_./+@%,:=-` only.
@@ -134,8 +125,8 @@ def mount_drive(
             seconds.
 
     Raises:
-        NotSupportedHereError: this is not a Colab notebook, it is not the main thread, or what runs this code cannot
-            answer a dialogue, as from a command line.
+        NotSupportedHereError: this is not a Colab notebook, or what runs this code cannot answer a dialogue, as from a
+            command line.
         DriveAuthError: the permission was refused, or an administrator forbids it.
         DriveDisconnectedError: a client is mounted there that does not answer.
         OptionError: the mount point cannot be used.
@@ -145,11 +136,10 @@ def mount_drive(
     """
     place = absolute_path(mountpoint, "mountpoint")
     _milliseconds(timeout_s)
-    _check_main_thread("mount_drive")
     here = _mount_at(place)
     if here is not None and not _is_dead(here):
         return _note_mounted(here)
-    client = _colab_client("mount_drive", asks=True, unmounts=here is not None)
+    client = _colab_client("mount_drive", asks=True)
     if here is None:
         _check_mountpoint(place)
     # Mounting kills every running client.
@@ -178,18 +168,17 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
 
     Raises:
         DriveNotMountedError: no Drive is mounted, or everything was pushed and mounting again failed.
-        NotSupportedHereError: this is not a cell of a Colab notebook, so Drive could not be mounted again, or it is not
-            the main thread. Nothing is unmounted.
+        NotSupportedHereError: this is not a cell of a Colab notebook, so Drive could not be mounted again. Nothing is
+            unmounted.
         DriveAuthError: the permission was refused, or nobody answered within a minute. Nothing is unmounted.
         DriveError: this process still uses Drive (the message names the files), or not everything could be pushed in
             time. Nothing is lost then.
     """
-    _check_main_thread("refresh_drive")
     drive = _the_drive("refresh_drive")
     if drive.fstype == mounts.OLD_DRIVE_TYPE:
         _clear_old_cache()
         return drive.mountpoint
-    client = _colab_client("refresh_drive", asks=True, unmounts=True)
+    client = _colab_client("refresh_drive", asks=True)
     # A dead client cannot push anything, and its open files are broken already.
     if _is_dead(drive):
         return _mount(client, drive.mountpoint, readonly=is_readonly(drive))
@@ -213,18 +202,13 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
         DriveNotMountedError: no Drive is mounted, or everything was uploaded and mounting again failed.
         DriveDisconnectedError: the client has died; what it had not uploaded waits in its cache on this machine.
         NotSupportedHereError: with `remount`, this is not a cell of a Colab notebook, so Drive could not be mounted
-            again; or this is not Colab, or not the main thread. Nothing is unmounted.
+            again; or this is not Colab. Nothing is unmounted.
         DriveAuthError: with `remount`, the permission was refused, or nobody answered within a minute. Nothing is
             unmounted.
         DriveError: this process still uses Drive, or not everything could be uploaded in time.
     """
-    _check_main_thread("flush_drive")
     drive = _the_drive("flush_drive")
-    if drive.fstype == mounts.OLD_DRIVE_TYPE:
-        place = f"'{drive.mountpoint}'"
-        msg = f"{mounts.OLD_DRIVE_CLIENT} at {place} cannot be flushed. Unmount it: fusermount -u {place}."
-        raise NotSupportedHereError(msg)
-    client = _colab_client("flush_drive", asks=remount, unmounts=remount)
+    client = _colab_client("flush_drive", asks=remount)
     if _is_dead(drive):
         msg = (
             f"The Drive client at '{drive.mountpoint}' has died. {mounts.WAITS_IN_CACHE} Call "
@@ -296,7 +280,7 @@ def _is_dead(mount: mounts.Mount) -> bool:
     if probe.state in {"alive", "dead"}:
         return probe.state == "dead"
     if probe.state == "silent":
-        raise mounts.silent_error(mount, _PROBE_TIMEOUT_S)
+        raise mounts.gone_error(mount, probe, _PROBE_TIMEOUT_S)
     msg = (
         f"Drive is mounted at '{place}', but its folder '{_my_drive(mount).name}' cannot be read ({probe.reason}). Try "
         "again in a minute; if that does not help, restart the session."
@@ -304,29 +288,11 @@ def _is_dead(mount: mounts.Mount) -> bool:
     raise DriveError(msg)
 
 
-def _check_main_thread(verb: str) -> None:
-    if threading.current_thread() is not threading.main_thread():
-        msg = (
-            f"{verb}() was called outside of the main thread, where an answer to its dialogue may get lost. Call it in "
-            "a notebook cell, before the threads start."
-        )
-        raise NotSupportedHereError(msg)
-
-
 _NO_UNMOUNT = "publish_file(…, wait_uploaded=True) waits for one file, and unmounts nothing."
 
 
-def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> Any:
-    """Return Colab's module; refuse if it cannot ask for a permission, or could not mount what it unmounts."""
-    platform = detect_platform()
-    if asks and platform.name == "colab" and not platform.attended:
-        msg = (
-            f"{verb}() asks for access to Drive by a dialogue, and what runs this code (`colab exec` or `colab run`, "
-            f"papermill, a scheduler) cannot answer one. Nothing was {'un' if unmounts else ''}mounted. Let a person "
-            "mount Drive first, by `colab drivemount` or in a cell of the same runtime; mount_drive() then finds it. "
-            f"{WITHOUT_DRIVE}"
-        )
-        raise NotSupportedHereError(msg)
+def _colab_client(verb: str, *, asks: bool = False) -> Any:
+    """Return Colab's module; with `asks`, refuse before anything is unmounted where nobody can give the permission."""
     try:
         client = importlib.import_module("google.colab.drive")
     except ImportError:
@@ -335,10 +301,13 @@ def _colab_client(verb: str, *, asks: bool = False, unmounts: bool = False) -> A
             "path on this machine or a share link."
         )
         raise NotSupportedHereError(msg) from None
-    if unmounts and not platform.drive_mountable:
+    platform = detect_platform()
+    if asks and platform.name == "colab" and not platform.drive_mountable:
         msg = (
-            f"{verb}() has to unmount Drive, for every program on this machine, and only a notebook cell can mount it "
-            f"again; this is a script or a terminal. Nothing was unmounted. Call {verb}() in a cell. {_NO_UNMOUNT}"
+            f"{verb}() asks for access to Drive by a dialogue that only a person in a notebook cell can answer: not in "
+            "a script or a terminal, nor in what `colab exec`, papermill or a scheduler runs. Nothing was unmounted. "
+            "Mount Drive in a cell, or by `colab drivemount`: what is started afterwards finds it, and mount_drive() "
+            f"too. {WITHOUT_DRIVE}"
         )
         raise NotSupportedHereError(msg)
     return client
@@ -453,13 +422,6 @@ def _flush_and_mount(client: Any, drive: mounts.Mount, timeout_s: float) -> tupl
     readonly = is_readonly(drive)
     seconds = _flush(client, drive, timeout_s)
     try:
-        try:
-            return seconds, _mount(client, drive.mountpoint, readonly=readonly)
-        # The user refused; a second dialogue would only annoy.
-        except DriveAuthError:
-            raise
-        except DriveError:
-            time.sleep(_REMOUNT_WAIT_S)
         return seconds, _mount(client, drive.mountpoint, readonly=readonly)
     except ColabstageError as error:
         msg = (
@@ -481,9 +443,8 @@ def _flush(client: Any, drive: mounts.Mount, timeout_s: float) -> float:
     while _mount_at(drive.mountpoint) is not None:
         if time.monotonic() - started > seconds + _UNMOUNT_S:
             msg = (
-                f"The Drive client says that it has pushed everything, but '{drive.mountpoint}' is still mounted after "
-                f"another {format_duration(_UNMOUNT_S)}. Close what other programs have open there, then call "
-                "flush_drive() again."
+                f"The Drive client has ended its flush, but '{drive.mountpoint}' is still mounted. Close what other "
+                "programs have open there, then call flush_drive() again."
             )
             raise DriveError(msg)
         time.sleep(_LOOK_S)
@@ -496,14 +457,8 @@ def _clear_old_cache() -> None:
         subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_CLEAR_S, check=True, cwd="/"
         )
-    except FileNotFoundError as error:
-        msg = (
-            f"Drive is mounted by {mounts.OLD_DRIVE_CLIENT}, which is not on the PATH, so its cache cannot be cleared."
-        )
-        raise NotSupportedHereError(msg) from error
-    except subprocess.SubprocessError as error:
-        reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
-        msg = f"'{' '.join(command)}' failed ({reason}). Unmount Drive and mount it again instead."
+    except (OSError, subprocess.SubprocessError) as error:
+        msg = f"'{' '.join(command)}' failed ({error}). Unmount Drive and mount it again instead."
         raise DriveError(msg) from error
 
 
@@ -515,12 +470,6 @@ WITHOUT_DRIVE = (
     "and hf://datasets/…, and cache_dir= takes a bucket."
 )
 """Ways that need nobody's consent to a mount."""
-
-_NO_KERNEL = (
-    "Drive can only be mounted and flushed from a notebook cell, because the permission is asked for in the browser. "
-    "This is a script or a shell: mount Drive in a cell first; scripts started afterwards can use it. "
-    f"{WITHOUT_DRIVE}"
-)
 
 
 class _Cause(NamedTuple):
@@ -544,20 +493,11 @@ _CAUSES = (
         *("NotImplementedError", "", NotSupportedHereError),
         f"This machine cannot mount or flush Google Drive ({{error}}). {WITHOUT_DRIVE}",
     ),
-    _Cause("AttributeError", "kernel", NotSupportedHereError, _NO_KERNEL),
-    # A variable that Colab sets in its notebooks is missing.
-    _Cause("KeyError", "", NotSupportedHereError, _NO_KERNEL),
-    _Cause(
-        *("TIMEOUT", "", DriveError),
-        "The Drive client started for '{place}' but said nothing until the deadline. Run the cell again; if "
-        "that does not help, restart the session ('Disconnect and delete runtime').",
-    ),
     # Before those of mounting: their words are part of these.
     _Cause(
         *("ValueError", "flush_and_unmount failed", DriveError),
         "Drive gave up, so not everything is uploaded. What is still waiting is only on this machine: keep the session "
-        "open and call flush_drive() again, with a larger timeout_s when there is much to upload. The client's log is "
-        f"{_LOG}.",
+        "open and call flush_drive() again, with a larger timeout_s when there is much to upload.",
     ),
     _Cause(
         *("ValueError", "timeout during initial read of root folder", DriveError),
@@ -571,19 +511,10 @@ _CAUSES = (
         "it to be enabled (support.google.com/a/answer/7496409), or use another account.",
     ),
     _Cause(
-        *("ValueError", "must be a directory if present", TargetExistsError),
-        "There is a file where the Drive client keeps its settings ({error}). Move it elsewhere, then mount again.",
-    ),
-    _Cause(
         *("ValueError", "mount failed", DriveError),
         "The Drive client ended before '{place}' was mounted, as it does when nobody answers the dialogue "
         "that asks for access. Run the cell again and answer it; if that does not help, restart the session "
-        f"('Disconnect and delete runtime'). The client's log is {_LOG}. {WITHOUT_DRIVE}",
-    ),
-    _Cause(
-        *("OSError", "Transport endpoint", DriveDisconnectedError),
-        "The mount at '{place}' is dead ({error}). Run the cell again; if that does not help, restart the "
-        "session ('Disconnect and delete runtime').",
+        f"('Disconnect and delete runtime'). {WITHOUT_DRIVE}",
     ),
 )
 

@@ -21,7 +21,7 @@ from colabstage.io.files import Closing
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
 from colabstage.io.units import format_duration
-from colabstage.machine.mounts import mount_of, require_answer
+from colabstage.machine.mounts import require_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +40,6 @@ _MISSING = frozenset(
     {errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EACCES, errno.EIO}
 )
 _LOCAL_ID = "local-"
-# For each mount point, the query that its client has not answered in time; meanwhile no other is sent there. An unmount
-# ends it. For the whole process, because a minute for each call would make a loop that publishes unusable.
-_UNANSWERED: dict[Path, Future[Any]] = {}
 # Frequent at first, because a small file is uploaded within a second, and less and less frequent after that.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
 # A file may be without its MD5 for a moment after its upload.
@@ -74,8 +71,6 @@ class Md5Questions(Closing):
         self._pool = DaemonPool(workers, "colabstage-ask")
         self._md5s: dict[str, str] = {}
         self._asked: list[Future[None]] = []
-        # Any of the files, because all are on one mount.
-        self._path = ""
         self._why = ""
 
     def ask(self, paths: Sequence[str]) -> None:
@@ -113,13 +108,10 @@ class Md5Questions(Closing):
         self._pool.close(abandon=True)
 
     def _submit(self, paths: Sequence[str]) -> list[Future[None]]:
-        self._path = self._path or paths[0]
-        if not self._why and _hangs(self._path):
-            self._why = _no_answer()
         return [] if self._why else [self._pool.submit(partial(self._ask_for, paths))]
 
     def _wait(self, asked: Sequence[Future[None]]) -> None:
-        if not self._why and not _are_answered(self._path, asked):
+        if not self._why and not _are_answered(asked):
             self._why = _no_answer()
 
     def _ask_for(self, paths: Sequence[str]) -> None:
@@ -151,8 +143,8 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
         while True:
             cancellation.check()
             # In a thread, which is abandoned if the client never responds.
-            asked = None if _hangs(path) else in_thread(partial(look, path), "colabstage-ask")
-            if asked is None or not _are_answered(path, [asked], cancellation):
+            asked = in_thread(partial(look, path), "colabstage-ask")
+            if not _are_answered([asked], cancellation):
                 return f"'{path}': {_no_answer()}"
             found, file_id, number = asked.result()
             has_waited = has_waited or found.waits is True
@@ -199,21 +191,11 @@ def _look_at_upload(path: str | os.PathLike[str]) -> _Upload:
     return _Upload(False, md5)
 
 
-def _hangs(path: str | os.PathLike[str]) -> bool:
-    """Return whether a query to the client of a file's mount is still unanswered after its time."""
-    # The mount table is read only if there is such a client at all.
-    question = _UNANSWERED.get(mount_of(path).mountpoint) if _UNANSWERED else None
-    return question is not None and not question.done()
-
-
-def _are_answered(
-    path: str | os.PathLike[str], asked: Sequence[Future[Any]], cancellation: Cancellation | None = None
-) -> bool:
-    """Wait for queries about files on one mount, of which `path` is any; return whether all were answered."""
+def _are_answered(asked: Sequence[Future[Any]], cancellation: Cancellation | None = None) -> bool:
+    """Wait for queries; return whether all were answered."""
     try:
         DaemonPool.results(asked, cancellation=cancellation, stall_timeout_s=_STALL_S)
     except TimeoutError:
-        _UNANSWERED.update({mount_of(path).mountpoint: question for question in asked if question.running()})
         return False
     return True
 

@@ -83,10 +83,6 @@ class Mount:
     source: str
     """The mounted device or service, as the file system describes it."""
     readonly: bool = False
-    device: str = ""
-    """The kernel's number of the file system, which is the same at each place where it is mounted."""
-    root: Path = Path("/")
-    """The folder of the file system that is visible at `mountpoint`."""
 
     @property
     def is_drive(self) -> bool:
@@ -126,19 +122,11 @@ def _parse(mountinfo: str) -> MountTable:
 
 
 def _parse_line(line: str) -> Mount:
-    # proc(5): field 2 is the device, 3 its folder, 4 the mount point, 5 the options; any number of fields follow, then
-    # a dash, type and source.
+    # proc(5): field 4 is the mount point, 5 the options; any number of fields follow, then a dash, type and source.
     before, _, after = line.partition(" - ")
-    _, _, device, root, mountpoint, options, *_ = before.split(" ")
+    mountpoint, options = before.split(" ")[4:6]
     fstype, source, *_ = [*after.split(" "), ""]
-    return Mount(
-        Path(_unescape(mountpoint)),
-        fstype,
-        _unescape(source),
-        readonly="ro" in options.split(","),
-        device=device,
-        root=Path(_unescape(root)),
-    )
+    return Mount(Path(_unescape(mountpoint)), fstype, _unescape(source), readonly="ro" in options.split(","))
 
 
 def _unescape(text: str) -> str:
@@ -312,29 +300,14 @@ def files_below(folder: Path) -> Iterator[Path]:
 def place_in(
     path: str | os.PathLike[str], folder: str | os.PathLike[str], *, mounts: MountTable | None = None
 ) -> PurePath | None:
-    """Return where a path is in a folder, whatever names lead there (links, bind mounts, Drive's two spellings, another
-    case); "." for the folder itself, `None` if it is not in it. Neither need exist; nothing on a slow mount is touched.
-    """
+    """Return where a path is in a folder, whatever names lead there (links, Drive's two spellings); "." for the folder
+    itself, `None` if it is not in it. Neither need exist; nothing on a slow mount is touched."""
     table = list_mounts() if mounts is None else mounts
     inner, outer = (follow_links(one, mounts=table) for one in (path, folder))
     inside, around = _covering(str(inner), table), _covering(str(outer), table)
     if inside.is_drive and around.is_drive:
         inner, outer = _spelt_on_drive(inner, inside.mountpoint), _spelt_on_drive(outer, around.mountpoint)
-    if inner.is_relative_to(outer):
-        return inner.relative_to(outer)
-    # A file system that is mounted at two places has one device number, and its folders have their own names in it.
-    if inside.device and inside.device == around.device:
-        stored = inside.root / inner.relative_to(inside.mountpoint)
-        top = around.root / outer.relative_to(around.mountpoint)
-        if stored.is_relative_to(top):
-            return stored.relative_to(top)
-    # Only the file system knows whether two spellings are one name.
-    if slow_reason(inside) is None and slow_reason(around) is None:
-        for parent in (inner, *inner.parents):
-            with contextlib.suppress(OSError):
-                if parent.samefile(outer):
-                    return inner.relative_to(parent)
-    return None
+    return inner.relative_to(outer) if inner.is_relative_to(outer) else None
 
 
 def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountProbe:
@@ -399,23 +372,24 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
     for mount in dict.fromkeys(_covering(str(place), table) for place in places):
         if slow_reason(mount) is None:
             continue
-        place, is_drive = mount.mountpoint, mount.fstype in DRIVE_TYPES
-        state, reason = probe_mount(place, timeout_s)
-        if state == "dead":
-            what = "The Drive client at" if is_drive else "The file system behind"
-            again = f"Mount it again with {remount_words(place)}" if is_drive else "Mount it again"
-            kept = f" {WAITS_IN_CACHE}" if is_drive else ""
-            return DriveDisconnectedError(f"{what} '{place}' has died ({reason}). {again}, then try again.{kept}")
-        if state == "silent":
-            return silent_error(mount, timeout_s)
+        probe = probe_mount(mount.mountpoint, timeout_s)
+        if probe.state in ("dead", "silent"):
+            return gone_error(mount, probe, timeout_s)
     return None
 
 
-def silent_error(mount: Mount, timeout_s: float) -> DriveDisconnectedError:
-    what = "The Drive client at" if mount.fstype in DRIVE_TYPES else "The file system behind"
+def gone_error(mount: Mount, probe: MountProbe, timeout_s: float) -> DriveDisconnectedError:
+    """Return the error for a mount whose client is dead, or was silent for so long, and what to do."""
+    place, is_drive = mount.mountpoint, mount.fstype in DRIVE_TYPES
+    what = "The Drive client at" if is_drive else "The file system behind"
+    again = f"Mount it again with {remount_words(place)}" if is_drive else "Mount it again"
+    kept = f" {WAITS_IN_CACHE}" if is_drive else ""
+    if probe.state == "dead":
+        return DriveDisconnectedError(f"{what} '{place}' has died ({probe.reason}). {again}, then try again.{kept}")
+    end = ", after its client is ended (!pkill -9 -x drive)" if is_drive else ""
     msg = (
-        f"{what} '{mount.mountpoint}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try again. "
-        f"{hang_words(mount)}"
+        f"{what} '{place}' has not answered for {timeout_s:.0f} s. It may be busy: wait, then try again. {again} if "
+        f"that does not help{end}.{kept}"
     )
     return DriveDisconnectedError(msg)
 
@@ -505,15 +479,6 @@ def remount_words(mountpoint: str | os.PathLike[str]) -> str:
     """Return the call that mounts a dead Drive again."""
     usual = os.fspath(mountpoint) == DEFAULT_MOUNTPOINT
     return "mount_drive()" if usual else f"mount_drive('{os.fspath(mountpoint)}')"
-
-
-def hang_words(*mounts: Mount) -> str:
-    """Say what to do about mounts that neither respond nor end."""
-    drive = next((mount for mount in mounts if mount.fstype in DRIVE_TYPES), None)
-    if drive is None:
-        return "Mount it again if that does not help."
-    again = remount_words(drive.mountpoint)
-    return f"If that does not help, end its client (!pkill -9 -x drive) and call {again}. {WAITS_IN_CACHE}"
 
 
 def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:

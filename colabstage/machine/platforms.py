@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from colabstage.errors import OptionError
 from colabstage.io.arguments import absolute_path
@@ -28,67 +28,29 @@ class Platform:
     not_lasting: str = ""
     """Why `persistent_dir` is `None` although a folder could be used, and what that would cost."""
     drive_mountable: bool = False
-    """Whether `google.colab.drive.mount` can work in this process."""
-    attended: bool = True
-    """Whether a dialogue that this process opens can be answered: false for code that a command line or a scheduler
-    runs in a notebook's kernel."""
+    """Whether `google.colab.drive.mount` can work in this process, and somebody can answer its dialogue."""
 
 
-class _Row(NamedTuple):
-    """How a platform is recognised, and where its folders are; the other names as in `Platform`.
-
-    A folder is the first of its candidates that exists, or the last one; `~`, `temp` and `cache` are this user's.
-    """
-
-    name: str
-    title: str
-    marks: tuple[str, ...]
-    """Environment variables, of which any is enough, or any pair. Empty ones count, like Colab's `COLAB_GPU` on a
-    machine without a GPU."""
-    fast: tuple[str, ...] = ("temp",)
-    persistent: tuple[str, ...] = ("~",)
-    not_lasting: str = ""
-
-
-# Images are built from each other's and inherit their marks, so the more specific platform comes first, and plain
-# Python, which always matches, last.
-_TABLE: tuple[_Row, ...] = (
-    # Before Colab: Kaggle's images are built from Colab's and have Colab's variables set.
-    _Row(
-        *("kaggle", "Kaggle", ("KAGGLE_KERNEL_RUN_TYPE",)),
-        fast=("/kaggle/temp",),
-        persistent=(),
-        not_lasting="/kaggle/working would take the cache out of the 20 GB of the notebook's output, and lasts only "
-        "where persistence is switched on; cache_dir='/kaggle/working/colabstage' uses it all the same",
-    ),
-    _Row("colab", "Google Colab", ("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION"), ("/content",), ()),
-    _Row("studio-lab", "SageMaker Studio Lab", ()),
-    _Row(
-        *("paperspace", "Paperspace Gradient", ("PAPERSPACE_NOTEBOOK_REPO_ID", "PAPERSPACE_CLUSTER_ID")),
-        persistent=("/storage", "/notebooks"),
-    ),
-    _Row(
-        *("lightning", "Lightning Studio"),
-        ("LIGHTNING_CLOUD_PROJECT_ID LIGHTNING_CLUSTER_ID", "LIGHTNING_CLOUDSPACE_HOST"),
-        fast=("/cache", "temp"),
-        persistent=("/teamspace/studios/this_studio",),
-    ),
-    _Row("jupyter", "Jupyter", ("JPY_PARENT_PID",), ("cache",)),
-    _Row("python", "Python", (), ("cache",)),
+# Marks are environment variables, of which any is enough. Kaggle's images are built from Colab's and inherit their
+# marks, so Kaggle comes first, and plain Python, which always matches, last.
+_TITLES = {"kaggle": "Kaggle", "colab": "Google Colab", "jupyter": "Jupyter", "python": "Python"}
+_MARKS = {
+    "kaggle": ("KAGGLE_KERNEL_RUN_TYPE",),
+    "colab": ("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION"),
+    "jupyter": ("JPY_PARENT_PID",),
+}
+_KAGGLES_OUTPUT = (
+    "/kaggle/working would take the cache out of the 20 GB of the notebook's output, and lasts only where persistence "
+    "is switched on; cache_dir='/kaggle/working/colabstage' uses it all the same"
 )
 
 
-def _is_recognised(row: _Row) -> bool:
-    # The package alone proves nothing: it can be installed, and other packages import it, on any machine.
+def _is_recognised(name: str) -> bool:
+    # Empty variables count, like Colab's `COLAB_GPU` on a machine without a GPU. The package alone proves nothing: it
+    # can be installed, and other packages import it, on any machine.
     on_colab = sys.modules.get("google.colab") is not None and _in_system("/var/colab/hostname").exists()
-    others = {
-        "colab": on_colab,
-        "studio-lab": os.environ.get("HOME") == "/home/studio-lab-user",
-        "jupyter": _kernel() is not None,
-        "python": True,
-    }
-    is_marked = any(os.environ.keys() >= {*mark.split()} for mark in row.marks)
-    return is_marked or others.get(row.name, False)
+    others = {"colab": on_colab, "jupyter": _kernel() is not None, "python": True}
+    return not os.environ.keys().isdisjoint(_MARKS.get(name, ())) or others.get(name, False)
 
 
 def _in_system(path: str) -> Path:
@@ -96,19 +58,13 @@ def _in_system(path: str) -> Path:
     return system_root() / path.lstrip("/")
 
 
-def _place(candidates: tuple[str, ...]) -> Path | None:
-    places = [_folder(name) for name in candidates]
-    return next((place for place in places if place.exists()), places[-1] if places else None)
-
-
-def _folder(name: str) -> Path:
-    temp = Path(os.environ.get("TMPDIR") or _in_system("/tmp"))
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - of unknown users too
-    # Where the user's own computer keeps files that can be made again: /tmp is kept in memory on many systems. The home
-    # of a user whom a container knows by number is "/", and that of a service may be missing or read-only.
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or (home / ".cache" if os.access(home, os.W_OK) else temp))
-    own = {"temp": temp, "~": home, "cache": temp if os.environ.get("TMPDIR") else cache}
-    return own[name] if name in own else _in_system(name)
+def _own_fast_dir(home: Path) -> Path:
+    """Return where the user's own computer keeps files that can be made again: /tmp is in memory on many systems."""
+    if temp := os.environ.get("TMPDIR"):
+        return Path(temp)
+    # The home of a user whom a container knows by number is "/", and that of a service may be missing or read-only.
+    cache = home / ".cache" if os.access(home, os.W_OK) else _in_system("/tmp")
+    return Path(os.environ.get("XDG_CACHE_HOME") or cache)
 
 
 def _kernel() -> Any:
@@ -134,15 +90,20 @@ def detect_platform() -> Platform:
 
     `COLABSTAGE_PLATFORM` overrides the answer, and `COLABSTAGE_LOCAL_DIR` replaces the platform's fast folder.
     """
-    named, local_dir, attended = os.environ.get(PLATFORM_VARIABLE), os.environ.get(LOCAL_DIR_VARIABLE), _is_attended()
-    row = next((row for row in _TABLE if (row.name == named if named else _is_recognised(row))), None)
-    if row is None:
-        msg = f"{PLATFORM_VARIABLE}={named!r} names no platform. Known names: {', '.join(row.name for row in _TABLE)}."
+    named, local_dir = os.environ.get(PLATFORM_VARIABLE), os.environ.get(LOCAL_DIR_VARIABLE)
+    name = next((name for name in _TITLES if (name == named if named else _is_recognised(name))), None)
+    if name is None:
+        msg = f"{PLATFORM_VARIABLE}={named!r} names no platform. Known names: {', '.join(_TITLES)}."
         raise OptionError(msg)
-    fast = absolute_path(local_dir, LOCAL_DIR_VARIABLE) if local_dir else _place(row.fast)
-    assert fast is not None
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - of unknown users too
+    usual = {"kaggle": _in_system("/kaggle/temp"), "colab": _in_system("/content")}.get(name) or _own_fast_dir(home)
     # The permission is requested through the kernel; google.colab looks for the file before it mounts.
-    can_ask = _kernel() is not None and attended and _in_system("/var/colab/hostname").exists()
+    can_ask = _kernel() is not None and _is_attended() and _in_system("/var/colab/hostname").exists()
     return Platform(
-        row.name, row.title, fast, _place(row.persistent), row.not_lasting, row.name == "colab" and can_ask, attended
+        name,
+        _TITLES[name],
+        absolute_path(local_dir, LOCAL_DIR_VARIABLE) if local_dir else usual,
+        None if name in ("kaggle", "colab") else home,
+        _KAGGLES_OUTPUT if name == "kaggle" else "",
+        name == "colab" and can_ask,
     )

@@ -7,7 +7,6 @@ from this process's group upwards.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import os
@@ -24,14 +23,6 @@ from colabstage.machine.platforms import system_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def release_freed_memory() -> None:
-    """Return unused pages to the system; do nothing if the C library cannot."""
-    # Growing columns leave gaps behind, which glibc keeps: 5 to 20 MB after listing 200,000 files.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def allow_open_files(count: int) -> None:

@@ -14,22 +14,21 @@ import contextlib
 import contextvars
 import ctypes
 import queue
-import sys
 import threading
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, DriveError
+from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.drive import drive_log_size, is_readonly, mount_drive, quota_error
-from colabstage.machine.mounts import InCaller, Mount, hang_words, mount_of, probe_mount, run_watched, silence_of
+from colabstage.machine.mounts import InCaller, Mount, probe_mount, run_watched, silence_of
 from colabstage.machine.platforms import detect_platform
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 
 T = TypeVar("T")
@@ -38,8 +37,6 @@ R = TypeVar("R")
 _ASK_EVERY_S = 10.0
 # A busy client takes long to respond for its root; one that hangs never responds.
 _HANGS_S = 45.0
-# How many times in a row, a probe apart, a thread is found asleep in the same system call: ten minutes.
-_ASLEEP_TIMES = 60
 # Interrupted work cleans up first, as it would in the caller's thread.
 _CLEAR_UP_S = 30.0
 _DIES_S = 1.0
@@ -61,7 +58,7 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
             wait(either, return_when=FIRST_COMPLETED)
             if errand.future.done():
                 break
-            silence = question.result() or (_stuck_error(slow) if errand.is_asleep() else None)
+            silence = question.result()
             # On a dead mount calls return with errors themselves, which say more than this one.
             if silence is not None and not errand.serve(_DIES_S):
 
@@ -91,13 +88,12 @@ class _Errand(Generic[T]):
         # The function that the caller must call; `None` only wakes the caller, because the work has ended.
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._interrupt: type[BaseException] | None = None
-        self._thread_id = self._native_id = 0
-        self._switches, self._times_asleep = "", 0
+        self._thread_id = 0
         # ipykernel sends output to the cell that the context belongs to.
         context = contextvars.copy_context()
 
         def run() -> T:
-            self._thread_id, self._native_id = threading.get_ident(), threading.get_native_id()
+            self._thread_id = threading.get_ident()
             if self._interrupt is not None:
                 raise self._interrupt
             return context.run(work, self._in_caller)
@@ -119,18 +115,6 @@ class _Errand(Generic[T]):
                         future.set_exception(error)
         return self.future.done()
 
-    def is_asleep(self) -> bool:
-        """Return whether the thread is stuck in one system call; to be called every `_ASK_EVERY_S`. Our own waits are
-        short, so it is, if the system has not woken it for minutes and it waits for no other thread."""
-        frame, before, self._switches = sys._current_frames().get(self._thread_id), self._switches, ""
-        with contextlib.suppress(OSError):
-            status = Path(f"/proc/self/task/{self._native_id}/status").read_text(encoding="ascii", errors="replace")
-            self._switches = "".join(line for line in status.splitlines() if "ctxt_switches" in line)
-        waits = frame is None or frame.f_globals.get("__name__") == "threading"
-        slept_on = self._switches != "" and self._switches == before and not waits
-        self._times_asleep = self._times_asleep + 1 if slept_on else 0
-        return self._times_asleep >= _ASLEEP_TIMES
-
     def interrupt(self, kind: type[BaseException]) -> None:
         """Raise `kind` in the thread as soon as it is back in Python code, and serve no more of its requests."""
         self._interrupt = kind
@@ -148,15 +132,6 @@ class _Errand(Generic[T]):
             if wait((future,), _LOOK_S).done:
                 return future.result()
         raise self._interrupt
-
-
-def _stuck_error(slow: Sequence[str | os.PathLike[str]]) -> DriveError:
-    mounts = {mount_of(place) for place in slow}
-    msg = (
-        f"A call to {' or '.join(sorted(repr(str(mount.mountpoint)) for mount in mounts))} has not returned for "
-        f"{_ASLEEP_TIMES * _ASK_EVERY_S:.0f} s, though others are answered. Try again. {hang_words(*mounts)}"
-    )
-    return DriveError(msg)
 
 
 def remount_once(

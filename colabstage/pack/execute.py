@@ -47,7 +47,7 @@ from colabstage.io.workspace import disk_use, find_orphans, open_workspace, remo
 from colabstage.layouts.evidence import take_targets
 from colabstage.layouts.formats.masks import compare_with_all
 from colabstage.layouts.table import Boxes, Images, Masks, SampleTable, UnreadBoxes, Values
-from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
+from colabstage.machine.resources import check_space, free_space, usable_cores
 from colabstage.pack.job import PackJob, ReplanError, settled, with_foreground
 from colabstage.pack.plan import PackPlan, SplitPlan, pack_content
 from colabstage.pack.rows import (
@@ -334,8 +334,6 @@ class PackRun:
                     # Before the workspace is removed; otherwise readers would only find that the file is gone.
                     self.stream.failed(error)
                 raise
-            # The process would otherwise hold the memory of decoding while the whole file is hashed.
-            release_freed_memory()
             self._publish(file, report)
             if self.stream is not None:
                 # Before the workspace is removed, where a process that opens the file now would still look for it.
@@ -360,7 +358,6 @@ class PackRun:
             ExitStack() as stack,
         ):
             work = self._open_work(workspace, stack, order, journal)
-            release_freed_memory()  # from planning, sorting and writing names, before hours of packing
             resumed, began, left = journal.finished_samples, time.monotonic(), journal.unfinished()
             takeover = None if self.base is None else job.takeover or plan_takeover(job, self.base)
             if self.base is not None and takeover is not None and takeover.taken:
@@ -447,7 +444,6 @@ class PackRun:
         needed = content.nbytes + copied + 2 * plan.open_bytes + OVERHEAD_BYTES
         check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
         if offsets is None:
-            release_freed_memory()  # from finding and sorting samples: packing is the part that takes most
             offsets = create_pack(data, content)
 
         def column(name: str, dtype: np.dtype[Any], *, if_needed: bool) -> SampleColumn | None:

@@ -59,7 +59,6 @@ from colabstage.layouts.table import (
     labels_of,
 )
 from colabstage.layouts.words import is_split, originals
-from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import (
     PackPlan,
     SplitPlan,
@@ -310,7 +309,6 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
     on_points = _notes_on_points(table, options, facts, in_caller=tree is None)
     table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts), *on_points))
     has_torch = gains_by_torch(table, options) and expects_torch()
-    release_freed_memory()  # from listing and sorting, because planning allocates for each sample again
     plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
     return PackJob(tree, replace(table, notes=(*table.notes, *_notes_on_labels(table, plan))), plan, options)
 

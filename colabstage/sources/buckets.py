@@ -53,8 +53,6 @@ _SLICE_BYTES = 1024 * 1024
 CALL_TIMEOUT_S = 180.0
 # Listing many millions of objects takes thousands of requests in one call, each with the backend's own deadline.
 LISTING_TIMEOUT_S = 1800.0
-# After a failed read over SFTP, the last of its requests are sent within this time.
-_SENDING_S = 5.0
 # Uploads get this much time in addition to what the file's length allows.
 _PATIENCE_S = 600.0
 _SLOWEST_BYTES_PER_S = 200_000
@@ -97,11 +95,9 @@ class _Service(Closing):
         self.lock, self.trying = threading.Lock(), threading.Lock()
         # File systems that no thread uses; one that all share stays here.
         self.idle: list[Any] = []
-        self.free = threading.BoundedSemaphore(_CONNECTIONS)
+        self.free = threading.BoundedSemaphore(1 << 20 if self.is_shared else _CONNECTIONS)
         # What is below a folder, by the path with a star that it was listed for, until that is opened.
         self.listings: dict[str, list[dict[str, Any]]] = {}
-        # What a listing said of single objects that the run is about to open, by path.
-        self.known: dict[str, dict[str, Any]] = {}
 
     def use(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -147,8 +143,7 @@ class ObjectStore(Closing):
         # A bucket may be public although others need a login.
         key = self._class, self.path.partition("/")[0], repr(sorted(options.items()))
         self._service = self._services.of(key, lambda: _Service(self._class, options))
-        self.listings, self.known = self._service.listings, self._service.known
-        self.is_one_of_many = self._services.are_many
+        self.listings = self._service.listings
         self.folders_are_prefixes = self._on_loop = bool(self._class.async_impl)
         self.connections = 8 if self._on_loop else _CONNECTIONS
         # Completed when the store is closed, to wake callers that wait for a response.
@@ -217,13 +212,9 @@ class ObjectStore(Closing):
                 files += (row for row in rows if row["type"] != "directory")
         return files
 
-    def list_folder(self, path: str, seconds: float = LISTING_TIMEOUT_S) -> list[dict[str, Any]]:
+    def list_folder(self, path: str) -> list[dict[str, Any]]:
         """Return the same for everything directly in one folder, folders included."""
-        rows = self._ask("ls", path, detail=True, seconds=seconds)
-        if not rows and self.protocol == "ftp":
-            # fsspec shows a folder that may not be listed as an empty one.
-            with self._connected() as fs:
-                self._result(in_thread(lambda: list(fs.ftp.mlsd(path)), "colabstage-remote"), CALL_TIMEOUT_S)
+        rows = self._ask("ls", path, detail=True, seconds=LISTING_TIMEOUT_S)
         return [row for row in rows if str(row["name"]).rstrip("/") != path.rstrip("/")]
 
     def read(self, path: str, offset: int, end: int | None) -> Iterator[bytes]:
@@ -442,20 +433,19 @@ class ObjectStore(Closing):
         """Lend a file system to this thread, and translate its errors."""
         service = self._service
         try:
-            with contextlib.nullcontext() if service.is_shared else service.free:
+            with service.free:
                 fs = self._take()
-                is_usable = service.is_shared
                 try:
                     yield fs
-                    is_usable = True
-                except GeneratorExit:
-                    is_usable = True
-                    raise
-                finally:
-                    # After an error the protocol may be out of step: the next request could get the last one's
-                    # response.
+                except Exception:
+                    # The protocol may be out of step: the next request could get the last one's response.
                     if not service.is_shared:
-                        self._give_back(fs, is_usable=is_usable)
+                        _hang_up(fs)
+                    raise
+                except GeneratorExit:
+                    self._give_back(fs)
+                    raise
+                self._give_back(fs)
         except ColabstageError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a backend raises becomes one of ours
@@ -479,9 +469,11 @@ class ObjectStore(Closing):
         made = in_thread(lambda: self._class(**self._service.options, skip_instance_cache=True), "colabstage-remote")
         return self._result(made, CALL_TIMEOUT_S)
 
-    def _give_back(self, fs: Any, *, is_usable: bool) -> None:
+    def _give_back(self, fs: Any) -> None:
+        if self._service.is_shared:
+            return
         with self._service.lock:
-            if is_usable and not self._closed.done():
+            if not self._closed.done():
                 self._service.idle.append(fs)
                 return
         _hang_up(fs)
@@ -504,13 +496,7 @@ def _hang_up(fs: Any) -> None:
 def _read_at(file: Any, start: int, stop: int | None) -> bytes:
     # SFTP returns 32 KiB per request, so many must be in flight; paramiko does that for a list of parts.
     if hasattr(file, "readv") and stop is not None:
-        try:
-            return b"".join(file.readv([(start, stop - start)]))
-        finally:
-            # Its own thread, which sends the requests, would print an error if the connection were closed meanwhile.
-            for thread in threading.enumerate():
-                if thread.name.endswith("(_prefetch_thread)") and thread.is_alive():
-                    thread.join(_SENDING_S)
+        return b"".join(file.readv([(start, stop - start)]))
     file.seek(start)
     return bytes(file.read(-1 if stop is None else stop - start))
 

@@ -134,26 +134,14 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
         # Most say nothing more than the address.
         named = "" if label.endswith(reason) else f" ({reason})"
         return SourceNotFoundError(f"There is nothing at '{label}'{named}.")
-    if judgement == "access" and "storage class" in reason:
-        how = "It is archived: have it restored first (on S3: aws s3api restore-object)."
-        return SourceAccessError(f"'{label}' cannot be read: the service refuses ({reason}). {how}")
     if judgement == "access":
         unknown = f"{_OUTSIDE_CODE} the package for {protocol}:// says by which variables."
         login = next((text for protocols, text in _LOGINS.items() if protocol in protocols), unknown)
         msg = f"'{label}' cannot be read: the service refuses ({reason}). {login} Or the address may be wrong."
         return SourceAccessError(msg)
     if judgement == "transient":
-        return TransientError(f"Reading '{label}' failed for now: {reason}. Try again later.", wait_asked(error))
+        return TransientError(f"Reading '{label}' failed for now: {reason}. Try again later.")
     return SourceReadError(f"Reading '{label}' failed: {reason}.")
-
-
-def wait_asked(error: BaseException) -> float | None:
-    for one in causes(error):
-        _, headers = _response_of(one)
-        value = next((headers[name] for name in headers if name.lower() == "retry-after"), "")
-        if re.fullmatch(r"\d{1,5}(?:\.\d+)?", str(value)):
-            return float(value)
-    return None
 
 
 def _judge_one(error: BaseException) -> Judgement:
@@ -175,16 +163,13 @@ def _judge_one(error: BaseException) -> Judgement:
         return named
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
         return "transient"
-    return _STATUSES.get(_response_of(error)[0], "other")
+    return _STATUSES.get(_status_of(error), "other")
 
 
-def _response_of(error: BaseException) -> tuple[int, Mapping[str, Any]]:
-    """Return the status and headers in an error, from botocore's dictionaries or other libraries' objects."""
+def _status_of(error: BaseException) -> int:
+    """Return the status in an error, from botocore's dictionaries or other libraries' objects."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
-        facts = response.get("ResponseMetadata", {})
-        return facts.get("HTTPStatusCode", 0), facts.get("HTTPHeaders") or {}
-    holders = [getattr(one, name, None) for one in (error, response) for name in ("status", "status_code", "code")]
-    status = next((value for value in holders if isinstance(value, int) and 400 <= value < 600), 0)
-    headers: Any = getattr(response, "headers", None) or getattr(error, "headers", None)
-    return status, headers if hasattr(headers, "items") else {}
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    holders = (getattr(one, name, None) for one in (error, response) for name in ("status", "status_code", "code"))
+    return next((value for value in holders if isinstance(value, int) and 400 <= value < 600), 0)

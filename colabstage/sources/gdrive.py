@@ -25,7 +25,7 @@ from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.pipeline import DaemonPool
 from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http, page_title, shorten_name
 from colabstage.sources.parse import ShareSource, parse_service
-from colabstage.sources.remote import Checksum, Services, TransientError, with_retries
+from colabstage.sources.remote import Access, TransientError, with_retries
 from colabstage.trees.names import distinct_names, parent_folders
 
 if TYPE_CHECKING:
@@ -54,32 +54,20 @@ _QUOTA = re.compile(
 _AUTOMATED = re.compile(r"automated queries|unusual traffic", re.IGNORECASE)
 
 
-def open_share(
-    link: ShareSource,
-    *,
-    checksum: Checksum | None = None,
-    policy: RetryPolicy | None = None,
-    along: tuple[int, int] = (0, 0),
-    cancellation: Cancellation | None = None,
-    services: Services | None = None,
-) -> HttpFile | SharedFolder:
-    """Open what a link leads to; Drive is asked if the link does not say it. `along`, `cancellation` and `services` as
-    of `open_http`."""
-    policy = policy or _POLICY
-    link = _resolve_link(link, policy)
+def open_share(link: ShareSource, access: Access = Access()) -> HttpFile | SharedFolder:  # noqa: B008 - frozen
+    """Open what a link leads to; Drive is asked if the link does not say it."""
+    access = replace(access, policy=access.policy or _POLICY)
+    assert access.policy is not None
+    link = _resolve_link(link, access.policy)
     if link.kind == "folder":
-        return list_shared_folder(link, policy=policy, cancellation=cancellation)
+        return list_shared_folder(link, policy=access.policy, cancellation=access.cancellation)
     query = {**link.query, "export": "download", "confirm": "t"}
     file = open_http(
         f"{_DOWNLOADS}?{urlencode(query)}",
-        checksum=checksum,
-        policy=policy,
-        along=along,
+        access,
         resolve=lambda: _confirmed_address(link, query),
         label=link.label,
         agent=_AGENT,
-        cancellation=cancellation,
-        services=services,
     )
     version = " ".join(filter(None, map(file.headers.get, ("ETag", "Last-Modified", "x-goog-hash"))))
     # More connections than this look like a robot, which Google refuses.

@@ -38,6 +38,7 @@ from colabstage.io.units import hide_secrets, is_signed_address, show_address
 from colabstage.sources.parse import data_address, page_remedy
 from colabstage.sources.remote import (
     LOOK_BYTES,
+    Access,
     Checksum,
     RemoteFacts,
     RemoteFile,
@@ -64,8 +65,6 @@ if TYPE_CHECKING:
 
     import requests
 
-    from colabstage.sources.connections import EndableSession
-
 
 AGENT = "colabstage"
 _CONNECT_TIMEOUT_S = 15.0
@@ -78,10 +77,12 @@ _LOOK_S = 5.0
 # The longest wait for the bytes of the end, which were requested in addition.
 _LONGEST_TAIL_S = 60.0
 _PIECE_BYTES = 256 * 1024
-# A slower transfer is not worth waiting for: a file of 1 GB would take twelve days.
-_LEAST_BYTES_PER_S = 1024.0
 # As many as servers serve at full speed to one client; aria2 has the same limit.
 _CONNECTIONS = 16
+# More than are ever in flight at once, so that no connection is discarded after use.
+_POOL_CONNECTIONS = 64
+# No service needs more; requests would follow thirty, each with its own time limit.
+_MAX_REDIRECTS = 10
 # If a server asks for more patience than this, a person should start the work again later.
 _MAX_WAIT_S = 3600.0
 _NAME_BYTES = 200
@@ -104,17 +105,13 @@ _EXCERPT_BYTES, _EXCERPT = 400, 120
 
 def open_http(
     url: str,
+    access: Access = Access(),  # noqa: B008 - frozen
     *,
-    checksum: Checksum | None = None,
     timeout_s: float = _TIMEOUT_S,
-    policy: RetryPolicy | None = None,
     clock: Clock = SYSTEM_CLOCK,
-    along: tuple[int, int] = (0, 0),
     resolve: Callable[[], str] | None = None,
     label: str = "",
     agent: str = AGENT,
-    cancellation: Cancellation | None = None,
-    services: Services | None = None,
 ) -> HttpFile:
     """Open a file on a web server.
 
@@ -122,27 +119,21 @@ def open_http(
     addresses and many services refuse it. User and password in the address are used, and never shown.
 
     Args:
-        checksum: the expected checksum, if the caller knows it; otherwise the one that the server reports, if any.
         timeout_s: seconds of silence, at any time, after which the connection counts as failed.
-        policy: how often to try again when the first look fails in a transient way.
-        clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
-        along: how much of its beginning and, at the same time, of its end to request for `HttpFile.known`, so
-            that reading these next costs no round trip. 0 for no more than the look needs.
-        services: have connections that other files have used, and outlive this one; by default it has its own.
+        clock: by which tries wait.
 
     Raises:
-        CancelledError: `cancellation` was called, then or while the file is read.
+        CancelledError: the cancellation was called, then or while the file is read.
         OptionError: `url` is not a web address.
         SourceAccessError, SourceNotFoundError, WebPageError, SourceReadError: as they say.
         TransientError: the server could not answer, after all tries.
     """
-    session = HttpSession(
-        url, timeout_s, clock, resolve=resolve, label=label, agent=agent, cancellation=cancellation, services=services
-    )
+    cancellation = access.cancellation
+    session = HttpSession(url, timeout_s, access, resolve=resolve, label=label, agent=agent)
 
     def look() -> HttpFile:
         # A socket's own time limit starts over with every byte.
-        looking = in_thread(lambda: _look(session, checksum, next(lengths), tail), "colabstage-look")
+        looking = in_thread(lambda: _look(session, access.checksum, next(lengths), tail), "colabstage-look")
         try:
             (found,) = DaemonPool.results([looking], cancellation=cancellation, stall_timeout_s=2 * timeout_s + _LOOK_S)
         except TimeoutError as error:
@@ -150,11 +141,12 @@ def open_http(
         return found
 
     try:
-        tail = in_thread(lambda: _ask_for_tail(session, along[1]), "colabstage-end") if along[1] else None
+        begin, end = access.along
+        tail = in_thread(lambda: _ask_for_tail(session, end), "colabstage-end") if end else None
         # The next tries request less: a server that cuts each connection early would never send the longer range.
-        lengths = itertools.chain([max(LOOK_BYTES, along[0])], itertools.repeat(LOOK_BYTES))
+        lengths = itertools.chain([max(LOOK_BYTES, begin)], itertools.repeat(LOOK_BYTES))
         sleep = clock.sleep if cancellation is None else cancellation.sleep
-        return with_retries(look, policy or RetryPolicy(), sleep)
+        return with_retries(look, access.policy or RetryPolicy(), sleep)
     # Nobody else uses the session yet.
     except BaseException:
         session.close()
@@ -213,18 +205,8 @@ class HttpFile(RemoteFile):
         return data + tail.data[offset - tail.answer.start : stop - tail.answer.start]
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """Read as `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next.
-
-        Raises:
-            OptionError: the file has no such part, or its server gives only the whole.
-        """
-        size = self.facts.size
-        stop = size if length is None else offset + length
-        known = size is None or stop is None or offset <= stop <= size
-        if offset < 0 or (length or 0) < 0 or not known or (offset and not self.facts.ranges):
-            whole = "" if self.facts.ranges else " Its server gives only the whole, from the beginning."
-            msg = f"'{self.facts.label}' has no part of {length} bytes at {offset}; its size is {size}.{whole}"
-            raise OptionError(msg)
+        """Read as `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next."""
+        stop = self.facts.size if length is None else offset + length
         # HTTP cannot request an empty range.
         return iter(()) if stop == offset else self._read(offset, stop)
 
@@ -273,10 +255,6 @@ class HttpFile(RemoteFile):
                 "several servers with different copies may answer at this address."
             )
             raise SourceChangedError(msg)
-        if answer.status == 416:
-            # One of several servers behind the address may not have the file yet.
-            msg = f"The server of '{label}' says that it has no such part (416), which it has. Try again."
-            raise TransientError(msg)
         if answer.status == 206:
             # Parts of compressed and of plain content do not fit together.
             is_too_long = (answer.length or 0) > answer.stop - answer.start
@@ -288,9 +266,12 @@ class HttpFile(RemoteFile):
                     f"({sent}). It cannot be trusted with parts; try again later."
                 )
                 raise SourceReadError(msg)
+            return
         # Some send a whole file with status 200 if all of it is requested.
-        elif stop is not None and (offset or answer.coding or not (answer.version and first.version)):
-            msg = f"The server of '{label}' sent the whole file where a part was requested. Try again."
+        is_whole = answer.status == 200 and not offset and not answer.coding and answer.version and first.version
+        if stop is not None and not is_whole:
+            # One of several servers behind the address may not have the file yet.
+            msg = f"The server of '{label}' did not send the part that was requested ({answer.status}). Try again."
             raise TransientError(msg)
 
 
@@ -454,7 +435,7 @@ class _Answer:
         return b"".join(self.pieces(most if self.size is not None and self.size <= most else LOOK_BYTES))
 
     def pieces(self, count: int | None) -> Iterator[bytes]:
-        """Yield the content as it comes, up to `count` bytes: no piece waits to be filled. A trickle is an error."""
+        """Yield the content as it comes, up to `count` bytes: no piece waits to be filled."""
         label = self._session.label
         if self.coding not in {"", "gzip", "x-gzip"}:
             msg = (
@@ -465,26 +446,13 @@ class _Answer:
         raw = self._raw
         # Not by urllib3, which takes a stream that ends too early for a complete one.
         read = gzip.GzipFile(fileobj=raw).read1 if self.coding else raw.read1
-
-        # Only waiting counts, and not the wait for the first piece, which is the service's response time.
-        now, waited_s, sent = self._session.clock.now, 0.0, 0
-        began: float | None = None
         left = count
         while left is None or left > 0:
             piece = self._read_some(read, _PIECE_BYTES if left is None else min(left, _PIECE_BYTES))
             if not piece:
                 return
-            waited_s, sent = waited_s + (0.0 if began is None else now() - began), sent + len(piece)
-            if waited_s >= self._session.timeout_s:
-                if sent < _LEAST_BYTES_PER_S * waited_s:
-                    msg = (
-                        f"The server of '{label}' sent {sent:,} bytes in {waited_s:.0f} s, which is too slow to finish."
-                    )
-                    raise TransientError(msg, slow=True)
-                waited_s, sent = 0.0, 0
             left = None if left is None else left - len(piece)
             yield piece
-            began = now()
 
     def is_at_end(self) -> bool:
         """Return whether nothing follows. This also reads a chunked body's end, to reuse the connection."""
@@ -701,30 +669,29 @@ class HttpSession:
         self,
         url: str,
         timeout_s: float,
-        clock: Clock,
+        access: Access,
         *,
         resolve: Callable[[], str] | None,
         label: str,
         agent: str,
-        cancellation: Cancellation | None,
-        services: Services | None,
     ) -> None:
         self.timeout_s = timeout_s
-        self.clock = clock
         self.label = label or show_address(url)
         self.url, self._login = _without_login(url, self.label)
         self._resolve = resolve
         self._target = self.url
         self._has_answered = False
-        self._cancellation = cancellation or Cancellation()
-        self._services, self._owns_services = services or Services(), services is None
+        self._cancellation = access.cancellation or Cancellation()
+        self._services, self._owns_services = access.services or Services(), access.services is None
         # For each server, because connections to another one would be of no use.
         self._kind = agent, _origin(url)
         self._connect()
 
     def _connect(self) -> None:
         self._session = self._services.lend(self._kind, lambda: _new_session(self._kind[0]))
-        self._resolving, self._in_flight = threading.Lock(), list[object]()
+        self._resolving = threading.Lock()
+        # How many requests there are, and the responses that are being read.
+        self._in_flight, self._answers = list[object](), list[_Answer]()
         self._closed = False
         self._leave = self._cancellation.follow(self.interrupt)
 
@@ -751,21 +718,24 @@ class HttpSession:
         self._in_flight.append(headers)
         try:
             with _translated(self.label, self._check_open), contextlib.closing(self._ask(headers)) as answer:
-                yield answer
+                self._answers.append(answer)
+                try:
+                    yield answer
+                finally:
+                    self._answers.remove(answer)
                 # A body without a length looks complete when the connection is closed.
                 self._check_open()
         finally:
             self._in_flight.pop()
 
     def close(self) -> None:
-        """Wake threads that wait for a response; connections that are idle may be used for other files. Calling it
-        twice is fine."""
+        """End what is being read; connections that are idle may be used for other files. Calling it twice is fine."""
         if self._closed:
             return
         self._closed = True
         self._leave()
         if self._in_flight or self._cancellation.cancelled:
-            self._session.adapter.cut(for_good=True)
+            self.interrupt()
             self._session.close()
         else:
             # Other addresses of a server may be of other people.
@@ -775,9 +745,10 @@ class HttpSession:
             self._services.close()
 
     def interrupt(self) -> None:
-        """Cut all connections, so that what waits for them fails at once."""
-        if not self._closed:
-            self._session.adapter.cut(for_good=self._cancellation.cancelled)
+        """Cut the connections that are being read, so that what waits for them fails at once; a request that has had no
+        response yet ends by its time limit."""
+        for answer in [*self._answers]:
+            answer.shut_down()
 
     def _ask(self, headers: dict[str, str]) -> _Answer:
         target = self._target
@@ -810,7 +781,17 @@ class HttpSession:
         login = self._login if _origin(url) == _origin(self.url) else None
         auth = login and HTTPBasicAuth(*login)
         timeouts = (min(self.timeout_s, _CONNECT_TIMEOUT_S), self.timeout_s)
-        return _Answer(self, self._session.get(url, headers=headers, auth=auth, timeout=timeouts, stream=True))
+        response = self._session.get(url, headers=headers, auth=auth, timeout=timeouts, stream=True)
+        hops = [one.url for one in (*response.history, response)]
+        for before, after in itertools.pairwise(hops):
+            if before.startswith("https:") and not after.startswith("https:"):
+                response.close()
+                msg = (
+                    f"'{self.label}' redirects from https to '{show_address(after)}', where anybody on the way could "
+                    "exchange the data. If you trust the way, pass that address yourself."
+                )
+                raise SourceReadError(msg)
+        return _Answer(self, response)
 
     def _check_open(self) -> None:
         self._cancellation.check()
@@ -882,30 +863,19 @@ def connection_error(error: BaseException, label: str) -> SourceError:
     import requests.exceptions as failures
     import urllib3.exceptions as urllib3_failures
 
-    from colabstage.sources.connections import NotEncryptedError
-
     inner = _innermost(error)
     timeouts = (TimeoutError, failures.Timeout, urllib3_failures.TimeoutError)
     cut = (http.client.IncompleteRead, urllib3_failures.IncompleteRead, http.client.RemoteDisconnected)
-    # The first three would be refused again and again, so they are not transient.
+    # The first two would be refused again and again, so they are not transient.
     if isinstance(inner, ssl.SSLCertVerificationError):
         msg = (
             f"The certificate of the server of '{label}' is not trusted: {inner.verify_message}. If it is your own, "
             "name the file of its authority in the variable REQUESTS_CA_BUNDLE."
         )
         return SourceReadError(msg)
-    if isinstance(error, NotEncryptedError):
-        msg = (
-            f"'{label}' redirects from https to '{show_address(str(error))}', where anybody on the way could exchange "
-            "the data. If you trust the way, pass that address yourself."
-        )
-        return SourceReadError(msg)
-    if isinstance(error, failures.TooManyRedirects):
-        msg = f"'{label}' redirects in a loop. Open it in a browser; it may want a login or cookies."
-        return SourceReadError(msg)
-    if isinstance(error, ValueError):
-        # Raised when parsing an address that a redirect named.
-        msg = f"'{label}' is, or leads to, an address that cannot be asked for. Check it in a browser."
+    if isinstance(error, failures.TooManyRedirects | ValueError):
+        # A ValueError is raised when parsing an address that a redirect named.
+        msg = f"'{label}' redirects in a loop, or to what is no address. Open it in a browser; it may want a login."
         return SourceReadError(msg)
     if isinstance(error, timeouts) or isinstance(inner, timeouts):
         reason = "the server sent nothing, or hardly anything, for too long"
@@ -949,8 +919,15 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port
 
 
-def _new_session(agent: str) -> EndableSession:
-    # Imported late: it loads requests.
-    from colabstage.sources.connections import EndableSession
+def _new_session(agent: str) -> requests.Session:
+    # Imported late: most runs need none.
+    import requests
+    from requests.adapters import HTTPAdapter
 
-    return EndableSession(agent)
+    session = requests.Session()
+    # No retries here, because the reader continues at the byte where it stopped.
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0))
+    session.max_redirects = _MAX_REDIRECTS
+    session.headers.update({"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": agent})
+    return session

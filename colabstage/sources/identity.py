@@ -12,7 +12,7 @@ from concurrent.futures import wait
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from stat import S_ISREG
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import ArchiveError, ColabstageError, DriveError, SourceError, ended, said_by
 from colabstage.io.environment import OFFLINE_VARIABLE, is_set
@@ -38,8 +38,8 @@ from colabstage.sources.parse import (
     parts_of,
     paths_of,
 )
-from colabstage.sources.remote import LEADS_NOWHERE, NOTHING, Services
-from colabstage.sources.remote_files import RemoteFileTree, list_ahead, open_remote
+from colabstage.sources.remote import LEADS_NOWHERE, NOTHING, Access, Services
+from colabstage.sources.remote_files import RemoteFileTree, open_remote
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.folder import FolderTree, folder_stamps
 from colabstage.trees.listing import FileEntries, Tree
@@ -70,9 +70,6 @@ _SILENCE_S = 20.0
 # How many parts of a list are asked at once, and how many single addresses at most: each takes a request, so that
 # this many take about as long as a look may.
 _ASKERS, _MOST_ASKED = 16, 1000
-
-# A source that does not answer now counts as absent.
-_ONE_TRY = RetryPolicy(attempts=1)
 
 # The wording shared by a quick look and an opened source.
 MD5_PROOF = "the MD5s that Drive's client reports are unchanged"
@@ -253,8 +250,30 @@ def _hash_lines(lines: Iterable[str]) -> str:
     return hash_block("\n".join(lines).encode(errors="surrogateescape"))
 
 
+class Look(NamedTuple):
+    state: Verdict | Literal["unknown"]
+    """How a source compares with its record now. `"unproved"`: only opening it tells; `"unknown"`: nothing does now."""
+    detail: str = ""
+    """What is unchanged, or the failure, in words."""
+
+
+def _worst(looks: Sequence[Look]) -> Look:
+    """Return the look at a list: if one part has changed, the whole has changed."""
+    found = {look.state: look for look in reversed(looks)}
+    order: tuple[str, ...] = ("changed", "unproved", "unknown")
+    seen = "; ".join(dict.fromkeys(look.detail for look in looks))
+    return next((found[state] for state in order if state in found), Look("same", seen))
+
+
 def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
-    """Return whether two states have the same content, as far as they prove it.
+    """Return whether two states have the same content, as far as they prove it."""
+    verdict = _judge(recorded, now).state
+    assert verdict != "unknown"
+    return verdict
+
+
+def _judge(recorded: SourceIdentity, now: SourceIdentity) -> Look:
+    """Compare two states.
 
     A service's version decides, and a value that stands for every byte, if both states have it: the MD5 that Drive's
     client reports, or a digest. Otherwise all known facts must agree. `"unproved"`: names and sizes agree, and nothing
@@ -262,76 +281,63 @@ def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     download; the file was not read now, and its time differs; or its service reports nothing else.
     """
     if (recorded.kind, recorded.files, recorded.nbytes) != (now.kind, now.files, now.nbytes):
-        return "changed"
+        return Look("changed")
     if recorded.kind == "many":
-        other: list[Verdict] = ["changed"] if len(recorded.parts) != len(now.parts) else []
-        verdicts = {*other, *map(compare_states, recorded.parts, now.parts)}
-        # If one part has changed, the whole has changed.
-        return next((verdict for verdict in get_args(Verdict)[::-1] if verdict in verdicts), "same")
-    decisive = _deciding_facts(recorded, now)
-    if any(decisive):
-        return "same" if decisive[0] == decisive[1] else "changed"
-    return _compare_folders(recorded, now) if recorded.kind == "folder" else _compare_files(recorded, now)
+        other = [Look("changed")] if len(recorded.parts) != len(now.parts) else []
+        return _worst([*other, *map(_judge, recorded.parts, now.parts)])
+    before, after = _deciding_facts(recorded, now)
+    if not before and not after:
+        verdict, seen = _compare_folders(recorded, now) if recorded.kind == "folder" else _compare_files(recorded, now)
+        return Look(verdict, seen if verdict == "same" else "")
+    if before != after:
+        return Look("changed")
+    if now.version or after.startswith(_STATES):
+        return Look("same", "its service reports the recorded version")
+    return Look("same", MD5_PROOF if now.md5 else "checksums that stand for every byte are unchanged")
 
 
 def _deciding_facts(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
     """Return the values of both that decide alone; empty if there are none."""
-    # A zip's directory and a hash of all content cannot be compared with each other.
-    kinds = (recorded.digest.partition(":")[0], now.digest.partition(":")[0])
-    digests = (recorded.digest, now.digest) if kinds[0] == kinds[1] else ("", "")
     # A version on one side only is a difference: the service would have reported it before. That of a shared folder is
     # of its names alone.
-    if recorded.version or now.version:
-        return recorded.version + digests[0], now.version + digests[1]
-    return (recorded.md5, now.md5) if recorded.md5 and now.md5 else digests
+    if not (recorded.version or now.version) and recorded.md5 and now.md5:
+        return recorded.md5, now.md5
+    # A zip's directory and a hash of all content cannot be compared with each other.
+    is_comparable = recorded.digest.partition(":")[0] == now.digest.partition(":")[0]
+    before, after = (recorded.digest, now.digest) if is_comparable else ("", "")
+    return recorded.version + before, now.version + after
 
 
-def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
-    """Say by what `compare_states` found two states to be the same."""
-    if recorded.kind == "many":
-        return "; ".join(dict.fromkeys(map(proof_of, recorded.parts, now.parts)))
-    _, decisive = _deciding_facts(recorded, now)
-    if now.version or decisive.startswith(_STATES):
-        return "its service reports the recorded version"
-    if recorded.md5 and now.md5:
-        return MD5_PROOF
-    if decisive:
-        return "checksums that stand for every byte are unchanged"
-    if recorded.kind == "folder":
-        return "names, sizes and times of all files are unchanged"
+def _compare_files(recorded: SourceIdentity, now: SourceIdentity) -> tuple[Verdict, str]:
     known = [("its size", True), ("time", now.mtime_ns), ("both ends", now.ends)]
-    return f"{' and '.join(name for name, is_known in known if is_known)} are unchanged"
-
-
-def _compare_files(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
-    known = (recorded.ends, now.ends, recorded.mtime_ns, now.mtime_ns)
+    seen = f"{' and '.join(name for name, is_known in known if is_known)} are unchanged"
     # A quick look reads nothing.
-    if bool(recorded.ends) != bool(now.ends) or not any(known):
-        return "same" if now.mtime_ns and recorded.mtime_ns == now.mtime_ns else "unproved"
+    if bool(recorded.ends) != bool(now.ends) or not (now.ends or recorded.mtime_ns or now.mtime_ns):
+        return "same" if now.mtime_ns and recorded.mtime_ns == now.mtime_ns else "unproved", seen
     if now.is_downloaded:
-        return "unproved" if recorded.ends == now.ends else "changed"
+        return "unproved" if recorded.ends == now.ends else "changed", seen
     # Drive's mounts report times for the same file that differ within a second.
     unit = 1 if now.trusts_times else _SECOND_NS
     same_time = recorded.mtime_ns // unit == now.mtime_ns // unit
-    return "same" if same_time and recorded.ends == now.ends else "changed"
+    return "same" if same_time and recorded.ends == now.ends else "changed", seen
 
 
-def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
+def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> tuple[Verdict, str]:
+    seen = "names, sizes and times of all files are unchanged"
     if recorded.times == now.times:
         # Names may have other files than before; unknown after a reboot, when disks may renumber files.
         same_boot = recorded.inodes.rpartition(" ")[0] == now.inodes.rpartition(" ")[0]
-        return "changed" if same_boot and recorded.inodes != now.inodes else "same"
+        return "changed" if same_boot and recorded.inodes != now.inodes else "same", seen
     if now.trusts_times or recorded.listing != now.listing:
-        return "changed"
+        return "changed", seen
     if now.is_downloaded or len(recorded.clock) != len(now.clock):
-        return "unproved"
+        return "unproved", seen
     starts = range(0, len(now.clock), _GROUP_DIGITS)
     other = sum(recorded.clock[at : at + _GROUP_DIGITS] != now.clock[at : at + _GROUP_DIGITS] for at in starts)
-    if not other:
-        return "same"
     # If some times differ, somebody changed files. If all differ, it may be a remount; a few files are simply read
     # again.
-    return "unproved" if other == len(starts) and now.files > _GROUPS else "changed"
+    may_be_remount = other == len(starts) and now.files > _GROUPS
+    return "same" if not other else "unproved" if may_be_remount else "changed", seen
 
 
 # Whether what was made from a source may still be used.
@@ -380,7 +386,7 @@ def compare_source(
         look = check_freshness(source, recorded, unpack=unpack)
     if look.state == "unproved":
         try:
-            look = _compare(recorded, identify())
+            look = _judge(recorded, identify())
         # A user whose account or network fails today wants to use what is here.
         except (SourceError, DriveError, ArchiveError) as error:
             look = Look("unknown", str(error))
@@ -397,13 +403,6 @@ def compare_source(
 
 
 # A quick look: whether a source is still the recorded one, by a few questions and under a deadline.
-
-
-class Look(NamedTuple):
-    state: Verdict | Literal["unknown"]
-    """How it compares with its record now. `"unproved"`: only opening it tells; `"unknown"`: nothing does now."""
-    detail: str = ""
-    """The comparison, or the failure, in words."""
 
 
 def check_freshness(source: Source, recorded: SourceIdentity, *, unpack: bool) -> Look:
@@ -481,7 +480,7 @@ class _Asker:
             return self._ask_mounted(path, recorded, leave_out)
         mounts = slow_mounts_below(path)
         tree = FolderTree(path, on_response=self.on_response, leave_out=leave_out, mounts=mounts, keeps_inodes=True)
-        return _compare(recorded, identify_by_times(tree, address=recorded.address))
+        return _judge(recorded, identify_by_times(tree, address=recorded.address))
 
     def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
         """Ask for the times of a folder's folders, and for its files' MD5s if Drive's client reported them before."""
@@ -521,19 +520,13 @@ class _Asker:
         # Another list is another dataset, in whatever state its parts are.
         if [part.address for part in parts] != [part.address for part in recorded.parts]:
             return Look("changed")
-        self.services.are_many = True
         far = sum(isinstance(part, WebSource | ObjectSource) for part in parts)
         if far > _MOST_ASKED:
             return Look("unknown", f"its {far:,} addresses were not asked, which verify='full' does")
-        list_ahead(parts, self.services)
-        self.on_response()
         with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
             pairs = list(zip(parts, recorded.parts, strict=True))
             looks = pool.run(lambda pair: self.ask(lambda: pair[0], pair[1]), pairs, stall_timeout_s=float("inf"))
-        found = {look.state: look for look in reversed(looks)}
-        order: tuple[str, ...] = ("changed", "unproved", "unknown")
-        seen = "; ".join(dict.fromkeys(look.detail for look in looks))
-        return next((found[state] for state in order if state in found), Look("same", seen))
+        return _worst(looks)
 
 
 def _ask_files(paths: Sequence[Path], found: Sequence[os.stat_result], recorded: SourceIdentity) -> Look:
@@ -542,15 +535,10 @@ def _ask_files(paths: Sequence[Path], found: Sequence[os.stat_result], recorded:
     md5s, why = ask_md5s([str(path) for path in paths]) if recorded.md5 and size == recorded.nbytes else ([], "")
     now = SourceIdentity(recorded.kind, 1, size, recorded.address, mtime_ns, md5=" ".join(md5s))
     # The version of one file of a list is its time.
-    look = _compare(replace(recorded, version=""), now)
+    look = _judge(replace(recorded, version=""), now)
     if why and look.state == "same":
         return Look("same", f"{look.detail}; {_untold(why)}")
     return look
-
-
-def _compare(recorded: SourceIdentity, now: SourceIdentity) -> Look:
-    verdict = compare_states(recorded, now)
-    return Look(verdict, proof_of(recorded, now) if verdict == "same" else "")
 
 
 def _untold(why: str) -> str:
@@ -559,10 +547,11 @@ def _untold(why: str) -> str:
 
 def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: SourceIdentity, services: Services) -> Look:
     # One try, because a look has a deadline, and the local data can be used without it.
+    access = Access(policy=RetryPolicy(attempts=1), services=services)
     if isinstance(source, ShareSource):
-        found: Any = open_share(source, policy=_ONE_TRY, services=services)
+        found: Any = open_share(source, access)
     elif recorded.kind in ("archive", "file"):
-        found = open_remote(source, policy=_ONE_TRY, services=services)
+        found = open_remote(source, access)
     else:
         return Look("unproved")
     if isinstance(found, SharedFolder):
@@ -572,7 +561,7 @@ def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: Sourc
     if isinstance(found, RemoteFileTree):
         return Look("changed")
     facts, size = found.facts, recorded.nbytes if found.facts.size is None else found.facts.size
-    look = _compare(recorded, replace(identify_remote(facts, size, address=recorded.address), kind=recorded.kind))
+    look = _judge(recorded, replace(identify_remote(facts, size, address=recorded.address), kind=recorded.kind))
     # Opening a file could tell more by its ends; a server that gives no parts would be asked for everything again.
     can_tell = facts.ranges and recorded.kind != "file" and not recorded.is_downloaded
     if look.state != "unproved" or can_tell:

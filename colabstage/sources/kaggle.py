@@ -8,29 +8,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colabstage.errors import SourceAccessError, SourceError, SourceNotFoundError, SourceReadError, WebPageError
+from colabstage.errors import SourceAccessError, SourceNotFoundError, SourceReadError
 from colabstage.io.callers_code import absolute
 from colabstage.io.files import RetryPolicy
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http
-from colabstage.sources.remote import Services, TransientError, with_retries
+from colabstage.sources.remote import Access, TransientError, with_retries
 
 if TYPE_CHECKING:
     import requests
 
-    from colabstage.io.progress import Cancellation
     from colabstage.sources.parse import KaggleSource
 
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
-# How long to wait for a promised mount.
-_MOUNT_S = 60.0
-_ON = frozenset({"1", "t", "true"})
 _SERVICE = "https://api.kaggle.com/v1/datasets.DatasetApiService"
 
 
@@ -47,7 +42,7 @@ def find_kaggle_folder(source: KaggleSource) -> KaggleFolder | None:
     """Return the dataset where it is mounted, or where kagglehub has downloaded a certain version; asks nobody."""
     if source.version is not None:
         return _downloaded(source, source.version)
-    inputs = _mount_folder()
+    inputs = system_root() / "kaggle" / "input"
     exact, by_name = inputs / "datasets" / source.owner / source.dataset, inputs / source.dataset
     if _is_filled(exact):
         return _mounted(exact)
@@ -55,13 +50,8 @@ def find_kaggle_folder(source: KaggleSource) -> KaggleFolder | None:
     return _mounted(by_name) if detect_platform().name == "kaggle" and _is_filled(by_name) else None
 
 
-def _mounted(path: Path, version: str = "") -> KaggleFolder:
-    return KaggleFolder(path, f"Kaggle's files are read where they are mounted: '{path}'.", version)
-
-
-def _mount_folder() -> Path:
-    named = os.environ.get("KAGGLE_CACHE_MOUNT_FOLDER") or os.environ.get("COLAB_CACHE_MOUNT_FOLDER")
-    return Path(named) if named else system_root() / "kaggle" / "input"
+def _mounted(path: Path) -> KaggleFolder:
+    return KaggleFolder(path, f"Kaggle's files are read where they are mounted: '{path}'.")
 
 
 def _downloaded(source: KaggleSource, version: int) -> KaggleFolder | None:
@@ -81,62 +71,9 @@ def _is_filled(folder: Path) -> bool:
     return False
 
 
-def _mount_on_request(source: KaggleSource, login: Any) -> KaggleFolder | None:
-    """Return where Colab or a notebook on Kaggle mounts the dataset when asked to; `None` where it does not."""
-    try:
-        if os.environ.get("TBE_RUNTIME_ADDR") and os.environ.get("DISABLE_COLAB_CACHE", "").lower() not in _ON:
-            slug = _ask_colab(source, login)
-        elif os.environ.get("KAGGLE_DATA_PROXY_URL") and os.environ.get("DISABLE_KAGGLE_CACHE", "").lower() not in _ON:
-            slug = _ask_notebook(source)
-        else:
-            return None
-    except (SourceError, ValueError, KeyError, TypeError):
-        return None
-    # The mount appears a while after the response, or never; then Kaggle's download is as good.
-    path = _mount_folder() / slug
-    deadline = time.monotonic() + _MOUNT_S
-    while not _is_filled(path):
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.2)
-    return _mounted(path, str(source.version or ""))
-
-
-def _ask_colab(source: KaggleSource, login: Any) -> str:
-    version = {} if source.version is None else {"version": source.version}
-    asked = {"owner": source.owner, "dataset": source.dataset, **version}
-    service = f"http://{os.environ['TBE_RUNTIME_ADDR']}/kagglehub/datasets"
-    if ask_service(f"{service}/is_supported", source.label, json=asked, auth=login).status != 200:
-        raise KeyError(source.label)
-    return str(json.loads(ask_service(f"{service}/mount", source.label, json=asked, auth=login).text)["slug"])
-
-
-def _ask_notebook(source: KaggleSource) -> str:
-    version = {} if source.version is None else {"VersionNumber": str(source.version)}
-    answer = ask_service(
-        f"{os.environ['KAGGLE_DATA_PROXY_URL']}/kaggle-jwt-handler/AttachDatasourceUsingJwtRequest",
-        source.label,
-        json={"datasetRef": {"OwnerSlug": source.owner, "DatasetSlug": source.dataset, **version}},
-        headers={
-            "X-Kaggle-Authorization": f"Bearer {os.environ['KAGGLE_USER_SECRETS_TOKEN']}",
-            "X-KAGGLE-PROXY-DATA": os.environ["KAGGLE_DATA_PROXY_TOKEN"],
-        },
-    )
-    return str(json.loads(answer.text)["result"]["mountSlug"])
-
-
-def open_kaggle(
-    source: KaggleSource,
-    *,
-    along: tuple[int, int] = (0, 0),
-    cancellation: Cancellation | None = None,
-    services: Services | None = None,
-) -> HttpFile | KaggleFolder:
-    """Open a dataset that is not local (`find_kaggle_folder`): where it can be mounted, or as the zip that Kaggle
-    serves."""
+def open_kaggle(source: KaggleSource, access: Access) -> HttpFile | KaggleFolder:
+    """Open a dataset that is not local (`find_kaggle_folder`), as the zip that Kaggle serves."""
     login = find_login()
-    if (found := _mount_on_request(source, login)) is not None:
-        return found
     version = source.version or with_retries(lambda: newest_version(source, login), _POLICY)
     if (found := _downloaded(source, version)) is not None:
         return found
@@ -149,19 +86,10 @@ def open_kaggle(
             raise SourceReadError(msg)
         return address
 
-    try:
-        file = open_http(
-            with_retries(find_storage, _POLICY),
-            policy=_POLICY,
-            along=along,
-            resolve=find_storage,
-            label=source.label,
-            cancellation=cancellation,
-            services=services,
-        )
-    except WebPageError as error:
-        msg = f"{error} Look at {source.page}: was it uploaded completely?"
-        raise WebPageError(msg) from error
+    address = with_retries(find_storage, _POLICY)
+    # A user's checksum is not of the zip that Kaggle sends.
+    access = replace(access, checksum=None, policy=_POLICY)
+    file = open_http(address, access, resolve=find_storage, label=source.label)
     file.facts = replace(file.facts, name=f"{source.dataset}.zip", version=str(version), mtime_ns=0)
     return file
 

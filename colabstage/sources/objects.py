@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from colabstage.errors import SourceChangedError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.io.arguments import names_like
@@ -21,7 +20,7 @@ from colabstage.sources.buckets import PIECE_BYTES, ObjectStore
 from colabstage.sources.fsspec_answers import checksum_of, mtime_ns_of, size_of, version_of
 from colabstage.sources.parse import split_pattern
 from colabstage.sources.remote import (
-    Checksum,
+    Access,
     RemoteFacts,
     RemoteFile,
     Services,
@@ -32,13 +31,6 @@ from colabstage.sources.remote import (
 from colabstage.sources.remote_files import RemoteFileTree
 from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 from colabstage.trees.names import clean_member_name, is_junk, parent_folders, refuse_member, with_wildcards
-
-if TYPE_CHECKING:
-    from colabstage.io.progress import Cancellation
-
-# With fewer objects of a list in one folder, each is asked about. Listings may take as long as the questions that they
-# spare, of which sixteen are asked at once.
-_WORTH_LISTING, _FIRST_ANSWER_S, _QUESTION_S = 32, 5.0, 0.01
 
 # What an installed package opens at an address of its scheme, the name of an entry point in the group
 # "colabstage.sources": a file; or for each file of a folder its name in it, and what opens it, any number of times.
@@ -216,62 +208,42 @@ def _service_of(address: str) -> Callable[[str], Found] | None:
 
 def open_address(
     url: str,
+    access: Access = Access(),  # noqa: B008 - frozen
     *,
-    checksum: Checksum | None = None,
     workers: int = 32,
-    retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
-    cancellation: Cancellation | None = None,
-    services: Services | None = None,
 ) -> RemoteFile | RemoteFileTree:
     """Open what is at an address of a service that fsspec knows, or that an installed package adds: a file or a folder.
 
     If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker. A star in
-    an address makes it a pattern of what is below the folder before it. Without a `checksum` of the caller, the
-    service's own counts, if it is certain. `workers`: how many folders are listed at once. `cancellation`: ends calls
-    to what fsspec knows, then and while it is read. `services`: as of `ObjectStore`.
+    an address makes it a pattern of what is below the folder before it. `workers`: how many folders are listed at once.
     """
     service = _service_of(url)
-    found = _open_in_store(url, cancellation, services, workers, retry) if service is None else service(url)
+    found = _open_in_store(url, access, workers) if service is None else service(url)
     if isinstance(found, Mapping):
-        return RemoteFileTree(show_address(url), list(found.items()), policy=retry, askers=workers)
-    if checksum is not None and not isinstance(found, RemoteFileTree):
-        found.facts = replace(found.facts, checksum=checksum)
+        return RemoteFileTree(show_address(url), list(found.items()), policy=_policy(access), askers=workers)
+    if access.checksum is not None and not isinstance(found, RemoteFileTree):
+        found.facts = replace(found.facts, checksum=access.checksum)
     return found
 
 
-def _find(store: ObjectStore) -> dict[str, Any]:
-    """Return the facts on the store's own address; the error where there is nothing names what is like it."""
-    try:
-        return store.known.get(store.path) or store.info()
-    except SourceNotFoundError as error:
-        if store.is_one_of_many:
-            raise
-        above, _, name = store.path.rstrip("/").rpartition("/")
-        names: list[str] = []
-        with contextlib.suppress(SourceError):
-            names = sorted(str(row["name"]).rstrip("/").rpartition("/")[2] for row in store.list_folder(above) if above)
-        if not names:
-            raise
-        msg = f"{error} {names_like(name, store.label.removesuffix(f'/{name}'), names)}"
-        raise SourceNotFoundError(msg) from None
+def _policy(access: Access) -> RetryPolicy:
+    return access.policy or RetryPolicy()
 
 
-def _open_in_store(
-    url: str, cancellation: Cancellation | None, services: Services | None, workers: int, retry: RetryPolicy
-) -> ObjectFile | RemoteFileTree:
+def _open_in_store(url: str, access: Access, workers: int) -> ObjectFile | RemoteFileTree:
     folder, pattern = split_pattern(url)
-    store = ObjectStore(folder, cancellation, services)
+    store = ObjectStore(folder, access.cancellation, access.services)
     with contextlib.ExitStack() as on_error:
         on_error.callback(store.close)
         if pattern and store.exists(whole := f"{store.path}/{pattern}"):
             store.path, store.label, pattern = whole, f"{store.label}/{pattern}", ""
-        info = _find(store)
+        info = store.info()
         size = size_of(info)
         may_be_marker = store.folders_are_prefixes and (url.endswith("/") or size == 0)
         is_folder = pattern or info.get("type") == "directory" or (may_be_marker and store.list_folder(store.path))
         found: ObjectFile | RemoteFileTree
         if is_folder:
-            found = _open_folder(store, pattern=pattern, workers=workers, retry=retry)
+            found = _open_folder(store, pattern=pattern, workers=workers, retry=_policy(access))
         else:
             facts = RemoteFacts(
                 label=store.label,
@@ -288,37 +260,13 @@ def _open_in_store(
     return found
 
 
-def list_ahead(urls: Sequence[str], services: Services, cancellation: Cancellation | None) -> None:
-    """Look up objects of a list by listing the folders that hold many of them, so that opening these takes no request.
-
-    Where a listing takes too long, because there are far more, or is refused, each is asked about when it is opened.
-    """
-    folders: dict[str, list[str]] = {}
-    for url in urls:
-        folders.setdefault(url.rpartition("/")[0], []).append(url)
-    until = time.monotonic() + _FIRST_ANSWER_S + len(urls) * _QUESTION_S
-    for folder, members in folders.items():
-        left_s = until - time.monotonic()
-        if left_s <= 0 or len(members) < _WORTH_LISTING or _service_of(folder) is not None:
-            continue
-        with contextlib.suppress(SourceError), ObjectStore(folder, cancellation, services) as store:
-            paths = {f"{store.path}/{url.rpartition('/')[2]}" for url in members}
-            # To connect, and to find a login, takes longer than to list.
-            with contextlib.suppress(SourceNotFoundError):
-                store.info(min(paths))
-            rows = store.list_folder(store.path, left_s)
-            # A link is listed with its own length, and of an empty object more has to be asked.
-            files = (row for row in rows if row.get("type") == "file" and size_of(row))
-            store.known.update((row["name"], row) for row in files if row["name"] in paths)
-
-
 def is_object_folder(url: str, services: Services) -> bool:
     """Return whether an address is of a folder, or with a star stands for files, without listing it."""
     if split_pattern(url)[1] or _service_of(url) is not None:
         return bool(split_pattern(url)[1])
     require_online(show_address(url))
     with given_up(), ObjectStore(url, services=services) as store:
-        return bool(_find(store).get("type") == "directory")
+        return bool(store.info().get("type") == "directory")
 
 
 def archives_matching(url: str, services: Services | None) -> list[str]:
@@ -327,7 +275,7 @@ def archives_matching(url: str, services: Services | None) -> list[str]:
     if not pattern or _service_of(url) is not None:
         return []
     require_online(show_address(url))
-    with contextlib.closing(open_address(url, retry=PATIENT, services=services)) as found:
+    with contextlib.closing(open_address(url, Access(policy=PATIENT, services=services))) as found:
         names = found.entries.names if isinstance(found, RemoteFileTree) else []
     are_archives = all(name.lower().endswith(ARCHIVE_SUFFIXES) for name in names)
     return [f"{folder}/{name}" for name in names] if are_archives else []

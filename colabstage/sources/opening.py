@@ -10,22 +10,19 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from colabstage.errors import ChecksumMismatchError, CorruptArchiveError, OptionError, SourceChangedError
-from colabstage.io.files import PATIENT, Closing, read_json, write_json
+from colabstage.errors import ChecksumMismatchError, OptionError, SourceChangedError
+from colabstage.io.files import PATIENT, Closing
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation, LateStep, Progress
 from colabstage.io.workspace import (
     disk_use,
     find_orphans,
-    leave_for_next,
     remove_own,
     short_digest,
     sweep_orphans,
-    take_orphan,
     temp_beside,
 )
 from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
@@ -61,6 +58,7 @@ from colabstage.sources.parse import (
 )
 from colabstage.sources.remote import (
     LEADS_NOWHERE,
+    Access,
     Checksum,
     JoinedFile,
     MountedFile,
@@ -74,7 +72,6 @@ from colabstage.sources.remote import (
 from colabstage.sources.remote_files import (
     RemoteFileTree,
     bytes_along,
-    list_ahead,
     name_remote_files,
     open_remote,
     remote_opener,
@@ -119,8 +116,6 @@ Transport = Literal["local disk", "mount", "http", "object store", "share link",
 
 # Sources of a list that are opened at once, some of which may be share links.
 _OPENERS = IN_FLIGHT
-# In the folder of a download: its content and, once all of it has arrived, the source's state.
-_DATA, _STATE = "data", "state.json"
 
 
 def copy_name(address: str, name: str) -> str:
@@ -222,8 +217,6 @@ class Part(Closing):
     _opened: Sequence[LocalBytes] = ()
     """The files of this machine that it reads: one, or the pieces of an archive."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _download: Path | None = None
-    """The folder of a file that could only be downloaded as a whole."""
 
     @property
     def comes_first(self) -> bool:
@@ -251,7 +244,7 @@ class Part(Closing):
     @property
     def cost(self) -> Cost:
         archive_bytes = 0
-        if self.file is not None and self._is_copied and self._download is None:
+        if self.file is not None and self._is_copied and not (self.comes_first and self._content is not None):
             archive_bytes = self.file.facts.size or 0
         is_far = self.opening.sparing and self._is_copied and not self.comes_first
         is_walked = is_far and self.kind == "tar"
@@ -315,7 +308,7 @@ class Part(Closing):
             self._opened = [LocalBytes(self.path, label=label)]
             return self._opened[0]
         if self.comes_first:
-            return LocalBytes(self._downloaded() / _DATA, label=label)
+            return LocalBytes(self._downloaded(), label=label)
         assert facts.size is not None
         # A sparse file has its full length from the beginning; its use of the disk is what has arrived.
         self.kept_bytes = min(facts.size, sum(map(disk_use, find_orphans(self._copy_path))))
@@ -331,51 +324,32 @@ class Part(Closing):
         assert self.opening.folder is not None
         return self.opening.folder / copy_name(self.source.address, self.file.facts.name)
 
-    def _check_space(self, nbytes: int) -> None:
-        check_space(self._copy_path.parent, nbytes, f"The copy of '{self.source.label}'")
-
     def _downloaded(self) -> Path:
-        """Return the folder with all of a file that comes as one stream, which cannot be continued: an earlier run's
-        complete download of the same state, or a new one."""
+        """Download a file that comes as one stream, which nothing can continue, for as long as this is open."""
         assert self.file is not None
-        facts = self.file.facts
-        state = f"{self.source.address} {facts.size} {facts.version} {facts.mtime_ns}"
+        facts, progress = self.file.facts, self.opening.progress
+        check_space(self._copy_path.parent, facts.size or 0, f"The copy of '{self.source.label}'")
         folder = temp_beside(self._copy_path)
-        for orphan in find_orphans(self._copy_path):
-            if not facts.names_its_state or read_json(orphan / _STATE) != {"state": state}:
-                remove_own(orphan)
-            elif take_orphan(orphan, folder):
-                self._download = folder
-                return folder
-        self._check_space(facts.size or 0)
         folder.mkdir()
-        try:
-            with self.opening.progress.step(f"copy {facts.name}", total=facts.size, unit="B") as step:
-                cancellation = self.opening.progress.cancellation
-                fetch_file(self.file, folder / _DATA, step=step, cancellation=cancellation, policy=PATIENT)
-            write_json(folder / _STATE, {"state": state})
-        except BaseException:
-            remove_own(folder)
-            raise
-        self._download = folder
-        return folder
+        self._stack.callback(remove_own, folder)
+        with progress.step(f"copy {facts.name}", total=facts.size, unit="B") as step:
+            path = folder / facts.name
+            fetch_file(self.file, path, step=step, cancellation=progress.cancellation, policy=PATIENT)
+        return path
 
     def verify(self, checksum: Checksum) -> None:
         """Hash the whole file, which requires reading all of it; another file than the requested one is an error."""
         if self.file is None:
             raise _not_one_file(self.source.label)
-        content, walk = self.open_content(), None
-        read = content.pread
+        content, cancellation = self.open_content(), self.opening.progress.cancellation
         if self.copy is not None and self.opening.sparing:
             # There may be no space for a copy, so the file is read once for this and not kept.
-            walk = self._walk("compare")
-            read = walk.pread
-        elif self.copy is not None:
-            # Otherwise each part would be a separate request, and all of it is copied anyway.
-            read = self.copy.read_here
-        digest = checksum.digest_of(pieces_of(read, content.size, self.opening.progress.cancellation))
-        if walk is not None:
-            walk.end()
+            pieces = read_through(self.file, policy=PATIENT, check=cancellation.check)
+        else:
+            # With a copy each part would be a separate request otherwise, and all of it is copied anyway.
+            read = content.pread if self.copy is None else self.copy.read_here
+            pieces = pieces_of(read, content.size, cancellation)
+        digest = checksum.digest_of(pieces)
         if digest != checksum.digest:
             # The next call would continue with it, and fail again.
             self.discard()
@@ -396,34 +370,24 @@ class Part(Closing):
         assert self.file is not None
         content, walk = self.open_content(), None
         if self.cost.is_walked:
-            content = walk = self._walk("look through")
+            assert self.copy is not None
+            step = LateStep(self.opening.progress, f"look through {self.file.facts.name}", self.copy.size)
+            content = walk = ArchiveWalk(self.copy, self._stack.enter_context(step))
         elif not self.cost.opens_at_once and self.copy is not None:
-            self._check_space(self.copy.size - self.kept_bytes)
+            missing = self.copy.size - self.kept_bytes
+            check_space(self._copy_path.parent, missing, f"The copy of '{self.source.label}'")
             self.copy.start()
-        try:
-            tree = open_archive(
-                content,
-                spool=spool,
-                single_files=(ALONE if alone else BESIDE) if self.opening.single_files else (),
-                name=self.file.facts.name,
-                zip_encoding=self.opening.zip_encoding,
-                cancellation=self.opening.progress.cancellation,
-            )
-        except CorruptArchiveError:
-            # Without a length nothing tells whether all of it arrived, so the next call fetches it again.
-            if self.file.facts.size is None:
-                self.discard()
-            raise
+        tree = open_archive(
+            content,
+            spool=spool,
+            single_files=(ALONE if alone else BESIDE) if self.opening.single_files else (),
+            name=self.file.facts.name,
+            zip_encoding=self.opening.zip_encoding,
+            cancellation=self.opening.progress.cancellation,
+        )
         if walk is not None:
             walk.end()
         return self._stack.enter_context(tree)
-
-    def _walk(self, verb: str) -> ArchiveWalk:
-        """Return the bytes of a remote file, for reading it once from beginning to end."""
-        assert self.file is not None
-        assert self.copy is not None
-        step = LateStep(self.opening.progress, f"{verb} {self.file.facts.name}", self.copy.size)
-        return ArchiveWalk(self.copy, self._stack.enter_context(step))
 
     def changes(self) -> str:
         """Look for changes that reading cannot notice: list a folder on a slow mount again, and compare the time of a
@@ -451,8 +415,6 @@ class Part(Closing):
     def discard(self) -> None:
         if self.copy is not None:
             self.copy.discard()
-        if self._download is not None:
-            remove_own(self._download)
 
     def close(self) -> None:
         """Release connections and handles; copied data stays for the next run. Calling it twice is fine."""
@@ -464,9 +426,6 @@ class Part(Closing):
         # A tree that the caller has opened is closed by the caller.
         if self.tree is not None and not isinstance(self.source, TreeSource):
             self.tree.close()
-        if self._download is not None and self._download.exists():
-            with contextlib.suppress(OSError):
-                leave_for_next(self._download)
 
 
 class OpenedSource(Closing):
@@ -488,8 +447,6 @@ class OpenedSource(Closing):
         self._checksum = ""
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            if isinstance(source, ManySource):
-                list_ahead(source.parts, opening.services, opening.progress.cancellation)
             if not isinstance(source, ManySource):
                 self._open([source])
             elif unpack:
@@ -582,10 +539,10 @@ class OpenedSource(Closing):
     ) -> RemoteFileTree:
         """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
-        self._opening.services.are_many, asking = True, Cancellation()
+        asking = Cancellation()
         self._stack.callback(self._opening.progress.cancellation.follow(asking.cancel))
-        open_one = partial(remote_opener, along=along, cancellation=asking, services=self._opening.services)
-        openers = [again.get(one.address) or open_one(one) for _, one in loose]
+        access = Access(along=(along, 0), cancellation=asking, services=self._opening.services)
+        openers = [again.get(one.address) or remote_opener(one, access) for _, one in loose]
         files = list(zip(names, openers, strict=True))
         try:
             self.files = RemoteFileTree(self._source.label, files, cancellation=asking, skips=self._opening.skips)
@@ -798,14 +755,13 @@ def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, ope
     # Both ends of a zip are read next.
     may_be_zip = not isinstance(source, WebSource) or urlsplit(source.url).path.lower().endswith(".zip")
     along = ALONG_BYTES if may_be_zip and opening.folder is not None else 0
-    found = open_remote(
-        source,
+    access = Access(
         checksum=opening.checksum,
         along=(along, along),
-        reads_next=opening.reads_next,
         cancellation=opening.progress.cancellation,
         services=opening.services,
     )
+    found = open_remote(source, access, reads_next=opening.reads_next)
     if isinstance(found, KaggleFolder):
         part = _open_path(source, found.path, opening)
         part.notes.append(found.note)

@@ -24,7 +24,7 @@ from colabstage.io.units import NAMES_SHOWN, format_names, show_address
 from colabstage.sources.blocks import Edges
 from colabstage.sources.in_part import BlockwiseFile, FileOfSet, WholeFile
 from colabstage.sources.parse import LocalSource, ShareSource, SingleSource, parse_source
-from colabstage.sources.remote import Services, given_up
+from colabstage.sources.remote import Access, Services, given_up
 from colabstage.sources.remote_files import FileSource, read_small_file, remote_opener
 from colabstage.trees.bytes import RequestedBytes, SourceFile
 
@@ -134,7 +134,7 @@ def find_manifest(wanted: tuple[SingleSource, SingleSource], services: Services)
         if isinstance(source, LocalSource):
             size_of_file(source.path)
         else:
-            remote_opener(source, services=services)().close()
+            remote_opener(source, Access(services=services))().close()
         msg = (
             f"'{label}' is missing or incomplete, so a damaged block of '{source.label}' would not be noticed. Publish "
             "both files together; packs that colabstage made have one beside them."

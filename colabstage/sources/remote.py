@@ -100,13 +100,12 @@ class TransientError(SourceReadError):
     """A failure that may be temporary: a connection that was cut, a server that is busy.
 
     Code that gives up raises a `SourceReadError`. `wait_s`: seconds after which the other side asked to be tried again;
-    `None` if it did not say. `slow`: bytes arrived, but too slowly to count as progress.
+    `None` if it did not say.
     """
 
-    def __init__(self, message: str, wait_s: float | None = None, *, slow: bool = False) -> None:
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
         self.wait_s = wait_s
-        self.slow = slow
 
 
 # What an address raises at which there is no file, or a page in its place; and what stands for such a file's version.
@@ -117,7 +116,6 @@ class Services(Closing):
     """What the addresses of one run share, because making a client, and logging in, takes longer than a request."""
 
     def __init__(self) -> None:
-        self.are_many = False  # addresses: for each that leads nowhere, names like it would take a listing
         self._found: dict[Hashable, Any] = {}
         self._idle: defaultdict[Hashable, deque[Any]] = defaultdict(deque)
         self._closed = False
@@ -148,6 +146,23 @@ class Services(Closing):
             with contextlib.suppress(IndexError):
                 while True:
                     idle.pop().close()
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How an address is opened."""
+
+    checksum: Checksum | None = None
+    """The expected checksum, if the caller knows it; otherwise the one that the service reports counts, if any."""
+    policy: RetryPolicy | None = None
+    """How often the first question is asked again; by default as its service needs it."""
+    along: tuple[int, int] = (0, 0)
+    """How much of the beginning and, at the same time, of the end of a file on the web is requested with its facts, for
+    `RemoteFile.known`: reading these next costs no round trip."""
+    cancellation: Cancellation | None = None
+    """Ends requests, then and while the file is read."""
+    services: Services | None = None
+    """Connections that other files use too, and that outlive this one; by default it has its own."""
 
 
 # A longer silence at the beginning looks like a program that hangs.
@@ -440,11 +455,11 @@ class RetryBudget:
     def count(self, error: TransientError, *, arrived: int, moved: bool = False) -> float:
         """Count a failure, and return the seconds before the next try: as many as the service asked for.
 
-        `arrived`: how many bytes of the file have arrived on all connections; after failing for slowness they do not
-        count. `moved`: whether this connection received some of them since its last failure.
+        `arrived`: how many bytes of the file have arrived on all connections. `moved`: whether this connection received
+        some of them since its last failure.
         """
         self._refusals = 1 if moved else self._refusals + 1
-        if error.slow or arrived == self._arrived:
+        if arrived == self._arrived:
             self.tries += 1
         else:
             self.tries, self._since = 1, self._clock.now()

@@ -21,7 +21,7 @@ from colabstage.sources.remote import (
     LEADS_NOWHERE,
     LOOK_BYTES,
     NOTHING,
-    Checksum,
+    Access,
     MountedFile,
     RemoteFacts,
     RemoteFile,
@@ -250,18 +250,15 @@ def bytes_along(files: int, reads_next: bool) -> int:
     return min(_SMALL_BYTES, _KEPT_BYTES // max(1, files)) if reads_next else 0
 
 
-def remote_opener(
-    source: SingleSource, *, along: int = 0, cancellation: Cancellation | None = None, services: Services | None = None
-) -> Callable[[], RemoteFile]:
-    """Return a function that opens one file with an address, any number of times. `along`: how many bytes to request
-    at its beginning, for `RemoteFile.known`. `services`: as of `open_remote`."""
+def remote_opener(source: SingleSource, access: Access = Access()) -> Callable[[], RemoteFile]:  # noqa: B008 - frozen
+    """Return a function that opens one file with an address, any number of times."""
     if not isinstance(source, FileSource):
         msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
         raise OptionError(msg)
 
     def open_it() -> RemoteFile:
         if not isinstance(source, LocalSource):
-            found = open_remote(source, along=(along, 0), cancellation=cancellation, services=services)
+            found = open_remote(source, access)
             if not isinstance(found, RemoteFileTree | KaggleFolder):
                 return found
             if isinstance(found, RemoteFileTree):
@@ -276,69 +273,49 @@ def remote_opener(
 
 
 def open_remote(
-    source: WebSource | ObjectSource | ShareSource | KaggleSource,
-    *,
-    checksum: Checksum | None = None,
-    policy: RetryPolicy | None = None,
-    along: tuple[int, int] = (0, 0),
-    reads_next: bool = False,
-    cancellation: Cancellation | None = None,
-    services: Services | None = None,
+    source: WebSource | ObjectSource | ShareSource | KaggleSource, access: Access, *, reads_next: bool = False
 ) -> RemoteFile | RemoteFileTree | KaggleFolder:
     """Open the file or the folder at an address: the only place that maps sources to transports.
 
-    `checksum`: the expected one, if the caller knows it. `policy`: how often to retry a web server; `along`: how many
-    bytes to request at its beginning and end, for `RemoteFile.known`. `reads_next`: whether all files of a folder are
-    read next, so that small ones come whole with their facts. `cancellation`: ends requests, then and while
-    the file is read. `services`: of the run, whose addresses share connections; closed after all files.
+    `reads_next`: whether all files of a folder are read next, so that small ones come whole with their facts.
     """
     if isinstance(source, KaggleSource) and (mounted := find_kaggle_folder(source)) is not None:
         return mounted
     require_online(source.label)
     match source:
         case KaggleSource():
-            return open_kaggle(source, along=along, cancellation=cancellation, services=services)
+            return open_kaggle(source, access)
         case WebSource():
-            return open_http(
-                source.url, checksum=checksum, policy=policy, along=along, cancellation=cancellation, services=services
-            )
+            return open_http(source.url, access)
         case ObjectSource():
             # Imported late: other sources do not need what it loads.
             from colabstage.sources.objects import open_address
 
-            return open_address(
-                source.url, checksum=checksum, retry=PATIENT, cancellation=cancellation, services=services
-            )
+            return open_address(source.url, replace(access, policy=PATIENT))
         case ShareSource():
-            shared = open_share(source, checksum=checksum, along=along, cancellation=cancellation, services=services)
+            shared = open_share(source, access)
             if not isinstance(shared, SharedFolder):
                 return shared
-            along_each = bytes_along(len(shared.files), reads_next)
-            opener = partial(remote_opener, along=along_each, cancellation=cancellation, services=services)
+            each = Access(
+                along=(bytes_along(len(shared.files), reads_next), 0),
+                cancellation=access.cancellation,
+                services=access.services,
+            )
             return RemoteFileTree(
                 source.label,
-                [(name, opener(link)) for name, link in shared.files.items()],
+                [(name, remote_opener(link, each)) for name, link in shared.files.items()],
                 policy=PATIENT,
-                cancellation=cancellation,
+                cancellation=access.cancellation,
                 askers=IN_FLIGHT,
                 stamp=shared.version,
                 notes=shared.notes,
             )
 
 
-def list_ahead(parts: Sequence[SingleSource], services: Services, cancellation: Cancellation | None = None) -> None:
-    """Ask about many objects of a list at once, where one listing tells of them."""
-    if objects := [part for part in parts if isinstance(part, ObjectSource)]:
-        # Imported late, as above.
-        from colabstage.sources import objects as in_stores
-
-        require_online(objects[0].label)
-        in_stores.list_ahead([part.url for part in objects], services, cancellation)
-
-
 def read_small_file(source: SingleSource, services: Services | None = None) -> bytes:
     """Return the whole content of a file that fits into memory, from the web in one round trip if it is short. It is
     not checked for changes while it is read."""
     along = _SMALL_BYTES if isinstance(source, WebSource) else 0
-    with given_up(), contextlib.closing(remote_opener(source, along=along, services=services)()) as file:
+    opener = remote_opener(source, Access(along=(along, 0), services=services))
+    with given_up(), contextlib.closing(opener()) as file:
         return b"".join(read_through(file.without_version_check(), policy=RetryPolicy()))

@@ -38,7 +38,7 @@ from colabstage.options import (
 )
 from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.images.files import encode
-from tests.layouts.known import batch, coco, voc, wav
+from tests.layouts.known import coco, voc, wav
 from tests.layouts.shards.test_shards import hub
 from tests.layouts.shards.writing import parquet_of, records_of, tar_of
 from tests.support.archives import tar_bytes as tar

@@ -3,20 +3,17 @@
 fast.ai, timm and ultralytics train in test_libraries.py.
 """
 
-import importlib
-import tomllib
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import h5py
 import numpy as np
 import pytest
 import torch
 
 from colabstage import StagedDataset, dataset_h5, stage_dataset, to_hf
-from colabstage.errors import DriveNotMountedError, OptionError
-from tests.pages import DOCS, ROOT, blocks
+from colabstage.errors import OptionError
+from tests.pages import DOCS, blocks
 from tests.pictures import write_photos
 
 PAGE = DOCS[0].with_name("coming_from.md")
@@ -69,30 +66,6 @@ def test_rows_of_any_kind_become_columns(tmp_path: Path, kind: str, monkeypatch:
         with pytest.raises(OptionError, match=f"x is {kind}"):
             to_hf(dataset)
     dataset.close()
-
-
-def test_paths_on_drive_are_fsspecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read, written, listed and mapped by fsspec itself, wherever Drive is mounted; if it is not, the error says so."""
-    module, _, name = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"][
-        "fsspec.specs"
-    ]["drive"].partition(":")
-    kind = getattr(importlib.import_module(module), name)
-    fsspec.register_implementation("drive", kind, clobber=True)
-    monkeypatch.setattr(f"{module}.list_drives", list)
-    with pytest.raises(DriveNotMountedError, match="mount_drive"):
-        fsspec.open("drive://MyDrive/a.txt")
-    monkeypatch.setattr(f"{module}.list_drives", lambda: [tmp_path])
-    (tmp_path / "MyDrive" / "sub").mkdir(parents=True)
-    (tmp_path / "MyDrive" / "a.txt").write_text("one\n", encoding="utf-8")
-    with fsspec.open("drive://MyDrive/a.txt", "rt") as file:
-        assert file.read() == "one\n"
-    with fsspec.open("drive://MyDrive/sub/b.txt", "wt") as file:
-        file.write("two")
-    filesystem, path = fsspec.core.url_to_fs("drive://MyDrive")
-    for same in (path, "/MyDrive", "drive:///MyDrive"):
-        assert sorted(filesystem.find(same)) == ["MyDrive/a.txt", "MyDrive/sub/b.txt"]
-    assert fsspec.get_mapper("drive://MyDrive")["sub/b.txt"] == b"two"
-    assert [one.path for one in fsspec.open_files("drive://MyDrive/*.txt")] == ["MyDrive/a.txt"]
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's, about torch and itself

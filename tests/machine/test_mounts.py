@@ -30,9 +30,6 @@ MOUNTS = list_mounts(r"""
 25 22 0:42 / /content/drive2 rw - tmpfs tmpfs rw
 26 22 0:43 / /twice rw - ext4 /dev/vdb rw
 27 26 0:44 / /twice rw - fuse.gcsfuse bucket rw
-30 22 8:1 / /disk rw - ext4 /dev/sda rw
-31 22 8:1 /data/a /view rw - ext4 /dev/sda rw
-32 22 8:2 / /other rw - ext4 /dev/sdb rw
 """)
 
 
@@ -49,7 +46,7 @@ MOUNTS = list_mounts(r"""
 def test_a_path_lies_on_the_mount_with_the_longest_matching_folders(path: str, mountpoint: str, is_slow: bool) -> None:
     found = mount_of(path, mounts=MOUNTS)
     assert (found.mountpoint, slow_reason(found) is not None) == (Path(mountpoint), is_slow)
-    assert MOUNTS["/mnt/my disk"] == Mount(Path("/mnt/my disk"), "nfs4", "server:/a\\b", readonly=True, device="0:41")
+    assert MOUNTS["/mnt/my disk"] == Mount(Path("/mnt/my disk"), "nfs4", "server:/a\\b", readonly=True)
 
 
 def test_links_into_a_slow_mount_are_followed_without_touching_it(tmp_path: Path) -> None:
@@ -126,12 +123,6 @@ def test_paths_on_a_mount_that_hangs_are_judged_without_touching_it(
         ("/data/../data/a", "/data/x/..", "a"),
         ("/database", "/data", None),
         ("/content/drive/My Drive/a", "/content/drive/MyDrive", "a"),
-        # For a bind mount: both ways, deeper than the mounted folder, and beside it.
-        ("/view/b", "/disk/data/a", "b"),
-        ("/view/b", "/disk/data", "a/b"),
-        ("/disk/data/b", "/view", None),
-        # Another file system of the same kind.
-        ("/other/data/a", "/disk/data", None),
     ],
 )
 def test_a_path_is_in_a_folder_whatever_the_two_are_called(path: str, folder: str, expected: str | None) -> None:
@@ -140,31 +131,21 @@ def test_a_path_is_in_a_folder_whatever_the_two_are_called(path: str, folder: st
     assert (None if found is None else str(found)) == expected
 
 
-def test_a_path_is_in_a_folder_through_links_and_mounts(tmp_path: Path) -> None:
-    data, view = tmp_path / "data", tmp_path / "view"
+def test_a_path_is_in_a_folder_through_links(tmp_path: Path) -> None:
+    data = tmp_path / "data"
     (data / "a").mkdir(parents=True)
-    view.mkdir()
     (tmp_path / "to").symlink_to("data")
     (tmp_path / "into").symlink_to(tmp_path / "to" / "a")
     (data / "out").symlink_to(tmp_path)
-    (data / "file").write_text("")
-    (tmp_path / "linked").hardlink_to(data / "file")
     cases: list[tuple[Path, Path, str | None]] = [
         (tmp_path / "to/new/x", data, "new/x"),
         (data / "a/x", tmp_path / "to", "a/x"),
         (tmp_path / "into/x", data, "a/x"),
         (tmp_path / "into", data / "a", "."),
         (data / "out/x", data, None),
-        (tmp_path / "linked", data / "file", "."),
     ]
-    if subprocess.run(["mount", "--bind", data / "a", view], check=False, capture_output=True).returncode:
-        pytest.skip("needs the right to mount")
-    cases += [(view / "x", data, "a/x"), (data / "a/x", view, "x"), (view, data / "a", "."), (data / "x", view, None)]
-    try:
-        for path, folder, expected in cases:
-            assert place_in(path, folder) == (None if expected is None else Path(expected)), path
-    finally:
-        subprocess.run(["umount", view], check=True)
+    for path, folder, expected in cases:
+        assert place_in(path, folder) == (None if expected is None else Path(expected)), path
 
 
 def test_a_local_folder_of_drives_name_is_on_no_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

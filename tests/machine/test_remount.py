@@ -28,7 +28,7 @@ from colabstage import (
     stage_dataset,
     verify_file,
 )
-from colabstage.errors import DriveAuthError, DriveDisconnectedError, DriveError, SourceReadError
+from colabstage.errors import DriveAuthError, DriveDisconnectedError, SourceReadError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, DriveKnobs, OpFault
 from tests.support.colab import ColabKnobs, SimulatedColab, simulated_colab
@@ -159,71 +159,6 @@ def test_staging_goes_on_after_the_drive_that_it_writes_to_has_died(
     staged = stage_dataset(tmp_path / "photos", local_dir=place, progress=progress, **options)
     assert [note for note in staged.report.notes if "mounted again" in note]
     assert staged.path.read_bytes() == truth.path.read_bytes()
-
-
-def test_a_call_that_hangs_while_the_mount_answers_is_an_error_in_time(
-    colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing was published, and the next call publishes it. Slow work, which makes some progress, is left alone."""
-    for name, value in {"_ASK_EVERY_S": 0.1, "_ASLEEP_TIMES": 20, "_DIES_S": 0.1}.items():
-        monkeypatch.setattr(f"colabstage.machine.watched.{name}", value)
-    source, target = colab.root / "model.pt", colab.root / "content/drive/MyDrive/model.pt"
-    source.write_bytes(bytes(range(256)) * 8_000)
-    sync = os.fsync
-
-    def slow(handle: int) -> None:
-        for _ in range(16):
-            time.sleep(0.25)
-        sync(handle)
-
-    monkeypatch.setattr(os, "fsync", slow)
-    publish_file(source, target, progress=False)
-    source.write_bytes(bytes(range(256)) * 9_000)
-    # A system call, unlike a wait for another thread.
-    out, end = os.pipe()
-    monkeypatch.setattr(os, "fsync", lambda handle: (os.read(out, 1), sync(handle)))
-    before, began = target.read_bytes(), time.monotonic()
-    try:
-        with pytest.raises(DriveError, match="has not returned"):
-            publish_file(source, target, progress=False)
-        assert time.monotonic() - began < 20
-    finally:
-        monkeypatch.setattr(os, "fsync", sync)
-        os.close(end)
-    assert target.read_bytes() == before
-    publish_file(source, target, progress=False)
-    assert target.read_bytes() == source.read_bytes()
-    os.close(out)
-
-
-def test_a_cache_that_hangs_in_the_background_is_a_note_in_time(
-    colab: SimulatedColab, drive: SimulatedDrive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The dataset is here, and the next call publishes it."""
-    for name, value in {"_ASK_EVERY_S": 0.1, "_ASLEEP_TIMES": 20, "_DIES_S": 0.1}.items():
-        monkeypatch.setattr(f"colabstage.machine.watched.{name}", value)
-    make_tree(colab.root / "photos", in_classes(4))
-    (out, end), sync = os.pipe(), os.fsync
-
-    def hang(handle: int) -> None:
-        if "/MyDrive/" in str(Path(f"/proc/self/fd/{handle}").readlink()):
-            os.read(out, 1)
-        sync(handle)
-
-    monkeypatch.setattr(os, "fsync", hang)
-    options: dict[str, Any] = {
-        "cache_dir": colab.root / "content/drive/MyDrive/cache",
-        "local_dir": colab.root / "fast",
-    }
-    try:
-        staged = stage_dataset(colab.root / "photos", **options, wait=False, progress=False)
-        assert staged.wait_published(40) is None
-        assert "has not returned" in str(staged.report)
-    finally:
-        monkeypatch.setattr(os, "fsync", sync)
-        os.close(end)
-    assert stage_dataset(colab.root / "photos", **options, progress=False).wait_published(20) is not None
-    os.close(out)
 
 
 # What asks the system about a path.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from colabstage import doctor
-from tests.support.images import in_classes, make_tree
+from tests.support.images import make_tree
 
 GIB = 1 << 30
 CORES = len(os.sched_getaffinity(0))
@@ -106,31 +106,3 @@ def test_free_space_looks_at_the_nearest_folder_that_exists(tmp_path: Path, monk
     facts = os.statvfs(tmp_path)
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(tmp_path / "a/b/c"))
     assert doctor(timeout_s=5.0).facts.free_bytes == pytest.approx(facts.f_bavail * facts.f_frsize, rel=0.05)
-
-
-_HOLES = """
-import ctypes, sys
-from colabstage import pack_dataset
-def pack(name):
-    pack_dataset(sys.argv[1], f"{sys.argv[1]}-{name}.h5", progress=False)
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096
-pack("first")  # what it needs is loaded
-# Small blocks come from the heap, and the last one keeps all that lies before it from going back by itself.
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-blocks = [libc.malloc(ctypes.c_size_t(4000)) for _ in range(10_000)]
-for block in blocks:
-    ctypes.memset(ctypes.c_void_p(block), 1, 4000)
-for block in blocks[:-1]:
-    libc.free(ctypes.c_void_p(block))
-before = resident()
-pack("second")
-print(before - resident())
-"""
-
-
-def test_holes_in_the_heap_go_back_to_the_system(tmp_path: Path) -> None:
-    """Nearly all of 40 MB freed below a block that stays is returned to the system during packing."""
-    photos = make_tree(tmp_path / "photos", in_classes(4))
-    assert run(_HOLES, str(photos)) > 30_000_000

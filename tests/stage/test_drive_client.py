@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from colabstage import fetch_files, plan_stage, publish_file, stage_dataset
+from colabstage import fetch_files, plan_stage, stage_dataset
 from colabstage.errors import ColabstageError, DriveQuotaError
 from simulated_drive.drive import SimulatedDrive
 from tests.support.deadlines import lose_patience, shorten_deadlines
 from tests.support.images import make_tree
-from tests.support.steps import wait_until
 
 pytestmark = pytest.mark.fuse
 NUMBERS = {f"{kind}/{number}.bmp": 10 * number for kind in ("cat", "dog") for number in range(20)}
@@ -83,18 +82,11 @@ def test_each_file_is_asked_for_once_and_a_client_without_md5s_once_in_all(
     assert len(asked) == 1
 
 
-def test_a_client_that_hangs_is_waited_for_once(
-    photos: Path, drive: SimulatedDrive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every kind of question shares that, and readers of files, whose content may well come, are not held up for ever
-    either; once the old one has been answered, the client is asked again."""
+def test_a_client_that_hangs_is_not_waited_for_for_ever(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look(photos)
-    make_tree(drive.cloud / "MyDrive/others", {"cat/1.bmp": 1, "dog/2.bmp": 2})
-    (tmp_path / "model.pt").write_bytes(b"x" * 1000)
-    over, whole, asked = threading.Event(), os.getxattr, list[str]()
+    over, whole = threading.Event(), os.getxattr
 
     def getxattr(path: Any, name: str, **options: Any) -> bytes:
-        asked.append(name)
         over.wait(60)
         return whole(path, name, **options)
 
@@ -102,14 +94,8 @@ def test_a_client_that_hangs_is_waited_for_once(
     monkeypatch.setattr(os, "getxattr", getxattr)
     try:
         assert "did not answer" in look(photos)[1]
-        once = len(asked)
-        published = publish_file(tmp_path / "model.pt", photos.parent, wait_uploaded=True, progress=False)
-        assert "did not answer" in str(published)
-        assert look(photos.with_name("others"))[0] == "source"
-        assert len(asked) == once
     finally:
         over.set()
-    wait_until(lambda: "would not be noticed" not in look(photos)[1])
 
 
 MARK = "x" * 3_000_000 + "\nQUOTA_EXCEEDED\n"

@@ -1,4 +1,4 @@
-"""Kaggle's dataset service, as kagglehub meets it, on loopback: the API, the storage behind it, the mounts.
+"""Kaggle's dataset service, as kagglehub meets it, on loopback: the API and the storage behind it.
 
 What is imitated, and from which facts (kagglehub 1.0.2, kagglesdk 0.1.37):
 
@@ -8,10 +8,6 @@ What is imitated, and from which facts (kagglehub 1.0.2, kagglesdk 0.1.37):
 - Credentials come as `Authorization: Bearer` (a token) or Basic (user and key), and must not travel on to storage.
 - The storage answers ranges until the signature expires, then 403, and gives `x-goog-hash: crc32c=…,md5=…`
   (kagglehub `integrity.py`).
-- Colab: `POST http://$TBE_RUNTIME_ADDR/kagglehub/datasets/is_supported` and `/mount`, which answers `{"slug": …}`
-  before the folder is there (kagglehub `colab_cache_resolver.py`, which then waits for it).
-- Kaggle: `POST $KAGGLE_DATA_PROXY_URL/kaggle-jwt-handler/AttachDatasourceUsingJwtRequest` with two tokens, answered by
-  `{"wasSuccessful": true, "result": {"mountSlug": …}}` (kagglehub `clients.py`, `kaggle_cache_resolver.py`).
 
 None of it has been compared with the live service from here.
 """
@@ -23,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from tests.support.https_hosts import PLAIN, HostAnswer, HostedService, HostRequest, answer_file
+from tests.support.https_hosts import HostAnswer, HostedService, HostRequest, answer_file
 
 _SERVICE = "/v1/datasets.DatasetApiService/"
 _SIGNATURE = "X-Goog-Signature=0a1b2c3d"
@@ -46,12 +42,10 @@ class HostedDataset:
     """The number of 503 responses before the first good one."""
     lasts: int = 0
     """Requests after which the storage's first signed address expires; 0 for never."""
-    mounts: bool = False
-    """Whether Colab and Kaggle offer to mount it."""
 
 
 class KaggleService(HostedService):
-    """The service. It counts `GetDataset`, `DownloadDataset`, `storage`, `mount`, …; `token` is what counts as a login.
+    """The service. It counts `GetDataset`, `DownloadDataset` and `storage`; `token` is what counts as a login.
 
     Args:
         folder: where the loopback certificate is written.
@@ -61,7 +55,7 @@ class KaggleService(HostedService):
         self.token = token
         self._datasets: dict[tuple[str, str], HostedDataset] = {}
         self._leaked = False
-        services = {"api.kaggle.com": self._api, "storage.googleapis.com": self._storage, PLAIN: self._mounting}
+        services = {"api.kaggle.com": self._api, "storage.googleapis.com": self._storage}
         super().__init__(services, folder)
 
     def add(self, dataset: HostedDataset) -> None:
@@ -72,19 +66,6 @@ class KaggleService(HostedService):
     def leaked(self) -> bool:
         """Tell whether the storage received credentials."""
         return self._leaked
-
-    def colab_environment(self) -> dict[str, str]:
-        """Return the variable that makes kagglehub request Colab's mount."""
-        return {"TBE_RUNTIME_ADDR": self.hosts.address}
-
-    def kaggle_environment(self) -> dict[str, str]:
-        """Return the variables of a notebook on Kaggle."""
-        return {
-            "KAGGLE_KERNEL_RUN_TYPE": "Batch",
-            "KAGGLE_DATA_PROXY_URL": f"http://{self.hosts.address}",
-            "KAGGLE_USER_SECRETS_TOKEN": self.token,
-            "KAGGLE_DATA_PROXY_TOKEN": self.token,
-        }
 
     def _api(self, request: HostRequest) -> HostAnswer:
         action = request.path.removeprefix(_SERVICE)
@@ -126,24 +107,6 @@ class KaggleService(HostedService):
         answer = answer_file(request, dataset.archive, headers, etag=f'"{digest}"')
         cut = dataset.cut_every if 0 < dataset.cut_every < len(answer.body) else None
         return replace(answer, cut_after=cut)
-
-    def _mounting(self, request: HostRequest) -> HostAnswer:
-        asked = json.loads(request.body or b"{}")
-        if request.path.startswith("/kaggle-jwt-handler/"):
-            self._note("attach")
-            wanted = asked.get("datasetRef", {})
-            dataset = self._datasets.get((wanted.get("OwnerSlug", ""), wanted.get("DatasetSlug", "")))
-            tokens = request.headers.get("x-kaggle-authorization"), request.headers.get("x-kaggle-proxy-data")
-            if dataset is None or tokens != (f"Bearer {self.token}", self.token):
-                return _json(200, wasSuccessful=False)
-            slug = f"datasets/{dataset.owner}/{dataset.name}"
-            return _json(200, wasSuccessful=True, result={"mountSlug": slug, "versionNumber": dataset.version})
-        action = request.path.rpartition("/")[2]
-        self._note(action)
-        dataset = self._datasets.get((asked.get("owner", ""), asked.get("dataset", "")))
-        if dataset is None or not dataset.mounts:
-            return _json(404, message="not cached here")
-        return HostAnswer(200) if action == "is_supported" else _json(200, slug=dataset.name)
 
 
 def _json(status: int, **value: object) -> HostAnswer:

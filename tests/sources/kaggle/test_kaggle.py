@@ -1,6 +1,5 @@
 """Kaggle's datasets: what people paste, mounts, and the zip behind a redirect, from an imitated service."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 from colabstage import fetch_files
 from colabstage.errors import CorruptArchiveError, OptionError, SourceAccessError, SourceNotFoundError, SourceReadError
 from tests.support.archives import stored_zip
-from tests.support.deadlines import shorten_deadlines
 from tests.support.far import random_bytes
 from tests.support.images import make_tree, read_tree
 from tests.support.kaggle_service import HostedDataset, KaggleService
@@ -185,37 +183,6 @@ def test_a_mount_is_read_in_place_without_a_request(
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
     assert fetch(out.with_name("dogs"), "kaggle://ann/dogs") == FILES
     assert service.count("GetDataset") == 1
-
-
-def test_kaggle_attaches_a_certain_version(
-    service: KaggleService, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A notebook on Kaggle asks for the mount, and reads in place."""
-    service.add(HostedDataset("ann", "cats", b"", version=2))
-    for name, value in service.kaggle_environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("KAGGLE_CACHE_MOUNT_FOLDER", str(tmp_path / "input"))
-    make_tree(tmp_path / "input/datasets/ann/cats", FILES)
-    assert fetch(out, "kaggle://ann/cats/versions/2") == FILES
-    assert service.count("attach") == 1
-    assert service.count("DownloadDataset") == 0
-
-
-@pytest.mark.parametrize("appears", [True, False])
-def test_colabs_cache_is_read_in_place(
-    service: KaggleService, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, appears: bool
-) -> None:
-    """Colab mounts what it has a moment after it was asked; where nothing appears, Kaggle is asked for the files."""
-    service.add(HostedDataset("ann", "cats", stored_zip(FILES), mounts=True))
-    monkeypatch.setenv("TBE_RUNTIME_ADDR", service.colab_environment()["TBE_RUNTIME_ADDR"])
-    monkeypatch.setenv("COLAB_CACHE_MOUNT_FOLDER", str(tmp_path / "input"))
-    if appears:
-        threading.Timer(0.5, make_tree, [tmp_path / "input/cats", FILES]).start()
-    else:
-        shorten_deadlines("sources", 1.0, monkeypatch.setattr)
-    assert fetch(out) == FILES
-    assert service.count("DownloadDataset") == (0 if appears else 1)
-    assert service.count("mount") == 1
 
 
 def test_what_kagglehub_has_already_is_read_there(service: KaggleService, out: Path, tmp_path: Path) -> None:

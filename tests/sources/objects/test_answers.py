@@ -141,9 +141,9 @@ class NoCredentialsError(Exception):
 class ClientError(Exception):
     """As botocore's: with a response."""
 
-    def __init__(self, status: int, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
-        self.response: Any = {"ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers or {}}}
+        self.response: Any = {"ResponseMetadata": {"HTTPStatusCode": status}}
 
 
 class SSHException(Exception):  # noqa: N818 - paramiko's name
@@ -153,9 +153,9 @@ class SSHException(Exception):  # noqa: N818 - paramiko's name
 class HttpError(Exception):
     """As requests': with a response object."""
 
-    def __init__(self, status: int, wait: str = "0") -> None:
+    def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
-        self.response = SimpleNamespace(status_code=status, headers={"Retry-After": wait})
+        self.response = SimpleNamespace(status_code=status)
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -189,8 +189,6 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (OSError(errno.EINVAL, "The requested range is not satisfiable"), SourceReadError, False),
         (ValueError("odd"), SourceReadError, False),
         (ValueError(), SourceReadError, False),
-        # Nonsense is no time.
-        (ClientError(503, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}), SourceReadError, True),
     ],
 )
 def test_failures_are_told_apart(
@@ -209,26 +207,3 @@ def test_failures_are_told_apart(
     assert reason in str(raised.value) or not reason or error.__cause__ is not None
     assert ("name is not known here" in str(raised.value)) is isinstance(error, socket.gaierror)
     assert not (tmp_path / "x.bin").exists()
-
-
-@pytest.mark.parametrize(
-    "error", [HttpError(429, "1"), caused(OSError("busy"), ClientError(503, {"retry-after": "1"}))]
-)
-def test_the_time_a_service_asks_for_is_waited(backend: type[Backend], tmp_path: Path, error: Exception) -> None:
-    """From either kind of answer, before each further try."""
-    backend.fails, backend.fails_at = error, "read"
-    began = time.monotonic()
-    with pytest.raises(SourceReadError, match=r"answers://top/x\.bin"):
-        fetch(tmp_path)
-    assert time.monotonic() - began >= backend.asked.count("read") - 1 >= 1
-
-
-def test_an_object_in_cold_storage_needs_no_login(backend: type[Backend], tmp_path: Path) -> None:
-    """It is to be restored: the advice about logins would lead nowhere."""
-    backend.fails_at, backend.fails = (
-        "read",
-        PermissionError("The operation is not valid for the object's storage class"),
-    )
-    with pytest.raises(SourceAccessError, match="restore-object") as raised:
-        fetch(tmp_path)
-    assert "login" not in str(raised.value)

@@ -11,7 +11,6 @@ import pytest
 from colabstage import fetch_files, stage_dataset
 from colabstage.errors import (
     EmptySourceError,
-    SourceAccessError,
     SourceChangedError,
     SourceNotFoundError,
     SourceReadError,
@@ -19,6 +18,7 @@ from colabstage.errors import (
 )
 from colabstage.io.files import RetryPolicy
 from colabstage.sources.objects import open_address
+from colabstage.sources.remote import Access
 from colabstage.trees.listing import FileEntry, Tree
 from tests.sources.objects.conftest import Place
 from tests.sources.servers import BucketService, FolderService
@@ -40,7 +40,7 @@ CONTENT = {
 
 def open_tree(url: str, retry: RetryPolicy = RetryPolicy()) -> Any:  # noqa: B008 - frozen
     """The folder at an address."""
-    tree = open_address(url, workers=4, retry=retry)
+    tree = open_address(url, Access(policy=retry), workers=4)
     assert isinstance(tree, Tree)
     return tree
 
@@ -184,22 +184,6 @@ def test_a_folder_of_a_bucket_is_fetched_again_where_it_changed(s3: BucketServic
         assert not tree.entries
 
 
-def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(ftp: FolderService) -> None:
-    """fsspec's own walk leaves out what fails, without a word."""
-    make_tree(ftp.root, {"set/a/x": b"1", "set/closed/y": b"2"})
-    base: Any = ftp.server.handler.abstracted_fs
-
-    class Closed(base):  # type: ignore[misc]
-        def listdir(self, path: str) -> list[str]:
-            if path.endswith("closed"):
-                raise PermissionError(13, "Permission denied", path)
-            return list(super().listdir(path))
-
-    ftp.server.handler.abstracted_fs = Closed
-    with pytest.raises(SourceAccessError, match="550"):
-        open_tree(f"{ftp.login_address}/set")
-
-
 def test_links_on_an_sftp_server(sftp: FolderService) -> None:
     """They are left out with a note."""
     make_tree(sftp.root, {"set/a/x": b"1"})
@@ -208,15 +192,6 @@ def test_links_on_an_sftp_server(sftp: FolderService) -> None:
     with open_tree(f"{sftp.login_address}/set") as tree:
         assert read_all(tree) == {"a/x": b"1"}
         assert "3 links" in tree.notes[0]
-
-
-def test_links_in_a_list_are_followed(sftp: FolderService, tmp_path: Path) -> None:
-    """A listing, which looks up many addresses at once, has the length of a link, and not of its file."""
-    make_tree(sftp.root, {f"set/{n}.bin": os.urandom(100 + n) for n in range(32)})
-    (sftp.root / "set/link.bin").symlink_to("7.bin")
-    addresses = [f"{sftp.login_address}/set/{name}.bin" for name in (*range(32), "link")]
-    fetched = fetch_files(addresses, tmp_path / "out", progress=False).path
-    assert (fetched / "link.bin").read_bytes() == (sftp.root / "set/7.bin").read_bytes()
 
 
 def test_a_connection_that_broke_is_replaced(ftp: FolderService) -> None:

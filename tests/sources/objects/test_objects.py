@@ -23,7 +23,7 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.sources.objects import open_address
-from colabstage.sources.remote import Checksum, RemoteFile
+from colabstage.sources.remote import Access, Checksum, RemoteFile
 from colabstage.trees.listing import Tree
 from tests.sources.objects.conftest import Place
 from tests.sources.servers import PASSWORD, USER, BucketService, FolderService, use_login
@@ -34,7 +34,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 
 
 def open_object(url: str, **options: Any) -> RemoteFile:
-    found = open_address(url, **options)
+    found = open_address(url, Access(**options))
     assert not isinstance(found, Tree)
     return found
 
