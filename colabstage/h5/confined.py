@@ -27,7 +27,7 @@ _MAX_STEPS = 16
 
 
 class Reach:
-    """Which files an HDF5 file may lead to: those of its folder, all, or none."""
+    """Which files an HDF5 file may lead to: those of its folder and below, all, or none."""
 
     def __init__(self, path: Path | None, label: str, *, anywhere: bool = False) -> None:
         """Take the file; `None` for bytes without a path, which lead to no other file. `anywhere`: any file is allowed.
@@ -35,15 +35,15 @@ class Reach:
         `label`: what messages call it.
         """
         self._path, self._label, self._anywhere = path, label, anywhere
-        # Sources are shared and nested; each is checked once.
-        self._sound: set[tuple[bytes, int]] = set()
-        self._above: list[tuple[bytes, int]] = []
 
-    def check(self, group: Any, name: str) -> bool:
-        """Follow `name` from an open `GroupID` and judge every file on the way; return whether the name exists."""
-        return self._follow(group, name.encode(errors="surrogateescape"), 0)
+    def check(self, group: Any, name: str, steps: int = 0) -> bool:
+        """Follow `name` from an open `GroupID` and judge every file on the way; return whether the name exists.
 
-    def _follow(self, group: Any, name: bytes, links: int) -> bool:
+        `steps`: how many links, and virtual datasets, have led here.
+        """
+        return self._follow(group, name.encode(errors="surrogateescape"), steps)
+
+    def _follow(self, group: Any, name: bytes, steps: int) -> bool:
         node = h5g.open(group, b"/") if name.startswith(b"/") else group
         parts = _parts(name)
         while parts:
@@ -54,78 +54,47 @@ class Reach:
             if kind == h5l.TYPE_HARD:
                 node = h5o.open(node, part)
                 continue
-            links += 1
-            if links > _MAX_STEPS:
-                msg = f"'{os.fsdecode(name)}' in '{self._label}' leads through more than {_MAX_STEPS} links."
-                raise PackFormatError(msg)
+            steps = self._step(steps, os.fsdecode(name))
             target = node.links.get_val(part)
             if kind == h5l.TYPE_EXTERNAL:
                 with self._root_of(os.fsdecode(target[0]), node) as root:
                     # An external link's target is looked up from the root, however it is written.
                     rest = b"/".join([b"", target[1], *reversed(parts)])
-                    return root is not None and self._follow(root, rest, links)
+                    return root is not None and self._follow(root, rest, steps)
             parts += _parts(target)
             node = h5g.open(node, b"/") if target.startswith(b"/") else node
-        self._check_sources(node)
+        if isinstance(node, h5d.DatasetID):
+            self._check_sources(node, steps)
         return True
 
-    def _check_sources(self, node: Any) -> None:
-        """Judge the files that an open object takes its values from."""
-        if not isinstance(node, h5d.DatasetID):
-            return
-        # Neither opening the object nor this makes HDF5 look for a source; asking for the shape does.
+    def _step(self, steps: int, name: str) -> int:
+        if steps >= _MAX_STEPS:
+            msg = f"'{name}' in '{self._label}' leads through more than {_MAX_STEPS} links."
+            raise PackFormatError(msg)
+        return steps + 1
+
+    def _check_sources(self, node: Any, steps: int) -> None:
+        """Judge the files that an open dataset takes its values from."""
+        # Neither opening the dataset nor this makes HDF5 look for a source; asking for the shape does.
         properties = node.get_create_plist()
+        name, remedy = _name_of(node), "Put all files where they were written, or copy the dataset into one file."
         if properties.get_layout() == h5d.CONTIGUOUS and properties.get_external_count():
-            self._check_storage(node, properties)
+            msg = f"{name} in '{self._label}' has its values in files without HDF5's form, which are not read. {remedy}"
+            raise PackFormatError(msg)
         if properties.get_layout() != h5d.VIRTUAL:
             return
-        source = (h5f.get_name(node), h5o.get_info(node).addr)
-        if source in self._above or len(self._above) > _MAX_STEPS:
-            steps = len(self._above)
-            msg = f"{_name_of(node)} in '{self._label}' is put together from itself, by way of {steps} others."
-            raise PackFormatError(msg)
-        if source not in self._sound:
-            self._above.append(source)
-            try:
-                self._check_virtual(node, properties)
-            finally:
-                self._above.pop()
-            self._sound.add(source)
-
-    def _check_virtual(self, node: Any, properties: Any) -> None:
+        steps = self._step(steps, name)
         names = (properties.get_virtual_filename, properties.get_virtual_dsetname)
         count = properties.get_virtual_count()
         # Each pair once, in order.
-        for written, part in dict.fromkeys(tuple(name(number) for name in names) for number in range(count)):
-            if any("%b" in name.replace("%%", "") for name in (written, part)):
-                raise self._broken(node, f"is put together from files that it only numbers, '{written}'")
-            file, part = written.replace("%%", "%"), part.replace("%%", "%")  # noqa: PLW2901
+        for file, part in dict.fromkeys(tuple(name(number) for name in names) for number in range(count)):
             with self._root_of(file, node) as root:
-                if root is None:
-                    raise self._broken(node, f"is put together from '{file}', which is not there")
-                if not self.check(root, part):
-                    raise self._broken(node, f"is put together from '{part}' in '{file}', which is not there")
-
-    def _check_storage(self, node: Any, properties: Any) -> None:
-        left = node.get_space().get_simple_extent_npoints() * node.get_type().get_size()
-        for number in range(properties.get_external_count()):
-            name, offset, size = properties.get_external(number)
-            written = os.fsdecode(name)
-            # Unlike the files of links and virtual sources, HDF5 looks for these in the current folder.
-            there = self._judge(Path(written), written, node)
-            # The last file may be unlimited, which h5py reports as a very large size.
-            wanted = min(left, int(size))
-            left -= wanted
-            if there is None:
-                raise self._broken(node, f"is in '{written}', which is not there")
-            if there < int(offset) + wanted:
-                raise self._broken(node, f"needs {int(offset) + wanted:,} bytes of '{written}', which has {there:,}")
-
-    def _broken(self, node: Any, what: str) -> PackFormatError:
-        return PackFormatError(
-            f"{_name_of(node)} in '{self._label}' {what}; HDF5 would give zeros for its values. Put all files where "
-            "they were written, or copy the dataset into one file."
-        )
+                if root is None or not self.check(root, part, steps):
+                    msg = (
+                        f"{name} in '{self._label}' is put together from '{part}' in '{file}', which is not there; "
+                        f"HDF5 would give zeros for its values. {remedy}"
+                    )
+                    raise PackFormatError(msg)
 
     @contextlib.contextmanager
     def _root_of(self, written: str, node: Any) -> Iterator[Any]:
@@ -134,13 +103,11 @@ class Reach:
         if written == ".":
             yield h5g.open(node, b"/")
             return
-        if self._path is None:
-            raise self._refusal(written)
         for place in _candidates(written, _home(node)):
             # If HDF5 cannot open a file in one place, it also tries the next.
             with contextlib.suppress(OSError):
                 opener = functools.partial(h5py.File, place, "r")
-                found = None if self._judge(place, written, node) is None else with_any_locking(opener)
+                found = with_any_locking(opener) if self._may_open(place) else None
                 if found is not None:
                     break
         else:
@@ -149,46 +116,31 @@ class Reach:
         with found:
             yield found.id
 
-    def _judge(self, place: Path, written: str, node: Any) -> int | None:
-        """Return the length of a file that may be read; `None` if there is none."""
+    def _may_open(self, place: Path) -> bool:
+        """Tell whether there is a file; one that must not be opened is refused."""
         if self._path is None:
-            raise self._refusal(written)
+            msg = (
+                f"'{self._label}' leads to another file, '{place}', and files are found beside each other only in a "
+                "folder. Stage the folder that has both, unpacked, or copy all of it into one file."
+            )
+            raise ExternalFileError(msg)
         try:
             facts = place.stat()
         except (OSError, ValueError):
-            return None
+            return False
         if stat.S_ISDIR(facts.st_mode):
-            return None
+            return False
         # Opening a pipe would block, and a device does not belong to a dataset.
         if not stat.S_ISREG(facts.st_mode):
             msg = f"'{self._label}' leads to '{place}', which is not a regular file. Copy its values into one file."
             raise ExternalFileError(msg)
-        is_full = Path(written).is_absolute()
-        if not self._anywhere and not self._is_inside(place, node, is_full=is_full):
-            raise self._refusal(str(place), by_full_path=is_full)
-        return facts.st_size
-
-    def _is_inside(self, place: Path, node: Any, *, is_full: bool) -> bool:
-        assert self._path is not None
-        found, home = place.resolve(), _home(node)
-        # The folder may hold all of the user's files. A full path into it names a file that did not come with the
-        # dataset, unless that is right beside this one, where writers use full paths for short ones.
-        beside = {(folder / place.name).resolve() for folder in (home.parent, home.resolve().parent)}
-        return found.is_relative_to(self._path.resolve().parent) and (not is_full or found in beside)
-
-    def _refusal(self, target: str, *, by_full_path: bool = False) -> ExternalFileError:
-        if self._path is None:
-            return ExternalFileError(
-                f"'{self._label}' leads to another file, '{target}', and files are found beside each other only in a "
-                "folder. Stage the folder that has both, unpacked, or copy all of it into one file."
+        if not self._anywhere and not place.resolve().is_relative_to(self._path.resolve().parent):
+            msg = (
+                f"'{self._label}' leads to '{place}', which did not come with it: only files in its own folder, and in "
+                f"folders below that, are read. If you trust the file: dataset_h5('{self._path}', allow_external=True)."
             )
-        read = "only files in its own folder, and in folders below that, are read"
-        if by_full_path:
-            read = "by a full path only files beside it are read"
-        return ExternalFileError(
-            f"'{self._label}' leads to '{target}', which did not come with it: {read}. "
-            f"If you trust the file: dataset_h5('{self._path}', allow_external=True)."
-        )
+            raise ExternalFileError(msg)
+        return True
 
 
 def _home(node: Any) -> Path:
@@ -226,15 +178,10 @@ class _Confined:
         node = super().__getitem__(name)  # type: ignore[misc]
         return ConfinedGroup(node.id, self.reach) if isinstance(node, h5py.Group) else node
 
-    def get(self, name: str, default: Any = None, getclass: bool = False, getlink: bool = False) -> Any:
-        """Return the object, its class or its link, as h5py does; `default` if there is none."""
-        if getclass or getlink:
-            self.reach.check(self.id, name)
-            return super().get(name, default, getclass, getlink)  # type: ignore[misc]
-        try:
-            return self[name]
-        except KeyError:
-            return default
+    def get(self, name: str, *further: Any, **named: Any) -> Any:
+        """Return the object, its class or its link, as h5py does."""
+        self.reach.check(self.id, name)
+        return super().get(name, *further, **named)  # type: ignore[misc]
 
     def __contains__(self, name: object) -> bool:
         if isinstance(name, str):
@@ -253,8 +200,8 @@ class ConfinedGroup(_Confined, h5py.Group):  # type: ignore[misc]
 class ConfinedFile(_Confined, h5py.File):  # type: ignore[misc]
     """A file, open for reading, whose names lead only to what it may reach."""
 
-    beside: dict[str, tuple[ConfinedFile, str]]
-    """The names that lead into other files, which close with this one, and the names there."""
+    beside: dict[str, Any]
+    """Datasets of other files, by the names under which they are found in this one."""
 
     def __init__(self, file: Any, reach: Reach, *, locking: bool | None = None) -> None:
         """Open a path, or an object with `readinto` and `seek`."""
@@ -262,32 +209,26 @@ class ConfinedFile(_Confined, h5py.File):  # type: ignore[misc]
         self.reach, self.beside = reach, {}
 
     def __getitem__(self, name: Any) -> Any:
-        other, inner = self.beside.get(name, (None, name)) if isinstance(name, str) else (None, name)
-        return super().__getitem__(inner) if other is None else other[inner]
+        found = self.beside.get(name) if isinstance(name, str) else None
+        return super().__getitem__(name) if found is None else found
 
-    def get(self, name: str, default: Any = None, getclass: bool = False, getlink: bool = False) -> Any:
-        """Return the object, its class or its link, as h5py does; `default` if there is none."""
-        other, inner = self.beside.get(name, (None, name))
-        if other is None:
-            return super().get(name, default, getclass, getlink)
-        return other.get(inner, default, getclass, getlink)
+    def __contains__(self, name: object) -> bool:
+        return name in self.beside or super().__contains__(name)
 
     def close(self) -> None:
         """Close it, and the files beside it."""
-        for other, _ in self.beside.values():
-            other.close()
+        for found in self.beside.values():
+            found.file.close()
         super().close()
 
 
 def with_any_locking(opener: Callable[..., Any]) -> Any:
     """Return what `opener` opens with the default locking; if that is refused, without locking."""
-    # Locks are tried first, because HDF5 opens a file twice in one process only with the same setting, and the user's
-    # own code has the default. Network file systems refuse locks, and so does a file that is being written.
-    for locking in (None, False):
-        try:
-            return opener(locking=locking)
-        except OSError as error:
-            if "lock" not in str(error):
-                raise
-    # The process may have the file open with `locking=True`, and HDF5 then accepts nothing else.
-    return opener(locking=True)
+    # With locking first, because HDF5 opens a file twice in one process only with the same setting, and the user's own
+    # code has the default. Network file systems refuse locks, and so does a file that is being written.
+    try:
+        return opener()
+    except OSError as error:
+        if "lock" not in str(error):
+            raise
+        return opener(locking=False)

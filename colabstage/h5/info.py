@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import (
-    ColabstageError,
     DamagedPackError,
     NewerFormatError,
     NotStagedError,
@@ -27,9 +24,6 @@ from colabstage.errors import (
 from colabstage.h5 import schema
 from colabstage.h5.arrival import PART_MARK, MarkedBytes, is_marked
 from colabstage.h5.untrusted import (
-    check_extent,
-    check_heaps,
-    check_type,
     element_dtype,
     estimate_bytes,
     follow,
@@ -47,13 +41,12 @@ from colabstage.trees.bytes import HEAD_BYTES, SourceFile, describe_contents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     import numpy as np
 
 # Common names of targets that do not match the name of their inputs: labels_train, train_label, target.
-_LABEL_WORDS = frozenset({"label", "labels", "mask", "masks", "target", "targets", "y"})
-# These are labels if they hold numbers; if they hold texts, they are the names of the classes.
-_CLASS_WORDS = frozenset({"class", "classes"})
+_LABEL_WORDS = frozenset({"class", "classes", "label", "labels", "mask", "masks", "target", "targets", "y"})
 _WORD = re.compile(r"[a-z]+")
 # PatchCamelyon, for example, keeps targets and inputs in separate files.
 _IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
@@ -172,14 +165,10 @@ class PackInfo(Shown):
 
 
 def _one_row(field: FieldInfo) -> str:
-    """Return in words what one row is."""
+    """Return what one row is."""
     if field.kind == "fixed":
         return " x ".join(map(str, field.shape or ())) or "one number"
-    if field.kind == "encoded":
-        what, size = "an image file" if field.mask is None else "a mask file", getattr(field.coding, "size", None)
-        return f"{what} of its own size" if size is None else f"{what}, to be {size[0]} x {size[1]}"
-    names = {"boxes": f"any number of {', '.join(field.columns)}", "texts": "a text"}
-    return names.get(field.kind, "any number of values")
+    return ", ".join(field.columns) or field.kind
 
 
 def found_in(info: PackInfo | None) -> Found:
@@ -256,7 +245,6 @@ def _texts(file: Any, name: str) -> tuple[str, ...]:
     """Return the list that an attribute holds; empty if another tool stores something else under its name."""
     if name not in file or len(getattr(file[name], "shape", None) or ()) != 1:
         return ()
-    check_extent(file[name], name, Path(file.filename))
     return tuple(raw.decode() if isinstance(raw, bytes) else str(raw) for raw in file[name][()].tolist())
 
 
@@ -282,13 +270,9 @@ def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) 
     that is only partly local, which is refused otherwise."""
     size = size_of_file(path)
     try:
-        # Checked before HDF5 follows anything: a damaged heap in a file from elsewhere can crash the process.
-        check_heaps(path)
         if in_part and is_marked(path):
             return open_alone(SourceFile(MarkedBytes(path)), str(path))
         return open_with_any_locking(path, allow_external=allow_external)
-    except ColabstageError:
-        raise
     except OSError as error:
         raise _open_error(path, size, error) from error
 
@@ -300,30 +284,26 @@ def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool 
     # `labels.h5/y` is the dataset y in a file beside this one.
     if (found := _IN_FILE.fullmatch(y)) is not None:
         try:
-            file.beside[y] = open_h5(path.parent / found[1], allow_external=allow_external), found[2]
+            other = open_h5(path.parent / found[1], allow_external=allow_external)
+            if (node := other.get(found[2])) is not None:
+                file.beside[y] = node
         except BaseException:
             file.close()
             raise
     return file
 
 
-# HDF5 has neither types nor codes for these errors: only its text tells them apart.
-_TROUBLES = {
-    "truncated file": "is cut off: it has {size:,} bytes and its header promises more ({text}).",
-    "already open for write": "is marked as being written: another program has it open, or was killed. Close it there.",
-    "": "cannot be opened as HDF5 ({text}).",
-}
-
-
 def _open_error(path: Path, size: int, error: OSError) -> Exception:
-    text = str(error)
     # Errors with a number come from the disk or mount and say nothing about the file.
     if error.errno is not None:
         return translate_read_error(error, str(path), 1)
-    if "signature not found" in text:
+    if "signature not found" in str(error):
         return _no_signature(path, size)
-    trouble = next(trouble for words, trouble in _TROUBLES.items() if words in text).format(size=size, text=text)
-    return DamagedPackError(f"'{path}' {trouble} Copy or stage it again.")
+    msg = (
+        f"'{path}' ({size:,} bytes) cannot be opened as HDF5: {error}. It is cut off, or another program is writing "
+        "it, or was killed: copy or stage it again, or close it there."
+    )
+    return DamagedPackError(msg)
 
 
 def _no_signature(path: Path, size: int) -> Exception:
@@ -353,8 +333,8 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
     names = {split for name in file if (split := schema.split_of(name)) is not None}
     if not names:
         msg = (
-            f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {_show_names(file)}. "
-            f"{_advised_fields(file, path)}"
+            f"'{path}' has no dataset called X_<split> (X_train, for example). It holds: {_show_names(file)}. Say "
+            f"which are what: dataset_h5(path, x='NAME', y='NAME'). Or {_PACKING}."
         )
         raise PackFormatError(msg)
     # The usual splits in the usual order, then all others by name.
@@ -362,61 +342,27 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
     return {name: _read_split(file, name, path) for name in sorted(names, key=lambda n: (order.get(n, len(order)), n))}
 
 
-def _advised_fields(file: Any, path: Path) -> str:
-    """Suggest names for inputs and targets where shapes leave no doubt: rows of several numbers, beside one number for
-    each. Otherwise suggest packing, which looks at the whole file."""
-    found: list[FieldInfo] = []
-    for name in _names_in(file):
-        with suppress(ColabstageError):
-            found.append(_read_field(file, name, path))
-    wide = [one for one in found if one.kind != "texts" and (one.shape is None or math.prod(one.shape) > 1)]
-    # Tables with several columns are not plain numbers.
-    if len(wide) == 1 and not wide[0].reversed_axes and wide[0].dtype.names is None:
-        x = wide[0]
-        others = [one for one in found if one is not x]
-        beside = [one for one in others if one.rows == x.rows]
-        is_one = len(beside) == 1 and beside[0].dtype.kind in "biuf"
-        y = beside[0].name if is_one else "NAME" if beside else None
-        # Times and ids are as many as labels; and where none is as long, the samples may be along another axis.
-        bare = ", or y=None if that is no label" if is_one else ""
-        if beside or not others:
-            return f"Say which are what: dataset_h5(path, x={x.name!r}, y={y!r}){bare}."
-    return f"{_PACKING}; or say which are what: dataset_h5(path, x='NAME', y='NAME')."
-
-
 # Packing recognises arrays that hold one sample each, and MATLAB's order of axes, or says what to do.
-_PACKING = "Pack it, which looks for inputs and targets: pack_dataset(path, 'packed.h5')"
+_PACKING = "pack it, which looks for inputs and targets: pack_dataset(path, 'packed.h5')"
 
 
-def _names_in(file: Any) -> list[str]:
+def _show_names(file: Any) -> str:
     """Return the names of the first datasets, with paths for those in groups."""
     import h5py
 
     names: list[str] = []
-    for name in sorted(file)[:_NAMES_SHOWN]:
-        node = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
-        # A group with offsets holds rows of variable length, and is read by its own name.
-        if not isinstance(node, h5py.Group) or schema.OFFSETS in node:
-            names.append(name)
-            continue
 
-        def note(inner: str, one: Any, outer: str = name) -> bool | None:
-            if isinstance(one, h5py.Dataset):
-                names.append(f"{outer}/{inner}")
-            return True if len(names) >= _NAMES_SHOWN else None
+    def note(name: str, node: Any) -> bool | None:
+        names.extend([name] if isinstance(node, h5py.Dataset) else [])
+        return True if len(names) >= _NAMES_SHOWN else None
 
-        node.visititems(note)
-    return names[:_NAMES_SHOWN]
-
-
-def _show_names(file: Any) -> str:
-    return ", ".join(_names_in(file)) or "nothing"
+    file.visititems(note)
+    return ", ".join(names or file) or "nothing"
 
 
 def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitInfo]:
     for name in (fields.x, fields.y):
-        # The link itself is tested, because a link that leads nowhere gets an error of its own.
-        if name is not None and file.get(name, getlink=True) is None:
+        if name is not None and name not in file:
             msg = f"'{path}' has no dataset called {name!r}. It holds: {_show_names(file)}."
             raise PackFormatError(msg)
     x = _read_field(file, fields.x, path)
@@ -425,8 +371,8 @@ def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitIn
 
 
 def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
-    x = _read_field(file, _spelled(file, schema.x_name(split), path) or schema.x_name(split), path)
-    y_found = _spelled(file, schema.y_name(split), path)
+    x_found, y_found = (_spelled(file, name) for name in (schema.x_name(split), schema.y_name(split)))
+    x = _read_field(file, x_found or schema.x_name(split), path)
     y = None if y_found is None else _read_field(file, y_found, path)
     keys = schema.key_name(split)
     if y is None and schema.FORMAT_ATTRIBUTE not in file.attrs:
@@ -434,15 +380,11 @@ def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
     return _check_targets(SplitInfo(split, x, y, keys if keys in file else None), path)
 
 
-def _spelled(file: Any, name: str, path: Path) -> str | None:
-    """Return how the file spells a name, ignoring case; `None` if it has no such name."""
+def _spelled(file: Any, name: str) -> str | None:
+    """Return how the file spells a name, as it is or ignoring case; `None` if it has no such name."""
     # scikit-learn's convention is `y_train` beside `X_train`. Names are compared one by one, because h5py's `in` is
     # False for a link that leads nowhere.
-    found = [one for one in file if one.casefold() == name.casefold()]
-    if len(found) > 1:
-        msg = f"'{path}' has {' and '.join(sorted(found))}; expected one of them. Rename or delete the other."
-        raise PackFormatError(msg)
-    return found[0] if found else None
+    return next((one for one in sorted(file, key=lambda one: one != name) if one.casefold() == name.casefold()), None)
 
 
 def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
@@ -450,14 +392,9 @@ def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
     inputs = {name.casefold() for name in file if schema.split_of(name) is not None}
     for name in file:
         # Targets of another split belong to other inputs.
-        is_other = f"x_{name.casefold().removeprefix('y_')}" in inputs or name.casefold() in inputs
-        words = _WORD.findall(name.lower())
-        if is_other or (_LABEL_WORDS | _CLASS_WORDS).isdisjoint(words):
+        if f"x_{name.casefold().removeprefix('y_')}" in inputs or name.casefold() in inputs:
             continue
-        node = file.get(name)
-        shape = getattr(node, "shape", None)
-        if shape and _LABEL_WORDS.isdisjoint(words) and node.dtype.kind not in "iu":
-            continue
+        shape = None if _LABEL_WORDS.isdisjoint(_WORD.findall(name.lower())) else getattr(file.get(name), "shape", None)
         if shape and shape[0] == x.rows:
             msg = (
                 f"'{path}' has no targets named like {x.name}, and '{name}' with as many rows. Say that these are "
@@ -475,9 +412,10 @@ def _check_targets(found: SplitInfo, path: Path) -> SplitInfo:
         raise PackFormatError(msg)
     # Checked before anything is read: if one row is missing, all labels after it belong to other inputs.
     if y is not None and y.rows != x.rows:
-        msg = f"'{path}' has {x.rows} rows in {x.name} but {y.rows} in {y.name}; expected one target for each input."
-        if x.reversed_axes or y.reversed_axes:
-            msg += f" MATLAB wrote them, whose axes are reversed here. {_PACKING}."
+        msg = (
+            f"'{path}' has {x.rows} rows in {x.name} but {y.rows} in {y.name}; expected one target for each input. If "
+            f"MATLAB wrote them, whose axes are reversed here, {_PACKING}."
+        )
         raise PackFormatError(msg)
     return found
 
@@ -488,10 +426,6 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
     node = follow(file, name, path)
     if isinstance(node, h5py.Group):
         return _read_boxes(node, name) if schema.BOXES in node and schema.OFFSETS in node else _read_encoded(node, name)
-    if isinstance(node, h5py.Dataset):
-        # Checked before anything else asks for the dtype, which would fail without naming the dataset.
-        check_type(node, name, path)
-        check_extent(node, name, path)
     if not getattr(node, "shape", None):
         msg = f"The dataset {name} has no axes; expected its first axis to be the row."
         raise PackFormatError(msg)

@@ -283,9 +283,6 @@ def verify_file(path: str | os.PathLike[str], *, progress: bool | Progress = Tru
 
 
 def _verify(file: Path, shown: Progress) -> VerifiedFile:
-    if file.is_dir():
-        msg = f"'{file}' is a folder; expected a packed file, for example the .path of a staged dataset."
-        raise PackFormatError(msg)
     if not file.is_file():
         msg = f"There is no file '{file}'. {whereabouts(file)}"
         raise SourceNotFoundError(msg)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,66 +18,31 @@ import numpy as np
 
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.h5.info import FieldInfo, PackInfo, coding_to_json
-from colabstage.images.geometry import ImageOptions, MaskOptions
-from colabstage.io.arguments import absolute_path, refuse_argument, text_of_path
+from colabstage.images.geometry import MaskOptions
+from colabstage.io.arguments import absolute_path, instead_of, refuse_argument, text_of_path
 
 if TYPE_CHECKING:
     Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _CLASSES_SHOWN, _NAMES_SHOWN = 5, 3
 # Numbers in names have five digits, so that names sort in the order of the rows.
-_MAX_PARTS = 99_999
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)?")
 _APPENDED = re.compile(r"(?P<stem>.+)-append-(?P<number>\d{5})(?P<suffix>\.[^.]+)?")
 
 _FOR_ADDRESSES = "give an address to stage_dataset or fetch_files, or to dataset_h5 with disk_limit="
-
-# What all rows of x or of y have in common, by name; `None` if there is no y.
-FieldSchema = Mapping[str, Any] | None
 
 
 class PackSchema(NamedTuple):
     """What all samples of a pack have in common."""
 
     classes: tuple[str, ...]
-    x: FieldSchema
-    y: FieldSchema
-
-
-# A file and a plan whose file does not exist yet are described in the same words: appending compares the two.
-
-
-def rows_schema(shape: tuple[int, ...], dtype: np.dtype[Any]) -> FieldSchema:
-    # Readers return native byte order however values are stored, so files may differ in it.
-    return {"kind": "values of one shape", "shape": shape, "dtype": str(dtype.newbyteorder("="))}
-
-
-def boxes_schema(columns: tuple[str, ...]) -> FieldSchema:
-    """Return the schema of any number of boxes in each row, described by `columns`."""
-    return {"kind": "boxes", "columns": tuple(sorted(columns))}
-
-
-def encoded_schema(coding: ImageOptions | MaskOptions) -> FieldSchema:
-    """Return the schema of image files, or masks, that are decoded with these options when they are read."""
-    return {"kind": "encoded masks" if isinstance(coding, MaskOptions) else "encoded images", **coding_to_json(coding)}
-
-
-def field_schema(info: FieldInfo) -> FieldSchema:
-    if info.kind == "fixed" and info.shape is not None:
-        return rows_schema(info.shape, info.dtype)
-    if info.kind == "boxes":
-        return boxes_schema(info.columns)
-    if info.kind == "ragged":
-        return {"kind": "rows of any number of values", "dtype": str(info.dtype)}
-    if info.kind == "texts":
-        return {"kind": "texts"}
-    assert info.coding is not None
-    return encoded_schema(info.coding)
+    x: FieldInfo
+    y: FieldInfo | None
 
 
 def pack_schema(info: PackInfo, split: str) -> PackSchema:
     fields = info.split(split)
-    return PackSchema(info.classes, field_schema(fields.x), None if fields.y is None else field_schema(fields.y))
+    return PackSchema(info.classes, fields.x, fields.y)
 
 
 def schema_difference(expected: PackSchema, found: PackSchema) -> str | None:
@@ -85,14 +50,25 @@ def schema_difference(expected: PackSchema, found: PackSchema) -> str | None:
     if expected.classes != found.classes:
         return f"its classes are {_list(found.classes)} instead of {_list(expected.classes)}"
     for side, wanted, there in (("inputs", expected.x, found.x), ("targets", expected.y, found.y)):
-        one, other = (field or {"kind": f"no {side}"} for field in (wanted, there))
-        if one["kind"] != other["kind"]:
-            return f"its {side} are {other['kind']} instead of {one['kind']}"
+        one, other = _common(wanted), _common(there)
         # The names of both: a fact that only one of them has is a difference too.
-        for name in sorted({*one, *other}):
+        for name in {**one, **other}:
             if one.get(name) != other.get(name):
                 return f"its {side} have {name} {other.get(name)} instead of {one.get(name)}"
     return None
+
+
+def _common(field: FieldInfo | None) -> dict[str, Any]:
+    """Return what all rows of a field have in common."""
+    if field is None:
+        return {"kind": "none"}
+    if field.coding is not None:
+        kind = "encoded masks" if isinstance(field.coding, MaskOptions) else "encoded images"
+        return {"kind": kind, **coding_to_json(field.coding)}
+    if field.kind in ("boxes", "texts"):
+        return {"kind": field.kind, "columns": sorted(field.columns)}
+    # Readers return native byte order however values are stored, so files may differ in it.
+    return {"kind": field.kind, "shape": field.shape, "dtype": str(field.dtype.newbyteorder("="))}
 
 
 def _list(classes: tuple[str, ...]) -> str:
@@ -190,9 +166,6 @@ def next_appended(target: Path) -> Path:
     found = appended_beside(target)
     # After the last file, never in a gap: a file in between would renumber the rows after it.
     number = PartName.of(found[-1]).number + 1 if found else 1
-    if number > _MAX_PARTS:
-        msg = f"'{target}' has {number - 1:,} appended files; pack all of it into one file again."
-        raise OptionError(msg)
     return target.with_name(f"{target.stem}-append-{number:05}{target.suffix}")
 
 

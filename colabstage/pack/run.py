@@ -12,29 +12,26 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 
 from colabstage.errors import OptionError, TargetExistsError
-from colabstage.h5.info import PackInfo, read_info
+from colabstage.h5.info import FieldInfo, PackInfo, read_info
 from colabstage.h5.manifest import manifest_path
 from colabstage.h5.parts import (
-    FieldSchema,
     PackSchema,
     PartName,
     appended_beside,
-    boxes_schema,
-    encoded_schema,
     find_parts,
     next_appended,
     pack_schema,
-    rows_schema,
     schema_difference,
     shard_pattern,
     shards_beside,
 )
 from colabstage.h5.untrusted import open_with_any_locking
+from colabstage.images.geometry import ImageOptions
 from colabstage.io.arguments import absolute_path, read_options, refuse_argument, whole_number
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
@@ -189,20 +186,20 @@ def splits_of_names(dataset: Path) -> dict[str, str]:
 
 def _planned_schema(table: SampleTable, plan: PackPlan) -> PackSchema:
     """Return what `pack_schema` will return for the file once it is written."""
-    targets = table.targets
+    targets, y = table.targets, None if plan.y is None else _planned_field(plan.y)
     if isinstance(targets, Values):
-        y = rows_schema(targets.values.shape[1:], targets.values.dtype)
-    elif isinstance(targets, Boxes):
-        y = boxes_schema(("boxes", *targets.columns))
-    elif isinstance(targets, UnreadBoxes):
-        y = boxes_schema(targets.dtype.names or ())
-    else:
-        y = None if plan.y is None else _stored_schema(plan.y)
-    return PackSchema(table.classes, _stored_schema(plan.x), y)
+        y = FieldInfo("y", "fixed", 0, targets.values.shape[1:], targets.values.dtype, 0)
+    elif isinstance(targets, Boxes | UnreadBoxes):
+        columns = ("boxes", *targets.columns) if isinstance(targets, Boxes) else targets.dtype.names or ()
+        y = FieldInfo("y", "boxes", 0, None, np.dtype(np.float32), 0, columns=columns)
+    return PackSchema(table.classes, _planned_field(plan.x), y)
 
 
-def _stored_schema(field: StoredField) -> FieldSchema:
-    return rows_schema(field.shape or (), field.dtype) if field.coding is None else encoded_schema(field.coding)
+def _planned_field(field: StoredField) -> FieldInfo:
+    coding = field.coding
+    image, mask = (coding, None) if isinstance(coding, ImageOptions) else (None, coding)
+    kind: Literal["fixed", "encoded"] = "fixed" if coding is None else "encoded"
+    return FieldInfo(field.side, kind, 0, field.shape, field.dtype, 0, image, mask)
 
 
 # An object may return other items the next time.

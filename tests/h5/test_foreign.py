@@ -35,7 +35,7 @@ _ODD = (
 )  # fmt: skip
 _STORAGES = (
     "contiguous", "contiguous", "chunked", "cut chunks", "gzip", "shuffle", "checksum", "lzf", "scaled",
-    "virtual", "virtual in part", "external", "unwritten", "unwritten chunks",
+    "virtual", "virtual in part", "unwritten", "unwritten chunks",
 )  # fmt: skip
 _LINKS = ("none", "none", "hard", "soft", "external", "through a group", "twice external")
 _SHAPES = ((), (), (4,), (3, 5), (2, 3, 4), (1, 1), (4, 0))
@@ -134,7 +134,6 @@ class ForeignFiles:
                 "unwritten chunks": {
                     "data": None, "shape": shape, "dtype": values.dtype, "fillvalue": fill, "chunks": chunks,
                 },
-                "external": {"external": [(f"{Path(file.filename).with_suffix('')}-{name}.raw", 16, 2**20)]},
             }  # fmt: skip
             if values.dtype.kind in "iu" and h5py.check_enum_dtype(values.dtype) is None:
                 every["scaled"] = {"chunks": chunks, "scaleoffset": 0}
