@@ -19,7 +19,7 @@ import numpy as np
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.h5.info import FieldInfo, PackInfo, coding_to_json
 from colabstage.images.geometry import MaskOptions
-from colabstage.io.arguments import absolute_path, instead_of, refuse_argument, text_of_path
+from colabstage.io.arguments import absolute_path, refuse_argument, text_of_path
 
 if TYPE_CHECKING:
     Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
