@@ -227,7 +227,7 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
             if isinstance(content, bytes) and isinstance(table.inputs, Images) and image.color_mode == "auto":
                 image = replace(image, color_mode="keep") if probe_image(content).deep else image
             prepared = Prepared(table.inputs, options.prepare, image)
-            chance, began = Chance(options.prepare), time.monotonic()
+            chance, began = Chance(), time.monotonic()
             first = prepared(content)
         except (CorruptArchiveError, DecodeError) as error:
             if options.skip_share is not None and index < len(source) - 1:

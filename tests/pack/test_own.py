@@ -4,7 +4,6 @@ import random
 import re
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,24 +107,11 @@ def _kept_by_torch() -> float:
 
 
 KEPT: list[Any] = []
-OWN = np.random.default_rng(0)
-
-
-class _Draws:
-    """Refers to its generator by a global name."""
-
-    def __call__(self) -> float:
-        return sum(OWN.random() for _ in range(2))
-
-
 # A library that is imported meanwhile has no state to compare with, so each is called once before.
 DRAWS: dict[str, tuple[Callable[[], float], bool]] = {
     "Python's generator": (random.random, True),
     "numpy's": (np.random.rand, True),
     "torch's": (_drawn_by_torch, True),
-    "one of numpy's": (np.random.default_rng(0).random, True),
-    "one of Python's": (partial(random.Random(0).uniform, 0, 1), True),
-    "one that a class names": (_Draws(), True),
     "none": (lambda: 0.5, False),
     "none, of torch's tensors": (_kept_by_torch, False),
 }

@@ -1,7 +1,6 @@
 """A source that has changed: only new and changed files are read, the rest comes from the earlier pack, and the new
 pack is byte for byte the one that reading everything makes."""
 
-import errno
 import io
 import json
 import os
@@ -23,7 +22,6 @@ from colabstage.errors import DecodeError
 from simulated_drive.drive import SimulatedDrive
 from tests.sources.servers import BucketService
 from tests.support.archives import zip_bytes
-from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.made_files import grey, image
 from tests.support.steps import AtStep
@@ -196,28 +194,6 @@ def test_of_a_large_cache_only_packs_of_about_the_same_length_are_looked_at(
     assert not [name for name in looks if name.startswith("other") and name.endswith(".rows")]
 
 
-def test_of_many_packs_here_only_those_of_about_the_same_length_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_photos(tmp_path / "photos", 12)
-    pack = stage(tmp_path / "photos", tmp_path / "local").path
-    for number in range(40):
-        other = tmp_path / "local" / f"other-{number:08}"
-        shutil.copytree(pack.parent, other)
-        for path in other.glob(f"{pack.stem}*"):
-            path.rename(path.with_name(path.name.replace(pack.stem, other.name)))
-    write_photos(tmp_path / "more", 3)
-    opened, read_bytes = list[str](), Path.read_bytes
-
-    def read(path: Path) -> bytes:
-        opened.append(path.suffix)
-        return read_bytes(path)
-
-    monkeypatch.setattr(Path, "read_bytes", read)
-    assert counts(stage(tmp_path / "more", tmp_path / "local").report) is None
-    assert 0 < opened.count(".rows") <= 16
-
-
 def test_of_other_files_with_the_same_names_sizes_and_times_nothing_is_taken(tmp_path: Path) -> None:
     for number, folder in enumerate(("photos", "others")):
         for name in range(8):
@@ -227,23 +203,6 @@ def test_of_other_files_with_the_same_names_sizes_and_times_nothing_is_taken(tmp
         found = stage(tmp_path / folder, tmp_path / "local")
         assert counts(found.report) is None
         assert found.path.read_bytes() == stage(tmp_path / folder, tmp_path / "fresh").path.read_bytes()
-
-
-def test_of_another_server_with_the_same_names_sizes_and_times_nothing_is_taken(tmp_path: Path) -> None:
-    """Neither reports more than times, which mean something for the same address alone."""
-    names = [f"{kind}/{number}.bmp" for kind in ("cat", "dog") for number in range(4)]
-    first, other = (
-        {name: image(seed + row, size=(24, 32), form="BMP") for row, name in enumerate(names)} for seed in (0, 8)
-    )
-    knobs = WebKnobs(etag="none")
-    where: dict[str, Any] = {"image_size": SIZE, "cache_dir": None, "progress": False}
-    with WebServer(first, knobs=knobs) as one, WebServer(other, knobs=knobs) as two:
-        for server in (one, two):
-            addresses = [server.url(name) for name in names]
-            found = stage_dataset(addresses, local_dir=tmp_path / "local", **where)
-            assert counts(found.report) is None
-        fresh = stage_dataset(addresses, local_dir=tmp_path / "fresh", **where)
-    assert found.path.read_bytes() == fresh.path.read_bytes()
 
 
 def zip_of(folder: Path) -> bytes:
@@ -327,34 +286,6 @@ def test_of_arrays_and_shards_everything_is_read_and_said_to_be(tmp_path: Path) 
         np.savez(tmp_path / "data.npz", x=np.zeros((count, 3)), y=np.arange(count) % 2)
         report = str(stage(tmp_path / "data.npz", tmp_path / "local", image_size=None).report)
         assert ("Everything is read" in report) is (count == 5)
-
-
-def test_an_older_record_that_cannot_go_goes_with_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever listing of the cache fails."""
-    search, failing, listed = os.listdir, 0, 1
-    while listed >= failing:
-        failing, listed = failing + 1, 0
-        home = tmp_path / str(failing)
-        photos, cache = home / "photos", home / "cache"
-        write_photos(photos, 4)
-        stage(photos, home / "local", cache_dir=cache)
-        write(photos / "cat" / "new.jpg", jpeg(99))
-
-        def refuses(folder: Any, cache: Path = cache, failing: int = failing) -> list[str]:
-            nonlocal listed
-            listed += folder == cache
-            if folder == cache and listed == failing:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return search(folder)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "listdir", refuses)
-            stage(photos, home / "local", cache_dir=cache)
-        stage(photos, home / "local", cache_dir=cache)
-        assert len(list(cache.glob("*.rows"))) == 1, failing
-    assert failing > 4
 
 
 def test_without_room_for_both_packs_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

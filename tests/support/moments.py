@@ -305,7 +305,7 @@ def _work(function: Callable[..., Any], arguments: list[Any], moment: Moment, wr
     for number in (0, 1):
         os.dup2(nowhere, number)
     # An error from here stands for one of the system, and must not be taken for one of the caller's code.
-    globals()["__file__"] = os.__file__
+    globals().update(__file__=os.__file__, __name__="os")
     known, write, leave = len(sys.modules), os.write, os._exit
     watch, error, result = _Watch(moment), None, None
     try:

@@ -85,7 +85,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     """
     _check_dataset(dataset)
     count, pairs = len(dataset), _Pairs(dataset, in_caller)
-    chance = Chance(dataset)
+    chance = Chance()
     pairs.find_keys()
     name, (x, y) = next(pairs.readable(), None) or (pairs.name(0), pairs.get(0))
     pairs.bare = name if y is None else ""
