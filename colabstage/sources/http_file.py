@@ -661,14 +661,11 @@ class HttpSession:
         self._cancellation = access.cancellation or Cancellation()
         self._services, self._owns_services = access.services or Services(), access.services is None
         # For each server, because connections to another one would be of no use.
-        self._kind = agent, _origin(url)
-        self._connect()
+        self._session = self._services.of((agent, _origin(url)), lambda: _new_session(agent))
+        self._begin()
 
-    def _connect(self) -> None:
-        self._session = self._services.lend(self._kind, lambda: _new_session(self._kind[0]))
-        self._resolving = threading.Lock()
-        # How many requests there are, and the responses that are being read.
-        self._in_flight, self._answers = list[object](), list[_Answer]()
+    def _begin(self) -> None:
+        self._resolving, self._answers = threading.Lock(), list[_Answer]()
         self._closed = False
         self._leave = self._cancellation.follow(self.interrupt)
 
@@ -678,10 +675,10 @@ class HttpSession:
         return self._resolve is not None
 
     def open_again(self) -> HttpSession:
-        """Return a session for the same address with connections of its own."""
+        """Return a session for the same address, which is open."""
         again = copy.copy(self)
         again._has_answered = True
-        again._connect()
+        again._begin()
         return again
 
     @contextlib.contextmanager
@@ -691,33 +688,23 @@ class HttpSession:
 
         Failures inside the block, too, become TransientError or the error they are.
         """
-        # Before it is checked whether this is open, so that whoever closes it knows.
-        self._in_flight.append(headers)
-        try:
-            with _translated(self.label, self._check_open), contextlib.closing(self._ask(headers)) as answer:
-                self._answers.append(answer)
-                try:
-                    yield answer
-                finally:
-                    self._answers.remove(answer)
-                # A body without a length looks complete when the connection is closed.
+        with _translated(self.label, self._check_open), contextlib.closing(self._ask(headers)) as answer:
+            self._answers.append(answer)
+            try:
                 self._check_open()
-        finally:
-            self._in_flight.pop()
+                yield answer
+            finally:
+                self._answers.remove(answer)
+            # A body without a length looks complete when the connection is closed.
+            self._check_open()
 
     def close(self) -> None:
-        """End what is being read; connections that are idle may be used for other files. Calling it twice is fine."""
+        """End what is being read. Calling it twice is fine."""
         if self._closed:
             return
         self._closed = True
         self._leave()
-        if self._in_flight or self._cancellation.cancelled:
-            self.interrupt()
-            self._session.close()
-        else:
-            # Other addresses of a server may be of other people.
-            self._session.cookies.clear()
-            self._services.give_back(self._kind, self._session)
+        self.interrupt()
         if self._owns_services:
             self._services.close()
 
