@@ -24,9 +24,8 @@ from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
     DRIVE_SPELLINGS,
-    drive_mountpoint,
     drive_root,
-    normalise_drive_path,
+    path_on_drive,
     place_in,
     require_answer,
     require_drive,
@@ -336,10 +335,8 @@ def check_outside(sources: Iterable[Path], target: Path, argument: str = "target
 
 def local_address(path: Path) -> str:
     """Return the address of an absolute path: itself, or on Google Drive the path from Drive's own root."""
-    root = drive_mountpoint(path)
-    if root is not None:
-        # The mount point is as the kernel lists it: resolving it would touch the mount, which may hang.
-        return f"drive:{normalise_drive_path(path).relative_to(root)}"
+    if (inside := path_on_drive(path)) is not None:
+        return f"drive:{inside}"
     if path.is_relative_to(DEFAULT_MOUNTPOINT):
         first, *rest = (*path.relative_to(DEFAULT_MOUNTPOINT).parts, "")
         folder = DRIVE_SPELLINGS.get(first, first)
