@@ -230,39 +230,37 @@ def drive_root(path: str | os.PathLike[str]) -> Path | None:
     return mount.mountpoint if mount.is_drive else None
 
 
-def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
-    """Return the canonical spelling of a path on Drive, which need not be mounted: `MyDrive` for `My Drive`. Links that
-    lead there are resolved; a path elsewhere is returned unchanged."""
-    root = drive_mountpoint(path)
-    return Path(path) if root is None else _spelt_on_drive(follow_links(path), root)
-
-
-def _spelt_on_drive(place: Path, root: Path) -> Path:
-    # The root itself has no first part.
-    first, *rest = [*place.relative_to(root).parts, ""]
-    return root.joinpath(DRIVE_SPELLINGS.get(first, first), *rest)
-
-
-def drive_mountpoint(path: str | os.PathLike[str]) -> Path | None:
-    """Return the mount point of the Drive that `path` is meant to be on, mounted or not; `None` for other paths.
+def path_on_drive(path: str | os.PathLike[str]) -> Path | None:
+    """Return where a path is from the root of the Drive that it is meant to be on, mounted or not, in the canonical
+    spelling: `MyDrive` for `My Drive`; `None` for other paths.
 
     If no Drive is mounted, these paths are meant to be on one:
 
     - everything below the mount point that `mount_drive` used last, also in programs that this process starts;
     - on Colab, everything below `/content/drive`;
     - on Colab, `MyDrive` or a sibling of it, with everything below, in a folder at which Drive could be mounted: one
-      without files, in a folder that exists.
+      without files, in a folder that exists; and if it does not exist, in any other folder.
     """
     table = list_mounts()
-    return _drive_meant(follow_links(path, mounts=table), table)
+    found = _drive_meant(follow_links(path, mounts=table), table)
+    return None if found is None else _spelt_on_drive(found[1])
 
 
-def _drive_meant(place: Path, mounts: MountTable) -> Path | None:
+def _spelt_on_drive(inside: Path) -> Path:
+    # The root itself has no first part.
+    first, *rest = [*inside.parts, ""]
+    return Path(DRIVE_SPELLINGS.get(first, first), *rest)
+
+
+def _drive_meant(place: Path, mounts: MountTable) -> tuple[Path, Path] | None:
+    """Return the mount point of the Drive that a place is meant to be on, and where it is there."""
     mount = _covering(str(place), mounts)
-    if mount.is_drive:
-        return mount.mountpoint
-    found = _unmounted_drive(place, mounts)
-    return None if found is None or mount.mountpoint.is_relative_to(found) else found
+    root = mount.mountpoint if mount.is_drive else _unmounted_drive(place, mounts)
+    # Something else may be mounted there.
+    if root is None or (not mount.is_drive and mount.mountpoint.is_relative_to(root)):
+        return None
+    named = _drive_folder_in(place)
+    return root, place.relative_to(root) if place.is_relative_to(root) else Path(*place.parts[named:])
 
 
 def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
@@ -273,21 +271,24 @@ def _unmounted_drive(place: Path, mounts: MountTable) -> Path | None:
     # The platform last, because detecting it takes longer than comparing paths.
     if not (place.is_relative_to(usual) or named) or detect_platform().name != "colab":
         return None
+    folder = Path(*place.parts[:named])
     if place.is_relative_to(usual):
         return usual
-    folder = Path(*place.parts[:named])
-    if folder == usual.parent or any(Path(mountpoint).is_relative_to(folder) for mountpoint in mounts):
+    if slow_reason(_covering(str(folder), mounts)) is not None:
         return None
-    return folder if folder.parent.is_dir() and next(files_below(folder), None) is None else None
-
-
-def _usual_mountpoint() -> Path:
-    return system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
+    is_free = folder != usual.parent and not any(Path(other).is_relative_to(folder) for other in mounts)
+    if is_free and folder.parent.is_dir() and next(files_below(folder), None) is None:
+        return folder
+    return None if os.path.lexists(Path(*place.parts[: (named or 0) + 1])) else usual
 
 
 def _drive_folder_in(place: Path) -> int | None:
     """Return which part of a path is the first that is named like a folder at a Drive's root."""
     return next((number for number, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
+
+
+def _usual_mountpoint() -> Path:
+    return system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -306,7 +307,10 @@ def place_in(
     inner, outer = (follow_links(one, mounts=table) for one in (path, folder))
     inside, around = _covering(str(inner), table), _covering(str(outer), table)
     if inside.is_drive and around.is_drive:
-        inner, outer = _spelt_on_drive(inner, inside.mountpoint), _spelt_on_drive(outer, around.mountpoint)
+        inner, outer = (
+            mount.mountpoint / _spelt_on_drive(one.relative_to(mount.mountpoint))
+            for one, mount in ((inner, inside), (outer, around))
+        )
     return inner.relative_to(outer) if inner.is_relative_to(outer) else None
 
 
@@ -405,17 +409,13 @@ def _absent_drive(
 ) -> DriveNotMountedError | None:
     """Return the error for the first path without its Drive. `places`: the paths from `follow_links`."""
     for path, place in zip(paths, places, strict=True):
-        mountpoint, otherwise = _drive_meant(place, mounts), ""
-        if mountpoint is None:
-            meant = _meant_on_drive(place, mounts)
-            if meant is None:
-                continue
-            mountpoint, otherwise = _usual_mountpoint(), "; or, for a folder of this machine, make it first"
-        else:
-            mount = mount_of(mountpoint, mounts=mounts)
-            if mount.is_drive and mount.mountpoint == mountpoint:
-                continue
-            meant = place.relative_to(mountpoint)
+        if (found := _drive_meant(place, mounts)) is None:
+            continue
+        (mountpoint, meant), otherwise = found, ""
+        if not place.is_relative_to(mountpoint):
+            otherwise = "; or, for a folder of this machine, make it first"
+        elif _covering(str(place), mounts).is_drive:
+            continue
         mounted = next((one.mountpoint for one in visible_mounts(mounts) if one.fstype in DRIVE_TYPES), None)
         use = "Use" if mounted else f"Call {remount_words(mountpoint)} in a cell, then use"
         text = os.fspath(path)
@@ -424,17 +424,6 @@ def _absent_drive(
         msg = f"'{text}' is not on a mounted Google Drive. {use} '{there}'{otherwise}."
         return DriveNotMountedError(msg)
     return None
-
-
-def _meant_on_drive(place: Path, mounts: MountTable) -> Path | None:
-    """Return a path relative to the root of a Drive, if on Colab it names a folder of a Drive that is not mounted."""
-    named = _drive_folder_in(place)
-    if named is None or slow_reason(_covering(str(place), mounts)) is not None:
-        return None
-    if os.path.lexists(Path(*place.parts[: named + 1])):
-        return None
-    # Last, because it takes longer than comparing paths.
-    return Path(*place.parts[named:]) if detect_platform().name == "colab" else None
 
 
 def require_answer(*paths: str | os.PathLike[str]) -> None:

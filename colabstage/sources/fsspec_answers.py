@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import errno
-import ftplib
 import re
 import socket
 from datetime import UTC, datetime, timedelta
@@ -33,7 +32,7 @@ _KINDS: dict[Judgement, str] = {
     "access": "NoCredentialsError PartialCredentialsError CredentialRetrievalError ProfileNotFound TokenRetrievalError "
     "UnauthorizedSSOTokenError DefaultCredentialsError RefreshError AuthenticationException PasswordRequiredException "
     "BadHostKeyException ClientAuthenticationError GatedRepoError RepositoryNotFoundError LocalTokenNotFoundError "
-    "PermissionError",
+    "PermissionError error_perm",
     "transient": "EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError HTTPClientError "
     "ResponseStreamingError IncompleteReadError IncompleteRead ClientPayloadError ServerDisconnectedError ConnectError "
     "ClientOSError ClientConnectorError ConnectTimeout ReadTimeout ReadError RemoteProtocolError ChunkedEncodingError "
@@ -47,7 +46,6 @@ _STATUSES: dict[int, Judgement] = {
     **dict.fromkeys((301, 400, 401, 403), "access"),
     **dict.fromkeys((408, 425, 429, *range(500, 600)), "transient"),
 }
-_FTP_LOGIN, _FTP_REFUSED = frozenset({"530", "532", "331", "332"}), frozenset({"550", "553"})
 
 _OUTSIDE_CODE = "Provide the login through the environment, not in the notebook:"
 _LOGINS = {
@@ -145,12 +143,6 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
 
 
 def _judge_one(error: BaseException) -> Judgement:
-    if isinstance(error, ftplib.error_perm):
-        if str(error)[:3] in _FTP_LOGIN:
-            return "access"
-        # FTP has the same code for missing and forbidden files, so the server's message decides.
-        is_refused = re.search("permi|denied|allowed|privilege", str(error), re.IGNORECASE)
-        return "other" if str(error)[:3] not in _FTP_REFUSED else "access" if is_refused else "missing"
     # A name server that does not answer now may answer later; an unknown name is a typing error.
     if isinstance(error, socket.gaierror):
         return "transient" if error.errno == socket.EAI_AGAIN else "missing"

@@ -226,16 +226,13 @@ class _Form(HTMLParser):
 def _judge_answer(label: str, answer: WebAnswer) -> None:
     """Raise the error that an answer means, unless it is data or an expected page."""
     parts, status = urlsplit(answer.url), answer.status
-    # The text first, because Drive reports a used-up quota with status 200, 403 or 404.
-    if _QUOTA.search(answer.text):
-        msg = f"Google Drive currently refuses '{label}': too many users have viewed or downloaded it. {_OWN_COPY}"
-        raise DriveQuotaError(msg)
-    # That page asks for proof of being human, which a program cannot give.
-    if status == 429 or parts.path.startswith("/sorry") or _AUTOMATED.search(answer.text):
-        msg = (
-            f"Google Drive refuses '{label}' because there were too many requests from this machine's address, which "
-            f"it may share with others. {_OWN_COPY}"
-        )
+    # The text first, because Drive reports a used-up quota with status 200, 403 or 404. The page that asks for proof of
+    # being human is for a person.
+    is_robot = status == 429 or parts.path.startswith("/sorry") or _AUTOMATED.search(answer.text)
+    if is_robot or _QUOTA.search(answer.text):
+        why = "too many requests came from this machine's address, which it may share with others"
+        why = why if is_robot else "too many users have viewed or downloaded it"
+        msg = f"Google Drive currently refuses '{label}': {why}. {_OWN_COPY}"
         raise DriveQuotaError(msg)
     # For a file that is not shared, Drive redirects to the login page, with status 200.
     if parts.hostname == "accounts.google.com" or status in (401, 403):

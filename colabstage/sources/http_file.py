@@ -44,7 +44,6 @@ from colabstage.sources.remote import (
     RemoteFile,
     Services,
     TransientError,
-    parse_checksum,
     with_retries,
 )
 from colabstage.trees.bytes import (
@@ -255,23 +254,23 @@ class HttpFile(RemoteFile):
                 "several servers with different copies may answer at this address."
             )
             raise SourceChangedError(msg)
-        if answer.status == 206:
-            # Parts of compressed and of plain content do not fit together.
-            is_too_long = (answer.length or 0) > answer.stop - answer.start
-            if stop is None or answer.start != offset or answer.stop > stop or is_too_long or answer.coding:
-                names = ("Content-Range", "Content-Length", "Content-Encoding")
-                sent = ", ".join(f"{name}: {answer.headers.get(name, 'none')}" for name in names)
-                msg = (
-                    f"The server of '{label}' was asked for the bytes {offset} to {(stop or 0) - 1} and sent others "
-                    f"({sent}). It cannot be trusted with parts; try again later."
-                )
-                raise SourceReadError(msg)
+        if stop is None and answer.status == 200:
             return
-        # Some send a whole file with status 200 if all of it is requested.
-        is_whole = answer.status == 200 and not offset and not answer.coding and answer.version and first.version
-        if stop is not None and not is_whole:
+        if answer.status == 206:
+            is_right = stop is not None and answer.start == offset and answer.stop <= stop
+            is_right = is_right and (answer.length or 0) <= answer.stop - answer.start
+        else:
+            # Some send a whole file with status 200 if all of it is requested.
+            is_right = answer.status == 200 and not offset and bool(answer.version and first.version)
+        # Parts of compressed and of plain content do not fit together.
+        if not is_right or answer.coding:
             # One of several servers behind the address may not have the file yet.
-            msg = f"The server of '{label}' did not send the part that was requested ({answer.status}). Try again."
+            names = ("Content-Range", "Content-Length", "Content-Encoding")
+            sent = ", ".join(f"{name}: {answer.headers.get(name, 'none')}" for name in names)
+            msg = (
+                f"The server of '{label}' did not send the part that was requested from byte {offset} on "
+                f"({answer.status}; {sent}). Try again later."
+            )
             raise TransientError(msg)
 
 
@@ -403,22 +402,15 @@ class _Answer:
         return _status_error(self.status, self.headers, self._session.url, self._session.label, text)
 
     def checksum(self) -> Checksum | None:
-        """Return the strongest hash of the whole content that the service reports."""
-        if self.coding:
+        """Return the hash of the whole content that the service reports: Hugging Face in the response that redirects to
+        the storage, Google of the stored bytes."""
+        if linked := re.fullmatch(r'"?([0-9a-f]{64})"?', self._first_hop.get("X-Linked-ETag", "")):
+            return Checksum("sha256", linked[1])
+        is_as_stored = self.headers.get("x-goog-stored-content-encoding", "identity") == "identity"
+        md5 = re.search(r"\bmd5=([\w+/]{22}==)", self.headers.get("x-goog-hash", ""))
+        if md5 is None or not is_as_stored or self.coding:
             return None
-        offers = re.findall(
-            r"(?i)(sha-256|sha-512|md5)=:?([\w+/=]+)",
-            f"{self.headers.get('Repr-Digest', '')},{self.headers.get('Digest', '')}",
-        )
-        # Google's hash is of the stored bytes.
-        if self.headers.get("x-goog-stored-content-encoding", "identity") == "identity":
-            offers += re.findall(r"(?i)(md5)=([\w+/=]+)", self.headers.get("x-goog-hash", ""))
-        found = {offer.algorithm: offer for offer in itertools.starmap(_from_base64, offers) if offer}
-        # Hugging Face reports a file's SHA-256 in the response that redirects to the storage.
-        linked = re.fullmatch(r'"?([0-9a-f]{64})"?', self._first_hop.get("X-Linked-ETag", ""))
-        if linked:
-            found["sha256"] = Checksum("sha256", linked[1])
-        return next((found[name] for name in ("sha256", "sha512", "md5") if name in found), None)
+        return Checksum("md5", base64.b64decode(md5[1]).hex())
 
     def exact_part(self, length: int) -> bytes | None:
         """Return the content of a part of `length` bytes, or all of a shorter file; `None` if it is anything else."""
@@ -549,14 +541,6 @@ def shorten_name(name: str, most_bytes: int) -> str:
     return raw[: most_bytes - len(suffix.encode())].decode("utf-8", "ignore") + suffix
 
 
-def _from_base64(algorithm: str, text: str) -> Checksum | None:
-    try:
-        return parse_checksum(f"{algorithm}:{base64.b64decode(text, validate=True).hex()}")
-    # A value that is not a checksum of its kind is ignored.
-    except (ValueError, OptionError):
-        return None
-
-
 def _status_error(status: int, headers: Mapping[str, str], url: str, label: str, text: str) -> SourceError:
     """Return the typed error for an answer with this status. `text`: the beginning of its body."""
     phrase = next((one.phrase for one in HTTPStatus if one == status), "")
@@ -589,15 +573,9 @@ def _status_error(status: int, headers: Mapping[str, str], url: str, label: str,
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return seconds that `Retry-After` asks to wait, from 0 to an hour; `None` without a sensible one."""
-    from urllib3.exceptions import InvalidHeader
-    from urllib3.util import Retry
-
-    try:
-        return min(Retry().parse_retry_after(headers.get("Retry-After", "")), _MAX_WAIT_S)
-    # Numbers and years that Python does not accept.
-    except (InvalidHeader, ValueError, OverflowError):
-        return None
+    """Return seconds that `Retry-After` asks to wait, at most an hour; `None` without a number of them."""
+    asked = headers.get("Retry-After", "").strip()
+    return min(float(asked), _MAX_WAIT_S) if re.fullmatch(r"\d{1,12}", asked, re.ASCII) else None
 
 
 # Content that servers send in place of a file: pages of services, messages, lists of buckets, pointers of Git LFS.
@@ -636,8 +614,7 @@ def check_is_data(
 
 
 def page_error(urls: Sequence[str], label: str, head: bytes) -> WebPageError:
-    title = page_title(head)
-    named = f" with the title “{title}”" if title else ""
+    named = f" with the title “{title}”" if (title := page_title(head)) else ""
     return WebPageError(
         f"'{label}' returns a web page{named} instead of data: perhaps a login, a confirmation, a preview or an error. "
         f"{page_remedy(*urls)}"
@@ -684,14 +661,11 @@ class HttpSession:
         self._cancellation = access.cancellation or Cancellation()
         self._services, self._owns_services = access.services or Services(), access.services is None
         # For each server, because connections to another one would be of no use.
-        self._kind = agent, _origin(url)
-        self._connect()
+        self._session = self._services.of((agent, _origin(url)), lambda: _new_session(agent))
+        self._begin()
 
-    def _connect(self) -> None:
-        self._session = self._services.lend(self._kind, lambda: _new_session(self._kind[0]))
-        self._resolving = threading.Lock()
-        # How many requests there are, and the responses that are being read.
-        self._in_flight, self._answers = list[object](), list[_Answer]()
+    def _begin(self) -> None:
+        self._resolving, self._answers = threading.Lock(), list[_Answer]()
         self._closed = False
         self._leave = self._cancellation.follow(self.interrupt)
 
@@ -701,10 +675,10 @@ class HttpSession:
         return self._resolve is not None
 
     def open_again(self) -> HttpSession:
-        """Return a session for the same address with connections of its own."""
+        """Return a session for the same address, which is open."""
         again = copy.copy(self)
         again._has_answered = True
-        again._connect()
+        again._begin()
         return again
 
     @contextlib.contextmanager
@@ -714,33 +688,23 @@ class HttpSession:
 
         Failures inside the block, too, become TransientError or the error they are.
         """
-        # Before it is checked whether this is open, so that whoever closes it knows.
-        self._in_flight.append(headers)
-        try:
-            with _translated(self.label, self._check_open), contextlib.closing(self._ask(headers)) as answer:
-                self._answers.append(answer)
-                try:
-                    yield answer
-                finally:
-                    self._answers.remove(answer)
-                # A body without a length looks complete when the connection is closed.
+        with _translated(self.label, self._check_open), contextlib.closing(self._ask(headers)) as answer:
+            self._answers.append(answer)
+            try:
                 self._check_open()
-        finally:
-            self._in_flight.pop()
+                yield answer
+            finally:
+                self._answers.remove(answer)
+            # A body without a length looks complete when the connection is closed.
+            self._check_open()
 
     def close(self) -> None:
-        """End what is being read; connections that are idle may be used for other files. Calling it twice is fine."""
+        """End what is being read. Calling it twice is fine."""
         if self._closed:
             return
         self._closed = True
         self._leave()
-        if self._in_flight or self._cancellation.cancelled:
-            self.interrupt()
-            self._session.close()
-        else:
-            # Other addresses of a server may be of other people.
-            self._session.cookies.clear()
-            self._services.give_back(self._kind, self._session)
+        self.interrupt()
         if self._owns_services:
             self._services.close()
 
@@ -865,7 +829,6 @@ def connection_error(error: BaseException, label: str) -> SourceError:
 
     inner = _innermost(error)
     timeouts = (TimeoutError, failures.Timeout, urllib3_failures.TimeoutError)
-    cut = (http.client.IncompleteRead, urllib3_failures.IncompleteRead, http.client.RemoteDisconnected)
     # The first two would be refused again and again, so they are not transient.
     if isinstance(inner, ssl.SSLCertVerificationError):
         msg = (
@@ -878,13 +841,10 @@ def connection_error(error: BaseException, label: str) -> SourceError:
         msg = f"'{label}' redirects in a loop, or to what is no address. Open it in a browser; it may want a login."
         return SourceReadError(msg)
     if isinstance(error, timeouts) or isinstance(inner, timeouts):
-        reason = "the server sent nothing, or hardly anything, for too long"
-    elif isinstance(inner, cut):
-        reason = "it was closed before everything had arrived"
-    elif isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
-        reason = f"what the server compressed on the way arrived damaged ({error})"
+        reason = "the server sent nothing for too long"
     else:
-        reason = said_by(inner) if isinstance(inner, OSError) and inner.strerror else "it broke"
+        is_told = isinstance(inner, OSError) and inner.strerror
+        reason = said_by(inner) if is_told else "it was closed before everything had arrived undamaged"
     return TransientError(f"The connection to '{label}' failed: {reason}. Finished work is kept; try again.")
 
 

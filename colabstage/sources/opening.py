@@ -1,6 +1,6 @@
 """Open sources: one or several, as one tree of files with one state, copied here first if necessary.
 
-Every copy has a name that identifies its source (`copy_name`), so the call after a kill finds it. `fetch_files` takes
+Every copy has a name that identifies its source, so the call after a kill finds it. `fetch_files` takes
 files as they are: archives stay archives, and each of thousands of addresses is opened when it is read. Staging,
 packing and extracting take the files in archives.
 """
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceChangedError
 from colabstage.io.files import PATIENT, Closing
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.progress import Cancellation, LateStep, Progress
+from colabstage.io.progress import LateStep, Progress
 from colabstage.io.workspace import (
     disk_use,
     find_orphans,
@@ -64,7 +64,6 @@ from colabstage.sources.remote import (
     MountedFile,
     RemoteFile,
     Services,
-    closing_pieces,
     given_up,
     pieces_of,
     read_through,
@@ -79,15 +78,11 @@ from colabstage.sources.remote_files import (
 from colabstage.sources.to_folder import SLOW_READERS
 from colabstage.trees.bytes import (
     ARCHIVE_SUFFIXES,
-    HEAD_BYTES,
     ArchiveKind,
     ByteSource,
     JoinedBytes,
     LocalBytes,
     base_name,
-    compression_of,
-    is_tar_head,
-    kind_by_magic,
 )
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.listing import Tree, total_size
@@ -118,15 +113,9 @@ Transport = Literal["local disk", "mount", "http", "object store", "share link",
 _OPENERS = IN_FLIGHT
 
 
-def copy_name(address: str, name: str) -> str:
-    """Return the name for copies of a source: the same for every try, and different from that of any other source.
-
-    It depends on the source only, so a call that stages it with other options continues with the same copy.
-    """
-    return f"{_copy_prefix(address)}{name}"
-
-
 def _copy_prefix(address: str) -> str:
+    """Return the beginning of the names of a source's copies, which depend on nothing else: a call with other options
+    continues with the same copy."""
     return f"{short_digest(address, 8)}-"
 
 
@@ -231,15 +220,11 @@ class Part(Closing):
             self.kind = recognise_archive(self.open_content())
 
     def is_archive(self) -> bool:
-        """Return whether it is an archive, by the beginning of its file, which is all that is read."""
-        if self.file is None or not self.comes_first:
-            self.recognise()
-            return self.kind is not None
-        head = b""
-        with closing_pieces(read_through(self.file, policy=PATIENT)) as pieces:
-            while len(head) < HEAD_BYTES and (piece := next(pieces, b"")):
-                head += piece
-        return kind_by_magic(head) is not None or compression_of(head) is not None or is_tar_head(head)
+        """Return whether it is an archive, by the beginning of its file; one that comes as one stream by its name."""
+        if self.file is not None and self.comes_first:
+            return self.file.facts.name.lower().endswith(ARCHIVE_SUFFIXES)
+        self.recognise()
+        return self.kind is not None
 
     @property
     def cost(self) -> Cost:
@@ -322,7 +307,7 @@ class Part(Closing):
     def _copy_path(self) -> Path:
         assert self.file is not None
         assert self.opening.folder is not None
-        return self.opening.folder / copy_name(self.source.address, self.file.facts.name)
+        return self.opening.folder / f"{_copy_prefix(self.source.address)}{self.file.facts.name}"
 
     def _downloaded(self) -> Path:
         """Download a file that comes as one stream, which nothing can continue, for as long as this is open."""
@@ -477,10 +462,6 @@ class OpenedSource(Closing):
         return part
 
     def _open_archives(self, source: ManySource) -> None:
-        first, *others = source.parts
-        # The first source determines the kind of list. Single files are opened when they are read, because there may be
-        # thousands of addresses.
-        have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
         require_answer(*paths_of(source))
         # Tables and lists may come before the archives or folders that they are about.
         about = [part for part in source.parts if not base_name(part.label).lower().endswith(BESIDE)]
@@ -488,15 +469,14 @@ class OpenedSource(Closing):
         are_whole = bool(about) and all(
             part.label.lower().endswith(ARCHIVE_SUFFIXES) or _lists(part, services) for part in about
         )
-        are_loose = have_addresses and not are_whole
-        opened = None
-        try:
+        first, *others = source.parts
+        have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
+        may_be_loose, opened = have_addresses and not are_whole, None
+        # The first one determines the kind of list. If it leads nowhere, the error for all says how to do without it.
+        with contextlib.suppress(*(LEADS_NOWHERE if may_be_loose else ())):
             opened = self._open_one(first)
-        except LEADS_NOWHERE:
-            # All are asked then, and the error says how to do without it.
-            if not are_loose:
-                raise
-        if opened is None or (are_loose and opened.file is not None and not opened.is_archive()):
+        if opened is None or (may_be_loose and opened.file is not None and not opened.is_archive()):
+            # Single files are opened when they are read, because there may be thousands of addresses.
             self._stack.pop_all().close()
             self._whole = self._list([(part.label, part) for part in source.parts], {})
         else:
@@ -539,20 +519,17 @@ class OpenedSource(Closing):
     ) -> RemoteFileTree:
         """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
-        asking = Cancellation()
-        self._stack.callback(self._opening.progress.cancellation.follow(asking.cancel))
-        access = Access(along=(along, 0), cancellation=asking, services=self._opening.services)
+        cancellation = self._opening.progress.cancellation
+        access = Access(along=(along, 0), cancellation=cancellation, services=self._opening.services)
         openers = [again.get(one.address) or remote_opener(one, access) for _, one in loose]
         files = list(zip(names, openers, strict=True))
         try:
-            self.files = RemoteFileTree(self._source.label, files, cancellation=asking, skips=self._opening.skips)
-        except BaseException as error:
-            # Otherwise the requests for the others would go on, and be repeated where they fail.
-            asking.cancel()
-            if isinstance(error, LEADS_NOWHERE) and self._unpacks and not self._opening.skips:
-                msg = f"{error} Images of the list whose addresses lead nowhere are left out with on_error='skip'."
-                raise type(error)(msg) from error
-            raise
+            self.files = RemoteFileTree(self._source.label, files, cancellation=cancellation, skips=self._opening.skips)
+        except LEADS_NOWHERE as error:
+            if self._opening.skips or not self._unpacks:
+                raise
+            msg = f"{error} Images of the list whose addresses lead nowhere are left out with on_error='skip'."
+            raise type(error)(msg) from error
         if loose:
             sources = tuple(source for _, source in loose)
             reached = [_reached(source) for source in sources]

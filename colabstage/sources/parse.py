@@ -24,10 +24,8 @@ from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
     DRIVE_SPELLINGS,
-    drive_mountpoint,
     drive_root,
-    follow_links,
-    normalise_drive_path,
+    path_on_drive,
     place_in,
     require_answer,
     require_drive,
@@ -200,7 +198,7 @@ def parse_source(source: SourceArgument) -> Source:
     if not isinstance(source, (list, tuple)):
         return _parse_one(source)
     if not source:
-        msg = "source is an empty list; expected at least one source in it."
+        msg = f"source is an empty list; expected {_EXPECTED}."
         raise OptionError(msg)
     parts = tuple(_parse_one(part) for part in source)
     if len(parts) == 1:
@@ -322,10 +320,7 @@ def check_outside(sources: Iterable[Path], target: Path, argument: str = "target
         found = place_in(target, source)
         # Not expanded, because that lists folders. Here a star matches slashes too, which refuses slightly too much.
         fits = glob.has_magic(str(source)) and any(
-            fnmatch.fnmatchcase(str(place), pattern)
-            for pattern in (str(source), str(source).replace("/**/", "/"))
-            for one in (target, follow_links(target))
-            for place in (one, *one.parents)
+            fnmatch.fnmatchcase(str(place), str(source)) for place in (target, *target.parents)
         )
         if fits or (found is not None and found.parts):
             beside = (whole := absolute_path(source)).parent / f"{whole.name}-{target.name}"
@@ -340,10 +335,8 @@ def check_outside(sources: Iterable[Path], target: Path, argument: str = "target
 
 def local_address(path: Path) -> str:
     """Return the address of an absolute path: itself, or on Google Drive the path from Drive's own root."""
-    root = drive_mountpoint(path)
-    if root is not None:
-        # The mount point is as the kernel lists it: resolving it would touch the mount, which may hang.
-        return f"drive:{normalise_drive_path(path).relative_to(root)}"
+    if (inside := path_on_drive(path)) is not None:
+        return f"drive:{inside}"
     if path.is_relative_to(DEFAULT_MOUNTPOINT):
         first, *rest = (*path.relative_to(DEFAULT_MOUNTPOINT).parts, "")
         folder = DRIVE_SPELLINGS.get(first, first)
@@ -355,23 +348,22 @@ def local_address(path: Path) -> str:
 def _web(text: str) -> WebSource:
     try:
         parts = urlsplit(text)
-        _ = parts.port  # validated only on access
+        hostname, port = parts.hostname, parts.port
     except ValueError:
         # The parser's own message quotes the address, including the password.
+        hostname = port = None
+    if not hostname:
         msg = (
-            f"The address '{show_address(text)}' cannot be read; expected https://server/path. In a user or password "
-            "write the characters @ : / ? # [ ] as %40 %3A %2F %3F %23 %5B %5D, and a port as a number up to 65535."
+            f"'{show_address(text)}' names no server; expected https://server/path. In a user or password write the "
+            "characters @ : / ? # [ ] as %40 %3A %2F %3F %23 %5B %5D, and a port as a number up to 65535."
         )
-        raise OptionError(msg) from None
-    if not parts.hostname:
-        msg = f"'{show_address(text)}' names no server; expected https://server/path."
         raise OptionError(msg)
-    host = parts.hostname if parts.port in (None, 80, 443) else f"{parts.hostname}:{parts.port}"
+    host = hostname if port in (None, 80, 443) else f"{hostname}:{port}"
     bare = urlunsplit((parts.scheme.lower(), host, parts.path or "/", "", ""))
     shown = show_address(bare)
-    hidden = re.sub(r";([^;/=]*)=([^;/]*)", lambda pair: f";{pair[1]}={_stretched_pair(pair[1], pair[2], host)}", bare)
+    hidden = re.sub(r"(;[^;/=]*=)([^;/]+)", lambda pair: pair[1] + _stretched(pair[2], host), bare)
     address = _keyed(shown, hidden if shown != bare else "", _lasting_query(parts.query, host))
-    name = readable_name(unquote(PurePosixPath(parts.path).name) or parts.hostname)
+    name = readable_name(unquote(PurePosixPath(parts.path).name) or hostname)
     return WebSource(address, name, show_address(text), text)
 
 
@@ -408,10 +400,6 @@ def _stretched(secret: str, server: str) -> str:
     return hashlib.scrypt(raw, salt=_SALT, n=2**13, r=8, p=1, dklen=16).hex()
 
 
-def _stretched_pair(name: str, value: str, server: str) -> str:
-    return _stretched(value, server) if value and names_secret(name) else value
-
-
 def _lasting_query(query: str, server: str) -> str:
     """Return a query without signatures, which change from day to day, and with digests in place of secrets."""
     pairs = parse_qsl(query, keep_blank_values=True)
@@ -420,7 +408,7 @@ def _lasting_query(query: str, server: str) -> str:
     if "sig" in names and names & {"se", "sp", "sv"}:
         signing |= _WITH_SIG
     lasting = (
-        (name, _stretched_pair(name, value, server))
+        (name, _stretched(value, server) if value and names_secret(name) else value)
         for name, value in pairs
         if name.lower() not in signing and not name.lower().startswith(_SIGNING_PREFIXES)
     )
@@ -468,7 +456,8 @@ def _without_suffixes(name: str) -> str:
 
 def expand_source(source: Source, *, unpack: bool, services: Services | None = None) -> Source:
     """Return all that a source stands for; with `unpack`, whose caller takes the files in archives, whole archives."""
-    return whole_of(expand_pattern(source, services)) if unpack else expand_pattern(source, services)
+    expanded = expand_pattern(source, services)
+    return whole_of(expanded) if unpack else expanded
 
 
 def whole_of(source: Source) -> Source:
@@ -593,7 +582,6 @@ _DRIVE_QUERIES: dict[str, ShareKind] = {
 _NATIVE = r"/(document|spreadsheets|presentation|forms|drawings|drawing|script)(?:/u/\d+)?/d/"
 _EXPORT = r"/export\?.*\b(?:format|exportFormat)=|/export/\w+|/pub\?.*\boutput=|/gviz/tq\?.*\bout:"
 _SLUG = r"[A-Za-z0-9][-_A-Za-z0-9]*"
-_HANDLE = rf"({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?/?"
 # A dataset's page, with the tabs that are part of the address people copy; or the download that it shows for curl.
 _KAGGLE_PAGE = (
     rf"(?:/api/v1)?/datasets/(?:download/)?({_SLUG})/({_SLUG})(?:/versions/([1-9]\d*))?"
@@ -701,14 +689,14 @@ def _kaggle_dataset(parts: SplitResult, text: str) -> KaggleSource:
             f"stage the folder that kagglehub.competition_download({competition[1]!r}) returns."
         )
         raise OptionError(msg)
-    is_page = parts.scheme != "kaggle"
-    found = re.fullmatch(_KAGGLE_PAGE, parts.path) if is_page else re.fullmatch(_HANDLE, text.removeprefix("kaggle://"))
+    path = f"/datasets/{parts.netloc}{parts.path}" if parts.scheme == "kaggle" else parts.path
+    found = re.fullmatch(_KAGGLE_PAGE, path)
     version = parse_qs(parts.query).get("datasetVersionNumber", [""])[0] or (found and found[3]) or ""
     if found is None or not re.fullmatch(r"(?:[1-9]\d*)?", version):
         msg = (
             f"'{show_address(text)}' is not a dataset on Kaggle. Expected kaggle://owner/dataset, "
-            "kaggle://owner/dataset/versions/N or https://www.kaggle.com/datasets/owner/dataset; only= names a part of "
-            "it. Download a model's files with kagglehub itself and stage their folder."
+            "kaggle://owner/dataset/versions/N or https://www.kaggle.com/datasets/owner/dataset. Download other things "
+            "with kagglehub itself and stage their folder."
         )
         raise OptionError(msg)
     return KaggleSource(found[1], found[2], int(version) if version else None)
@@ -730,9 +718,8 @@ def page_remedy(*urls: str) -> str:
     parts = urlsplit(urls[0])
     for host, parameter in _PARAMETERS:
         if re.fullmatch(host, parts.hostname or "") and parameter not in parts.query:
-            if (other := parameter.replace("1", "0")) in parts.query:
-                return f"Write '{parameter}' in the address in place of '{other}'."
-            return f"Write '{'&' if parts.query else '?'}{parameter}' at the end of the address."
+            mark = "&" if parts.query else "?"
+            return f"Write '{mark}{parameter}' at the end of the address, in place of '{parameter[:-1]}0'."
     return "Open it in a browser, and copy the link of the download itself; of several files, a list of their links."
 
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 import string
 import time
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-C = TypeVar("C", bound=Closing)
+C = TypeVar("C")
 
 # Hexadecimal digits of each algorithm. hashlib's others are left out, because nobody publishes them.
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
@@ -117,35 +117,17 @@ class Services(Closing):
 
     def __init__(self) -> None:
         self._found: dict[Hashable, Any] = {}
-        self._idle: defaultdict[Hashable, deque[Any]] = defaultdict(deque)
-        self._closed = False
 
     def of(self, key: Hashable, make: Callable[[], C]) -> C:
         """Return what was made for this key; it is closed with this."""
-        found: C = self._found.setdefault(key, make())
+        if key not in self._found:
+            self._found.setdefault(key, make())
+        found: C = self._found[key]
         return found
 
-    def lend(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what was given back for this key, or a new one, for one user at a time."""
-        with contextlib.suppress(IndexError):
-            lent: T = self._idle[key].pop()
-            return lent
-        return make()
-
-    def give_back(self, key: Hashable, one: Any) -> None:
-        """Keep for the next user what `lend` returned; closed with this."""
-        self._idle[key].append(one)
-        if self._closed:
-            self.close()
-
     def close(self) -> None:
-        self._closed = True
         for one in list(self._found.values()):
             one.close()
-        for idle in list(self._idle.values()):
-            with contextlib.suppress(IndexError):
-                while True:
-                    idle.pop().close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from colabstage.machine.mounts import (
     is_slow_mount,
     list_mounts,
     mount_of,
-    normalise_drive_path,
+    path_on_drive,
     place_in,
     probe_mount,
     slow_reason,
@@ -108,7 +108,7 @@ def test_paths_on_a_mount_that_hangs_are_judged_without_touching_it(
         root: ".",
         tmp_path / "link/x": "MyDrive/data/x",
     }.items():
-        assert (drive_root(path), normalise_drive_path(path)) == (root, root / spelt)
+        assert (drive_root(path), path_on_drive(path)) == (root, Path(spelt))
         assert place_in(path, root) == Path(spelt)
     assert probe_mount(root / "MyDrive", timeout_s=0.5) == MountProbe("silent", "no answer")
     assert time.monotonic() - started < 5.0
@@ -152,7 +152,7 @@ def test_a_local_folder_of_drives_name_is_on_no_drive(tmp_path: Path, monkeypatc
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
     place = tmp_path / "content/drive/My Drive"
     place.mkdir(parents=True)
-    assert (drive_root(place), normalise_drive_path(place)) == (None, place)
+    assert (drive_root(place), path_on_drive(place)) == (None, None)
 
 
 @pytest.mark.fuse

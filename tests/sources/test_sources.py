@@ -174,7 +174,7 @@ def test_a_list_is_one_source(tmp_path: Path) -> None:
         ("simplecache::s3://bucket/a.zip", "another file system"),
         ("file://server/a.zip", "server"),
         ("https:///a.zip", "names no server"),
-        ("https://e.org:port/a.zip", "cannot be read"),
+        ("https://e.org:port/a.zip", "port as a number"),
         (f"https://docs.google.com/document/d/{ID}/edit", "Google document"),
     ],
 )

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -243,8 +242,7 @@ def test_a_question_for_a_part_that_is_answered_wrongly_means_no_ranges(
 
 def test_gzip_on_the_way_is_undone(server: WebServer, look: Look) -> None:
     """Parts of it are of no use and its length is not the file's, so: one stream, size unknown, no hash."""
-    digest = "sha-256=:" + "A" * 43 + "=:"
-    server.set_knobs(WebKnobs(gzip=True, headers=(("Repr-Digest", digest),)))
+    server.set_knobs(WebKnobs(gzip=True, headers=(("x-goog-hash", f"md5={b64(MD5.digest())}"),)))
     file = look()
     assert (file.facts.ranges, file.facts.size, file.facts.checksum) == (False, None, None)
     assert content(file) == DATA
@@ -286,7 +284,7 @@ def test_a_coding_nobody_asked_for_is_refused(server: WebServer, look: Look) -> 
     """Rather than taken for the file; and plain and compressed parts are never mixed."""
     file = look()
     server.set_knobs(WebKnobs(headers=(("Content-Encoding", "gzip"),)))
-    with pytest.raises(SourceReadError, match=r"gzip|compressed"):
+    with pytest.raises(TransientError, match="gzip"):
         content(file, 0, PART)
     server.set_knobs(WebKnobs(headers=(("Content-Encoding", "br"),)))
     with pytest.raises(SourceReadError, match="'br'"):
@@ -366,11 +364,11 @@ def test_what_came_before_a_break_is_given_out(
     ("fault", "error", "got"),
     [
         # Before any of it is given out; another total is another file.
-        (WebFault(kind="content_range", delta=1), SourceReadError, 0),
+        (WebFault(kind="content_range", delta=1), TransientError, 0),
         (WebFault(kind="total", delta=1), SourceChangedError, 0),
         # Shorter than its range: what came is good. Longer: nothing of it can be trusted.
         (WebFault(kind="length", delta=-5), TransientError, PART - 5),
-        (WebFault(kind="length", delta=5), SourceReadError, 0),
+        (WebFault(kind="length", delta=5), TransientError, 0),
         # A login that ran out in the middle.
         (WebFault(kind="html"), WebPageError, 0),
         (WebFault(kind="hang"), TransientError, 0),
@@ -434,16 +432,15 @@ def test_statuses_at_the_look_and_later(
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("999999999999", 3600.0), (formatdate(0, usegmt=True), 0.0), ("in 30 s", 30.0), ("9" * 5000, None)],
+    [("999999999999", 3600.0), ("30", 30.0), ("9" * 5000, None)],
 )
 def test_a_server_says_when_to_come_again(server: WebServer, look: Look, text: str, seconds: float | None) -> None:
-    """In seconds or by a date; never negative, and never more than an hour."""
+    """Never after more than an hour."""
     file = look()
-    told = formatdate(time.time() + 30, usegmt=True) if text == "in 30 s" else text
-    server.set_faults(WebFault(kind="status", status=503, retry_after=told))
+    server.set_faults(WebFault(kind="status", status=503, retry_after=text))
     error = read_broken(file, 0, PART)[1]
     assert isinstance(error, TransientError)
-    assert error.wait_s == (seconds if seconds is None else pytest.approx(seconds, abs=3 if seconds == 30 else 0))
+    assert error.wait_s == seconds
 
 
 def test_the_look_is_tried_again(server: WebServer, look: Look) -> None:
@@ -664,13 +661,11 @@ def b64(digest: bytes) -> str:
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({"Repr-Digest": f"sha-256=:{b64(SHA256.digest())}:"}, SHA256),
-        ({"Digest": f"md5={b64(MD5.digest())},SHA-256={b64(SHA256.digest())}"}, SHA256),
         ({"x-goog-hash": f"crc32c=n03x6A==, md5={b64(MD5.digest())}"}, MD5),
         ({"x-goog-hash": f"md5={b64(MD5.digest())}", "x-goog-stored-content-encoding": "gzip"}, None),
         ({"Content-MD5": b64(MD5.digest())}, None),
     ],
-    ids=range(5),
+    ids=range(3),
 )
 def test_only_hashes_of_the_whole_count(server: WebServer, look: Look, headers: dict[str, str], expected: Any) -> None:
     """A hash of a part, of parts or of a compressed copy is none of the file; and the caller's comes before all."""
