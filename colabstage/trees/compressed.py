@@ -53,7 +53,7 @@ def open_stream(
     """Yield the unpacked bytes of a compressed source, as a readable stream for the `with` block, in which the
     decompressor's errors become `CorruptArchiveError`; others pass. `read_bytes`: how much of it to read at once."""
     compression = compression_of(source.pread(HEAD_BYTES, 0))
-    damage = UNPACK_ERRORS
+    damage: tuple[type[Exception], ...] = UNPACK_ERRORS
     with io.BufferedReader(SourceFile(source, cancellation), read_bytes) as packed:
         stream: Any
         if compression == "gz":

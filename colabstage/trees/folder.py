@@ -145,7 +145,8 @@ class FolderTree(Tree):
         return FolderFile(self.path_of(entry), entry.size, times=self._times)
 
     def read(self, entry: FileEntry) -> bytes:
-        handle = os.open(self._about_to_read(entry), _OPEN_FLAGS)
+        path = self._about_to_read(entry)
+        handle = os.open(path, _OPEN_FLAGS)
         try:
             # One byte more than listed, so that a longer file shows without a further call.
             data = os.read(handle, entry.size + 1)
@@ -155,12 +156,7 @@ class FolderTree(Tree):
         finally:
             os.close(handle)
         if len(data) != entry.size:
-            found = f"{len(data):,} bytes were there" if len(data) < entry.size else "there is more"
-            msg = (
-                f"'{self._root}/{entry.name}' was listed with {entry.size:,} bytes, but {found}: it changed or was cut "
-                "while being read. Wait until its upload or copy is complete, then stage again."
-            )
-            raise SourceChangedError(msg)
+            raise _changed_error(path, entry.size)
         return data
 
     def _about_to_read(self, entry: FileEntry) -> str:
@@ -190,26 +186,25 @@ class FolderFile:
         if file is None:
             file = LocalBytes(self._path, follow=self._follow)
             if file.size != self.size:
-                msg = (
-                    f"'{self._path}' was listed with {self.size:,} bytes and has {file.size:,} now: it changed while "
-                    "being read. Wait until its upload or copy is complete, then stage again."
-                )
-                raise SourceReadError(msg)
+                raise _changed_error(self.label, self.size)
             self._times.setdefault(self.label, os.fstat(file.fileno()).st_mtime_ns)
             self._open = file
         data = file.pread(length, offset)
         # The listed time is not compared, because a mount may report it in another precision.
         if os.fstat(file.fileno()).st_mtime_ns != self._times[self.label]:
-            msg = (
-                f"'{self._path}' was written to while it was being read, so what was read is of two states. Wait until "
-                "its upload or copy is complete, then try again."
-            )
-            raise SourceReadError(msg)
+            raise _changed_error(self.label, self.size)
         return data
 
     def close(self) -> None:
         """Release the handle as soon as no thread reads from it. Calling it twice is fine."""
         self._open = None
+
+
+def _changed_error(path: str, size: int) -> SourceChangedError:
+    return SourceChangedError(
+        f"'{path}' was listed with {size:,} bytes, and was written to or cut since. Wait until its upload or copy is "
+        "complete, then stage again."
+    )
 
 
 def folder_stamps(

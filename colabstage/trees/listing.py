@@ -15,9 +15,18 @@ import xxhash
 
 from colabstage.errors import SourceReadError, UnsafeArchiveError
 from colabstage.io.files import Closing, block_ranges
-from colabstage.io.units import format_bytes, listed
+from colabstage.io.units import format_bytes, format_count, left_out, listed
 from colabstage.trees.bytes import PIECE_BYTES, ByteSource, cut_while_read
-from colabstage.trees.names import extension_of
+from colabstage.trees.names import (
+    check_collisions,
+    clean_member_name,
+    extension_of,
+    is_junk,
+    refuse_member,
+    resolve_link,
+    resolve_links,
+    without_files,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -386,6 +395,64 @@ def only_line(tree: Tree, *parts: str) -> str:
 
 def unknown_entry(tree: str, name: str) -> SourceReadError:
     return SourceReadError(f"'{tree}' has no member {name!r}; the entry is from another tree.")
+
+
+MemberKind = Literal["file", "folder", "symlink", "hardlink", "special"]
+
+
+class Members:
+    """The files of an archive by cleaned name, each with its number among the members. Of members with one name the
+    last counts, as for every reader; links are the files that they lead to."""
+
+    def __init__(self, archive: str) -> None:
+        self._archive = archive
+        self._files: dict[str, int] = {}
+        self._links: dict[str, str] = {}
+        self._folders: list[str] = []
+        self._repeated: set[str] = set()
+
+    def add(self, raw: str, kind: MemberKind, number: int, link: str = "") -> None:
+        """Add the next member, `raw` and `link` as they are in the archive."""
+        if kind == "folder":
+            self._folders.append(clean_member_name(self._archive, raw, folder=True))
+            return
+        name = clean_member_name(self._archive, raw)
+        if kind == "special":
+            raise refuse_member(self._archive, name, "it is a device, a pipe or a folder with content")
+        if is_junk(name):
+            return
+        if name in self._files or name in self._links:
+            self._repeated.add(name)
+            self._links.pop(name, None)
+        if kind == "symlink":
+            target = resolve_link(self._archive, name, link)
+        elif kind == "hardlink":
+            target = clean_member_name(self._archive, link)
+            # The file as it is at this point in the archive.
+            number = self._files.get(target, -1)
+        if kind == "symlink" or number < 0:
+            self._files.pop(name, None)
+            self._links[name] = target
+        else:
+            self._files[name] = number
+
+    def finish(self, tree: Tree) -> tuple[list[str], NDArray[np.int64]]:
+        """Return the files' names, sorted, and the number of each; note on the tree what was left out."""
+        files, links = self._files, self._links
+        check_collisions(self._archive, [*files, *links], self._folders)
+        tree.empty_folders = without_files(self._folders, [*files, *links]) if self._folders else ()
+        found = resolve_links(links, files)
+        tree.dangling = tuple(sorted(links.keys() - found.keys()))
+        tree.notes = ()
+        if tree.dangling:
+            left = left_out(len(tree.dangling), "links", "to no file of the archive")
+            tree.notes += (f"{left} (first '{tree.dangling[0]}').",)
+        if self._repeated:
+            named = f"{format_count(len(self._repeated), 'names')} more than once"
+            tree.notes += (f"The archive has {named}; the last of each counts (first '{min(self._repeated)}').",)
+        files |= {name: files[target] for name, target in found.items()}
+        sorted_names, (numbers,), _ = sorted_by_name(list(files), np.fromiter(files.values(), np.int64, len(files)))
+        return sorted_names, numbers
 
 
 class TreeView(Tree):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from array import array
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,27 +28,16 @@ from colabstage.trees.listing import (
     ArchiveLimits,
     FileEntries,
     FileEntry,
+    MemberKind,
+    Members,
     Tree,
     check_limits,
-    sorted_by_name,
-)
-from colabstage.trees.names import (
-    check_collisions,
-    clean_member_name,
-    is_junk,
-    notes_on_members,
-    refuse_member,
-    resolve_link,
-    resolve_links,
-    without_files,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from colabstage.io.progress import Cancellation
-
-MemberKind = Literal["file", "folder", "symlink", "hardlink", "special"]
 
 BLOCK = 512
 _HEADER = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
@@ -254,8 +243,7 @@ def _check_end(source: ByteSource, at: int) -> None:
 
 
 class TarTree(Tree):
-    """The files in a tar, whose bytes are closed with the tree; `packed` is the form that they were unpacked from. If
-    members share a name, the last counts, as for every reader of tars."""
+    """The files in a tar, whose bytes are closed with the tree; `packed` is the form that they were unpacked from."""
 
     kind = "tar"
     source: ByteSource
@@ -270,51 +258,19 @@ class TarTree(Tree):
     ) -> None:
         self.source, self.packed, self.label = source, packed, source.label
         archive, archive_bytes, total = self.label, (packed or source).size, 0
-        rows: dict[str, int] = {}
-        links: dict[str, str] = {}
-        folders: list[str] = []
-        repeated: list[str] = []
+        members = Members(archive)
         sizes, offsets, executable, times = array("q"), array("q"), bytearray(), array("q")
         for count, member in enumerate(scan_members(source), 1):
             if cancellation is not None:
                 cancellation.check()
             total += member.size
             check_limits(archive, count, total, archive_bytes, limits)
-            if member.kind == "folder":
-                folders.append(clean_member_name(archive, member.name, folder=True))
-                continue
-            name = clean_member_name(archive, member.name)
-            if member.kind == "special":
-                raise refuse_member(archive, name, "it is a device or a pipe")
-            if is_junk(name):
-                continue
-            if name in rows or (links and name in links):
-                repeated.append(name)
-                links.pop(name, None)
-            if member.kind in ("symlink", "hardlink"):
-                is_symbolic = member.kind == "symlink"
-                target = (
-                    resolve_link(archive, name, member.link) if is_symbolic else clean_member_name(archive, member.link)
-                )
-                if is_symbolic or target not in rows:
-                    rows.pop(name, None)
-                    links[name] = target
-                else:
-                    # The file as it is at this point in the archive.
-                    rows[name] = rows[target]
-                continue
-            rows[name] = len(sizes)
+            members.add(member.name, member.kind, count - 1, member.link)
             sizes.append(member.size)
             offsets.append(member.offset)
             times.append(member.mtime_ns)
             executable.append(member.executable)
-        check_collisions(archive, [*rows, *links], folders)
-        self.empty_folders = without_files(folders, [*rows, *links]) if folders else ()
-        found = resolve_links(links, rows)
-        self.dangling = tuple(sorted(links.keys() - found.keys()))
-        self.notes = notes_on_members(self.dangling, repeated)
-        rows |= {name: rows[target] for name, target in found.items()}
-        names, (numbers,), _ = sorted_by_name(list(rows), np.fromiter(rows.values(), np.int64, len(rows)))
+        names, numbers = members.finish(self)
         columns = [np.frombuffer(column, np.int64)[numbers] for column in (sizes, times, offsets)]
         programs = np.frombuffer(executable, np.bool_)[numbers]
         self.entries = FileEntries(names, columns[0], columns[1], columns[2], programs)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import calendar
 import contextlib
-import operator
 import stat
 import struct
 import zlib
 from array import array
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,22 +25,12 @@ from colabstage.trees.listing import (
     ArchiveLimits,
     FileEntries,
     FileEntry,
+    MemberKind,
+    Members,
     Tree,
     check_limits,
-    sorted_by_name,
-    take_strings,
 )
-from colabstage.trees.names import (
-    are_plain_names,
-    check_collisions,
-    clean_member_name,
-    is_junk,
-    notes_on_members,
-    refuse_member,
-    resolve_link,
-    resolve_links,
-    without_files,
-)
+from colabstage.trees.names import refuse_member
 from colabstage.trees.zip_member import (
     FLAG_ENCRYPTED,
     FLAG_UTF8,
@@ -84,6 +72,7 @@ _COLUMNS = {
 }
 # The systems in "version made by" whose archivers write a file's mode into its attributes.
 _UNIX_SYSTEMS, _DOS_FOLDER = (3, 19), 0x10
+_KINDS: dict[int, MemberKind] = {0: "file", stat.S_IFREG: "file", stat.S_IFLNK: "symlink", stat.S_IFDIR: "folder"}
 _MEMBER_FACTS = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
 # A 32-bit field with this value means that a zip64 field has the number.
 _NARROW_FULL = 0xFFFFFFFF
@@ -94,8 +83,6 @@ _FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
 _MAX_DIRECTORY_BYTES = 1 << 30
 # No file is this long; larger claims are refused just as well with this value, and sums of two fit 64 bits.
 _BEYOND = 1 << 61
-# How many names are checked at once.
-_PAGE_NAMES = 512
 # A directory is read in blocks of this size, each a round trip if it is remote, and is never all in memory.
 _READ_BYTES = 16 << 20
 
@@ -341,7 +328,7 @@ class ZipTree(Tree):
     """The files in a zip. Opening reads the directory at the end of the file; `read` touches the member's own bytes.
 
     `encoding`: of names whose encoding the archive does not declare; by default UTF-8 if it fits them all, otherwise
-    cp437, the format's own. If members share a name, the last counts, as for every reader of zips.
+    cp437, the format's own.
     """
 
     kind = "zip"
@@ -356,64 +343,38 @@ class ZipTree(Tree):
         total = int(columns["size"].sum(dtype=np.float64))
         check_limits(self.label, len(names), total, source.size, limits)
         undeclared = _decode_names(self.label, names, columns["flags"], unicode_paths, encoding)
-        chosen, folders = self._choose(names, columns, undeclared)
-        unclear = [row for row in sorted(undeclared) if chosen[row]] if encoding is None else []
-        if unclear:
-            note = (
-                f"The zip does not say how {format_count(len(unclear), 'names')} in it are encoded, and not all are in "
-                f"UTF-8; read as cp437, the format's default, the first is '{names[unclear[0]]}'. If that is wrong, "
-                'add the encoding of the machine that made it: zip_encoding="gbk".'
-            )
-            self.notes = (note,)
-        # From here on everything is sorted by name. There may be millions, so each column replaces the one before.
-        rows = np.flatnonzero(chosen)
-        names, _, order = sorted_by_name(take_strings(names, rows) if len(rows) < len(names) else names)
-        rows = rows[order]
-        del order
-        for name in columns:
-            columns[name] = columns[name][rows]
-        wanted = np.ones(len(names), np.bool_)
-        wanted[:-1] = np.fromiter(map(operator.ne, names, islice(names, 1, None)), np.bool_, max(0, len(names) - 1))
-        repeated = take_strings(names, np.flatnonzero(~wanted))
-        check_collisions(self.label, names, folders)
-        self.empty_folders = without_files(folders, names) if folders else ()
         self._check_readable(names, columns)
-        self.dangling = tuple(self._resolve_links(names, columns, wanted))
-        self.notes = (*notes_on_members(self.dangling, repeated), *self.notes)
-        if not wanted.all():
-            places = np.flatnonzero(wanted)
-            names, columns = take_strings(names, places), {name: column[places] for name, column in columns.items()}
+        members, kinds = Members(self.label), columns["mode"] & np.uint16(0o170000)
+        for number, (name, mode, size) in enumerate(zip(names, kinds.tolist(), columns["size"].tolist(), strict=True)):
+            # Windows' own separator; in a name of unknown encoding it may be half a character.
+            raw = name if number in undeclared else name.replace("\\", "/")
+            kind = _KINDS.get(mode, "special")
+            if kind == "folder" or raw.endswith("/"):
+                kind = "special" if size else "folder"
+            members.add(raw, kind, number, self._target(name, columns, number) if kind == "symlink" else "")
+        notes = self.notes
+        if undeclared and encoding is None:
+            note = (
+                f"The zip does not say how {format_count(len(undeclared), 'names')} in it are encoded, and not all are "
+                "in UTF-8; read as cp437, the format's default, the first is "
+                f"'{names[min(undeclared)]}'. If that is wrong, add the encoding of the machine that made it: "
+                'zip_encoding="gbk".'
+            )
+            notes += (note,)
+        names, numbers = members.finish(self)
+        self.notes += notes
+        # There may be millions, so each column replaces the one before.
+        for fact in columns:
+            columns[fact] = columns[fact][numbers]
         executable = (columns["mode"] & stat.S_IXUSR) != 0
         self.entries = FileEntries(names, columns["size"], columns["mtime_ns"], columns["offset"], executable)
         self.crcs = columns["crc"]
         self._packing = {fact: columns[fact] for fact in ("end", "packed_size", "crc", "method", "flags")}
 
-    def _choose(
-        self, names: list[str], columns: dict[str, NDArray[Any]], undeclared: set[int]
-    ) -> tuple[NDArray[np.bool_], list[str]]:
-        """Clean the names; return which members are files or links and not junk, and the names of folders."""
-        folders: list[str] = []
-        wanted = np.ones(len(names), np.bool_)
-        kinds = columns["mode"] & np.uint16(0o170000)
-        plain = np.isin(kinds, (0, stat.S_IFREG, stat.S_IFLNK))
-        for first in range(0, len(names), _PAGE_NAMES):
-            page = range(first, min(first + _PAGE_NAMES, len(names)))
-            # All at once, because nearly all are plain.
-            if plain[page.start : page.stop].all() and are_plain_names(names[page.start : page.stop]):
-                continue
-            for number in page:
-                # Windows' own separator; in a name of unknown encoding it may be half a character.
-                raw = names[number] if number in undeclared else names[number].replace("\\", "/")
-                is_folder, size = kinds.item(number) == stat.S_IFDIR, columns["size"].item(number)
-                if raw.endswith("/") or (is_folder and not size):
-                    folders.append(clean_member_name(self.label, raw, folder=True))
-                    wanted[number], is_odd = False, size > 0
-                else:
-                    names[number] = clean_member_name(self.label, raw)
-                    wanted[number], is_odd = not is_junk(names[number]), not plain[number]
-                if is_odd:
-                    raise refuse_member(self.label, raw, "it is a device, a pipe or a folder with content")
-        return wanted, folders
+    def _target(self, name: str, columns: dict[str, NDArray[Any]], number: int) -> str:
+        """Return what a link leads to, which a zip stores as its content."""
+        member = ZipMember(name, **{fact: columns[fact].item(number) for fact in _MEMBER_FACTS})
+        return read_member(self.source, member).decode("utf-8", "surrogateescape")
 
     def _check_readable(self, names: list[str], columns: dict[str, NDArray[Any]]) -> None:
         """Refuse, by the directory alone, archives with members that cannot be read, so that staging does not run for
@@ -433,29 +394,6 @@ class ZipTree(Tree):
                 f'it, and give that folder: 7z x "{base_name(self.label)}" -oFOLDER'
             )
             raise ArchiveError(msg)
-
-    def _resolve_links(
-        self, names: list[str], columns: dict[str, NDArray[Any]], wanted: NDArray[np.bool_]
-    ) -> list[str]:
-        """Give links the facts of the files that they lead to, and drop those that lead to none; return the dropped
-        names. A zip stores a link's target as its content, so those few are read."""
-        linked = np.flatnonzero(((columns["mode"] & np.uint16(0o170000)) == stat.S_IFLNK) & wanted).tolist()
-        if not linked:
-            return []
-        places = {names[place]: place for place in np.flatnonzero(wanted).tolist()}
-        links: dict[str, str] = {}
-        for place in linked:
-            name = names[place]
-            member = ZipMember(name, **{fact: columns[fact].item(place) for fact in _MEMBER_FACTS})
-            target = read_member(self.source, member).decode("utf-8", "surrogateescape")
-            links[name] = resolve_link(self.label, name, target)
-        found = resolve_links(links, places.keys() - links.keys())
-        for name, target in found.items():
-            for column in columns.values():
-                column[places[name]] = column[places[target]]
-        skipped = sorted(links.keys() - found.keys())
-        wanted[[places[name] for name in skipped]] = False
-        return skipped
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one member, its CRC-32 verified."""
