@@ -379,7 +379,6 @@ FORMS = [
         right=[refused("two corners")]),
     row("one of COCO's boxes reaches outside", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60 - 30 * (i > 0), 4]} for i in range(3)]}}),
         right=[noted("outside")]),
-    row("one label file for two images", turned(1, OF_YOLO) | {"images/0.png": image(9)}, right=[noted("1 image has the label file of another")]),
     row("a class of which there is no box", turned(1, {**OF_YOLO, "data.yaml": "names: [cat, dog]\n"}), right=[noted("Nothing is labelled 'dog', which counts as a class")]),
     row("a split without label files", yolo("a b c", {"data.yaml": "names: [cat]\ntest: images/test\n", "images/test/d.jpg": image(9)}, "train train val"), right=[found("train: boxes cat 2; val: boxes cat 1", note="1 image of splits without a label file was left out")]),
     row("a box in two classes", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 1), "data.yaml": "names: [cat, dog]\n"}), right=[lambda packed: packed.found == "train: boxes cat 3, dog 3" and not packed.notes]),

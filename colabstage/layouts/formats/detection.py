@@ -91,17 +91,15 @@ class Placed(NamedTuple):
     split: str
 
 
-def _side_of(value: Any) -> int:
-    """Return a side of an image as a file states it; 0 where it states none. Raises `ValueError`: it is no number."""
-    try:
-        return max(int(float(value or 0)), 0)
-    except (TypeError, ValueError, OverflowError) as error:
-        msg = f"the image's size is not a number of pixels ({show(str(value))})"
-        raise ValueError(msg) from error
-
-
 def _size(given: Any, height: str = "height", width: str = "width") -> tuple[int, int]:
-    return _side_of(given.get(height)), _side_of(given.get(width))
+    """Return an image's height and width as a file states them, zeros where it states none. Raises `ValueError`: one is
+    no number."""
+    sides = given.get(height), given.get(width)
+    try:
+        return max(int(float(sides[0] or 0)), 0), max(int(float(sides[1] or 0)), 0)
+    except (TypeError, ValueError, OverflowError) as error:
+        msg = f"the image's sides are {show(str(sides))}, which are no numbers of pixels"
+        raise ValueError(msg) from error
 
 
 # --- from records to a table ------------------------------------------------------------------------------------------
@@ -168,8 +166,7 @@ def _records_beside(
     parse: Callable[[str, bytes], Record],
     what: str,
 ) -> tuple[list[Placed], list[str]]:
-    """Return each image with what its file states; and notes on images without a file (called `what`) and so without
-    boxes, and on images that share a file."""
+    """Return each image with what its file states; and a note on images without a file (called `what`)."""
     there = [file for file in files if file is not None]
     found = source.parse(there, lambda file, content: parse(file.name, content))
     nothing = Record("", ())
@@ -179,13 +176,7 @@ def _records_beside(
     ]
     bare = len(images) - len(there)
     kept = f"{counted(bare, 'images', 'have')} no {what}, and {'is' if bare == 1 else 'are'} kept without boxes."
-    first_of: dict[str, str] = {}
-    pairs = zip(images.names, files, strict=True)
-    shared = [image for image, file in pairs if file is not None and first_of.setdefault(file.name, image) != image]
-    return placed, [
-        *([kept] if bare else []),
-        *([f"{counted(len(shared), 'images', 'have')} the {what} of another (first '{shared[0]}')."] if shared else []),
-    ]
+    return placed, [kept] if bare else []
 
 
 def _join_records(
@@ -456,8 +447,8 @@ def _parse_voc(name: str, content: bytes) -> Record:
             shapes.append(_voc_object(element))
         elif element.tag == "size":
             # Some tools write zeros for a size that they do not know.
-            height, width = (_side_of(_text(element, side)) for side in ("height", "width"))
-            size = (height, width) if height and width else (0, 0)
+            size = _size({side: _text(element, side) for side in ("height", "width")})
+            size = size if all(size) else (0, 0)
 
     parse_xml(name, content, "annotation", take)
     return Record("", shapes, size)
@@ -478,7 +469,7 @@ def _voc_object(element: Element) -> tuple[str, Sequence[float]]:
         msg = f"{what}. Write xmin, ymin, xmax and ymax{OWN_BOXES}"
         raise ValueError(msg) from error
     if not name or not all(map(math.isfinite, (x0, y0, x1, y1))):
-        msg = "an object has no name" if not name else "an edge of an object's bndbox is not a number"
+        msg = f"an object '{show(name)}' has the bndbox {show([x0, y0, x1, y1])}; expected a name, and numbers"
         raise ValueError(msg)
     # Tools that count from 0 write 0 here, and also mean the first pixel.
     return name, (max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, _POSES.index(pose) if pose in _POSES else 0)
