@@ -371,8 +371,6 @@ def kitti_state(source: Source) -> Evidence:
     order = {kind: number for number, kind in enumerate(_KITTI_TYPES)} | {_DONT_CARE: len(_KITTI_TYPES) + 1}
     found = {kind for one in placed for kind, _ in one.record.shapes}
     classes = sorted(found, key=lambda kind: (order.get(kind, len(_KITTI_TYPES)), kind))
-    if classes[-1:] == [_DONT_CARE]:
-        notes.append(f"The last class, {len(classes) - 1}, is '{_DONT_CARE}': regions to leave out of a loss.")
     used = [file.name for file in files if file is not None]
     boxes = _as_boxes(placed, classes, _OF_KITTI)
     return _state(source, "KITTI's files", placed, boxes, classes, notes=notes, used=used)
@@ -582,8 +580,7 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
     own = [words.split_of_path(f"{folder}/") for folder in folders]
     for folder, split, splits in zip(folders, own, found, strict=True):
         if split == "train" and splits and "train" not in splits:
-            held_out = listed(sorted(splits))
-            msg = f"data.yaml holds '{folder}' out as {held_out}. Correct it, or rename the folder."
+            msg = f"data.yaml holds '{folder}' out as {listed(sorted(splits))}. Correct it, or rename the folder."
             raise BrokenDatasetError(msg)
     # Folders in two splits, such as coco128's train and val, say nothing.
     stated = [next(iter(splits)) if len(splits) == 1 else "" for splits in found]
@@ -1102,8 +1099,6 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
     records = {file.name: _coco_records(file, numbers[file.name], group) for file in found}
     placed, notes = _join_records(source, records)
     notes += note_on_groups(group, [one.record.group for one in placed if group], (one.split for one in placed))
-    for file in (one for one in files if one not in found):
-        notes += _note_on_others(source, file, placed, f"like those of '{found[0].name}'", classes=classes)
     used = frozenset(file.name for file in files).union(beside.names)
     who = "COCO's annotations"
     if classes:
@@ -1116,23 +1111,6 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
         notes += left_out_notes((sum(bool(getattr(one, field)) for one in every), what, f"of {field}"))
     boxes = _as_boxes(placed, range(len(called)), _OF_COCO)
     return _state(source, who, placed, boxes, called, notes=notes, used=used)
-
-
-def _note_on_others(
-    source: Source, file: CocoFile, placed: Sequence[Placed], expected: str, *, classes: bool
-) -> Iterator[str]:
-    """Yield a note on a file of other annotations than are read, if it is about other images; refuse it if it has
-    annotations of these, which would be lost."""
-    images, folder = source.ending_in(words.IMAGES), posixpath.dirname(file.name)
-    lookup, split = source.made_of(images, Lookup.of), words.split_name(words.stem_of(file.name)).split
-    numbers = (lookup.find(name, folder, split=split) for name in map(_coco_name, file.images) if name)
-    named = {images.names[number] for number in numbers if number >= 0}
-    if not named or not named.isdisjoint(one.file.name for one in placed):
-        return
-    if file.annotations is not None:
-        what = f"no annotation of its {len(named):,} images has {'a category alone' if classes else 'a bbox'}"
-        raise broken(file.name, what, f"annotations {expected}, or its images moved away with it")
-    yield f"The images of '{file.name}' have no annotations there."
 
 
 def _parse_coco(name: str, content: bytes) -> CocoFile | None:
