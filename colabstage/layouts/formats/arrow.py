@@ -96,7 +96,7 @@ def arrow_state(source: Source, *, sound: ClipOptions = AS_THEY_ARE) -> Evidence
     image, others, is_sound = _content_columns(source, entries, files[0].schema)
     dataset = _as_object(source, entries, types, [image, *(masks := _are_images(files, others))])
     about = box_fields(source.label, {name: _example_of(kind) for name, kind in kinds.items()})
-    mask = _mask_column(source, kinds, masks, dataset, about)
+    mask = _mask_column(source, masks, dataset, about)
     names = list(dict.fromkeys(name for file in files for name in file.schema.names))
     in_all = set(names).intersection(*(file.schema.names for file in files))
     typed = [name for name in names if types.get(name) == "ClassLabel"]
@@ -159,15 +159,8 @@ def _types(files: Sequence[_ArrowFile]) -> dict[str, Any]:
     return {field.name: field.type for field in sorted(every, key=lambda field: "null" not in str(field.type))}
 
 
-def _mask_column(
-    source: Source, kinds: Mapping[str, Any], masks: Sequence[str], dataset: str, about: Sequence[str]
-) -> str:
-    """Return the column of masks; "" for none. Refuse several, also in one column, and one beside columns `about`
-    boxes."""
-    lists = {name: str(getattr(kind, "value_type", "")) for name, kind in kinds.items() if is_mask_name(name)}
-    if several := [name for name, kind in lists.items() if kind.startswith(_BYTES)]:
-        how = f"one mask; pack_dataset({dataset}.remove_columns({several}), 'packed.h5') leaves them out"
-        raise broken(source.label, f"its column '{several[0]}' holds several images in each row", how)
+def _mask_column(source: Source, masks: Sequence[str], dataset: str, about: Sequence[str]) -> str:
+    """Return the column of masks; "" for none. Refuse several, and one beside columns `about` boxes."""
     mask = mask_field(source.label, masks, dataset)
     if about and mask:
         how = f"one of both: pack_dataset({dataset}.remove_columns('{mask}'), 'packed.h5') leaves out the masks"

@@ -91,17 +91,15 @@ class Placed(NamedTuple):
     split: str
 
 
-def _side_of(value: Any) -> int:
-    """Return a side of an image as a file states it; 0 where it states none. Raises `ValueError`: it is no number."""
-    try:
-        return max(int(float(value or 0)), 0)
-    except (TypeError, ValueError, OverflowError) as error:
-        msg = f"the image's size is not a number of pixels ({show(str(value))})"
-        raise ValueError(msg) from error
-
-
 def _size(given: Any, height: str = "height", width: str = "width") -> tuple[int, int]:
-    return _side_of(given.get(height)), _side_of(given.get(width))
+    """Return an image's height and width as a file states them, zeros where it states none. Raises `ValueError`: one is
+    no number."""
+    sides = given.get(height), given.get(width)
+    try:
+        return max(int(float(sides[0] or 0)), 0), max(int(float(sides[1] or 0)), 0)
+    except (TypeError, ValueError, OverflowError) as error:
+        msg = f"the image's sides are {show(str(sides))}, which are no numbers of pixels"
+        raise ValueError(msg) from error
 
 
 # --- from records to a table ------------------------------------------------------------------------------------------
@@ -168,8 +166,7 @@ def _records_beside(
     parse: Callable[[str, bytes], Record],
     what: str,
 ) -> tuple[list[Placed], list[str]]:
-    """Return each image with what its file states; and notes on images without a file (called `what`) and so without
-    boxes, and on images that share a file."""
+    """Return each image with what its file states; and a note on images without a file (called `what`)."""
     there = [file for file in files if file is not None]
     found = source.parse(there, lambda file, content: parse(file.name, content))
     nothing = Record("", ())
@@ -179,13 +176,7 @@ def _records_beside(
     ]
     bare = len(images) - len(there)
     kept = f"{counted(bare, 'images', 'have')} no {what}, and {'is' if bare == 1 else 'are'} kept without boxes."
-    first_of: dict[str, str] = {}
-    pairs = zip(images.names, files, strict=True)
-    shared = [image for image, file in pairs if file is not None and first_of.setdefault(file.name, image) != image]
-    return placed, [
-        *([kept] if bare else []),
-        *([f"{counted(len(shared), 'images', 'have')} the {what} of another (first '{shared[0]}')."] if shared else []),
-    ]
+    return placed, [kept] if bare else []
 
 
 def _join_records(
@@ -380,8 +371,6 @@ def kitti_state(source: Source) -> Evidence:
     order = {kind: number for number, kind in enumerate(_KITTI_TYPES)} | {_DONT_CARE: len(_KITTI_TYPES) + 1}
     found = {kind for one in placed for kind, _ in one.record.shapes}
     classes = sorted(found, key=lambda kind: (order.get(kind, len(_KITTI_TYPES)), kind))
-    if classes[-1:] == [_DONT_CARE]:
-        notes.append(f"The last class, {len(classes) - 1}, is '{_DONT_CARE}': regions to leave out of a loss.")
     used = [file.name for file in files if file is not None]
     boxes = _as_boxes(placed, classes, _OF_KITTI)
     return _state(source, "KITTI's files", placed, boxes, classes, notes=notes, used=used)
@@ -456,8 +445,8 @@ def _parse_voc(name: str, content: bytes) -> Record:
             shapes.append(_voc_object(element))
         elif element.tag == "size":
             # Some tools write zeros for a size that they do not know.
-            height, width = (_side_of(_text(element, side)) for side in ("height", "width"))
-            size = (height, width) if height and width else (0, 0)
+            size = _size({side: _text(element, side) for side in ("height", "width")})
+            size = size if all(size) else (0, 0)
 
     parse_xml(name, content, "annotation", take)
     return Record("", shapes, size)
@@ -478,7 +467,7 @@ def _voc_object(element: Element) -> tuple[str, Sequence[float]]:
         msg = f"{what}. Write xmin, ymin, xmax and ymax{OWN_BOXES}"
         raise ValueError(msg) from error
     if not name or not all(map(math.isfinite, (x0, y0, x1, y1))):
-        msg = "an object has no name" if not name else "an edge of an object's bndbox is not a number"
+        msg = f"an object '{show(name)}' has the bndbox {show([x0, y0, x1, y1])}; expected a name, and numbers"
         raise ValueError(msg)
     # Tools that count from 0 write 0 here, and also mean the first pixel.
     return name, (max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, _POSES.index(pose) if pose in _POSES else 0)
@@ -591,8 +580,7 @@ def _stated_splits(images: FileEntries, classes: ClassList) -> tuple[list[str], 
     own = [words.split_of_path(f"{folder}/") for folder in folders]
     for folder, split, splits in zip(folders, own, found, strict=True):
         if split == "train" and splits and "train" not in splits:
-            held_out = listed(sorted(splits))
-            msg = f"data.yaml holds '{folder}' out as {held_out}. Correct it, or rename the folder."
+            msg = f"data.yaml holds '{folder}' out as {listed(sorted(splits))}. Correct it, or rename the folder."
             raise BrokenDatasetError(msg)
     # Folders in two splits, such as coco128's train and val, say nothing.
     stated = [next(iter(splits)) if len(splits) == 1 else "" for splits in found]
@@ -1111,8 +1099,6 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
     records = {file.name: _coco_records(file, numbers[file.name], group) for file in found}
     placed, notes = _join_records(source, records)
     notes += note_on_groups(group, [one.record.group for one in placed if group], (one.split for one in placed))
-    for file in (one for one in files if one not in found):
-        notes += _note_on_others(source, file, placed, f"like those of '{found[0].name}'", classes=classes)
     used = frozenset(file.name for file in files).union(beside.names)
     who = "COCO's annotations"
     if classes:
@@ -1125,23 +1111,6 @@ def coco_state(source: Source, *, classes: bool) -> Evidence:
         notes += left_out_notes((sum(bool(getattr(one, field)) for one in every), what, f"of {field}"))
     boxes = _as_boxes(placed, range(len(called)), _OF_COCO)
     return _state(source, who, placed, boxes, called, notes=notes, used=used)
-
-
-def _note_on_others(
-    source: Source, file: CocoFile, placed: Sequence[Placed], expected: str, *, classes: bool
-) -> Iterator[str]:
-    """Yield a note on a file of other annotations than are read, if it is about other images; refuse it if it has
-    annotations of these, which would be lost."""
-    images, folder = source.ending_in(words.IMAGES), posixpath.dirname(file.name)
-    lookup, split = source.made_of(images, Lookup.of), words.split_name(words.stem_of(file.name)).split
-    numbers = (lookup.find(name, folder, split=split) for name in map(_coco_name, file.images) if name)
-    named = {images.names[number] for number in numbers if number >= 0}
-    if not named or not named.isdisjoint(one.file.name for one in placed):
-        return
-    if file.annotations is not None:
-        what = f"no annotation of its {len(named):,} images has {'a category alone' if classes else 'a bbox'}"
-        raise broken(file.name, what, f"annotations {expected}, or its images moved away with it")
-    yield f"The images of '{file.name}' have no annotations there."
 
 
 def _parse_coco(name: str, content: bytes) -> CocoFile | None:

@@ -180,10 +180,6 @@ def compare_with_all(
         notes.append(f"The masks have values up to {classes[-1]}, and {counted(len(names), 'classes', 'are')} named.")
     if len(values) == 1:
         notes.append(f"All pixels of all masks have the value {values[0]}: there is one class.")
-    elif len(classes) <= (highest := int(classes.max(initial=0))):
-        first = np.setdiff1d(np.arange(highest), classes)[0]
-        which = f"{len(classes)} of the {highest + 1} classes from 0 to {highest}"
-        notes.append(f"The masks have {which}; the first that no pixel has is {first}.")
     has_classes, voids = of_masks[:, 1] | of_masks[:, 2], of_masks[:, 0] & of_masks[:, 3]
     # Pixels without a class border on those with one, so some mask would have both.
     if has_classes.any() and voids.any() and not (has_classes & voids).any():
@@ -348,7 +344,7 @@ def masks_of_records(source: Source, masks: SampleSource, *, spread: bool = Fals
     """Return masks as targets, with what files beside them say of their values; `spread` as for `find_masks`."""
     used, named = _classes(source)
     targets = Masks(masks, named.colors) if named.colors else find_masks(masks, spread=spread)
-    return Labels(targets, targets.classes or named.names, (), tuple(_notes_on_colors(named)), tuple(used))
+    return Labels(targets, targets.classes or named.names, files=tuple(used))
 
 
 NAME = "pairs"
@@ -768,11 +764,3 @@ def _of_table(table: Table) -> MaskClasses | None:
         msg = f"'{table.name}' has a colour that is not a whole number: {show(error)}."
         raise LayoutError(msg) from error
     return None
-
-
-def _notes_on_colors(classes: MaskClasses) -> list[str]:
-    """Return a note on each class that has the colour of an earlier one."""
-    named = list(zip(classes.names, classes.colors or (), strict=False))
-    first_of = {color: name for name, color in reversed(named)}
-    pairs = [(name, first_of[color], color) for name, color in named if first_of[color] != name]
-    return [f"'{name}' has the colour {color} of '{first}', which all such pixels are." for name, first, color in pairs]

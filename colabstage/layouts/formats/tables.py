@@ -6,7 +6,6 @@ import csv
 import io
 import itertools
 import json
-import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,6 @@ _LOOKED_AT = 1024
 # Files that may be tables, but are mostly something else.
 LISTS = (".txt", ".lst", ".json")
 NESTED = (".json", ".yaml", ".yml")
-_STATED_DELIMITER = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -96,14 +94,11 @@ def _below_comments(text: str) -> str:
 
 
 def _parse_cells(name: str, text: str) -> Table:
-    # A spreadsheet may write, and reads, its delimiter in a separate line: sep=;
-    stated = _STATED_DELIMITER.match(text)
-    text = text[stated.end() :] if stated else text
     # The header decides, because text cells may contain any delimiter; but not one of other numbers in other rows.
     first, *others = text.split("\n", _COMPARED)[:_COMPARED]
     is_tabbed = name.lower().endswith(".tsv") and "\t" in first
     marks = even_marks([first, *filter(str.strip, others)], _DELIMITERS) or _DELIMITERS
-    delimiter = stated[1] if stated else "\t" if is_tabbed else max(marks, key=first.count)
+    delimiter = "\t" if is_tabbed else max(marks, key=first.count)
     plain = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
     columns = None if '"' in text else _split_evenly(plain, delimiter)
     if columns is not None:

@@ -256,7 +256,6 @@ READ = {
     "four numbers, no box": ("image,vector,label", ["{i}.png,1 2 3 4,a", "{i}.png,1 2 3 4,b"], ("a", "b"), [0, 1]),
     "tabs": ("image\tkind", ["{i}.png\ta", "{i}.png\tb"], ("a", "b"), [0, 1]),
     "an id without its ending": ("id;breed;width", ["{i};a;17", "{i};b;17"], ("a", "b"), [0, 1]),
-    "excel's own line": ("sep=;\nimage;label", ["{i}.png;a", "{i}.png;b"], ("a", "b"), [0, 1]),
     "a date beside the class": ("image,taken,kind", ["{i}.png,1.2.2024,a", "{i}.png,1.3.2024,b"], ("a", "b"), [0, 1]),
     "a fold beside the number": ("image,score,fold", ["{i}.png,7,0", "{i}.png,9,1"], (), [7, 9]),
     "an empty column": ("image,kind,remark", ["{i}.png,a,", "{i}.png,b,"], ("a", "b"), [0, 1]),
