@@ -79,8 +79,6 @@ if TYPE_CHECKING:
 TABLE = IMAGE_FOLDER._replace(layout="table")
 # A path, a label and a split explain themselves; with more unnamed columns it is unclear which is the label.
 _PLAIN_COLUMNS = 3
-# Columns for the places in a clip where a part of it begins and ends.
-_IN_CLIP = re.compile(r"(t_?)?(start|begin|onset|end|stop|offset)(_?(time|at|s|sec|seconds|ms|frame|sample))?")
 # How many rows decide whether two columns mean the same files.
 _COMPARED = 100
 
@@ -483,10 +481,6 @@ class TableSearch:
             targets, classes = self._objects(rows, objects, notes)
         elif shapes is not None:
             firsts, targets, classes = self._shapes(rows, shapes, notes)
-            # Road signs, for example, are mostly classified.
-            if isinstance(targets, Boxes) and (np.diff(targets.offsets) == 1).all() and len(classes) > 1:
-                how = f"layout=table_rows(labels=['{shapes.label}']), from colabstage.options"
-                notes.append(f"Each image has one box; for its class alone {how}.")
             is_sized = isinstance(targets, Boxes) and targets.sizes is not None
             corners = (*shapes.names, *(shapes.sides(rows) if is_sized or shapes.are_runs else []))
         notes += self._notes(rows, roles, corners, _files_of(found).union(rows.files.tolist()))
@@ -550,10 +544,9 @@ class TableSearch:
         # Columns in a competition's test.csv are known for images that must be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
         folders = found[0].folders or found[0].beside
-        # What numbers the rows differs from folder to folder as well.
-        inputs |= {name for name in columns if folders and columns[name].plain.endswith("_id")} | {folders}
         # A number that files are called after, such as their time, is another name of them.
         inputs |= {name for name, one in columns.items() if one.is_numeric and words.are_numbered(stems, one.cells)}
+        inputs.add(folders)
         try:
             roles = find_roles(columns, labels=self.labels, inputs=inputs)
             # What is in one folder belongs together, unless each is a class.
@@ -663,14 +656,6 @@ class TableSearch:
         of_rows = firsts[of_rows.reshape(-1)]
         again = [(int(of_rows[row]), row) for row in np.flatnonzero(of_rows != np.arange(len(of_rows))).tolist()]
         differ = [(one, row) for one, row in again if any(column.cells[row] != column.cells[one] for column in columns)]
-        between = [name for name in rows.places[0][0].columns if _IN_CLIP.fullmatch(words.plain_name(name))]
-        if again and self.labels is None and self.kind.layout != TABLE.layout and len(between) > 1:
-            msg = (
-                f"Rows with {listed(between)} are parts of the {self.kind.noun}, which are read whole, and "
-                f"'{names[rows.files[again[0][1]]]}' has several. Write each part into a file of its own; "
-                f"layout=table_rows(labels=['{label.name}']), from colabstage.options, takes the file for each row."
-            )
-            raise LayoutError(msg)
         # Several people may have labelled one image; if the user names a column, that is meant.
         if differ and classes and targets.values.ndim == 1 and (self.labels is None or self.described is not None):
             one, two = (show(label.cells[row]) for row in differ[0])
@@ -862,8 +847,7 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
     cells = [name for name, one in columns.items() if _OTHER_FORMS.fullmatch(one.plain) or _holds_boxes(one)]
     named = [one for one in columns.values() if words.is_label_name(one.name) or one.plain in _BOX_LABELS]
     # In words, where another one says the same.
-    same = (one for one in named if not one.is_numeric and same_partition(one.cells, named[0].cells))
-    label = next((one.name for one in (*same, *named)), None)
+    label = next((one.name for one in sorted(named, key=lambda one: one.is_numeric)), None)
     # x1 to x5 without y are measurements.
     points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)] if len(names) == 4 else []
     points = points if len(points) > 4 else []
