@@ -172,13 +172,11 @@ class Lookup:
         for place in ([*filter(None, folder.split("/")), *wanted], wanted):
             if exact := [number for number, folders in ends.items() if folders == place]:
                 return exact
-        # One of several is meant if it alone is nearest to the naming file (a/ann and a/img, json/a and img/a), or in
-        # the folder of its split.
+        # One of several is meant if it alone is nearest to the naming file (a/ann and a/img, json/a and img/a).
         own = [*filter(None, folder.split("/"))]
         shared = {one: _common(own, there) + _common(own[::-1], there[::-1]) for one, there in ends.items()}
         nearest = [number for number in ends if shared[number] == max(shared.values())]
-        of_split = [number for number in ends if split and words.split_of_path(self.names[number])]
-        return next((found for found in (nearest, of_split) if len(found) == 1), list(ends))
+        return nearest if len(nearest) == 1 else list(ends)
 
 
 def _common(one: Iterable[str], other: Iterable[str]) -> int:
