@@ -18,8 +18,8 @@ from colabstage.errors import LayoutError
 from colabstage.io.arguments import show_content
 from colabstage.io.units import counted, format_count, left_out, listed
 from colabstage.layouts import words
-from colabstage.layouts.columns import Column, in_order_of, same_partition, show, splits_of_column
-from colabstage.layouts.evidence import Evidence, class_of_samples, renumbered, take_rows
+from colabstage.layouts.columns import Column, same_partition, show, splits_of_column
+from colabstage.layouts.evidence import Evidence, class_of_samples, take_rows
 from colabstage.layouts.formats.tables import NESTED, Table, parse_table
 from colabstage.layouts.reading import BEGINNING_BYTES, Source, broken, decode_text, lines_of, load_yaml
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, files_of
@@ -172,13 +172,11 @@ class Lookup:
         for place in ([*filter(None, folder.split("/")), *wanted], wanted):
             if exact := [number for number, folders in ends.items() if folders == place]:
                 return exact
-        # One of several is meant if it alone is nearest to the naming file (a/ann and a/img, json/a and img/a), or in
-        # the folder of its split.
+        # One of several is meant if it alone is nearest to the naming file (a/ann and a/img, json/a and img/a).
         own = [*filter(None, folder.split("/"))]
         shared = {one: _common(own, there) + _common(own[::-1], there[::-1]) for one, there in ends.items()}
         nearest = [number for number in ends if shared[number] == max(shared.values())]
-        of_split = [number for number in ends if split and words.split_of_path(self.names[number])]
-        return next((found for found in (nearest, of_split) if len(found) == 1), list(ends))
+        return nearest if len(nearest) == 1 else list(ends)
 
 
 def _common(one: Iterable[str], other: Iterable[str]) -> int:
@@ -227,10 +225,6 @@ def held_out_of_others(
 # --- lists of splits --------------------------------------------------------------------------------------------------
 
 LIST_ENDS = (".txt", ".lst")
-# An extension, or one word with a number, which sentences and remarks are not.
-_NAME = re.compile(r"\.\w+$|^\S*\d\S*$")
-# What follows the name of an image in that of a numbered part of it: a tile, a frame.
-_PART = re.compile(r"[ _.-]\d+(\.\w+)?$")
 _OF_CELLS = (".csv", ".tsv", ".jsonl")
 # Three splits and some folds; more text files than this are one per sample.
 MOST_LISTS = 16
@@ -320,7 +314,8 @@ def lists_state(source: Source, found: Evidence, *, stated: dict[str, str] | Non
             found = found.noting(f"Not read: {which}. Lists train.txt and val.txt are read.")
             return replace(found, used=found.used.union(used))
         table = _with_listed_splits(source, rows, table, lists)
-    table = _numbered_as_listed(source, found, rows, lists, table)
+    if found.is_guess:
+        _check_numbers(source, found, rows, lists)
     return replace(found, table=table, used=found.used.union(used, {ids} - {""}))
 
 
@@ -348,10 +343,6 @@ class _Reader(NamedTuple):
                     there[name], lines[name] = files, way
                     break
         stated = {split for name in there for split in lines[name].splits}
-        # What a list of train does not name is never trained on, and often a test was not published.
-        is_stated = self.table.splits is not None or "train" in stated
-        for name in () if is_stated else sorted(lines.keys() - there.keys()):
-            self._refuse_lost(name, lines[name])
         held_out = Lookup((), self.source.files.folders[0]).held_out(stated)
         read = (self._named(name, files, lines[name], held_out) for name, files in there.items())
         return [one for one in read if one is not None], held_out
@@ -378,21 +369,6 @@ class _Reader(NamedTuple):
         # Of a list for more files there may be a part; a few numbers are those of files by chance.
         is_list = self.within or (name in self.called and whole)
         return files if count and (is_list or 2 * count >= len(paths)) else None
-
-    def _refuse_lost(self, name: str, lines: _Lines) -> None:
-        """Refuse a list that names neither samples nor other files, unless it has a row for each split, words, or
-        numbered parts of the samples, which are still to be cut."""
-        paths = lines.paths if name in self.called and not self.within else ()
-        is_of_splits = not self.names[name] and len({*lines.splits}) == len(lines.splits)
-        if not paths or is_of_splits or not all(map(_NAME.search, paths)):
-            return
-        every = Lookup.of(self.source.files)
-        there = sum(every.may_find(path) or every.may_find(_PART.sub("", path)) for path in paths)
-        if 2 * there < len(paths):
-            first = next(path for path in paths if not self.rows.lookup.may_find(path))
-            which = f"'{show(first)}', and one of the {self.table.unit} is called '{self.table.keys[0]}'"
-            why = f"files most of which are not there (first {which})"
-            raise _contradiction(self.source, self.names, name, why, self.table)
 
     def _named(self, name: str, files: NDArray[np.int64], lines: _Lines, held_out: set[str]) -> _Named | None:
         """Return what a list names; `None` if that cannot be told, and it may be no list."""
@@ -451,9 +427,6 @@ def _lists_beside(source: Source, found: Evidence) -> tuple[dict[str, str], dict
         if is_stated or (split and words.is_table(name)):
             can_be_more = len(table.columns) > 1 and not words.states_splits(table.header)
             (others if can_be_more else called)[name] = split
-    of_names = files.ending_in((".json",)).where(lambda name: _listed_split(name) != "")[:MOST_LISTS]
-    alone = (one for one in of_names if re.match(rb'\s*\[\s*"', source.head(one, BEGINNING_BYTES)))
-    called |= {one.name: _listed_split(one.name) for one in alone}
     return called, others if len(others) <= MOST_LISTS else {}
 
 
@@ -543,37 +516,20 @@ def _in_folders(lines: _Lines, names: Sequence[str], folder: str) -> _Lines:
     return _Lines([split for split, _ in found], [name for _, name in found])
 
 
-def _numbered_as_listed(
-    source: Source, found: Evidence, rows: _Rows, lists: list[_Named], table: SampleTable
-) -> SampleTable:
-    """Return samples whose classes are in the order of the numbers after the names, which are classes in Caffe's lists;
-    refuse numbers that divide the samples differently than folders or names that are guessed to be the classes."""
+def _check_numbers(source: Source, found: Evidence, rows: _Rows, lists: list[_Named]) -> None:
+    """Refuse numbers after the names, which are classes in Caffe's lists, that divide the samples otherwise than what
+    is guessed to be their classes."""
     # One number for all samples, or a different one for each, is not a class.
     kinds = {text for one in lists for text in one.beside or [""]}
     labels = class_of_samples(found.table) if len(kinds) > 1 and all(map(_NUMBER.fullmatch, kinds)) else []
-    rows_of: dict[int, list[int]] = {}
-    for row, number in enumerate(rows.files.tolist() if labels else ()):
-        rows_of.setdefault(number, []).append(row)
     beside = (pair for one in lists for pair in zip(one.files.tolist(), one.beside, strict=False))
-    numbered = [(row, text) for number, text in beside for row in rows_of.get(number, ())]
-    if not len(kinds) < len(numbered):
-        return table
-    file, own = lists[0].name, [labels[row] for row, _ in numbered]
-    if same_partition(own, texts := [text for _, text in numbered]):
-        stated = {(name, int(text)) for name, text in zip(own, texts, strict=True)}
-        if {*own} < {*table.classes} or stated == {*zip(table.classes, range(len(stated)), strict=True)}:
-            return table
-        order, note = in_order_of(Column(file, texts), Column("", own), table.classes)
-        assert table.targets is not None
-        made = replace(table, targets=renumbered(table.targets, table.classes, order), classes=tuple(order))
-        return replace(made, notes=(*table.notes, note))
-    if found.is_guess:
-        first = found.table.keys[numbered[0][0]]
-        why = f"samples with numbers that divide them otherwise than {found.who} (first '{first}')"
+    numbered = [(labels[rows.firsts[number]], text) for number, text in beside] if labels else []
+    if len(kinds) < len(numbered) and not same_partition(*zip(*numbered, strict=True)):
+        why = f"samples with numbers that divide them otherwise than {found.who}"
         how = "Where they are the labels, write a table with a path, a label and a split in each row in its place."
-        msg = f"{_contradiction(source, {one.name for one in lists}, file, why, found.table)} {how}"
+        names = {one.name for one in lists}
+        msg = f"{_contradiction(source, names, lists[0].name, why, found.table)} {how}"
         raise BrokenDatasetError(msg)
-    return table
 
 
 def _contradiction(source: Source, lists: Iterable[str], file: str, why: str, table: SampleTable) -> BrokenDatasetError:

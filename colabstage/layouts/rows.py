@@ -79,8 +79,6 @@ if TYPE_CHECKING:
 TABLE = IMAGE_FOLDER._replace(layout="table")
 # A path, a label and a split explain themselves; with more unnamed columns it is unclear which is the label.
 _PLAIN_COLUMNS = 3
-# Columns for the places in a clip where a part of it begins and ends.
-_IN_CLIP = re.compile(r"(t_?)?(start|begin|onset|end|stop|offset)(_?(time|at|s|sec|seconds|ms|frame|sample))?")
 # How many rows decide whether two columns mean the same files.
 _COMPARED = 100
 
@@ -96,8 +94,6 @@ class LeadingTable:
     has_header: bool
     folders: str = ""
     """The column that names folders, each of whose files has a row here; "" if the rows name files."""
-    beside: str = ""
-    """The column of the folders that paths were joined from; "" if they are as written."""
 
     @property
     def name(self) -> str:
@@ -251,6 +247,8 @@ class TableSearch:
         if self.kind.layout == "audio" or any({*one.leads.values()} != {SEVERAL} for one in self.leading):
             return self.leading
         found = [found for table in self.tables.values() if (found := self._lead_to_folders(table)) is not None]
+        # With several rows for a folder, a column beside it has the names that may be in any of them.
+        found = [one for one in found if not (self.leading and one.table.fault)]
         # Other folders of arrays are mostly the classes themselves.
         of_persons = [one for one in found if words.PERSONS.fullmatch(words.plain_name(one.folders))]
         return (found if self.kind.layout == TABLE.layout else of_persons) or self.leading
@@ -309,7 +307,7 @@ class TableSearch:
         # If a first row is not a path to a file, or is the name of a path column, it is a header.
         first = () if best.plain in words.PATHS else self.lookup.search(best.name, folder)
         if not first:
-            return self._joined(LeadingTable(table, best, leads, has_header=True))
+            return LeadingTable(table, best, leads, has_header=True)
         bare = table.without_header()
         if len(bare.columns) > _PLAIN_COLUMNS and not bare.fault and self.labels is None:
             row = listed([show(cell) for cell in table.header])
@@ -320,29 +318,7 @@ class TableSearch:
                 f"path,xmin,ymin,xmax,ymax,class, or say which is the label: layout=table_rows(labels=[{label!r}])."
             )
         path, leads = bare.columns[table.columns.index(best)], leads | {best.name: self.lookup.find(best.name, folder)}
-        return self._joined(LeadingTable(bare, path, leads, has_header=False))
-
-    def _joined(self, led: LeadingTable) -> LeadingTable:
-        """Return a table whose names recur with another column's folders before them, where these are elsewhere: the
-        frames of each clip, the slices of each patient."""
-        folders, of_files = self.files.folders
-        inside, found = {*folders, *(part for folder in folders for part in folder.split("/"))}, list[LeadingTable]()
-        for column in led.columns.values() if len(led.path.distinct) < len(led.path) else ():
-            if inside.isdisjoint(posixpath.basename(words.normal(cell).rstrip("/")) for cell in column.distinct):
-                continue
-            path = Column(led.path.name, list(map(posixpath.join, column.cells, led.path.cells)))
-            every, whole = self.lookup.search_each(path.distinct, posixpath.dirname(led.name))
-            there = {one: {*self.lookup.names[number].split("/")} for one, number in every.items() if number >= 0}
-            leads = {one: every[one] for one, parts in there.items() if words.folder_of(words.normal(one)) in parts}
-            differs = [*map(leads.get, path.cells)] != [*map(led.leads.get, led.path.cells)]
-            files = [*{*leads.values()}]
-            # A grade of 1 is the stem of a file in each folder; names without an ending name most of what is there.
-            is_named = 2 * whole > len(leads) or 2 * len(files) > np.isin(of_files, of_files[files]).sum()
-            if differs and is_named and len(files) >= max(1, len(led.files)):
-                columns = [path if one is led.path else one for one in led.table.columns]
-                made = replace(led.table, columns=columns)
-                found.append(replace(led, table=made, path=path, leads=leads, beside=column.name))
-        return found[0] if found and all(one.leads == found[0].leads for one in found) else led
+        return LeadingTable(bare, path, leads, has_header=False)
 
     def _leading_columns(self, table: Table) -> dict[Column, tuple[_Rank, dict[str, int]]]:
         """Return the columns that lead to files, with the file of each cell: half of the rows, because tables name
@@ -479,10 +455,6 @@ class TableSearch:
             targets, classes = self._objects(rows, objects, notes)
         elif shapes is not None:
             firsts, targets, classes = self._shapes(rows, shapes, notes)
-            # Road signs, for example, are mostly classified.
-            if isinstance(targets, Boxes) and (np.diff(targets.offsets) == 1).all() and len(classes) > 1:
-                how = f"layout=table_rows(labels=['{shapes.label}']), from colabstage.options"
-                notes.append(f"Each image has one box; for its class alone {how}.")
             is_sized = isinstance(targets, Boxes) and targets.sizes is not None
             corners = (*shapes.names, *(shapes.sides(rows) if is_sized or shapes.are_runs else []))
         notes += self._notes(rows, roles, corners, _files_of(found).union(rows.files.tolist()))
@@ -545,11 +517,10 @@ class TableSearch:
         columns, stems = found[0].columns, words.stems_of(found[0].path.cells)
         # Columns in a competition's test.csv are known for images that must be labelled: age, sex.
         inputs = {name for table in found[1:] if columns.keys() - table.columns.keys() for name in table.columns}
-        folders = found[0].folders or found[0].beside
-        # What numbers the rows differs from folder to folder as well.
-        inputs |= {name for name in columns if folders and columns[name].plain.endswith("_id")} | {folders}
+        folders = found[0].folders
         # A number that files are called after, such as their time, is another name of them.
         inputs |= {name for name, one in columns.items() if one.is_numeric and words.are_numbered(stems, one.cells)}
+        inputs.add(folders)
         try:
             roles = find_roles(columns, labels=self.labels, inputs=inputs)
             # What is in one folder belongs together, unless each is a class.
@@ -659,14 +630,6 @@ class TableSearch:
         of_rows = firsts[of_rows.reshape(-1)]
         again = [(int(of_rows[row]), row) for row in np.flatnonzero(of_rows != np.arange(len(of_rows))).tolist()]
         differ = [(one, row) for one, row in again if any(column.cells[row] != column.cells[one] for column in columns)]
-        between = [name for name in rows.places[0][0].columns if _IN_CLIP.fullmatch(words.plain_name(name))]
-        if again and self.labels is None and self.kind.layout != TABLE.layout and len(between) > 1:
-            msg = (
-                f"Rows with {listed(between)} are parts of the {self.kind.noun}, which are read whole, and "
-                f"'{names[rows.files[again[0][1]]]}' has several. Write each part into a file of its own; "
-                f"layout=table_rows(labels=['{label.name}']), from colabstage.options, takes the file for each row."
-            )
-            raise LayoutError(msg)
         # Several people may have labelled one image; if the user names a column, that is meant.
         if differ and classes and targets.values.ndim == 1 and self.labels is None:
             one, two = (show(label.cells[row]) for row in differ[0])
@@ -699,7 +662,7 @@ class TableSearch:
     def _notes(self, rows: _Rows, roles: ColumnRoles, corners: tuple[str, ...], named: set[int]) -> list[str]:
         """Return notes on what is used; `named`: the files in the rows of these tables and of those left out."""
         first = rows.places[0][0]
-        used = {first.path.name, first.folders or first.beside or None, *roles.labels, *roles[1:], *corners}
+        used = {first.path.name, first.folders or None, *roles.labels, *roles[1:], *corners}
         # Merged cells of a header leave columns without a name that number no rows.
         others = (one for one in first.table.columns if one.name not in used)
         unread = [one.name for one in others if not words.is_index_name(one.name) or 1 < len(one.distinct) < len(one)]
@@ -708,8 +671,7 @@ class TableSearch:
         # hidden.
         places = [(table.path.cells, np.delete(np.arange(len(table.path)), own)) for table, own in rows.places]
         lost = [cells[row] for cells, others in places for row in others.tolist()]
-        paths = f"'{first.beside}' and '{first.path.name}'" if first.beside else f"'{first.path.name}'"
-        which_rows = f"the rows of {names}; paths are in {paths}"
+        which_rows = f"the rows of {names}; paths are in '{first.path.name}'"
         if first.folders:
             which_rows = f"the {self.kind.noun} in the folders that {names} names in '{first.folders}'"
         notes = (
@@ -858,8 +820,7 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
     cells = [name for name, one in columns.items() if _OTHER_FORMS.fullmatch(one.plain) or _holds_boxes(one)]
     named = [one for one in columns.values() if words.is_label_name(one.name) or one.plain in _BOX_LABELS]
     # In words, where another one says the same.
-    same = (one for one in named if not one.is_numeric and same_partition(one.cells, named[0].cells))
-    label = next((one.name for one in (*same, *named)), None)
+    label = next((one.name for one in sorted(named, key=lambda one: one.is_numeric)), None)
     # x1 to x5 without y are measurements.
     points = [name for name, one in columns.items() if _POINT.fullmatch(one.plain)] if len(names) == 4 else []
     points = points if len(points) > 4 else []
