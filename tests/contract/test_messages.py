@@ -394,7 +394,7 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "a folder in place of a pack": lambda w: w.open("photos"),
     "HDF5 without inputs": lambda w: dataset_h5(w.h5(images=np.zeros(3))),
     "HDF5 with more targets than inputs": lambda w: dataset_h5(w.h5(X_train=np.zeros((3, 2)), Y_train=np.zeros(4))),
-    "HDF5 that leads out of its folder": lambda w: dataset_h5(
+    "HDF5 that leads to another file": lambda w: dataset_h5(
         w.h5(X_train=h5py.ExternalLink(str(w / "photos.h5"), "X_train"))
     ),
     "a split by position": lambda w: dataset_h5(w / "photos.h5", "test"),  # type: ignore[arg-type]

@@ -328,18 +328,16 @@ def external(folder: Path) -> Path:
     return folder / "x.raw"
 
 
-def test_values_in_a_file_that_was_cut_or_is_gone_are_an_error(tmp_path: Path) -> None:
+def test_values_in_a_file_that_is_gone_are_an_error(tmp_path: Path) -> None:
     """HDF5 would replace what is missing by zeros; also in the middle of an epoch."""
     raw = external(tmp_path)
-    dataset = dataset_h5(tmp_path / "a.h5")
+    dataset = dataset_h5(tmp_path / "a.h5", allow_external=True)
     np.testing.assert_array_equal(dataset.read_batch([2, 0])[0], numbers(9, 4)[[2, 0]])
-    content = raw.read_bytes()
     raw.unlink()
     with pytest.raises(DamagedPackError, match=r"a\.h5"):
         dataset.read_batch([1])
-    raw.write_bytes(content[:-1])
-    with pytest.raises(PackFormatError, match=f"{len(content)}"):
-        dataset_h5(tmp_path / "a.h5")
+    with pytest.raises(PackFormatError, match=r"x\.raw"):
+        dataset_h5(tmp_path / "a.h5", allow_external=True)
 
 
 def test_targets_that_a_dead_link_leads_to_are_no_missing_targets(tmp_path: Path) -> None:
