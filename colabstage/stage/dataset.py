@@ -17,7 +17,6 @@ from colabstage.io.units import format_bytes, format_count, format_duration, for
 from colabstage.load.plan import LOADER_REMEDIES, ArrayArguments, ArrayOptions, LoaderArguments, LoaderOptions
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
@@ -350,54 +349,6 @@ class StagedDataset:
         from colabstage.load.frameworks.tensorflow import to_tf_data
 
         return to_tf_data(self._reader(split), batch_size, epoch=epoch, **arguments)
-
-    @public(writes=("target",))
-    def to_croissant(
-        self,
-        target: str | os.PathLike[str] | None = None,
-        *,
-        name: str = "",
-        description: str = "",
-        license: str = "",  # noqa: A002 - as the format calls it
-        url: str = "",
-        overwrite: bool = False,
-    ) -> dict[str, Any]:
-        """Describe the pack in Croissant, the JSON-LD by which Kaggle, Hugging Face and OpenML exchange datasets.
-
-        >>> data.to_croissant("croissant.json", license="https://example.org/licence")  # doctest: +SKIP
-
-        It names the file with its SHA-256, for which all of it is read, the splits, the classes, and what a sample is.
-
-        Args:
-            target: where it is written as JSON, usually beside the pack that is uploaded; `None` to write nothing.
-            name: of the dataset; the pack's by default.
-            description: what it is, in a sentence or more.
-            license: the address of its licence.
-            url: the address of its page.
-            overwrite: replace a file at `target`.
-
-        Returns:
-            The description.
-
-        Raises:
-            OptionError: only plain files were kept.
-            NotStagedError: only a part of the pack is here.
-            TargetExistsError: there is a file at `target`.
-        """
-        info = self._pack()
-        if self.part is not None or not info.path.is_file():
-            msg = (
-                f"A description has the SHA-256 of the whole pack, and {self.ready} are here. Call data.wait() before, "
-                "and stage without disk_limit=."
-            )
-            raise NotStagedError(msg)
-        from colabstage.h5.croissant import describe_pack, write_description
-
-        given = {"name": name, "description": description, "license": license, "url": url}
-        described = describe_pack(info, {term: text for term, text in given.items() if text})
-        if target is not None:
-            write_description(described, target, overwrite=overwrite)
-        return described
 
     def _reader(self, split: str) -> SplitReader:
         """Return what reads a split without torch."""
