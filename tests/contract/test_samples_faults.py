@@ -224,7 +224,6 @@ BOXES = [
           ("startX", "image,label,startX,startY,endX,endY", "{i}.jpg,{c},5,6,25,16", "startX"),
           ("one column", "image,label,box", '{i}.jpg,{c},"5 6 20 10"', "'box'"),
       ]),
-    row("boxes that are twice in an image", yolo("0 1", {"labels/0.txt": 2 * first_of(0) + first_of(1), "data.yaml": "names: [cat, dog]\n"}), right=[noted("1 box equal to another in the same image .*0.jpg")]),
     row("COCO lists an image under two ids", files("images/f{0..2}.png", {"annotations.json": {
         "images": [{"id": i, "file_name": name, "width": 64, "height": 48} for i, name in enumerate(["f0.png", "f1.png", "f1.png", "f2.png"])],
         "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [1 + i, 1, 5, 5]} for i in range(4)], "categories": [{"id": 1, "name": "cell"}]}}),
@@ -380,7 +379,6 @@ FORMS = [
     row("one of COCO's boxes reaches outside", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60 - 30 * (i > 0), 4]} for i in range(3)]}}),
         right=[noted("outside")]),
     row("one label file for two images", turned(1, OF_YOLO) | {"images/0.png": image(9)}, right=[noted("1 image has the label file of another")]),
-    row("a class of which there is no box", turned(1, {**OF_YOLO, "data.yaml": "names: [cat, dog]\n"}), right=[noted("Nothing is labelled 'dog', which counts as a class")]),
     row("a split without label files", yolo("a b c", {"data.yaml": "names: [cat]\ntest: images/test\n", "images/test/d.jpg": image(9)}, "train train val"), right=[found("train: boxes cat 2; val: boxes cat 1", note="1 image of splits without a label file was left out")]),
     *(row(f"data.yaml names a folder {path}", yolo("a b", {"data.yaml": f"names: [cat]\ntrain: /home/ann/d/images/train\nval: {path}\n"}, "train"), right=[right])
       for path, right in [("/home/ann/d/images/val", noted("'/home/ann/d/images/val', which data.yaml calls 'val', is not there")), ("../valid/images", noted("is not there")), ("/home/ann/d/images/train", lambda packed: not packed.notes)]),
@@ -749,7 +747,7 @@ BESIDE_FOLDERS = [
     row("a table of folders without a header, in another folder", files("scans/p{1..3}/series/{0..1}.jpg", {"labels.csv": "p1,sick\np2,well\np3,sick\n"}), right=[found("train: sick 4, well 2")]),
     row("a table of folders as paths", files("images/p{1..3}/{0..1}.jpg", {"labels.csv": "path,label\nimages/p1/,ill\nimages/p2/,well\nimages/p3/,ill\n"}), right=[found("train: ill 4, well 2")]),
     row("a class with one image, which is held out", files("cat/{00..09}.jpg dog/0.jpg"), right=[noted("The split 'train' has no images of 1 class: 'dog'")], splits={"train": 0.8, "val": 0.2}),
-    row("a class folder without samples", files("cat/1.jpg eel/2.jpg", {"fox/3.svg": "<svg/>"}), layout="image_folder", right=[noted("Nothing is labelled 'fox', which counts as a class")]),
+    row("a class folder without samples", files("cat/1.jpg eel/2.jpg", {"fox/3.svg": "<svg/>"}), layout="image_folder", right=[noted("The split 'train' has no images of 1 class: 'fox'")]),
     row("labels below 0 of a named layout", {"d.npz": npz(x=np.ones((8, 4)), y=np.array([0, 1, -1, 1] * 2), class_names=np.array(["cat", "dog"]))}, layout="arrays", right=[noted("2 of 8 labels are below 0")]),
     row("a split that lacks a class, in folders", files("train/{cat,dog}/{0..3}.jpg test/cat/{4..5}.jpg"), right=[noted("The split 'test' has no images of 1 class: 'dog'")]),
     row("persons in a test set of the source too", files("{train,test}/a/person{0..4}_{0,1}.jpg {train,test}/b/person{5..9}_{0,1}.jpg"), right=[noted("10 of 20 files are of one person")], splits={"train": 0.5, "val": 0.5}),
@@ -1058,7 +1056,7 @@ ARRAYS = [
       for where, made, right in list[Any]([
           ("in the type of labels", {"kind": TYPED}, found("train: cat 4, dog 4.*")), ("in an attribute", {"class_names": ["cat", "dog"]}, found("train: cat 4, dog 4.*")),
           ("in the file's attribute", {"of_file": {"classes": np.array([b"cat", b"dog"])}}, found("train: cat 4, dog 4.*")), ("in two attributes that differ", {"classes": ["a", "b"], "of_file": {"classes": ["b", "a"]}}, refused("d.h5/classes")),
-          ("in a type with a gap", {"kind": h5py.enum_dtype({"cat": 0, "dog": 1, "fox": 3}, basetype="u1")}, noted("Nothing is labelled '2', 'fox'"))])),
+          ("in a type with a gap", {"kind": h5py.enum_dtype({"cat": 0, "dog": 1, "fox": 3}, basetype="u1")}, noted("of 2 classes: '2', 'fox'"))])),
     row("names of classes in the type of other labels too", files("", {"d.h5": h5(x=np.ones((8, 4)), fine=np.array(Y, TYPED), coarse=np.array(Y, h5py.enum_dtype({"a": 0, "b": 1})), class_names=np.array([b"b", b"a"]))}), right=[found("train: cat 4, dog 4.*")], layout=array_rows(x="x", y="fine")),
     row("names of classes in the type of inputs", files("", {"d.h5": h5(x=np.zeros((8, 4), TYPED), y=np.array(Y))}), right=[found("train: 0 4, 1 4.*")]),
     *(row(f"a list of two classes beside {what}, in two splits", files("", {"d.h5": h5(x=np.ones((8, 4)), y=y, class_names=np.array([b"a", b"b"]))}), right=[found("train: .*; val: .*")], layout="arrays", splits={"train": 0.5, "val": 0.5})
@@ -1118,8 +1116,6 @@ ARRAYS = [
     row("no targets to train on", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_test=FROM_1 - 1)}), right=[refused("x_train.*array_rows")]),
     row("no targets of the test", files("", {"x.npz": npz(x_train=np.ones((12, 8)), x_test=np.ones((12, 8)), y_train=FROM_1 - 1)}), right=[noted("12 rows of 'x.npz/x_test'")]),
     row("pickles alone", files("", {"{train,test}.p": pickle.dumps({"features": 1})}), right=[refused("numpy.savez")]),
-    *(row(f"{odd} in a row", files("", {"x.npz": npz(X=np.where(np.eye(12, 8), odd, 1.0), y=FROM_1 - 1)}), right=[noted(r"8 rows have NaN or infinity .*x\.npz: X")]) for odd in (np.nan, np.inf, -np.inf)),
-    row("no NaN in a row", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1 - 1)}), right=[lambda packed: not noted("NaN")(packed)]),
     *(row(f"targets as large as resized images: {name}", files("", {"x.npz": npz(X=SMALL, y=y)}), right=[right], **dict[str, Any](options))
       for name, y, right, options in [
           ("floats", np.zeros((4, 8, 6), np.float32), refused(r"image_size=\(4, 4\).*8x6"), {"image_size": 4}), ("channels last", np.zeros((4, 8, 6, 2), np.uint8), refused("8x6x2"), {"image_size": 4}),
