@@ -147,10 +147,6 @@ def _label_of(values: NDArray[Any], classes: Sequence[str], sample: int) -> str:
 # Longer than a read from a local disk; and longer than one from memory, the limit if nothing is decoded.
 _SLOW_READ_S = 0.001
 _COLD_READ_S = 0.0002
-# Below these mean lengths of files, in bytes, two workers are slower than one: up to 1.6 times if files of 400 bytes
-# are stored unchanged, 1.2 times if they are decoded (measured on two cores, by turns).
-_TINY_KEPT_BYTES = 16 * 1024
-_TINY_DECODED_BYTES = 1024
 _ROWS = "rows.npz"
 
 
@@ -467,7 +463,6 @@ class PackRun:
             slow=self.slow,
             # Images that are stored as files are decoded as well, to find broken ones.
             decodes=not kept or isinstance(table.inputs, Images),
-            tiny=mean_bytes < (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES),
             threads=most_decoding_threads(mean_bytes),
             is_part=is_part or self.shard is not None,
         )
@@ -530,7 +525,6 @@ def pipeline_limits(
     *,
     slow: bool,
     decodes: bool = True,
-    tiny: bool = False,
     threads: int | None = None,
     is_part: bool = False,
 ) -> PipelineLimits:
@@ -540,7 +534,6 @@ def pipeline_limits(
         tree: the source's files; `None` for a dataset of Python objects.
         slow: whether the tree is known to respond slowly.
         decodes: whether samples are decoded, or at least checked.
-        tiny: whether they are so small that most of the work is Python's own.
         threads: the number of threads that decode them fastest, if known.
         is_part: whether only scattered samples are read.
     """
@@ -558,7 +551,7 @@ def pipeline_limits(
     return PipelineLimits(
         readers=SLOW_READERS if slow else 0,
         max_readers=SLOW_READERS,
-        workers=1 if not slow and (tiny or not decodes) else cores,
+        workers=cores if slow or decodes else 1,
         slow_read_s=_SLOW_READ_S if slow or decodes else _COLD_READ_S,
     )
 

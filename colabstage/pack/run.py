@@ -45,7 +45,6 @@ from colabstage.pack.options import PackArguments, PackOptions, recorded_image
 from colabstage.pack.plan import PackPlan, StoredField, divide, groups_of_keys, owners, why_not_divided
 from colabstage.pack.shards import pack_set
 from colabstage.sources.parse import check_outside
-from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -284,15 +283,11 @@ def pack_dataset(
             raise OptionError(msg)
         path = Path(target)
         if path.name and isinstance(source, str | os.PathLike):
-            _check_apart(Path(source), path, in_shards=in_shards)
-        if os.path.basename(target) in ("", ".", ".."):  # noqa: PTH119 - a Path would lose the slash
+            _check_apart(Path(source), path)
+        if path.is_dir() or os.path.basename(target) in ("", ".", ".."):  # noqa: PTH119 - a Path would lose the slash
             example = path / "pack.h5"
             msg = f"target='{os.fspath(target)}' is a folder; expected the name of a file, for example '{example}'."
-            raise OptionError(msg)
-        if path.name.lower().endswith(ARCHIVE_SUFFIXES):
-            written = path.with_name(f"{path.name.partition('.')[0]}.h5")
-            msg = f"target='{path}' has the name of an archive, and a pack is an HDF5 file; write '{written}'."
-            raise OptionError(msg)
+            raise TargetExistsError(msg)
         # Before the source is opened, which may take minutes on a mount.
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if in_shards:
@@ -322,13 +317,11 @@ def _expanded(name: str, place: str | PathLike[str]) -> str | PathLike[str]:
     return os.path.expanduser(place)  # noqa: PTH111 - a Path would lose the slash of a folder
 
 
-def _check_apart(source: Path, target: Path, *, in_shards: bool) -> None:
+def _check_apart(source: Path, target: Path) -> None:
     """Refuse a pack that would replace its own source, or be a part of it."""
     require_answer(source)
-    goes = {source: target, manifest_path(target): source}
     # All shards of the previous set are removed.
-    if in_shards and PartName.of(source).count:
-        goes[dataset_of_part(source)] = target
+    goes = {source: target, dataset_of_part(source): target, manifest_path(target): source}
     if any(place_in(one, other) == PurePath() for one, other in goes.items()):
         beside = (whole := absolute_path(source)).with_name(f"{whole.stem}-pack.h5")
         msg = (
@@ -382,9 +375,6 @@ def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptio
 
 
 def _check_pack_target(target: Path, *, overwrite: bool, in_shards: bool) -> None:
-    if target.is_dir():
-        msg = f"'{target}' is a folder; expected the name of a file, for example '{target / 'pack.h5'}'."
-        raise TargetExistsError(msg)
     if os.path.lexists(target) and not overwrite:
         msg = f"'{target}' exists. Choose another name, or give overwrite=True to replace it."
         raise TargetExistsError(msg)

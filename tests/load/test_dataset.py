@@ -312,15 +312,6 @@ def test_scikit_learns_spelling_has_its_labels(tmp_path: Path, x: str, y: str) -
     np.testing.assert_array_equal(dataset.read_batch(range(9))[0], numbers(9, 2))
 
 
-@pytest.mark.parametrize("names", [("X_train", "Y_train", "y_train"), ("X_train", "x_train", "Y_train")])
-def test_two_spellings_of_one_name_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """Nobody knows which is meant, so both are named."""
-    path = write(tmp_path / "a.h5", **dict.fromkeys(names, numbers()))
-    both = sorted(name for name in names if [one.lower() for one in names].count(name.lower()) > 1)
-    with pytest.raises(PackFormatError, match=f"{both[0]}.*{both[1]}"):
-        dataset_h5(path)
-
-
 def external(folder: Path) -> Path:
     with h5py.File(folder / "a.h5", "w") as file:
         raw = [(str(folder / "x.raw"), 0, h5py.h5f.UNLIMITED)]
