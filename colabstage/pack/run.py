@@ -287,7 +287,7 @@ def pack_dataset(
         if path.is_dir() or os.path.basename(target) in ("", ".", ".."):  # noqa: PTH119 - a Path would lose the slash
             example = path / "pack.h5"
             msg = f"target='{os.fspath(target)}' is a folder; expected the name of a file, for example '{example}'."
-            raise TargetExistsError(msg)
+            raise (TargetExistsError if path.is_dir() else OptionError)(msg)
         # Before the source is opened, which may take minutes on a mount.
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if in_shards:
@@ -320,8 +320,9 @@ def _expanded(name: str, place: str | PathLike[str]) -> str | PathLike[str]:
 def _check_apart(source: Path, target: Path) -> None:
     """Refuse a pack that would replace its own source, or be a part of it."""
     require_answer(source)
+    name = PartName.of(source)
     # All shards of the previous set are removed.
-    goes = {source: target, dataset_of_part(source): target, manifest_path(target): source}
+    goes = {source: target, source.with_name(f"{name.stem}{name.suffix}"): target, manifest_path(target): source}
     if any(place_in(one, other) == PurePath() for one, other in goes.items()):
         beside = (whole := absolute_path(source)).with_name(f"{whole.stem}-pack.h5")
         msg = (

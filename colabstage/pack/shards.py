@@ -216,8 +216,6 @@ def write_shard(task: ShardTask) -> ShardResult:
             "plan the pack where there is none."
         )
         raise MissingDependencyError(msg)
-    # Rows computed by a function that has changed since planning would mix with others in one dataset.
-    task.options.check_code()
     path = task.folder.part(task.name)
     with open_source(task.source, task.options, beside=path) as opened:
         job = PackJob(opened.tree, _planned_table(task, opened), task.rows.plan, task.options)
@@ -371,7 +369,6 @@ def pack_set(
 def _write_here(
     opened: OpenSource, job: PackJob, folder: SetFolder, names: list[ShardName], progress: Progress
 ) -> Written:
-    job.options.check_code()
     for name in names:
         path = folder.part(name)
         run = PackRun(shard_job(job, name), path, opened.slow, progress, identity=opened.identity, shard=name)
