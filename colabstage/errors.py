@@ -303,8 +303,7 @@ class PackFormatError(ColabstageError, ValueError):
 
 
 class ExternalFileError(PackFormatError):
-    """An HDF5 file leads to a file outside of its own folder. What to do: put all files into one folder; if you trust
-    the file, `dataset_h5(path, allow_external=True)`."""
+    """An HDF5 file leads to another file. What to do: if you trust it, `dataset_h5(path, allow_external=True)`."""
 
 
 class NewerFormatError(PackFormatError):

@@ -1,16 +1,13 @@
-"""HDF5 files whose links, under any name, lead only to files in their own folder.
+"""HDF5 files that lead nowhere else unless the caller allows it.
 
 External links, virtual datasets and external storage name other files, and HDF5 opens whatever they name: a private key
 read as samples, or a pipe that never answers. And it reads missing sources, or storage that is too short, as zeros. So
-every name is followed here first, link by link, and every file on the way is judged before HDF5 opens it.
+every name is followed here first, link by link.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +17,14 @@ from h5py import h5d, h5f, h5g, h5i, h5l, h5o
 from colabstage.errors import ExternalFileError, PackFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-# As many links as HDF5 follows by default. Nobody nests virtual datasets that deep.
+# As many links as HDF5 follows by default.
 _MAX_STEPS = 16
 
 
 class Reach:
-    """Which files an HDF5 file may lead to: those of its folder and below, all, or none."""
+    """Whether an HDF5 file may lead to other files."""
 
     def __init__(self, path: Path | None, label: str, *, anywhere: bool = False) -> None:
         """Take the file; `None` for bytes without a path, which lead to no other file. `anywhere`: any file is allowed.
@@ -36,129 +33,65 @@ class Reach:
         """
         self._path, self._label, self._anywhere = path, label, anywhere
 
-    def check(self, group: Any, name: str, steps: int = 0) -> bool:
-        """Follow `name` from an open `GroupID` and judge every file on the way; return whether the name exists.
-
-        `steps`: how many links, and virtual datasets, have led here.
-        """
-        return self._follow(group, name.encode(errors="surrogateescape"), steps)
-
-    def _follow(self, group: Any, name: bytes, steps: int) -> bool:
-        node = h5g.open(group, b"/") if name.startswith(b"/") else group
-        parts = _parts(name)
+    def check(self, group: Any, name: str) -> None:
+        """Follow `name` from an open `GroupID` as far as this file goes, and refuse what leads out of it."""
+        parts = _parts(name.encode(errors="surrogateescape"))
+        node, steps = h5g.open(group, b"/") if name.startswith("/") else group, 0
         while parts:
             part = parts.pop()
+            # h5py reports what is missing.
             if not isinstance(node, h5g.GroupID) or not node.links.exists(part):
-                return False
+                return
             kind = node.links.get_info(part).type
             if kind == h5l.TYPE_HARD:
                 node = h5o.open(node, part)
                 continue
-            steps = self._step(steps, os.fsdecode(name))
-            target = node.links.get_val(part)
+            target, steps = node.links.get_val(part), steps + 1
             if kind == h5l.TYPE_EXTERNAL:
-                with self._root_of(os.fsdecode(target[0]), node) as root:
-                    # An external link's target is looked up from the root, however it is written.
-                    rest = b"/".join([b"", target[1], *reversed(parts)])
-                    return root is not None and self._follow(root, rest, steps)
+                self._check_leading(os.fsdecode(target[0]))
+                return
+            if steps > _MAX_STEPS:
+                msg = f"'{name}' in '{self._label}' leads through more than {_MAX_STEPS} links."
+                raise PackFormatError(msg)
             parts += _parts(target)
             node = h5g.open(node, b"/") if target.startswith(b"/") else node
-        if isinstance(node, h5d.DatasetID):
-            self._check_sources(node, steps)
-        return True
 
-    def _step(self, steps: int, name: str) -> int:
-        if steps >= _MAX_STEPS:
-            msg = f"'{name}' in '{self._label}' leads through more than {_MAX_STEPS} links."
-            raise PackFormatError(msg)
-        return steps + 1
-
-    def _check_sources(self, node: Any, steps: int) -> None:
-        """Judge the files that an open dataset takes its values from."""
-        # Neither opening the dataset nor this makes HDF5 look for a source; asking for the shape does.
-        properties = node.get_create_plist()
-        name, remedy = _name_of(node), "Put all files where they were written, or copy the dataset into one file."
-        if properties.get_layout() == h5d.CONTIGUOUS and properties.get_external_count():
-            msg = f"{name} in '{self._label}' has its values in files without HDF5's form, which are not read. {remedy}"
-            raise PackFormatError(msg)
-        if properties.get_layout() != h5d.VIRTUAL:
-            return
-        steps = self._step(steps, name)
-        names = (properties.get_virtual_filename, properties.get_virtual_dsetname)
-        count = properties.get_virtual_count()
-        # Each pair once, in order.
-        for file, part in dict.fromkeys(tuple(name(number) for name in names) for number in range(count)):
-            with self._root_of(file, node) as root:
-                if root is None or not self.check(root, part, steps):
-                    msg = (
-                        f"{name} in '{self._label}' is put together from '{part}' in '{file}', which is not there; "
-                        f"HDF5 would give zeros for its values. {remedy}"
-                    )
-                    raise PackFormatError(msg)
-
-    @contextlib.contextmanager
-    def _root_of(self, written: str, node: Any) -> Iterator[Any]:
-        """Open the file that HDF5 would open for the name `written` in `node`'s file, and yield its root; `None` if
-        there is none."""
-        if written == ".":
-            yield h5g.open(node, b"/")
-            return
-        for place in _candidates(written, _home(node)):
-            # If HDF5 cannot open a file in one place, it also tries the next.
-            with contextlib.suppress(OSError):
-                opener = functools.partial(h5py.File, place, "r")
-                found = with_any_locking(opener) if self._may_open(place) else None
-                if found is not None:
-                    break
-        else:
-            yield None
-            return
-        with found:
-            yield found.id
-
-    def _may_open(self, place: Path) -> bool:
-        """Tell whether there is a file; one that must not be opened is refused."""
+    def _check_leading(self, target: str) -> None:
         if self._path is None:
             msg = (
-                f"'{self._label}' leads to another file, '{place}', and files are found beside each other only in a "
+                f"'{self._label}' leads to another file, '{target}', and files are found beside each other only in a "
                 "folder. Stage the folder that has both, unpacked, or copy all of it into one file."
             )
             raise ExternalFileError(msg)
-        try:
-            facts = place.stat()
-        except (OSError, ValueError):
-            return False
-        if stat.S_ISDIR(facts.st_mode):
-            return False
-        # Opening a pipe would block, and a device does not belong to a dataset.
-        if not stat.S_ISREG(facts.st_mode):
-            msg = f"'{self._label}' leads to '{place}', which is not a regular file. Copy its values into one file."
-            raise ExternalFileError(msg)
-        if not self._anywhere and not place.resolve().is_relative_to(self._path.resolve().parent):
+        if not self._anywhere:
             msg = (
-                f"'{self._label}' leads to '{place}', which did not come with it: only files in its own folder, and in "
-                f"folders below that, are read. If you trust the file: dataset_h5('{self._path}', allow_external=True)."
+                f"'{self._label}' leads to another file, '{target}'. If you trust it: "
+                f"dataset_h5('{self._path}', allow_external=True)."
             )
             raise ExternalFileError(msg)
-        return True
 
-
-def _home(node: Any) -> Path:
-    """Return the file that an open object is stored in."""
-    return Path(os.fsdecode(h5f.get_name(node)))
-
-
-def _name_of(node: Any) -> str:
-    return os.fsdecode(h5i.get_name(node) or b"?").removeprefix("/")
-
-
-def _candidates(written: str, home: Path) -> Iterator[Path]:
-    """Return where HDF5 looks for another file, in HDF5's order."""
-    given = Path(written)
-    bare = Path(given.name) if given.is_absolute() else given
-    if given.is_absolute():
-        yield given
-    yield from (home.parent / bare, bare, home.resolve().parent / bare)
+    def check_sources(self, node: Any) -> None:
+        """Judge the files that an open dataset takes its values from; HDF5 gives zeros for those that are missing."""
+        # Neither opening the dataset nor this makes HDF5 look for a source; asking for the shape does.
+        properties = node.get_create_plist()
+        names, name = list[str](), os.fsdecode(h5i.get_name(node) or b"?").removeprefix("/")
+        if properties.get_layout() == h5d.VIRTUAL:
+            count = properties.get_virtual_count()
+            names = [*dict.fromkeys(map(properties.get_virtual_filename, range(count)))]
+        elif properties.get_layout() == h5d.CONTIGUOUS:
+            names = [os.fsdecode(properties.get_external(n)[0]) for n in range(properties.get_external_count())]
+        home = Path(os.fsdecode(h5f.get_name(node)))
+        for one in names:
+            if one == ".":
+                continue
+            self._check_leading(one)
+            # HDF5 looks beside the file, and in the current folder.
+            if not any(place.is_file() for place in (home.parent / one, Path(one), home.resolve().parent / one)):
+                msg = (
+                    f"{name} in '{self._label}' is put together from '{one}', which is not there; HDF5 would give "
+                    "zeros for its values. Put all files where they were written, or copy the dataset into one file."
+                )
+                raise PackFormatError(msg)
 
 
 def _parts(name: bytes) -> list[bytes]:
@@ -176,6 +109,8 @@ class _Confined:
         if isinstance(name, str):
             self.reach.check(self.id, name)
         node = super().__getitem__(name)  # type: ignore[misc]
+        if isinstance(node, h5py.Dataset):
+            self.reach.check_sources(node.id)
         return ConfinedGroup(node.id, self.reach) if isinstance(node, h5py.Group) else node
 
     def get(self, name: str, *further: Any, **named: Any) -> Any:

@@ -265,8 +265,8 @@ def size_of_file(path: Path) -> int:
 
 
 def open_h5(path: Path, *, allow_external: bool = False, in_part: bool = False) -> Any:
-    """Open a file with h5py for reading; without HDF5's file lock where the lock is refused. Its names lead to files of
-    its own folder, or with `allow_external` to any. `in_part`: whether the caller brings the missing blocks of a file
+    """Open a file with h5py for reading; without HDF5's file lock where the lock is refused. Its names lead to
+    other files only with `allow_external`. `in_part`: whether the caller brings the missing blocks of a file
     that is only partly local, which is refused otherwise."""
     size = size_of_file(path)
     try:

@@ -227,11 +227,10 @@ def _encode(text: str) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def _utf8_pages(texts: Sequence[str]) -> Iterator[list[str] | list[bytes]]:
-    """Yield texts in pages, as UTF-8; plain ASCII stays text, because numpy converts it."""
+def _utf8_pages(texts: Sequence[str]) -> Iterator[list[bytes]]:
+    """Yield texts in pages, as UTF-8."""
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
-        page = list(map(str, texts[start : start + _TEXTS_AT_ONCE]))
-        yield page if "".join(page).isascii() else list(map(_encode, page))
+        yield [_encode(str(text)) for text in texts[start : start + _TEXTS_AT_ONCE]]
 
 
 def _longest(texts: Sequence[str]) -> int:

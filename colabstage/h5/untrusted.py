@@ -26,7 +26,7 @@ _PROBED = 128
 def open_with_any_locking(path: Path, *, allow_external: bool = False) -> Any:
     """Open a file with the default locking; if that is refused, without.
 
-    Other files that it leads to are read if they are in its folder or below; with `allow_external`, anywhere.
+    Other files that it leads to are read with `allow_external`.
     """
     # Imported late: only code that opens a file needs h5py.
     from colabstage.h5.confined import ConfinedFile, Reach, with_any_locking

@@ -98,14 +98,14 @@ class dataset_h5(Shown, _Base):  # noqa: N801 - the name that people know from t
                 Google Drive with one pack. Datasets of the same files, and processes, share one partial copy, under the
                 most recent limit.
             local_dir: the folder of that copy on the local disk; by default in the platform's fast folder.
-            allow_external: also read values in files outside of the folder of `in_file`: HDF5 files can lead anywhere,
-                by links, virtual datasets and external storage. Only for files that you trust.
+            allow_external: also read values in other files: HDF5 files can lead anywhere, by links, virtual datasets
+                and external storage. Only for files that you trust.
 
         Raises:
             OptionError: `y` without `x`.
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read; several
                 differ (the message says in what), or shards are missing.
-            ExternalFileError: values are in a file outside of the folder, and `allow_external` is not set.
+            ExternalFileError: values are in another file, and `allow_external` is not set.
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """

@@ -60,9 +60,6 @@ _STRETCHES_OF = 8_000
 _FAR_UNIT_BYTES, _MOST_FAR_UNITS = 3 * 2**18, 2**18
 # The unit of a local archive: even a disk with a head reads this much in the time of a few seeks.
 _NEAR_UNIT_BYTES = 2**18
-# Rows that are packed one by one, as a reader needs them, before whole units: if each file costs a round trip, the
-# first batch does not wait for its rows' neighbours. Only a few, because a kill loses unfinished units.
-FIRST_ROWS = 128
 # Neighbours in a source are often of one class, so training begins once this many units are local; the first batches
 # come from twice as many if a unit has fewer rows than a batch.
 FIRST_UNITS = 4
@@ -318,9 +315,8 @@ class PackArrival:
         # `then`, what is read next, is not needed: by that time the whole split is local. After a fork the packing
         # thread belongs to another process.
         if self._stream is None or os.getpid() != self._pid or self.complete:
-            return Need(np.arange(0), np.arange(0), self.handed_out)
-        known, stream = self._plan.splits[split], weakref.ref(self._stream)
-        need = Need(known.start + rows[:FIRST_ROWS], units_in_turn(known.units[rows]), self.handed_out, stream)
+            return Need(np.arange(0), self.handed_out)
+        need = Need(units_in_turn(self._plan.splits[split].units[rows]), self.handed_out, weakref.ref(self._stream))
         self._stream.add(need)
         return need
 
@@ -375,8 +371,6 @@ class PackArrival:
 class Need:
     """Rows that one reader announced: counted as they are handed out, and needed until it is closed."""
 
-    first: NDArray[np.int64]
-    """The first of them, in order."""
     units: NDArray[np.intp]
     """The units of all of them, each once, in order."""
     handed_out: HandedOut
@@ -404,12 +398,9 @@ class PackingOrder(Sequence[int]):
     Its items are taken one after the other, possibly several times.
     """
 
-    def __init__(
-        self, left: NDArray[np.int64], units: NDArray[np.int32], row_of: NDArray[np.int64], *, by_row: bool
-    ) -> None:
-        """Take each position's unit and row, -1 for none; `by_row`: whether single rows may precede whole units."""
-        self._left, self._units, self._row_of, self._by_row = left, units, row_of, by_row
-        self._taken = 0
+    def __init__(self, left: NDArray[np.int64], units: NDArray[np.int32]) -> None:
+        """Take each position's unit."""
+        self._left, self._units, self._taken = left, units, 0
         # A reader's finalizer may interrupt a sort and sort again, in the same thread.
         self._lock = threading.RLock()
 
@@ -422,18 +413,11 @@ class PackingOrder(Sequence[int]):
             self._taken = max(self._taken, number + 1)
             return int(self._left[number])
 
-    def sort(self, turns: NDArray[np.int64], first: NDArray[np.int64]) -> None:
-        """Sort the rest: the rows `first`, `(F,)`, in their order; then by the turn of each unit, `(U,)`, and within a
-        unit as in the source."""
+    def sort(self, turns: NDArray[np.int64]) -> None:
+        """Sort the rest by the turn of each unit, `(U,)`, and within a unit as in the source."""
         with self._lock:
             rest = self._left[self._taken :]
-            keys: list[NDArray[Any]] = [rest, turns[self._units[rest]]]
-            if self._by_row:
-                # The last rank is for samples without a row.
-                ranks = np.full(len(self._row_of) + 1, len(first), np.int32)
-                ranks[first] = np.arange(len(first))
-                keys.append(ranks[self._row_of[rest]])
-            self._left[self._taken :] = rest[np.lexsort(keys)]
+            self._left[self._taken :] = rest[np.lexsort([rest, turns[self._units[rest]]])]
 
     def units_left(self) -> NDArray[np.bool_]:
         """Return which units have samples that are not taken yet."""
@@ -494,7 +478,6 @@ class PackStream:
         self._source, self._costs = source, sample_costs(job.table)[order]
         nbytes, far = int(self._costs.sum()), source.cost.archive_bytes > 0
         apart = job.tree is None or job.tree.kind == "folder"
-        self._by_row = apart and source.cost.reads_slowly
         self._by_position = pack_units(self._costs, 0 if apart else unit_bytes(nbytes, far=far))
         # Four bytes: a pack of a hundred million samples holds this array in memory while it is written.
         units = np.empty(len(order), np.int32)
@@ -528,16 +511,15 @@ class PackStream:
 
     def _guess(self) -> Need:
         """Return what the first reader will most likely read: split after split, `train` first."""
-        first, units = [np.arange(0)], [np.zeros(0, np.int32)]
+        units = [np.zeros(0, np.int32)]
         for name, split in sorted(self._plan.splits.items(), key=lambda item: item[0] != "train"):
             # Loaders shuffle `train` by default, and nothing else.
             rows = np.arange(len(split.units))
             if name == "train":
                 own, plan = number_units(split.units), self._plan
                 rows = self._first_rows(own, plan.window_units, FIRST_UNITS, plan.together)
-            first.append(split.start + rows[:FIRST_ROWS])
             units.append(split.units[rows])
-        return Need(first[:2][-1], units_in_turn(np.concatenate(units)), HandedOut(), dropped=True)
+        return Need(units_in_turn(np.concatenate(units)), HandedOut(), dropped=True)
 
     def add(self, need: Need) -> None:
         """Pack and fetch first what a reader will read; several readers take turns."""
@@ -556,14 +538,11 @@ class PackStream:
 
     def _announce(self) -> None:
         """Sort the rest by readers' needs, and tell the source."""
-        needs, self._turns = list(self._needs), np.full(self._count, self._count, np.int64)
-        for need in needs:
+        self._turns = np.full(self._count, self._count, np.int64)
+        for need in list(self._needs):
             self._turns[need.units] = np.minimum(self._turns[need.units], np.arange(len(need.units)))
-        # The first row of each reader, then the second of each, and so on.
-        by_turn = np.argsort(np.concatenate([np.arange(len(need.first)) for need in needs]), kind="stable")
-        self._first = np.concatenate([need.first for need in needs])[by_turn]
         if self._left is not None:
-            self._left.sort(self._turns, self._first)
+            self._left.sort(self._turns)
         self._prefer()
 
     def _prefer(self) -> None:
@@ -590,8 +569,8 @@ class PackStream:
         # Finished rows are announced first: a reader of a continued pack need not wait for them.
         self._rows.rows[self._rows_at[~left & (self._rows_at >= 0)]] = True
         self._kept_bytes = self._bytes_here()
-        order = PackingOrder(np.flatnonzero(left), self._by_position, self._rows_at, by_row=self._by_row)
-        order.sort(self._turns, self._first)
+        order = PackingOrder(np.flatnonzero(left), self._by_position)
+        order.sort(self._turns)
         self._left = order
         if not left.all():
             self._prefer()

@@ -45,8 +45,6 @@ class Description(NamedTuple):
     """16 hexadecimal digits that change whenever the function may behave differently."""
     unknown: tuple[str, ...] = ()
     """The types of objects in it that cannot be compared; if there are any, the digest means nothing."""
-    code: str = ""
-    """16 hexadecimal digits of its code alone, without its objects, which may change while it works."""
 
 
 def describe_callable(function: Callable[..., Any]) -> Description:
@@ -55,22 +53,9 @@ def describe_callable(function: Callable[..., Any]) -> Description:
     Libraries that it uses count only by their versions, and files that it reads do not count.
     """
     walk = _CodeWalk()
-    try:
-        digest = walk.digest(function).hex()
-    except RecursionError:
-        digest, walk.unknown = "", {**walk.unknown, "a structure that is nested too deeply": None}
+    digest = walk.digest(function).hex()
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return Description(name, digest[:16], tuple(walk.unknown), code_digest(function))
-
-
-def code_digest(function: Callable[..., Any]) -> str:
-    """Return 16 hexadecimal digits of the code of a function, or of a callable object's class; "" for a builtin."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    inner = getattr(function, "__func__", function)
-    if not isinstance(inner, types.FunctionType):
-        inner = getattr(type(inner), "__call__", None)  # noqa: B004 - its code is wanted, not whether there is one
-    return _CodeWalk().digest(inner.__code__).hex()[:16] if isinstance(inner, types.FunctionType) else ""
+    return Description(name, digest[:16], tuple(walk.unknown))
 
 
 class _CodeWalk:

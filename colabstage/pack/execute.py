@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import time
 from array import array
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -84,7 +85,6 @@ from colabstage.sources.to_folder import SLOW_READERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -102,10 +102,9 @@ if TYPE_CHECKING:
 def _repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
     """Return a note on images that have several labels, and one on images that are in several splits.
 
-    Copies with one label, in one split, are not worth a note.
-
     `digests`: of each sample's file, 0 if none was taken. `splits`: what was packed of the table.
     """
+    # Sorted, not counted: most datasets end here, and there may be millions.
     ordered = np.sort(digests)
     repeated = np.unique(ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)])
     if not len(repeated):
@@ -116,54 +115,38 @@ def _repeated_notes(digests: NDArray[np.uint64], table: SampleTable, splits: Seq
         split_of[split.samples] = number
     samples = np.flatnonzero(np.isin(digests, repeated) & (split_of >= 0))
     _, places, files = np.unique(digests[samples], return_index=True, return_inverse=True)
-    firsts = samples[places][files.reshape(-1)]
+    files = files.reshape(-1)
 
     def note(values: NDArray[Any], name_of: Callable[[int], str], where: str, why: str) -> list[str]:
         """Return a note if copies of one file have different values."""
-        here, there = (values[which].reshape(len(samples), -1) for which in (samples, firsts))
-        # A missing value is NaN, which does not equal itself.
-        differs = ((here != there) & ~((here != here) & (there != there))).any(axis=1)  # noqa: PLR0124 - only NaN does
-        if not differs.any():
+        # By their bytes, because NaN, a missing value, does not equal itself.
+        here = np.ascontiguousarray(values[samples]).view(np.uint8).reshape(len(samples), -1)
+        odd = np.flatnonzero((here != here[places[files]]).any(axis=1))
+        if not len(odd):
             return []
-        first = int(np.argmax(differs))
-        pair = [
-            f"'{table.inputs.source.name(one)}' ({name_of(one)})" for one in (int(firsts[first]), int(samples[first]))
-        ]
-        count = len(np.unique(files.reshape(-1)[differs]))
-        return [
-            f"{counted(count, 'images', 'are')} {where}, byte for byte the same (first {' and '.join(pair)}). {why}"
-        ]
+        first = places[files[odd[0]]], odd[0]
+        pair = " and ".join(f"'{table.inputs.source.name(one)}' ({name_of(one)})" for one in samples[[*first]].tolist())
+        count = counted(len(np.unique(files[odd])), "images", "are")
+        return [f"{count} {where}, byte for byte the same (first {pair}). {why}"]
 
     targets, found = table.targets, list[str]()
     if isinstance(targets, Values):
-        found += note(
-            targets.values,
-            lambda one: _label_of(table, targets, one),
-            "there with different labels",
-            "At most one of them is right: correct the others, or take them out.",
-        )
-    found += note(
-        split_of,
-        lambda one: splits[split_of[one]].name,
-        "in several splits",
-        "A model looks better than it is when it is tested on images that it was trained on: keep each in one split.",
-    )
+        why = "At most one of them is right: correct the others, or take them out."
+        name_of = partial(_label_of, targets.values, table.classes)
+        found += note(targets.values, name_of, "there with different labels", why)
+    why = "A model looks better than it is when it is tested on images that it was trained on: keep each in one split."
+    found += note(split_of, lambda one: splits[split_of[one]].name, "in several splits", why)
     return tuple(found)
 
 
-def _label_of(table: SampleTable, targets: Values, sample: int) -> str:
-    value = targets.values[sample]
-    is_class = value.ndim == 0 and 0 <= value < len(table.classes)
-    return table.classes[int(value)] if is_class else str(value.tolist())
+def _label_of(values: NDArray[Any], classes: Sequence[str], sample: int) -> str:
+    value = values[sample]
+    return classes[int(value)] if value.ndim == 0 and 0 <= value < len(classes) else str(value.tolist())
 
 
 # Longer than a read from a local disk; and longer than one from memory, the limit if nothing is decoded.
 _SLOW_READ_S = 0.001
 _COLD_READ_S = 0.0002
-# Below these mean lengths of files, in bytes, two workers are slower than one: up to 1.6 times if files of 400 bytes
-# are stored unchanged, 1.2 times if they are decoded (measured on two cores, by turns).
-_TINY_KEPT_BYTES = 16 * 1024
-_TINY_DECODED_BYTES = 1024
 _ROWS = "rows.npz"
 
 
@@ -171,8 +154,8 @@ _ROWS = "rows.npz"
 class PackReport(Shown):
     """What packing did."""
 
-    path: Path | str
-    """The file; an address if the target is one; for shards a pattern that matches them, for `dataset_h5`."""
+    path: Path
+    """The file; for shards a pattern that matches them, for `dataset_h5`."""
     encoding: str
     """How samples are stored."""
     reason: str
@@ -197,7 +180,7 @@ class PackReport(Shown):
     """What was found in a source of files, as named texts: layout, classes, examples."""
     notes: tuple[str, ...]
     """What else the user should know: about the source, its samples, and what showed when all had been read."""
-    files: tuple[Path | str, ...] = ()
+    files: tuple[Path, ...] = ()
     """All shards, if the pack consists of shards."""
     lost: Mapping[Loss, tuple[str, ...]] = field(default_factory=dict)
     """Names of images that are not stored as a whole, by what is lost: `"frames"` after the first, or the lower
@@ -206,8 +189,6 @@ class PackReport(Shown):
     """What resized the images, `"torch"` or `"pillow"`; `None` if they were not resized."""
     outside: tuple[int, str] = (0, "")
     """How many boxes are partly or wholly outside of their image, and the first such image."""
-    nan: tuple[str, ...] = ()
-    """Names of samples with NaN or infinity among the numbers that were read with them."""
     takeover: Takeover | None = None
     """What was taken over from an earlier pack of the same source; `None` if there was none."""
     unit: str = "samples"
@@ -239,24 +220,22 @@ _LOSSES: dict[Loss, tuple[str, str]] = {
     ),
     "turned": ("an EXIF orientation", "boxes and masks count as drawn on the upright image"),
 }
-_NAN = "NaN or infinity in place of numbers", "stored as it is, and a model makes NaN of it"
 
 
 def report_of(
     job: PackJob, plan: PackPlan, done: ShardResult, *, seconds: float = 0.0, learnt: Iterable[str] = ()
 ) -> PackReport:
     """Return the report of what was written by a plan, not yet in place; `learnt`: notes on what showed at the end."""
-    found = [(done.nan, *_NAN), *((done.lost.get(loss, ()), *told) for loss, told in _LOSSES.items())]
     losses = (
         f"{counted(len(names), job.table.unit, 'have')} {what} (first '{names[0]}'): {kept}"
-        for names, what, kept in found
-        if names
+        for loss, (what, kept) in _LOSSES.items()
+        if (names := done.lost.get(loss))
     )
     outside, first = done.outside
     where = f"partly or wholly outside of the image (first in '{first}')"
     note = f"{counted(outside, 'boxes', 'are', which=where)} kept as written."
     return PackReport(
-        path="",
+        path=Path(),
         encoding=plan.encoding,
         reason=plan.reason,
         classes=job.table.classes,
@@ -366,9 +345,7 @@ class PackRun:
             packing_s = time.monotonic() - began
             skipped = tuple(why for _, why in sorted(journal.skipped.items()))
             left_out = work.order[sorted(journal.skipped)]
-            final, plan, outside, nan = _finish_pack(
-                work, left_out=left_out, skipped=skipped, attributes=self._attributes()
-            )
+            final, plan, outside = _finish_pack(work, left_out=left_out, skipped=skipped, attributes=self._attributes())
             learnt = self._learn(work, plan)
             if self.records_rows and (rows := rows_made(work, plan, journal, takeover)) is not None:
                 write_rows(workspace / _ROWS, rows)
@@ -379,7 +356,7 @@ class PackRun:
             if part in journal.lost
         }
         samples = {split.name: len(split.samples) for split in plan.splits}
-        done = ShardResult(samples, skipped, resumed, readers, lost, outside, nan)
+        done = ShardResult(samples, skipped, resumed, readers, lost, outside)
         report = report_of(job, plan, done, seconds=packing_s, learnt=learnt)
         return final, replace(report, path=self.out, nbytes=final.stat().st_size, takeover=takeover)
 
@@ -482,7 +459,6 @@ class PackRun:
             slow=self.slow,
             # Images that are stored as files are decoded as well, to find broken ones.
             decodes=not kept or isinstance(table.inputs, Images),
-            tiny=mean_bytes < (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES),
             threads=most_decoding_threads(mean_bytes),
             is_part=is_part or self.shard is not None,
         )
@@ -545,7 +521,6 @@ def pipeline_limits(
     *,
     slow: bool,
     decodes: bool = True,
-    tiny: bool = False,
     threads: int | None = None,
     is_part: bool = False,
 ) -> PipelineLimits:
@@ -555,7 +530,6 @@ def pipeline_limits(
         tree: the source's files; `None` for a dataset of Python objects.
         slow: whether the tree is known to respond slowly.
         decodes: whether samples are decoded, or at least checked.
-        tiny: whether they are so small that most of the work is Python's own.
         threads: the number of threads that decode them fastest, if known.
         is_part: whether only scattered samples are read.
     """
@@ -573,7 +547,7 @@ def pipeline_limits(
     return PipelineLimits(
         readers=SLOW_READERS if slow else 0,
         max_readers=SLOW_READERS,
-        workers=1 if not slow and (tiny or not decodes) else cores,
+        workers=cores if slow or decodes else 1,
         slow_read_s=_SLOW_READ_S if slow or decodes else _COLD_READ_S,
     )
 
@@ -591,18 +565,16 @@ _UNUSED = -1
 
 def _finish_pack(
     work: WriteJob, *, left_out: NDArray[np.int64], skipped: tuple[str, ...], attributes: Mapping[str, Any]
-) -> tuple[Path, PackPlan, tuple[int, str], tuple[str, ...]]:
+) -> tuple[Path, PackPlan, tuple[int, str]]:
     """Make the final file from decoded samples. May be called again after an interruption.
 
     Returns:
-        The file to publish; its plan, without the samples that were left out; what `_write_boxes` returns; and the
-        names of those with NaN among their numbers.
+        The file to publish; its plan, without the samples that were left out; and what `_write_boxes` returns.
     """
     job, data = work.job, work.target
     # Every sample is in its final place, so nothing is copied.
     if not skipped and not job.plan.is_open:
-        outside = _write_boxes(work, job, job.plan, data, work.offsets)
-        return data, job.plan, outside, _with_nan(job, job.plan, data, work.offsets)
+        return data, job.plan, _write_boxes(work, job, job.plan, data, work.offsets)
     # Gaps are closed, so that the file is byte for byte that of a source without the broken samples.
     splits = [SplitPlan(one.name, one.samples[~np.isin(one.samples, left_out)]) for one in job.plan.splits]
     plan = replace(job.plan, splits=tuple(split for split in splits if len(split.samples)))
@@ -630,24 +602,7 @@ def _finish_pack(
             places = part.places(plan.splits, offsets, len(starts))
             with open(file, "rb") as old:
                 copy_runs(old.fileno(), new, starts[kept], places[kept], part.lengths_of(kept))
-    outside = _write_boxes(work, job, plan, final, offsets)
-    return final, plan, outside, _with_nan(job, plan, final, offsets)
-
-
-def _with_nan(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the names of samples with NaN or infinity among their numbers. All rows are looked at together: to look at
-    each as it is packed takes a fifth of the time of packing rows of numbers."""
-    found: list[int] = []
-    floats = [part for part in plan.fields if part.dtype.kind == "f" and part.row_bytes]
-    for part, split in itertools.product(floats, plan.splits):
-        shape = len(split.samples), part.row_bytes // part.dtype.itemsize
-        rows = np.memmap(file, part.dtype, "r", offsets[part.name(split.name)], shape)
-        for first, count in block_ranges(len(rows), max(1, COPY_BYTES // part.row_bytes)):
-            some = rows[first : first + count]
-            # The least and the greatest are NaN if any is, and are found without a copy.
-            if not np.isfinite([np.minimum.reduce(some, axis=None), np.maximum.reduce(some, axis=None)]).all():
-                found += split.samples[first : first + count][~np.isfinite(some).all(axis=1)].tolist()
-    return tuple(map(job.table.inputs.source.name, dict.fromkeys(found)))
+    return final, plan, _write_boxes(work, job, plan, final, offsets)
 
 
 def _noted(work: WriteJob) -> NDArray[np.void]:

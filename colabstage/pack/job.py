@@ -12,13 +12,9 @@ starts over.
 from __future__ import annotations
 
 import os
-import posixpath
-import re
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +31,7 @@ from colabstage.images.decode import (
     open_upright,
     probe_image,
 )
-from colabstage.images.geometry import ImageOptions, are_points
+from colabstage.images.geometry import ImageOptions
 from colabstage.io.chance import Chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.progress import Progress
@@ -58,7 +54,6 @@ from colabstage.layouts.table import (
     files_of,
     labels_of,
 )
-from colabstage.layouts.words import is_split, originals
 from colabstage.pack.plan import (
     PackPlan,
     SplitPlan,
@@ -91,13 +86,9 @@ if TYPE_CHECKING:
 
 # Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
 SAMPLES = 16
-# Longer calls of prepare= are not repeated.
-_QUICK_S = 1.0
 # The upper half of this many bits in 16 has four at most: 16 greys, all nearly black.
 _DARK_BITS = 12
 _AS_THEY_ARE = ImageOptions(color_mode="keep")
-# What precedes these in a path.
-_BEGINNINGS = {"number": r".*\D(?=\d+[^\d/]*\.\w+$)", "word": r".*[^/ ._-](?=[ ._-]+[^/ ._-]+\.\w+$)"}
 
 
 class ReplanError(LayoutError):
@@ -227,7 +218,7 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
             if isinstance(content, bytes) and isinstance(table.inputs, Images) and image.color_mode == "auto":
                 image = replace(image, color_mode="keep") if probe_image(content).deep else image
             prepared = Prepared(table.inputs, options.prepare, image)
-            chance, began = Chance(), time.monotonic()
+            chance = Chance(options.prepare)
             first = prepared(content)
         except (CorruptArchiveError, DecodeError) as error:
             if options.skip_share is not None and index < len(source) - 1:
@@ -238,16 +229,8 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{name}'; expected an array of numbers."
         raise LayoutError(msg)
-    differs = time.monotonic() - began < _QUICK_S and _differs(first, prepared, content)
-    notes = (*table.notes, *chance.notes("prepare=", differs=differs))
+    notes = (*table.notes, *chance.notes("prepare="))
     return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared), notes=notes)
-
-
-def _differs(first: NDArray[Any], prepared: Prepared, content: Content) -> bool:
-    """Return whether a further call returns something else: a generator made in each call is found by nothing else."""
-    with suppress(Exception):  # what only the first call can do is reported when packing
-        return not np.array_equal(first, prepared(content), equal_nan=True)
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +289,7 @@ def plan_job(tree: Tree | None, table: SampleTable, options: PackOptions, *, fre
             except DecodeError as error:
                 msg = f"'{source.name(0)}' cannot be used, and neither can the others that were examined: {error}"
                 raise DecodeError(msg) from error
-    on_points = _notes_on_points(table, options, facts, in_caller=tree is None)
-    table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts), *on_points))
+    table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts)))
     has_torch = gains_by_torch(table, options) and expects_torch()
     plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
     return PackJob(tree, replace(table, notes=(*table.notes, *_notes_on_labels(table, plan))), plan, options)
@@ -340,27 +322,25 @@ def _image_facts(content: Content) -> ImageFacts:
 
 
 def _notes_on_arrays(table: SampleTable, options: PackOptions) -> Iterator[str]:
-    """Yield which options have no effect because the inputs are arrays."""
-    if not isinstance(table.inputs, Arrays):
-        return
-    shape = "x".join(map(str, table.inputs.shape)) or "one number"
-    arrays = f"the inputs are arrays ({shape} of {table.inputs.dtype}) and no images, and are stored as they are"
-    if options.image.size is not None:
-        yield f"image_size={options.image.size} changes nothing: {arrays}; prepare= may resize them"
-    if options.image.color_mode in ("rgb", "grayscale"):
-        yield f"color_mode={options.image.color_mode!r} changes nothing: {arrays}; prepare= may convert them"
+    """Yield which options have no effect on arrays, or not on those of the targets."""
+    asked = ["image_size="] * (options.image.size is not None)
+    asked += ["color_mode="] * (options.image.color_mode in ("rgb", "grayscale"))
+    if asked and isinstance(table.inputs, Arrays):
+        shape = "x".join(map(str, table.inputs.shape)) or "one number"
+        yield (
+            f"{' and '.join(asked)} changes nothing: the inputs are arrays ({shape} of {table.inputs.dtype}) and no "
+            "images, and are stored as they are; prepare= may change them"
+        )
+    elif options.image.size is not None and isinstance(table.targets, Arrays):
+        shape = "x".join(map(str, table.targets.shape))
+        yield f"image_size= changes the images alone; if the targets, {shape} numbers, are points, change these too"
 
 
 def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
-    """Yield in which order samples to predict are, how many files belong to others by their names, and whether the
-    source's splits separate copies."""
+    """Yield in which order samples to predict are, and what keeps some of them in one split."""
     names, splits = files_of(table).names, table.splits
     if table.targets is None and splits is None and options.fractions is None:
         yield "Rows of 'train' are in random order; with splits={'test': 1.0} they keep that of their names"
-
-    def count_and_pair(repeats: Sequence[tuple[int, int]], among: Sequence[str]) -> tuple[str, str]:
-        return counted(len(repeats), "files", "are", of=len(among)), listed([among[row] for row in repeats[0]])
-
     if options.fractions is not None and options.group_by is not None:
         groups = dict.fromkeys(groups_of_keys(options.group_by, table.keys))
         yield f"group_by= keeps {format_count(len(groups), 'groups')} together: {listed([*groups], 3)}"
@@ -369,82 +349,23 @@ def _notes_on_names(table: SampleTable, options: PackOptions) -> Iterator[str]:
         own = take_strings(names, divided)
         again = _repeats(own, take_strings(owners(names, strata_of(table)), divided))
         if again:
-            are, pair = count_and_pair(again, own)
+            are, pair = counted(len(again), "files", "are", of=len(own)), listed([own[row] for row in again[0]])
             yield f"{are} of one person, picture or video with others, by their names ({pair}), and in the same split"
-        for what, pattern in _BEGINNINGS.items() if own and not again else ():
-            if not all(map(re.compile(pattern).search, table.keys)):
-                continue
-            shared = owners(table.keys, strata_of(table), [groups_of_keys(pattern, table.keys)])
-            again = _repeats(own, take_strings(shared, divided))
-            if 2 * len(again) >= len(own):
-                are, pair = count_and_pair(again, own)
-                yield (
-                    f"{are} called as others up to the last {what} ({pair}), and divided one by one. If those are of "
-                    f"one video, person or place, keep them in one split: group_by=r'{pattern}'"
-                )
-                break
-    if splits is not None and (found := originals(names)) is not names:
-        bare, owned = _without_splits(names), _without_splits(found)
-        apart = [(one, row) for one, row in _repeats(names, owned) if splits[one] != splits[row]]
-        # Where numbers begin again in each split, equal ones mean nothing.
-        if apart and all(bare[one] != bare[row] for one, row in apart):
-            are, pair = count_and_pair(apart, names)
-            yield (
-                f"{are} of one picture or video with others in another split, by their names ({pair}): "
-                "results on it look better than they are. only= with the folder of one split, and splits=, divide that "
-                "one with these together"
-            )
 
 
 def _notes_on_labels(table: SampleTable, plan: PackPlan) -> Iterator[str]:
-    """Yield how many labels are those of no class, which classes have none, or none in a split, and the odd boxes."""
-    boxes, labels, classes = table.targets, labels_of(table), table.classes
-
-    def held(rows: Any) -> set[int]:
-        own = labels[rows]
-        there = {*(np.flatnonzero(own.any(axis=0)) if own.ndim == 2 else np.unique(own)).tolist()}
-        # A list of names may be too short.
-        return {number for number in range(len(classes)) if number in there}
-
+    """Yield how many labels are those of no class, and which classes a split lacks."""
+    labels, classes = labels_of(table), table.classes
     count = int(np.sum(labels < 0)) if classes and labels.dtype.kind == "i" else 0
     if count:
         yield f"{count:,} of {len(labels):,} labels are below 0, the number of no class, as missing ones are written."
-    known = held(slice(None)) if classes else set()
-    bare = [name for number, name in enumerate(classes) if number not in known] if known else []
-    if bare:
-        what = "which counts as a class" if len(bare) == 1 else "which count as classes"
-        yield f"Nothing is labelled {listed(bare)}, {what}."
-    if isinstance(boxes, Boxes):
-        yield from _notes_on_boxes(boxes, table.keys)
-        return
-    for split, rows in plan.splits if known else ():
-        own = held(rows)
-        lacks = [classes[number] for number in sorted(known - own)]
+    for split, rows in plan.splits if classes and len(labels) == len(table) else ():
+        own = labels[rows]
+        there = {*(np.flatnonzero(own.any(axis=0)) if own.ndim == 2 else np.unique(own)).tolist()}
+        lacks = [name for number, name in enumerate(classes) if number not in there]
         # The labels of a test may be secret.
-        if own and lacks:
+        if 0 < len(lacks) < len(classes):
             yield f"The split '{split}' has no {table.unit} of {format_count(len(lacks), 'classes')}: {listed(lacks)}."
-
-
-def _notes_on_boxes(boxes: Boxes, keys: Sequence[str]) -> Iterator[str]:
-    """Yield how many boxes a loss may not expect."""
-    rows = np.column_stack([boxes.owners, boxes.columns["labels"], boxes.boxes])
-    # Sorted by one number of each row, because sorting by all of them takes twenty times as long.
-    codes = (rows * np.sqrt([2, 3, 5, 7, 11, 13])).sum(axis=1)
-    order = np.argsort(codes)
-    one, other = (order[np.flatnonzero(np.diff(codes[order]) == 0) + step] for step in (0, 1))
-    again = np.zeros(len(rows), np.bool_)
-    again[other] = (rows[one] == rows[other]).all(axis=1)
-    flat = (boxes.boxes[:, 2:] == boxes.boxes[:, :2]).any(axis=1)
-    for what, odd in {"without an area": flat, "equal to another in the same image": again}.items():
-        if odd.any():
-            where = f"{what} (first in '{keys[boxes.owners[np.argmax(odd)]]}')"
-            yield f"{counted(int(odd.sum()), 'boxes', 'are', which=where)} kept as written."
-
-
-def _without_splits(names: Sequence[str]) -> list[str]:
-    """Return the names of files without folders of splits, in each of which the same file would have the same name."""
-    bare = {path: "/".join(filterfalse(is_split, path.split("/"))) for path in {*map(posixpath.dirname, names)}}
-    return [f"{bare[path]}/{base}" for path, base in map(posixpath.split, names)]
 
 
 def _repeats(names: Sequence[str], owned: Sequence[str]) -> list[tuple[int, int]]:
@@ -476,22 +397,6 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
             f"{bits}; 8 bits are made of the upper half, so they become nearly black. Pass color_mode='keep' to keep "
             "their values, or scale them by prepare="
         )
-
-
-def _notes_on_points(
-    table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts], *, in_caller: bool
-) -> Iterator[str]:
-    """Yield that arrays as targets look like points, if the images are resized."""
-    targets, sides = table.targets, [(fact.height, fact.width) for fact in facts]
-    if not isinstance(targets, Arrays) or options.image.size is None or {*sides} <= {options.image.size}:
-        return
-    source, make = targets.source, targets.to_array
-    chosen = np.argsort(source.positions)[:SAMPLES].tolist()
-    found = read_each(source, chosen, lambda _, y: make(y), readers=1, skip_broken=True, in_caller=in_caller)
-    values = [one for one in found if one.shape == targets.shape]
-    if values and are_points(np.array(values), np.array([max(sides)])):
-        shape = "x".join(map(str, targets.shape))
-        yield f"The targets, {shape} numbers, look like points. image_size= moves the images alone: change these too"
 
 
 def settled(job: PackJob) -> PackJob:

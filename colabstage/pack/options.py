@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
-from colabstage.errors import OptionError, SourceChangedError
+from colabstage.errors import OptionError
 from colabstage.h5.schema import FORMAT_VERSION, check_split_name
 from colabstage.images.geometry import ColorMode, ImageOptions, Resize
 from colabstage.io.arguments import check_argument, check_choice, check_zip_encoding, read_only, show_value
 from colabstage.io.workspace import short_digest
-from colabstage.pack.code import Description, code_digest, describe_callable
+from colabstage.pack.code import Description, describe_callable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -220,18 +220,6 @@ class PackOptions:
         given = zip(("layout", "prepare"), (self.layout, self.prepare), self.functions, strict=True)
         known = ((name, one, then) for name, one, then in given if callable(one) and then and not then.unknown)
         return next((name for name, one, then in known if describe_callable(one).digest != then.digest), "")
-
-    def check_code(self) -> None:
-        """Refuse functions whose code in this worker differs from the caller's."""
-        for name, function, known in zip(
-            ("layout", "prepare"), (self.layout, self.prepare), self.functions, strict=True
-        ):
-            if known is not None and code_digest(cast("Callable[..., Any]", function)) != known.code:
-                msg = (
-                    f"{name}={known.name} does something else on this worker than where the pack was planned. Give all "
-                    "workers the same version of the module that it is in, and pack again."
-                )
-                raise SourceChangedError(msg)
 
     def _to_json(self, once: str) -> dict[str, Any]:
         # Imported late: this imports numpy, and options are also made just to show help.

@@ -95,13 +95,10 @@ def split_rows(
         for (name, fraction), count in zip(fractions, np.bincount(numbers, minlength=len(fractions)), strict=True):
             # An empty split is refused here, not in the first epoch that uses it.
             if count == 0:
-                may_part = group_by is None and _files(table) is None and (table.groups or _units(table) is not None)
-                apart = " group_by=r'.+' divides files of one person, place or picture too." if may_part else ""
-                groups = groups_of_keys(group_by, table.keys) if group_by else table.groups
-                grouped = f" in {format_count(len({*take_strings(groups, divided)}), 'groups')}" if groups else ""
                 msg = (
-                    f"splits gives '{name}' the fraction {fraction}, which of {format_count(len(divided), 'samples')}"
-                    f"{grouped} comes to none. Give it more, or leave it out.{apart}"
+                    f"splits gives '{name}' the fraction {fraction}, which of {format_count(len(divided), 'samples')} "
+                    "comes to none, if those of one group, person, place or picture stay together. Give it more, or "
+                    "leave it out; group_by=r'.+' divides them too."
                 )
                 raise OptionError(msg)
         assigned[divided] = numbers
@@ -207,17 +204,15 @@ def _units(table: SampleTable) -> NDArray[np.int64] | None:
     return _numbered(owners(files_of(table).names, strata_of(table)))
 
 
-def owners(
-    names: Sequence[str], labels: NDArray[np.int64] | None = None, by: Sequence[Sequence[str]] = ()
-) -> list[str]:
+def owners(names: Sequence[str], labels: NDArray[np.int64] | None = None) -> list[str]:
     """Return what files belong to by their names, so that all of one are in one split: the person whom they show, or
     the picture or video that they are copies or pieces of.
 
     `labels`: the class of each. What has half of a class, such as a person who is one, or a single video, does not own
-    the files of this class. `by`: instead of these, the owner of each by anything else.
+    the files of this class.
     """
     owned = list(names)
-    for found in by or (originals(names), persons(names)):
+    for found in (originals(names), persons(names)):
         # Of a million names, most tell nothing.
         if not found or found is names:
             continue

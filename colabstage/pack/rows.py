@@ -108,16 +108,12 @@ def parse_rows(content: bytes, manifest: Manifest) -> PackRows | None:
     """Return the record of a pack; `None` for anything incomplete, or of other rows."""
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            head, found_rows, levels = json.loads(stored["head"].tobytes()), stored["rows"], stored.get("levels")
-        # Earlier versions noted less about the files.
-        rows = np.zeros(found_rows.shape, ROW)
-        for name in found_rows.dtype.names:
-            rows[name] = found_rows[name]
+            head, rows, levels = json.loads(stored["head"].tobytes()), stored["rows"], stored.get("levels")
         splits = {str(name): int(count) for name, count in head["splits"]}
         found = PackRows(str(head["form"]), splits, rows, levels)
     except _UNREADABLE:
         return None
-    fits = rows.shape == (sum(splits.values()),) and splits == manifest.samples
+    fits = (rows.dtype, rows.shape) == (ROW, (sum(splits.values()),)) and splits == manifest.samples
     fits = fits and (levels is None or (levels.dtype == np.uint8 and levels.shape == (len(rows), 32)))
     return found if fits and head.get("format") == _FORMAT else None
 

@@ -36,7 +36,6 @@ from colabstage.io.arguments import absolute_path, read_options, refuse_argument
 from colabstage.io.boundary import GOES_ON, public
 from colabstage.io.display import resolve_progress
 from colabstage.io.files import local_lock, lock_for, make_folder
-from colabstage.io.units import show_address
 from colabstage.io.workspace import sweep_orphans
 from colabstage.layouts.table import Boxes, Masks, SampleTable, UnreadBoxes, Values
 from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller
@@ -44,10 +43,8 @@ from colabstage.pack.execute import PackReport, PackRun, space_for
 from colabstage.pack.job import CallersDataset, open_source, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image
 from colabstage.pack.plan import PackPlan, StoredField, divide, groups_of_keys, owners, why_not_divided
-from colabstage.pack.set_stores import remote_address
 from colabstage.pack.shards import pack_set
 from colabstage.sources.parse import check_outside
-from colabstage.trees.bytes import ARCHIVE_SUFFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -225,9 +222,7 @@ def pack_dataset(
         source: a folder, or a zip or tar that is read in place, never extracted; one file of arrays, records or tokens
             (.npy, .h5, .tfrecord, .parquet, .bin, .txt), or a .csv of paths beside it; or a dataset: an object with a
             length whose items are `(x, y)`, images, arrays or numbers.
-        target: the file to make. Its manifest `TARGET.json` is written beside it, last. With `shards` or `executor`
-            also an address that fsspec writes to, such as `"s3://bucket/set.h5"`: each shard is made on its writer's
-            disk, then uploaded.
+        target: the file to make. Its manifest `TARGET.json` is written beside it, last.
         append_to: in place of `target`: a dataset `NAME.h5` that was packed before, in one file or in shards. The
             samples are written to `NAME-append-00001.h5` beside it (or 00002, …), and `dataset_h5("NAME*.h5")` reads
             all as one, appended samples last. Options left at their defaults are those of `NAME.h5`; samples whose
@@ -286,25 +281,13 @@ def pack_dataset(
         if target is None:
             msg = "Neither target nor append_to= says where the pack goes; give a file's name, for example 'data.h5'."
             raise OptionError(msg)
-        remote = remote_address(target)
-        if remote is not None:
-            if not in_shards:
-                msg = (
-                    f"target='{show_address(remote)}' is an address, where shards are written; give shards=, or a path."
-                )
-                raise OptionError(msg)
-            return pack_set(source, remote, packing, shown, shards=shards, executor=executor, overwrite=overwrite)
         path = Path(target)
         if path.name and isinstance(source, str | os.PathLike):
-            _check_apart(Path(source), path, in_shards=in_shards)
-        if os.path.basename(target) in ("", ".", ".."):  # noqa: PTH119 - a Path would lose the slash
+            _check_apart(Path(source), path)
+        if path.is_dir() or os.path.basename(target) in ("", ".", ".."):  # noqa: PTH119 - a Path would lose the slash
             example = path / "pack.h5"
             msg = f"target='{os.fspath(target)}' is a folder; expected the name of a file, for example '{example}'."
-            raise OptionError(msg)
-        if path.name.lower().endswith(ARCHIVE_SUFFIXES):
-            written = path.with_name(f"{path.name.partition('.')[0]}.h5")
-            msg = f"target='{path}' has the name of an archive, and a pack is an HDF5 file; write '{written}'."
-            raise OptionError(msg)
+            raise (TargetExistsError if path.is_dir() else OptionError)(msg)
         # Before the source is opened, which may take minutes on a mount.
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if in_shards:
@@ -320,7 +303,7 @@ def pack_dataset(
     watched = [place for place in (target, append_to) if place is not None]
 
     def pack_there(source: PackSource | CallersDataset) -> PackReport:
-        with required_to_stay(*(place for place in watched if remote_address(place) is None)):
+        with required_to_stay(*watched):
             return pack(source)
 
     if isinstance(source, str | os.PathLike):
@@ -329,20 +312,17 @@ def pack_dataset(
 
 
 def _expanded(name: str, place: str | PathLike[str]) -> str | PathLike[str]:
-    """Return where a pack goes, with `~` expanded; an address as it is."""
-    if remote_address(place) is not None:
-        return place
-    absolute_path(place, name, instead="an address is text with both slashes, as 's3://bucket/set.h5'")
+    """Return where a pack goes, with `~` expanded."""
+    absolute_path(place, name, instead="pack to a path, then upload that, or stage with cache_dir=")
     return os.path.expanduser(place)  # noqa: PTH111 - a Path would lose the slash of a folder
 
 
-def _check_apart(source: Path, target: Path, *, in_shards: bool) -> None:
+def _check_apart(source: Path, target: Path) -> None:
     """Refuse a pack that would replace its own source, or be a part of it."""
     require_answer(source)
-    goes = {source: target, manifest_path(target): source}
+    name = PartName.of(source)
     # All shards of the previous set are removed.
-    if in_shards and PartName.of(source).count:
-        goes[dataset_of_part(source)] = target
+    goes = {source: target, source.with_name(f"{name.stem}{name.suffix}"): target, manifest_path(target): source}
     if any(place_in(one, other) == PurePath() for one, other in goes.items()):
         beside = (whole := absolute_path(source)).with_name(f"{whole.stem}-pack.h5")
         msg = (
@@ -396,9 +376,6 @@ def _append(source: PackSource | CallersDataset, dataset: Path, asked: PackOptio
 
 
 def _check_pack_target(target: Path, *, overwrite: bool, in_shards: bool) -> None:
-    if target.is_dir():
-        msg = f"'{target}' is a folder; expected the name of a file, for example '{target / 'pack.h5'}'."
-        raise TargetExistsError(msg)
     if os.path.lexists(target) and not overwrite:
         msg = f"'{target}' exists. Choose another name, or give overwrite=True to replace it."
         raise TargetExistsError(msg)

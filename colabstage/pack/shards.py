@@ -18,10 +18,9 @@ from concurrent.futures import (
     CancelledError,
     Executor,
     Future,
-    ProcessPoolExecutor,
     wait,
 )
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,9 +31,10 @@ import numpy as np
 from colabstage.errors import MissingDependencyError, OptionError, SourceChangedError, WorkersLostError
 from colabstage.h5.parts import shard_pattern
 from colabstage.images.decode import LOSSES, can_torch_resize
-from colabstage.io.files import make_folder, temporary_folder
+from colabstage.io.files import make_folder
 from colabstage.io.packages import installed_version
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Progress, ProgressStep
+from colabstage.io.workspace import disk_use
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import SampleTable, TreeFiles
 from colabstage.machine.resources import free_space, usable_cores
@@ -53,7 +53,7 @@ from colabstage.pack.job import (
     target_source,
 )
 from colabstage.pack.plan import PackPlan, SplitPlan
-from colabstage.pack.set_stores import LocalStore, RemoteStore, ShardName, ShardResult
+from colabstage.pack.set_stores import SetFolder, ShardName, ShardResult
 from colabstage.pack.writer import check_share, sample_stamps
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from colabstage.pack.options import PackOptions
     from colabstage.trees.listing import FileEntries, Tree
 
-    SetStore = LocalStore | RemoteStore
     Written = Generator[tuple[ShardName, ShardResult]]
 
 
@@ -77,8 +76,8 @@ _FEWEST, _FEWEST_SAMPLES = 8, 64
 _MOST = 99_999
 # The most bytes of rows sent to a worker; more per sample would be a whole listing, or the contents.
 _MOST_SENT_BYTES, _SENT_BYTES_OF_SAMPLE = 1 << 20, 1024
-# A worker whose storage is remote gives no sign between the beginning of a shard and its end.
-_LONGEST_SHARD_S = 4 * 3600.0
+# How often a worker may check whether its shard is wanted: the folder may be on a network.
+_CHECK_S = 0.25
 
 
 def count_shards(asked: int | None, job: PackJob) -> int:
@@ -167,7 +166,7 @@ class ShardTask:
 
     source: PackSource
     """What is packed, under the name by which the worker can open it."""
-    store: SetStore
+    folder: SetFolder
     name: ShardName
     options: PackOptions
     rows: ShardRows
@@ -207,25 +206,21 @@ def _pickled(table: SampleTable, opened: object) -> bytes | None:
 
 def write_shard(task: ShardTask) -> ShardResult:
     """Write one shard unless it exists. Called in a worker, and again if a worker died."""
-    with task.store.open() as store:
-        if (done := store.finished(task.name)) is not None:
-            return done
-        # By the plan, not by this machine: the set has one resizer, or its bytes would show who wrote them.
-        if task.rows.plan.resizer == "torch" and not can_torch_resize():
-            msg = (
-                "This pack was planned where torch resizes images, and on this worker torch is missing, broken, or the "
-                "processor has no AVX2; another resizer would write other bytes. Install torch on every worker, or "
-                "plan the pack where there is none."
-            )
-            raise MissingDependencyError(msg)
-        # Rows computed by a function that has changed since planning would mix with others in one dataset.
-        task.options.check_code()
-        with store.scratch(task.name) as path, open_source(task.source, task.options, beside=path) as opened:
-            job = PackJob(opened.tree, _planned_table(task, opened), task.rows.plan, task.options)
-            progress, name = Progress(_AsLongAs(store)), task.name
-            report = PackRun(job, path, opened.slow, progress, identity=opened.identity, shard=name).execute()
-            store.keep(path, name)
-            return ShardResult.of(report)
+    if (done := task.folder.finished(task.name)) is not None:
+        return done
+    # By the plan, not by this machine: the set has one resizer, or its bytes would show who wrote them.
+    if task.rows.plan.resizer == "torch" and not can_torch_resize():
+        msg = (
+            "This pack was planned where torch resizes images, and on this worker torch is missing, broken, or the "
+            "processor has no AVX2; another resizer would write other bytes. Install torch on every worker, or "
+            "plan the pack where there is none."
+        )
+        raise MissingDependencyError(msg)
+    path = task.folder.part(task.name)
+    with open_source(task.source, task.options, beside=path) as opened:
+        job = PackJob(opened.tree, _planned_table(task, opened), task.rows.plan, task.options)
+        progress, name = Progress(_AsLongAs(task.folder)), task.name
+        return ShardResult.of(PackRun(job, path, opened.slow, progress, identity=opened.identity, shard=name).execute())
 
 
 def _planned_table(task: ShardTask, opened: OpenSource) -> SampleTable:
@@ -271,19 +266,18 @@ def _is_listed(table: SampleTable, tree: Tree) -> bool:
 class _AsLongAs(Cancellation):
     """A cancellation that takes effect when a set is no longer wanted; it works across processes and machines."""
 
-    def __init__(self, store: SetStore) -> None:
+    def __init__(self, folder: SetFolder) -> None:
         super().__init__()
-        self._store = store
+        self._folder = folder
         self._looked = time.monotonic()
 
     @property
     def cancelled(self) -> bool:
         """Return whether the set is no longer wanted, or `cancel` has been called."""
         now = time.monotonic()
-        # This is called for every sample, and the store may be on a network.
-        if now - self._looked > self._store.look_s:
+        if now - self._looked > _CHECK_S:
             self._looked = now
-            if not self._store.is_wanted():
+            if not self._folder.is_wanted():
                 self.cancel()
         return super().cancelled
 
@@ -338,7 +332,7 @@ class _PartOfStep(Progress, ProgressStep):
 
 def pack_set(
     source: PackSource | CallersDataset,
-    target: str | Path,
+    target: Path,
     options: PackOptions,
     progress: Progress,
     *,
@@ -346,48 +340,39 @@ def pack_set(
     executor: Executor | None,
     overwrite: bool,
 ) -> PackReport:
-    """Write all shards of a set; the arguments are those of `pack_dataset`.
-
-    `target`: the single file whose shards are made: a path, or the address of one.
-    """
+    """Write all shards of a set, those of the single file `target`; the arguments are those of `pack_dataset`."""
     began = time.monotonic()
-    # For an address, a path with its name in this machine's folder for temporary files.
-    path = target if isinstance(target, Path) else temporary_folder() / target.rpartition("/")[2]
-    with open_source(source, options, beside=path) as opened:
+    with open_source(source, options, beside=target) as opened:
         # Workers use the resizer that is planned here, so it must be certain, not only expected.
-        job = settled(plan_job(opened.tree, opened.find(), options, free_bytes=free_space(path.parent)))
+        job = settled(plan_job(opened.tree, opened.find(), options, free_bytes=free_space(target.parent)))
         count = count_shards(shards, job)
-        make_folder(path.parent)
+        make_folder(target.parent)
         while True:
             names = shard_names(job, count, opened.identity())
-            store = LocalStore(path, path.parent) if target is path else RemoteStore(str(target), names[0].made_of)
             # Finished shards are kept for the next attempt.
             try:
-                with store.begin(names, job, overwrite=overwrite) as begun:
-                    done = {name.number: found for name in names if (found := begun.finished(name)) is not None}
+                with SetFolder.open(target, names, job, overwrite=overwrite) as folder:
+                    done = {name.number: found for name in names if (found := folder.finished(name)) is not None}
                     write = partial(_write_elsewhere, executor, source) if executor is not None else _write_here
-                    results = write_shards(names, job, done, partial(write, opened, job, begun), progress)
+                    results = write_shards(names, job, done, partial(write, opened, job, folder), progress)
                     # Too many broken samples have left the old set unchanged.
-                    nbytes = begun.place(names)
+                    nbytes = folder.place(names)
             except ReplanError as found:
                 # Start over: shards of pixels and shards of files cannot be read as one.
                 job = found.plan_again(job)
                 continue
-            pattern = store.shown(shard_pattern(path, count).name)
-            files = tuple(store.shown(name.file_of(path.name)) for name in names)
-            return replace(set_report(job, results, began), path=pattern, files=files, nbytes=nbytes)
+            files = tuple(target.with_name(name.file_of(target.name)) for name in names)
+            report = set_report(job, results, began)
+            return replace(report, path=shard_pattern(target, count), files=files, nbytes=nbytes)
 
 
 def _write_here(
-    opened: OpenSource, job: PackJob, store: SetStore, names: list[ShardName], progress: Progress
+    opened: OpenSource, job: PackJob, folder: SetFolder, names: list[ShardName], progress: Progress
 ) -> Written:
-    job.options.check_code()
     for name in names:
-        with store.scratch(name) as path:
-            run = PackRun(shard_job(job, name), path, opened.slow, progress, identity=opened.identity, shard=name)
-            report = run.execute()
-            store.keep(path, name)
-        yield name, ShardResult.of(report)
+        path = folder.part(name)
+        run = PackRun(shard_job(job, name), path, opened.slow, progress, identity=opened.identity, shard=name)
+        yield name, ShardResult.of(run.execute())
 
 
 def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named once
@@ -395,7 +380,7 @@ def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named 
     source: PackSource | CallersDataset,
     opened: OpenSource,
     job: PackJob,
-    store: SetStore,
+    folder: SetFolder,
     names: list[ShardName],
     progress: Progress,
 ) -> Written:
@@ -407,10 +392,10 @@ def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named 
     def task(name: ShardName) -> ShardTask:
         rows = ShardRows.of(job.plan, name)
         table = _pickled(take_rows_of_table(job.table, rows.chosen), part)
-        return ShardTask(seen, store, name, _shard_options(job), rows, table, digest)
+        return ShardTask(seen, folder, name, _shard_options(job), rows, table, digest)
 
     with (
-        closing(run_tasks(executor, store, list(map(task, names)))) as coming,
+        closing(run_tasks(executor, list(map(task, names)))) as coming,
         progress.step("pack", total=None, unit=job.table.unit) as step,
     ):
         for done, result in coming:
@@ -427,7 +412,6 @@ def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> Pa
         max(one.readers for one in results),
         {part: tuple(name for one in results for name in one.lost.get(part, ())) for part in LOSSES},
         (sum(one.outside[0] for one in results), next((one.outside[1] for one in results if one.outside[0]), "")),
-        tuple(name for one in results for name in one.nan),
     )
     return report_of(job, job.plan, done, seconds=time.monotonic() - began)
 
@@ -441,78 +425,78 @@ _SILENCE_S = 1800.0
 _END_S = 60.0
 
 
-def run_tasks(
-    executor: Executor, store: SetStore, tasks: Sequence[ShardTask]
-) -> Generator[tuple[ShardTask, ShardResult]]:
+def run_tasks(executor: Executor, tasks: Sequence[ShardTask]) -> Generator[tuple[ShardTask, ShardResult]]:
     """Have the workers of any executor write each shard, and yield `(task, result)` in the order in which they end.
 
-    Close the generator to stop early: that stops running tasks, and waits for them. A task whose worker died is
-    submitted again. A broken process pool accepts no more tasks, so it is replaced by a new one with as many processes;
-    the executor itself stays open.
+    Close the generator to stop early: that stops running tasks, and waits for them. Tasks whose workers died are
+    submitted again when the others have ended. A broken process pool accepts no more tasks, so it is replaced by a new
+    one with as many processes; the executor itself stays open.
     """
-    silence_s = _LONGEST_SHARD_S if isinstance(store, RemoteStore) else _SILENCE_S
-    pending: dict[Future[ShardResult], int] = {}
-    losses = [0] * len(tasks)
-    own: ProcessPoolExecutor | None = None
+    with ExitStack() as stack:
+        for _ in range(_MOST_LOSSES):
+            if not tasks:
+                return
+            lost = dict[ShardName, tuple[ShardTask, BaseException]]()
+            with closing(_outcomes(executor, tasks)) as outcomes:
+                for task, future in outcomes:
+                    if (loss := _loss_of(future)) is None:
+                        yield task, future.result()
+                    else:
+                        lost[task.name] = task, loss
+            tasks, losses = [task for task, _ in lost.values()], [loss for _, loss in lost.values()]
+            if losses and isinstance(losses[0], BrokenExecutor):
+                # Imported where a pool has broken: few calls have one.
+                import multiprocessing
+                from concurrent.futures import ProcessPoolExecutor
 
-    def submit(number: int) -> None:
-        nonlocal executor, own
-        try:
-            future = executor.submit(write_shard, tasks[number])
-        except BrokenExecutor:
-            size = getattr(executor, "_max_workers", None) or usable_cores()
-            if own is not None:
-                own.shutdown(wait=False, cancel_futures=True)
-            # Imported where a pool has broken: few calls have one.
-            import multiprocessing
-            from concurrent.futures import ProcessPoolExecutor
+                size = getattr(executor, "_max_workers", None) or usable_cores()
+                # With spawned processes, since forking a process that has threads may hang the child.
+                executor = ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
+                stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        if tasks:
+            msg = (
+                f"The worker died {_MOST_LOSSES} times on the same task ({losses[0]}). It may have too little memory, "
+                "or one file crashes the decoder. Finished work is kept."
+            )
+            raise WorkersLostError(msg) from losses[0]
 
-            # With spawned processes, since forking a process that has threads may hang the child.
-            executor = own = ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
-            future = executor.submit(write_shard, tasks[number])
-        pending[future] = number
 
-    sign, last_sign_s = store.signs(), SYSTEM_CLOCK.now()
+def _outcomes(executor: Executor, tasks: Sequence[ShardTask]) -> Generator[tuple[ShardTask, Future[ShardResult]]]:
+    """Submit tasks, and yield each when it has ended."""
+    folder = tasks[0].folder
+    pending: dict[Future[ShardResult], ShardTask] = {}
+    sign, last_sign_s = disk_use(folder.folder), SYSTEM_CLOCK.now()
     try:
-        for number in range(len(tasks)):
-            submit(number)
+        pending |= {_submitted(executor, task): task for task in tasks}
         while pending:
             finished, _ = wait(pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-            if finished or (now := store.signs()) != sign:
+            if finished or (now := disk_use(folder.folder)) != sign:
                 sign, last_sign_s = sign if finished else now, SYSTEM_CLOCK.now()
-            elif SYSTEM_CLOCK.now() - last_sign_s > silence_s:
+            elif SYSTEM_CLOCK.now() - last_sign_s > _SILENCE_S:
                 msg = (
-                    f"{len(pending)} tasks are with the executor, but for {silence_s:,.0f} s none has ended or written "
-                    "anything. Look at its workers, then start again: finished work is kept."
+                    f"{len(pending)} tasks are with the executor, but for {_SILENCE_S:,.0f} s none has ended or "
+                    "written anything. Look at its workers, then start again: finished work is kept."
                 )
                 raise WorkersLostError(msg)  # noqa: TRY301 - stops the others, as what a worker raises
-            lost: list[int] = []
             for future in finished:
-                number = pending.pop(future)
-                if (loss := _loss_of(future)) is None:
-                    yield tasks[number], future.result()
-                    continue
-                losses[number] += 1
-                if losses[number] >= _MOST_LOSSES:
-                    msg = (
-                        f"The worker died {_MOST_LOSSES} times on the same task ({loss}). It may have too little "
-                        "memory, or one file crashes the decoder. Finished work is kept."
-                    )
-                    raise WorkersLostError(msg) from loss  # noqa: TRY301 - likewise
-                # Submitted after this loop: a broken pool fails all its futures, and is replaced once.
-                lost.append(number)
-            for number in lost:
-                submit(number)
+                yield pending.pop(future), future
     except BaseException:
-        store.stop()
+        folder.stop()
         raise
     finally:
         # Tasks that have not begun are cancelled; the others are waited for.
         for future in pending:
             future.cancel()
         wait(pending, timeout=_END_S)
-        if own is not None:
-            own.shutdown(wait=False, cancel_futures=True)
+
+
+def _submitted(executor: Executor, task: ShardTask) -> Future[ShardResult]:
+    try:
+        return executor.submit(write_shard, task)
+    except BrokenExecutor as error:
+        failed = Future[ShardResult]()
+        failed.set_exception(error)
+        return failed
 
 
 def _loss_of(future: Future[Any]) -> BaseException | None:

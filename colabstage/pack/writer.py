@@ -483,9 +483,7 @@ def _checked_file(
     content: Content, lengths: NDArray[np.int64], index: int, source: SampleSource, color_mode: ColorMode = "keep"
 ) -> tuple[memoryview, Size, tuple[Loss, ...]]:
     """Return an image file that is stored unchanged, the size in its header, and what is lost in `color_mode`."""
-    if not isinstance(content, bytes):
-        msg = f"'{source.name(index)}' arrived as an array, expected the bytes of an image file."
-        raise LayoutError(msg)
+    assert isinstance(content, bytes)
     # A truncated JPEG opens without complaint and is grey below the cut.
     facts = check_complete(content)
     if color_mode != "keep" and facts.dtype.kind == "f":

@@ -123,7 +123,7 @@ def test_rows(pair: tuple[Path, Any, Any], in_memory: bool, tmp_path: Path, requ
     """One by one, as slices, and as lists by several threads; also after the dataset was closed."""
     path, x, y = pair
     home = Home(tmp_path, theirs=["mine"])
-    dataset = dataset_h5(path, in_memory=in_memory)
+    dataset = dataset_h5(path, in_memory=in_memory, allow_external=True)
     assert len(dataset) == len(x)
     assert dataset.engine.name == ("memory" if in_memory else KINDS[request.node.callspec.params["pair"]][0])
     for row in (0, 5, ROWS - 1, -1):
@@ -165,7 +165,7 @@ def test_an_epoch(pair: tuple[Path, Any, Any]) -> None:
     for shuffle, ranks in ((True, 1), (False, 1), (True, 3)):
         seen: list[int] = []
         for rank in range(ranks):
-            dataset = dataset_h5(path, return_index=True)
+            dataset = dataset_h5(path, return_index=True, allow_external=True)
             for (got_x, got_y), index in make_loader(dataset, 5, shuffle=shuffle, seed=1, rank=rank, world_size=ranks):
                 rows = index.tolist()
                 seen += rows

@@ -312,15 +312,6 @@ def test_scikit_learns_spelling_has_its_labels(tmp_path: Path, x: str, y: str) -
     np.testing.assert_array_equal(dataset.read_batch(range(9))[0], numbers(9, 2))
 
 
-@pytest.mark.parametrize("names", [("X_train", "Y_train", "y_train"), ("X_train", "x_train", "Y_train")])
-def test_two_spellings_of_one_name_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """Nobody knows which is meant, so both are named."""
-    path = write(tmp_path / "a.h5", **dict.fromkeys(names, numbers()))
-    both = sorted(name for name in names if [one.lower() for one in names].count(name.lower()) > 1)
-    with pytest.raises(PackFormatError, match=f"{both[0]}.*{both[1]}"):
-        dataset_h5(path)
-
-
 def external(folder: Path) -> Path:
     with h5py.File(folder / "a.h5", "w") as file:
         raw = [(str(folder / "x.raw"), 0, h5py.h5f.UNLIMITED)]
@@ -328,18 +319,16 @@ def external(folder: Path) -> Path:
     return folder / "x.raw"
 
 
-def test_values_in_a_file_that_was_cut_or_is_gone_are_an_error(tmp_path: Path) -> None:
+def test_values_in_a_file_that_is_gone_are_an_error(tmp_path: Path) -> None:
     """HDF5 would replace what is missing by zeros; also in the middle of an epoch."""
     raw = external(tmp_path)
-    dataset = dataset_h5(tmp_path / "a.h5")
+    dataset = dataset_h5(tmp_path / "a.h5", allow_external=True)
     np.testing.assert_array_equal(dataset.read_batch([2, 0])[0], numbers(9, 4)[[2, 0]])
-    content = raw.read_bytes()
     raw.unlink()
     with pytest.raises(DamagedPackError, match=r"a\.h5"):
         dataset.read_batch([1])
-    raw.write_bytes(content[:-1])
-    with pytest.raises(PackFormatError, match=f"{len(content)}"):
-        dataset_h5(tmp_path / "a.h5")
+    with pytest.raises(PackFormatError, match=r"x\.raw"):
+        dataset_h5(tmp_path / "a.h5", allow_external=True)
 
 
 def test_targets_that_a_dead_link_leads_to_are_no_missing_targets(tmp_path: Path) -> None:

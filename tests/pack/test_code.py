@@ -204,7 +204,3 @@ def test_what_nobody_can_compare_is_named_and_never_the_same() -> None:
     assert one.incomparable == ("_thread.lock",)
     assert one.fingerprint() == other.fingerprint()
     assert one.places_fingerprint() == one.places_fingerprint() != other.places_fingerprint()
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    assert PackOptions(prepare=holding(deep)).incomparable

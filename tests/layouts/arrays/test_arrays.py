@@ -495,7 +495,7 @@ def test_an_option_for_images_is_noted_of_others(tmp_path: Path, x: Any, option:
     """Arrays stay unchanged, and the report says that the option did nothing."""
     source = write_files(tmp_path / "set", {"x.npy": npy(x), "y.npy": npy(Y)})
     report = pack_dataset(source, tmp_path / "out.h5", progress=False, **{option: value})
-    assert any(f"{option}={value!r}" in note for note in report.notes) == noted
+    assert any(f"{option}= changes nothing" in note for note in report.notes) == noted
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["X_train"].shape == x.shape
 
