@@ -206,7 +206,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "VOC and YOLO, further images": ("images/{0..3}.png images/{8,9}.png", {"annotations/{0..3}.xml": voc("cat"), **dict.fromkeys(("labels/{0..3}.txt", "labels/{8,9}.txt"), SAME_BOX)}, r"'images/8\.png': no box"),
     "two tools, each of half the images": ("{0..3}.png", {"{0,1}.json": {**LABELME, "imagePath": "x"}, "a.xml": cvat("{2,3}.png")}, r"CVAT's annotations \('a\.xml'\)"),
     "COCO and a table of other boxes": ("{0..3}.png", {"a.json": coco("{0..3}.png"), "b.csv": rows("file,class,xmin,ymin,xmax,ymax", "{0..3}.png,cat,5,6,40,30")}, r"'b\.csv' \('"),
-    "boxes of another class than the folder": ("{cat,dog}/{0..3}.png", {"cat/{0..3}.xml": voc("dog"), "dog/{0..3}.xml": voc("cat")}, r"'cat'\)\. Take one"),
     "names across folders": ("siteA/{cat,dog}.{0..2}.png siteB/{cat,dog}.{3..5}.png", {}, "the images' names"),
     "a table that is a row off, beside names": ("{cat,dog}.{0..2}.jpg", {"l.csv": rows("id,label", "{cat,dog}.{0..2}.jpg,{0,0,1,1,1,0}")}, r"by 'l\.csv' and by the images' names \('cat\.0\.jpg': '0', 'cat'\)"),
     "a record of each image, of other classes than the folders": ("{cat,dog}/{0..3}.jpg", {"l.xml": rows('<i f="{cat,dog}/{0..3}.jpg" is="{dog,cat}" at="1 2 3 4"/>')}, r"'l\.xml'"),
@@ -218,13 +217,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "a test of other classes than train": (FLAT, {"train.csv": rows("file,label", "{a,b,c,d}.jpg,{0,1}"), "test.csv": rows("file,label", "{e,f}.jpg,{cat,dog}")}, "'cat', 'dog'"),
     "a split in words that are none": (FLAT, {"l.csv": rows("file,emotion,Usage", "{a,b,c,d,e,f}.jpg,{0,1,2},{Training,Training,PublicTest}")}, "'PublicTest'"),
     "bands with the same odd numbers": ("B02/{03,07,11,18}.tif B03/{03,07,11,18}.tif", {}, r"parts\(x='B02', y='B03'\)"),
-    "a text without an ending": ("{0..3}.png", {"labels": "0.png cat\n1.png dog\n2.png cat\n"}, "'labels'"),
     "images beside an array": ("{0..3}.png", {"X.npy": npy(np.zeros((8, 4, 4, 3), np.uint8))}, r"'0\.png' and 3 more files"),
     "an archive beside an array": ("", {"X.npy": npy(np.zeros((8, 4, 4, 3), np.uint8)), "more.zip": ZIP}, r"more\.zip"),
-    "arrays that may say what is held out": ("images/{00..05}.png", {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), "val_idx.npy": "x"}, r"'val_idx\.npy'"),
-    "a spreadsheet of splits": ("{cat,dog}/{0..3}.png", {"splits.xlsx": "x"}, r"'splits\.xlsx'"),
     "a shard without a split": ("", dict.fromkeys(("a.tar", "val-0.tar"), tar({f"{n}.{end}": text for n in range(4) for end, text in (("png", "x"), ("cls", str(n % 2)))})), r"'a\.tar'"),
-    "a class without a folder": ("train/{a,b}/images/{0,1}.jpg val/images/v{0..3}.jpg", {"val/v.txt": rows("v{0..3}.jpg\t{a,z}\t0\t0")}, r"the class 'z', which no folder has"),
 }
 NOTED: dict[str, tuple[Any, ...]] = {
     "names of splits among other folders": ("{train,test,extra}/{cat,dog}_1.jpg", {}, r"All are in 'train', those in the folders 'test', 'train' too, because 'extra'", r"file_names(r'/(cat|dog)_')"),
@@ -243,7 +238,6 @@ NOTED: dict[str, tuple[Any, ...]] = {
     "labels of no image": ("images/{0..3}.png", {"labels/{0..4}.txt": YOLO_BOX}, r"1 other file was left out \('labels/4\.txt'\)"),
     "images that only a list has": ("JPEGImages/{0..3}.png", {"Annotations/{0..3}.xml": voc("cat"), "ImageSets/Main/train.txt": rows("{0..5}")}, r"2 names in 'ImageSets/Main/train.txt' match no file"),
     "a second set of labels": ("images/{00..05}.png", {"labels.csv": rows("file,label", "{00..05}.png,{a,b}"), "new.json": {f"0{n}.png": "b" for n in range(6)}}, r"'new\.json'"),
-    "parts that count": ("t1/{0..5}.png t2/{0..5}.png", {}, r"parts\(x='t1', y='t2'\)"),
     "a folder that is taken for train": ("rps/{a,b}/{0..3}.png rps-test-set/{a,b}/{4,5}.png", {}, "'train' is the folder 'rps'"),
     "what is trained on": (FOOD, listed(test=TEST), r"The split 'train' has 4 images that no list names"),
 }
