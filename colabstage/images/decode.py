@@ -751,25 +751,19 @@ def _open_pillow(data: bytes) -> Image.Image:
         if any(";" not in str(arguments[0]) for _, _, _, arguments in tiles):
             raise UnidentifiedImageError  # noqa: TRY301
     except UnidentifiedImageError as error:
-        found = f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are" if data else "The file is empty:"
-        # Most failed downloads are one of these.
-        if data[:256].lstrip()[:1] == b"<":
-            found = "The file is a web page or an SVG drawing:"
-        instead = stand_in(data[:_HEAD_BYTES])
-        if instead:
+        if instead := stand_in(data[:_HEAD_BYTES]):
             msg = f"The file is no image but {instead}."
             raise DecodeError(msg) from error
-        missing = ""
+        what = f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are no image format that can be read here."
         # If Pillow knows the format, the file is damaged.
         if _is_heic(data) and "HEIF" not in Image.OPEN:
-            missing = " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
+            what += " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
         elif data[:4] in (b"II*\0", b"MM\0*"):
-            missing = (
+            what += (
                 " It is a TIFF that Pillow does not read, as of many bands or channels of floats. Use tifffile: "
                 "give pack_dataset an object whose items are (x, y), x = tifffile.imread(path)."
             )
-        msg = f"{found} no image format that can be read here.{missing}"
-        raise DecodeError(msg) from error
+        raise DecodeError(what) from error
     # Pillow's plugins raise whatever a broken file makes them raise.
     except Exception as error:
         why = _TOO_MANY if isinstance(error, Image.DecompressionBombError) else error
