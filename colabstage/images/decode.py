@@ -21,7 +21,6 @@ few kilobytes may hold 170 million pixels of up to 16 bytes: for such images, th
 from __future__ import annotations
 
 import io
-import math
 import platform
 import re
 import struct
@@ -212,7 +211,6 @@ Resizer = Literal["pillow", "torch"]
 # Only these processors may have AVX2, without which torch's kernel is not fast.
 _X86 = ("x86_64", "amd64")
 _TOLERANCE = 1
-_KNOWN = 0.5
 # Both sides shrink by fractions, so every pixel of the result is weighted from several.
 _PATTERN, _SMALLER = (61, 83), (24, 37)
 
@@ -222,15 +220,13 @@ def resample(
     placement: Placement,
     *,
     gap: float | None = None,
-    nodata: float = math.nan,
     resizer: Resizer = "pillow",
     scratch: Scratch | None = None,
 ) -> NDArray[Any]:
     """Scale C-contiguous pixels `(H, W, C)` of 1, 3 or 4 channels, uint8, uint16 or float32, as `placement` says, and
     pad them with 0; the result may be in `scratch`.
 
-    `gap`: with Pillow, a side that shrinks by at least twice this factor is first reduced by whole blocks. `nodata`: a
-    value, beside NaN, of pixels that nothing is known of, except in uint8. `resizer`:
+    `gap`: with Pillow, a side that shrinks by at least twice this factor is first reduced by whole blocks. `resizer`:
     `"torch"` scales uint8 images of 3 channels whose box has integer edges; all others go through Pillow.
     """
     shape = (*placement.scaled, pixels.shape[2])
@@ -246,7 +242,7 @@ def resample(
             pixels = np.require(pixels[upper:lower, left:right], requirements=("C", "W"))
         scale_by_torch(pixels, out)
     else:
-        out = _scale_by_pillow(pixels, placement, gap, nodata).reshape(shape)
+        out = _scale_by_pillow(pixels, placement, gap).reshape(shape)
     if not placement.is_padded:
         return out
     result = np.zeros((*placement.target, pixels.shape[2]), pixels.dtype)
@@ -302,33 +298,19 @@ def _is_torch_fast() -> bool:
     pixels = (values & 0xFF).astype(np.uint8).reshape(*_PATTERN, 3)
     found = np.empty((*_SMALLER, 3), np.uint8)
     scale_by_torch(pixels, found)
-    expected = _scale_by_pillow(pixels, place_image(_PATTERN, _SMALLER, "stretch"), None, math.nan)
+    expected = _scale_by_pillow(pixels, place_image(_PATTERN, _SMALLER, "stretch"), None)
     return int(np.abs(found.astype(int) - expected).max()) <= _TOLERANCE
 
 
-def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | None, nodata: float) -> NDArray[Any]:
+def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | None) -> NDArray[Any]:
     from PIL import Image
-
-    def scale(flat: NDArray[Any]) -> NDArray[Any]:
-        image = Image.fromarray(flat)
-        height, width = placement.scaled
-        return np.array(image.resize((width, height), Image.Resampling.BILINEAR, placement.box, gap))
 
     # Pillow resamples uint8 of 1, 3 and 4 channels, and float32; 16 bits are converted to float32.
     flat = pixels[..., 0] if pixels.shape[2] == 1 else pixels
-    if pixels.dtype == np.uint8:
-        return scale(flat)
-    values = flat.astype(np.float32)
-    with np.errstate(over="ignore"):  # a value beyond float32 is infinite there
-        void = np.float32(nodata)
-    unknown = np.isnan(values) | (values == void)
-    if unknown.any():
-        # Each result is the mean of what is known around it, if that is at least half.
-        share, known = scale(1 - unknown.astype(np.float32)), scale(np.where(unknown, np.float32(0), values))
-        values = np.where(share < _KNOWN, void, known / np.maximum(share, _KNOWN))
-    else:
-        values = scale(values)
-    return (np.rint(values) if pixels.dtype == np.uint16 else values).astype(pixels.dtype)
+    image = Image.fromarray(flat if pixels.dtype == np.uint8 else flat.astype(np.float32))
+    height, width = placement.scaled
+    scaled = np.array(image.resize((width, height), Image.Resampling.BILINEAR, placement.box, gap))
+    return (np.rint(scaled) if pixels.dtype == np.uint16 else scaled).astype(pixels.dtype, copy=False)
 
 
 Loss = Literal["frames", "bits", "turned"]
@@ -347,15 +329,13 @@ _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 # Text in any PNG that may need turning; it may come after the pixels.
 _PNG_TURNS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 # Tags of a TIFF.
-_BITS, _BANDS, _NODATA = 258, 277, 42113
+_BITS, _BANDS = 258, 277
 # Where Pillow itself refuses by default: about half a gigabyte as RGB, more than any photograph.
 MAX_PIXELS = 178_956_970
 _TOO_MANY = f"more than the {MAX_PIXELS:,} pixels that are accepted: cut it into tiles, or save it smaller"
 # A side of a photograph that shrinks by two or more is first reduced by whole blocks, as the JPEG decoder does for both
 # sides: this saves a sixth of the resizing, for one to two grey levels on average in photographs, ten in patterns.
 _PHOTOGRAPH_GAP = 1.0
-# The first two markers of JPEG 2000's codestream, and where the second states the bits per value, less one.
-_CODESTREAM, _DEPTH_AT = b"\xff\x4f\xff\x51", 42
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 _WIDE_MODES = ("I", "F")
 _MOST_OF_8_BITS = 255
@@ -498,11 +478,9 @@ def decode_sized(
     found = _decode_turbo(data, options, decoded) if is_jpeg(data) else None
     lost: tuple[Loss, ...] = ()
     gap: float | None = _PHOTOGRAPH_GAP
-    nodata = math.nan
     if found is None:
         with _open_pillow(data) as image:
-            nodata = _nodata_of(image)
-            animated, deep = _is_animated(image), _is_deep(image, data)
+            animated, deep = _is_animated(image), _is_deep(image)
             if options.color_mode == "keep" and deep:
                 keep_range(image)
             with _upright(image, data, luma=options.color_mode == "grayscale") as upright:
@@ -512,7 +490,7 @@ def decode_sized(
     pixels, size, factor = found
     placement = place_image(size, options.size, options.resize).reduced(factor)
     if not placement.is_identity:
-        pixels = resample(pixels, placement, gap=gap, nodata=nodata, resizer=resizer, scratch=scratch)
+        pixels = resample(pixels, placement, gap=gap, resizer=resizer, scratch=scratch)
     elif decoded is not None and not pixels.flags.owndata:
         pixels = pixels.copy()
     return DecodedImage(pixels, size, lost)
@@ -567,7 +545,7 @@ def probe_image(data: bytes) -> ImageFacts:
             msg = f"The {image.format} header is broken: {error}."
             raise DecodeError(msg) from error
         facts = ImageFacts(height, width, channels, dtype, str(image.format))
-        return replace(facts, animated=_is_animated(image), deep=_is_deep(image, data))
+        return replace(facts, animated=_is_animated(image), deep=_is_deep(image))
 
 
 def _losses(*, animated: bool, bits: bool) -> tuple[Loss, ...]:
@@ -586,16 +564,14 @@ def check_kept(lost: Sequence[Loss], color_mode: ColorMode) -> None:
         raise DecodeError(msg)
 
 
-def _is_deep(image: Image.Image, data: bytes) -> bool:
+def _is_deep(image: Image.Image) -> bool:
     """Tell whether a file has more than 8 bits per value, or bands that Pillow skips; before it is loaded."""
     if image.format == "TIFF":
         bits, bands = _tiff_sizes(image)
         return bits > 8 or bands > len(image.getbands())
-    if image.format == "JPEG2000":
-        # Pillow unpacks any depth without saying which. The codestream states it of the first channel (ISO 15444-1).
-        at = data.find(_CODESTREAM)
-        return at >= 0 and data[at + _DEPTH_AT : at + _DEPTH_AT + 1] > b"\x07"
-    # Other formats show it in how Pillow unpacks them.
+    if image.mode in _DEEP_MODES:
+        return True
+    # Colours show it in how Pillow unpacks them.
     for decoder, _, _, arguments in getattr(image, "tile", ()):
         raw_mode, *rest = arguments if isinstance(arguments, tuple) else (arguments,)
         if ";16" in str(raw_mode) or (decoder in ("ppm", "ppm_plain") and max(rest, default=0) > _MOST_OF_8_BITS):
@@ -607,13 +583,6 @@ def _tiff_sizes(image: Image.Image) -> tuple[int, int]:
     """Return the most bits of a value, and the number of bands, that the tags of a TIFF state."""
     tags = cast("Any", image).tag_v2
     return max(tags.get(_BITS, (1,))), tags.get(_BANDS, 1)
-
-
-def _nodata_of(image: Image.Image) -> float:
-    """Return the value that a GeoTIFF has for pixels without data; NaN if it states none."""
-    with suppress(ValueError):
-        return float(getattr(image, "tag_v2", {}).get(_NODATA, "nan"))
-    return math.nan
 
 
 def _decode_turbo(
@@ -782,25 +751,19 @@ def _open_pillow(data: bytes) -> Image.Image:
         if any(";" not in str(arguments[0]) for _, _, _, arguments in tiles):
             raise UnidentifiedImageError  # noqa: TRY301
     except UnidentifiedImageError as error:
-        found = f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are" if data else "The file is empty:"
-        # Most failed downloads are one of these.
-        if data[:256].lstrip()[:1] == b"<":
-            found = "The file is a web page or an SVG drawing:"
-        instead = stand_in(data[:_HEAD_BYTES])
-        if instead:
+        if instead := stand_in(data[:_HEAD_BYTES]):
             msg = f"The file is no image but {instead}."
             raise DecodeError(msg) from error
-        missing = ""
+        what = f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are no image format that can be read here."
         # If Pillow knows the format, the file is damaged.
         if _is_heic(data) and "HEIF" not in Image.OPEN:
-            missing = " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
+            what += " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
         elif data[:4] in (b"II*\0", b"MM\0*"):
-            missing = (
+            what += (
                 " It is a TIFF that Pillow does not read, as of many bands or channels of floats. Use tifffile: "
                 "give pack_dataset an object whose items are (x, y), x = tifffile.imread(path)."
             )
-        msg = f"{found} no image format that can be read here.{missing}"
-        raise DecodeError(msg) from error
+        raise DecodeError(what) from error
     # Pillow's plugins raise whatever a broken file makes them raise.
     except Exception as error:
         why = _TOO_MANY if isinstance(error, Image.DecompressionBombError) else error

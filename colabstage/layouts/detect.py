@@ -29,7 +29,7 @@ from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
-from colabstage.layouts.columns import NUMBER, divides_further, find_groups
+from colabstage.layouts.columns import divides_further, find_groups
 from colabstage.layouts.evidence import (
     FEW,
     IMAGE_FOLDER,
@@ -49,7 +49,6 @@ from colabstage.layouts.evidence import (
     require_files,
     required,
     state_of,
-    take_rows,
 )
 from colabstage.layouts.formats import arrays, arrow, descriptions, detection, lmdb, masks, tfrecord, tokens, webdataset
 from colabstage.layouts.formats.tables import LISTS, parse_table
@@ -74,7 +73,6 @@ from colabstage.layouts.table import (
     BrokenDatasetError,
     Masks,
     SampleTable,
-    Values,
     files_of,
 )
 
@@ -183,8 +181,7 @@ class Case:
         if pattern is not None:
             return gather(lambda: names_state(self.source, pattern=pattern, kind=AUDIO))
         require_files(self.source.ending_in(words.SOUNDS), self.source, f"clips of sound ({', '.join(words.SOUNDS)})")
-        found = self.state_files(AUDIO, labels)
-        return _unless_rivals(self, found, (_CALLED._replace(layout=""),)) if labels is None else found
+        return self.state_files(AUDIO, labels)
 
     def state_files(self, kind: FileKind, labels: Sequence[str] | None = None) -> Found:
         """Return what tables, or otherwise folders, state about files of a kind."""
@@ -351,32 +348,8 @@ def _of_both(one: Evidence, other: Evidence) -> tuple[list[str], list[str]]:
     return [first[name] for name in both], [second[name] for name in both]
 
 
-def _called_otherwise(case: Case, found: Evidence) -> Found | None:
-    """Return what a sample's folder or name states, if that differs from its label."""
-    # Patients and parts also have numbers as names, so numbers do not contradict a label.
-    classes = {_bare(name) for name in found.table.classes if not NUMBER.fullmatch(name)}
-    names = gather(lambda: names_state(case.source)) if classes else _NOTHING
-    by_name = _classes_by_name(names) if isinstance(names, Evidence) else {}
-    folders = (case.images or case.source.ending_in(words.SOUNDS)).folders[0]
-    if not by_name and classes.isdisjoint(_bare(words.folder_of(f"{folder}/")) for folder in folders):
-        return None
-    for row, (name, labels) in enumerate(zip(found.table.keys, labels_of_samples(found.table), strict=False)):
-        called = {IMAGE_FOLDER.layout: words.folder_of(name), "file_names": by_name.get(name, "")}
-        for layout, other in called.items() if labels else ():
-            if _bare(other) in classes and _bare(other) not in map(_bare, labels):
-                table = replace(take_rows(found.table, np.array([row])), targets=Values(np.zeros(1, np.int64)))
-                return Evidence(replace(table, layout=layout, classes=(other,)), "what they are called", is_guess=True)
-    return None
-
-
-def _bare(name: str) -> str:
-    """Return a class's name in the singular, as people read it: Cats, cat."""
-    return words.spoken(name).removesuffix("s")
-
-
 def _classes_of_others(case: Case, found: Evidence) -> Evidence | None:
-    """Return folders that look like classes, of images that no row of a table names, or that have no box: most images
-    are in them, or they are called as the table's classes, and none of the others is in them."""
+    """Return folders that look like classes, of most images, if no row of a table names these, or they have no box."""
     names = files_of(found.table).names
     # Only of boxes may an image have none.
     labels = labels_of_samples(found.table) if isinstance(found.table.targets, Boxes) else ()
@@ -385,12 +358,8 @@ def _classes_of_others(case: Case, found: Evidence) -> Evidence | None:
     if not named or not len(rest.images):
         return None
     folders = rest.judge(_weigh_folders(rest))
-    if not isinstance(folders, Evidence):
-        return None
-    classes = [{*map(_bare, table.classes)} for table in (found.table, folders.table)]
-    places = [{posixpath.dirname(name) for name in names} for names in (named, folders.table.keys)]
-    are_alike = len(set.intersection(*classes)) > 1 and set.isdisjoint(*places)
-    return folders if are_alike or len(folders.table) > max(len(names), len(case.images) / 2) else None
+    are_most = isinstance(folders, Evidence) and len(folders.table) > max(len(names), len(case.images) / 2)
+    return folders if isinstance(folders, Evidence) and are_most else None
 
 
 def _classes_by_folders(case: Case, found: Evidence) -> Found | None:
@@ -422,25 +391,16 @@ def _divided_otherwise(found: Evidence, other: Evidence) -> Evidence | None:
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
-    """Find folders that look like classes and would label the images too: masks are in the same folders, or in none."""
+    """Find folders that look like classes and would label the images too: masks are in the same ones."""
     targets, keys = found.table.targets, found.table.keys
     assert isinstance(targets, Masks)
-    depth = len(words.shared_folders(keys))
-
-    def classes(names: Sequence[str]) -> set[str]:
-        folders = (name.split("/")[depth:-1] for name in names)
-        return {
-            next((one for one in path if not words.split_name(one).split and not words.is_role(one)), "")
-            for path in folders
-        }
-
-    tops, of_masks = classes(keys), classes([targets.source.name(number) for number in range(len(keys))])
-    # Cityscapes has its cities below the folders of images and masks.
-    are_beside = tops == of_masks == {"".join(name.split("/")[depth:-1][:1]) for name in keys}
+    of_masks = [targets.source.name(number) for number in range(len(keys))]
+    depth = len(words.shared_folders([*keys, *of_masks]))
+    tops, others = ({name.split("/")[depth] for name in names} for names in (keys, of_masks))
     # A folder for each image is not a class.
-    may_be = "" not in tops and 1 < len(tops) <= len(keys) / 2
+    may_be = tops == others and 1 < len(tops) <= len(keys) / 2
     # Its labels are not read, and so cannot be compared.
-    return refuse("") if may_be and (are_beside or of_masks == {""}) else None
+    return refuse("") if may_be and not any(words.is_role(one) or words.split_name(one).split for one in tops) else None
 
 
 # --- what "auto" weighs -----------------------------------------------------------------------------------------------
@@ -507,7 +467,7 @@ def _weigh_nothing(case: Case) -> Found:
     if gather(lambda: names_state(source)).claims:
         return Miss(LayoutError(f"The images of '{source.label}' have classes in their names."))
     found = nothing_states(source)
-    why = may_label(source, found.table)
+    why = may_label(source)
     if why and case.listed.claims:
         return _unless_rivals(case, case.listed, _BESIDE_ROWS)
     # Lists of paths alone state splits, and no labels.
@@ -515,7 +475,7 @@ def _weigh_nothing(case: Case) -> Found:
     if isinstance(lists, Miss):
         return lists
     paths = {name for name in lists.used if name.lower().endswith(LIST_ENDS)}
-    why = may_label(source.without(paths), found.table) if paths else why
+    why = may_label(source.without(paths)) if paths else why
     says = " ".join(filter(None, (names_may_say(source), why)))
     return near(f"{says}{UNLABELLED}") if says else found
 
@@ -532,18 +492,7 @@ def _weigh_clips(case: Case) -> Found:
     stated = gather(case.state_clips)
     found = gather(lambda: _as_clips(stated, AS_THEY_ARE))
     judged = case.judge(stated)
-    return _or_rows(case, AUDIO, judged) if isinstance(judged, Miss) else found
-
-
-def _weigh_arrays(case: Case) -> Found:
-    return _or_rows(case, arrays.EACH_A_SAMPLE, gather(lambda: arrays.arrays_state(case.source)))
-
-
-def _or_rows(case: Case, kind: FileKind, found: Found) -> Found:
-    """Return evidence; in place of a miss that a table is there, but names other files, if that is so."""
-    is_miss = isinstance(found, Miss) and not found.claims
-    rows = gather(case.search(kind).state) if is_miss and case.source.ending_in(kind.extensions) else found
-    return rows if isinstance(rows, Miss) and rows.near else found
+    return judged if isinstance(judged, Miss) else found
 
 
 def _weigh_text(case: Case) -> Found:
@@ -570,7 +519,6 @@ def _of_many(name: str, state: Callable[[Source], Found], extensions: tuple[str,
     return Layout(name, lambda case: state(case.source), extensions=extensions, archive=archive, of_many=True)
 
 
-_CALLED = Rival("what they are called", IMAGE_FOLDER.layout, _called_otherwise)
 _BY_MASKS = Rival("masks", "pairs", _masks_beside)
 _BY_NAMES = Rival("the images' names", "file_names", _names_beside)
 _BY_ROWS = Rival("a table", TABLE.layout, _rows_beside)
@@ -578,7 +526,6 @@ _BY_ROWS = Rival("a table", TABLE.layout, _rows_beside)
 _BY_OTHERS = Rival("folders like classes", IMAGE_FOLDER.layout, _classes_of_others)
 _BESIDE_ROWS = (
     _BY_OTHERS,
-    _CALLED,
     _BY_MASKS,
     Rival("folders", IMAGE_FOLDER.layout, _classes_by_folders),
     _BY_NAMES,
@@ -592,7 +539,6 @@ LAYOUTS: tuple[Layout, ...] = (
         extensions=(".txt", ".xml", ".json", ".csv", ".jsonl"),
         rivals=(
             *(Rival(f"boxes ({name})", detection.NAME, partial(_boxes_beside, state)) for name, state in _BOXES),
-            _CALLED,
             _BY_ROWS,
             _BY_MASKS,
             _BY_OTHERS,
@@ -617,7 +563,7 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
     Layout("images", lambda case: lists_state(case.source, nothing_states(case.source)), _weigh_nothing),
     Layout("image_folder", lambda case: case.folders, _weigh_folders, rivals=(_BY_NAMES,)),
-    Layout(arrays.NAME, lambda case: arrays.arrays_state(case.source), _weigh_arrays),
+    Layout(arrays.NAME, lambda case: arrays.arrays_state(case.source)),
     Layout(arrays.EACH_A_SAMPLE.layout, Case.state_arrays),
     Layout("pixel_table", lambda case: arrays.pixels_state(case.source)),
     Layout("file_names", lambda case: lists_state(case.source, names_state(case.source))),

@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from enum import Enum
 from functools import partial
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -261,7 +260,7 @@ def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
             "that is one class, and one teaches nothing. Expected a folder for each class, or a table of "
             f"labels beside the {table.unit}, or classes in the files' names: layout={way}, from colabstage.options."
         )
-    checks = (_called_parts, _deeper, _called_before, _parts_of_samples, _untrained)
+    checks = (_called_parts, _deeper, _called_before, _same_names, _untrained)
     return next(filter(None, (check(table) for check in checks)), "")
 
 
@@ -396,24 +395,12 @@ def _called_before(table: SampleTable) -> str:
     return f"the names in each of these begin with {listed(called)}. If those are the classes: {how}."
 
 
-def _parts_of_samples(table: SampleTable) -> str:
-    """Find folders that may hold parts of each sample, or a sample each, by the names of the files in them."""
-    stem, are_counted = _shared_stem(table)
-    if not stem or are_counted:
-        return ""
-    return (
-        f"the {table.unit} in {listed(sorted(table.classes))} have the same names ('{stem}', …): they may be parts of "
-        f"each sample. {_choice(table, parts=sorted(table.classes))}".rstrip()
-    )
-
-
-def _shared_stem(table: SampleTable) -> tuple[str, bool]:
-    """Return a stem or name that occurs in each of the folders, if these have the same names, or are named like parts
-    and share half of them; "" otherwise. And whether the names are counted, as in classes of one size: cat/0.jpg,
-    cat/1.jpg, dog/0.jpg."""
+def _same_names(table: SampleTable) -> str:
+    """Find folders that may hold parts of each sample: they have the same names, not counted as those in classes of one
+    size are (cat/0.jpg, dog/0.jpg); or are named like parts, and share half of their names."""
     classes, labels, names = table.classes, labels_of(table), files_of(table).names
     if not 2 <= len(classes) <= _MOST_PARTS:
-        return "", False
+        return ""
     rows = [np.flatnonzero(labels == number) for number in range(len(classes))]
     # top/top_1 in a folder top too: without the words of all folders.
     every = " ".join(classes)
@@ -421,23 +408,25 @@ def _shared_stem(table: SampleTable) -> tuple[str, bool]:
     smallest, *others = sorted(({*own} - {""} for own in stems), key=len)
     stem = min(smallest, default="")
     are_alike = all(2 * len(smallest & own) >= len(smallest) for own in others)
-    if stem and are_alike and words.may_hold_parts(classes, stem):
-        return stem, False
-    are_same = len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 and len({*stems[0]}) >= _NAMED
-    if not are_same:
-        return "", False
-    firsts = [names[own[0]] for own in rows]
-    # Masks of images in JPEG are in another format.
-    formats = [{extension_of(names[row]) in words.JPEGS for row in own} for own in rows]
-    are_apart = all(len(one) == 1 for one in formats) and len(set.union(*formats)) > 1
-    # cat/cat_0_flip.jpg and dog/dog_0_flip.jpg are called after their classes.
-    in_all = set.intersection(*({*words.letters_of(name)} for name in classes))
-    called = [{*words.letters_of(name)} - in_all for name in classes]
-    stems_of_firsts = map(words.letters_of, map(words.stem_of, firsts))
-    if not are_apart and not any(own.isdisjoint(stem) for own, stem in zip(called, stems_of_firsts, strict=True)):
-        return "", False
-    own = [bare_stem(names[row], every) for row in rows[0].tolist()]
-    return posixpath.basename(firsts[0]), not are_apart and _are_counted(own, may_repeat=bool(table.splits))
+    if not (stem and are_alike and words.may_hold_parts(classes, stem)):
+        if not len({*map(tuple, stems)}) == len({*map(len, rows)}) == 1 or len({*stems[0]}) < _NAMED:
+            return ""
+        firsts = [names[own[0]] for own in rows]
+        # Masks of images in JPEG are in another format.
+        formats = [{extension_of(names[row]) in words.JPEGS for row in own} for own in rows]
+        are_apart = all(len(one) == 1 for one in formats) and len(set.union(*formats)) > 1
+        # cat/cat_0_flip.jpg and dog/dog_0_flip.jpg are called after their classes.
+        in_all = set.intersection(*({*words.letters_of(name)} for name in classes))
+        called = [{*words.letters_of(name)} - in_all for name in classes]
+        of_class = (own & {*words.letters_of(words.stem_of(one))} for own, one in zip(called, firsts, strict=True))
+        own = [bare_stem(names[row], every) for row in rows[0].tolist()]
+        if not are_apart and (all(of_class) or _are_counted(own, may_repeat=bool(table.splits))):
+            return ""
+        stem = posixpath.basename(firsts[0])
+    return (
+        f"the {table.unit} in {listed(sorted(classes))} have the same names ('{stem}', …): they may be parts of each "
+        f"sample. {_choice(table, parts=sorted(classes))}".rstrip()
+    )
 
 
 def _are_counted(stems: Sequence[str], *, may_repeat: bool) -> bool:
@@ -451,12 +440,6 @@ def _are_counted(stems: Sequence[str], *, may_repeat: bool) -> bool:
 
 
 def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
-    stem, are_counted = _shared_stem(table)
-    # More than two that are not named like parts are classes.
-    if are_counted and table.layout == "image_folder" and len(table.classes) == 2:
-        x, y = table.classes
-        way = f"layout=parts(x='{x}', y='{y}'), from colabstage.options"
-        yield f"The {table.unit} in '{x}', '{y}' have the same names ('{stem}', …). If each two are one sample: {way}."
     kept = {name for name in table.classes if not words.is_role(name)}
     if 1 < len(kept) < len(table.classes):
         odd = [name for name in table.classes if name not in kept]
@@ -478,11 +461,10 @@ def files_called(source: Source, ends: tuple[str, ...]) -> FileEntries:
     return files.where(lambda name: name.lower().endswith(ends) and not words.is_foreign(posixpath.basename(name)))
 
 
-def may_label(source: Source, table: SampleTable) -> str:
+def may_label(source: Source) -> str:
     """Return which files may hold the labels of unlabelled images, and what to write."""
     others = source.files.not_ending_in(tuple(words.HARMLESS)).where(lambda name: not words.is_note(name))
-    names = others.names or list(Naming(source, table, source.ending_in(("",))).lines)
-    return _left_over_message(names, f"the images of '{source.label}'", _LABELS)
+    return _left_over_message(others.names, f"the images of '{source.label}'", _LABELS)
 
 
 def _left_over_message(names: Sequence[str], beside: str, what: str, how: str = "", noun: str = "files") -> str:
@@ -510,11 +492,6 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     if not of_files:
         yield from _fields_left_over(source, found, beside)
     yield from _not_here(source, beside)
-    if of_files and table.splits is None:
-        names = source.ending_in(_BINARY).without(used).where(_may_list_a_split).names
-        only = names and source.only(source.without({*names}).files.names, names)
-        how = f"Write train.txt and val.txt with a path in each line instead{only and f', or leave it out: {only}'}."
-        yield _left_over_message(names, beside, "may say which are held out", how)
     if is_bare and not of_files:
         others = source.ending_in(words.ANNOTATIONS).without(used)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
@@ -563,12 +540,9 @@ def _not_here(source: Source, beside: str) -> Iterator[str]:
     how = "Finish the download, or remove all its files."
     names = files_called(source, UNFINISHED).names
     yield _left_over_message(names, beside, "may belong to an unfinished download", how)
-    how = "Unpack the archive with tar or unzip, and give that folder."
-    if source.tree.kind == "folder":
-        how = f"Fetch what they lead to (git annex get), or remove them: find {quote(source.label)} -xtype l -delete."
+    how = "Fetch what they lead to (git annex get), or remove them."
     harmless = words.HARMLESS.difference(words.IMAGES, ("",))
     lost = [name for name in source.tree.dangling if extension_of(name) not in harmless and not words.is_note(name)]
-    lost = [name for name in lost if not any(map(words.is_foreign, name.split("/")))]
     yield _left_over_message(lost, beside, "may have led to more of them, which are not here", how, "links")
 
 
@@ -632,17 +606,11 @@ def _contradicting(source: Source, found: Evidence) -> tuple[str, set[str]]:
         # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with
         # XML in them say the same; what is beside a sample says more of it.
         by_stem = {words.stem_of(name): name for name in others.names}
-        # Beside frame_03_rgb.png, frame_03_pose.txt is about the same.
-        starts = {words.before_last_word(posixpath.splitext(name)[0]): name for name in others.names}
-        by_stem |= {start: name for start, name in starts.items() if words.is_telling(posixpath.basename(start))}
         labels = zip(table.keys, class_of_samples(table), strict=True) if others else ()
         own = [
             mate
             for name, label in labels
-            if (
-                mate := by_stem.get(words.stem_of(name))
-                or by_stem.get(words.before_last_word(posixpath.splitext(name)[0]))
-            )
+            if (mate := by_stem.get(words.stem_of(name)))
             and (posixpath.dirname(mate) == posixpath.dirname(name) or label not in mate.split("/"))
         ]
         names = names[:1] or [name for name in unclear if name not in says]

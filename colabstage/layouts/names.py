@@ -17,7 +17,7 @@ from colabstage.errors import LayoutError
 from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, FileKind, images_of, left_out_notes, require_files
-from colabstage.layouts.table import BrokenDatasetError, Values, class_indices
+from colabstage.layouts.table import Values, class_indices
 from colabstage.layouts.words import before_last_word, split_name, split_of_path, stem_of
 from colabstage.trees.listing import only_line
 
@@ -109,8 +109,6 @@ def _class_in(names: Sequence[str], layout: str) -> str:
     """Return which classes, or parts of samples, names may say, and the layout with the pattern; "" for none."""
     every = ((parts_of_names(names, pattern, least), pattern, place) for pattern, place, least in _MAY_SAY)
     found, pattern, place = next(filter(operator.itemgetter(0), every), ([], "", ""))
-    if any(map(words.is_role, found)):
-        return f"what each is of a sample: {listed(found)}. If so, move them into folders images and masks."
     how = f"layout={layout.format(pattern)}, from colabstage.options, for what comes {place}."
     return f"their class: {listed(found)}. If so: {how}" if found else ""
 
@@ -388,13 +386,9 @@ def _listed_classes(source: Source, names: list[str], classes: list[str]) -> dic
         lines = (line.split("\t") for line in source.text(entry).splitlines())
         stated = {words.normal(cells[0].strip()): cells[1].strip() for cells in lines if len(cells) > 1}
         found = {name: stated.get(words.normal(posixpath.basename(name)), "") for name in names}
-        if not found[names[0]]:
+        # A list may be another dataset's, or about something else.
+        if not {*found.values()} <= {*classes}:
             continue
-        # A list from another dataset, or with other words than the folders' names, would mislabel everything.
-        wrong = next((name for name, label in found.items() if label not in classes), None)
-        if wrong is not None:
-            msg = f"'{entry.name}' gives '{wrong}' the class '{found[wrong]}', which no folder has. Correct the list."
-            raise BrokenDatasetError(msg)
         return {entry.name: found}
     return {}
 

@@ -25,22 +25,9 @@ def odd_images() -> dict[str, bytes]:
 
 
 def _misnamed() -> Iterator[tuple[str, bytes]]:
-    """Other content than the extension says, or no image at all."""
+    """Another format than the extension says."""
     for kind in ("JPEG", "PNG", "BMP", "TIFF", "PPM", "GIF", "WEBP"):
         yield f"named-{kind}.{'png' if kind == 'JPEG' else 'jpg'}", encode(picture(1), kind)
-    for name, data in {
-        "empty": b"",
-        "zeros": bytes(5000),
-        "text": b"no image\n" * 40,
-        "html": b"<!DOCTYPE html><title>Google Drive - Virus scan warning</title>",
-        "svg": b'<svg xmlns="http://www.w3.org/2000/svg"><rect/></svg>',
-        "zip": b"PK\x03\x04" + bytes(60),
-        "pdf": b"%PDF-1.4\n%%EOF",
-        "noise": np.random.default_rng(0).bytes(3000),
-        "soi": b"\xff\xd8\xff",
-        "soi-noise": b"\xff\xd8\xff" + np.random.default_rng(1).bytes(3000),
-    }.items():
-        yield f"none-{name}.jpg", data
 
 
 def _extreme() -> Iterator[tuple[str, bytes]]:
@@ -70,23 +57,15 @@ def _modes() -> Iterator[tuple[str, bytes]]:
     gray_alpha = Image.merge("LA", (image.convert("L"), alpha))
     palette = image.quantize(40)
     for name, one, kind, how in (
-        ("L", image.convert("L"), "PNG", {}),
-        ("L", image.convert("L"), "JPEG", {}),
-        ("1", image.convert("1"), "PNG", {}),
         ("1", image.convert("1"), "TIFF", {}),
-        ("P", palette, "PNG", {}),
         ("P", palette, "BMP", {}),
         ("P-transparent", palette, "PNG", {"transparency": 3}),
         ("P-alphas", palette, "PNG", {"transparency": bytes(range(40))}),
         ("P-transparent", palette, "GIF", {"transparency": 2}),
         ("RGB-transparent", image, "PNG", {"transparency": (1, 2, 3)}),
         ("L-transparent", image.convert("L"), "PNG", {"transparency": 7}),
-        ("RGBA", with_alpha, "PNG", {}),
         ("RGBA", with_alpha, "TIFF", {}),
-        ("LA", gray_alpha, "PNG", {}),
         ("LA", gray_alpha, "TIFF", {}),
-        ("CMYK", image.convert("CMYK"), "JPEG", {}),
-        ("CMYK", image.convert("CMYK"), "TIFF", {}),
         ("LAB", image.convert("LAB"), "TIFF", {}),
         ("YCbCr", image.convert("YCbCr"), "TIFF", {}),
         ("P-four", image.quantize(4), "PNG", {"bits": 2}),

@@ -179,12 +179,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], Any, str]] = {
         WORDS | {"go/fast.wav": pcm(tone(1), 16_000)}, audio_clips(rate=8000), "length=400"
     ),
     "clips without classes": ({"1.wav": pcm(tone(1))}, "audio", "audio"),
-    **{
-        f"a list names a class without a folder, {layout}": (
-            NO_WORD | {"val/words.txt": b"4.wav\tno\n5.wav\tmaybe\n"}, layout, "'maybe'"
-        )
-        for layout in ("auto", "audio")
-    },
 }  # fmt: skip
 
 
