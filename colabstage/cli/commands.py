@@ -242,8 +242,6 @@ def runs(folder: Annotated[str, o.argument("DIR", "The folder of a run, or one t
 @command(interrupted=NOTHING_DONE)
 def doctor_(
     path: Annotated[str | None, o.argument("PATH", "A folder, an archive or an HDF5 file to check as well.")] = None,
-    workers: Annotated[int | None, o.option("--workers", "N", "Workers of your own loader.", least=0)] = None,
-    batch_size: Annotated[int, o.option("--batch-size", "N", "Batch size of that loader.", least=1)] = 64,
     timeout: Annotated[float, o.option("--timeout", "S", "Seconds that a mount may take to answer.", least=0.1)] = 10.0,
 ) -> Output:
     """Check this machine for problems, and say how to fix them.
@@ -253,11 +251,11 @@ def doctor_(
 
     Examples:
       colabstage doctor
-      colabstage doctor /content/drive/MyDrive/photos --workers 4
+      colabstage doctor /content/drive/MyDrive/photos
     """
     from colabstage.diagnose.doctor import doctor
 
-    report = doctor(path, num_workers=workers, batch_size=batch_size, timeout_s=timeout)
+    report = doctor(path, timeout_s=timeout)
     # Being slow is not a failure, so that a script can check whether this machine works at all.
     broken = [finding.title for finding in report.findings if finding.status == "fail"]
     return Output(report, str(report), f"Broken: {', '.join(broken)}." if broken else "")

@@ -265,8 +265,6 @@ class _Trying:
                 ahead = trial.processes * int(trial.options.get("prefetch_factor") or 2)
                 worse_s = _CLEARLY_WORSE * best_s
                 loop = time_loop(feed, self._take_step, seconds, ahead=ahead, with_starts=True, give_up_s=worse_s)
-        except StopIteration:
-            return replace(trial, problem="the dataset has no batch of this size")
         # A dataset may work without processes and fail to pickle, for example.
         except (ColabstageError, RuntimeError, ValueError, OSError, TypeError, AttributeError) as error:
             # An error of the caller's own code is no fault of a loader.

@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from colabstage.io.workspace import open_spool, remove_empty
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.mounts import mount_of, require_answer, run_watched, slow_reason
-from colabstage.machine.resources import check_space, read_resources, usable_cores
+from colabstage.machine.resources import check_space, usable_cores
 from colabstage.pack.job import open_source
 from colabstage.pack.options import ImageArguments, PackOptions
 from colabstage.pack.run import pack_dataset
@@ -36,9 +36,9 @@ from colabstage.sources.parse import check_outside, read_local_dir
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from colabstage.io.progress import Progress, ProgressStep
+    from colabstage.io.progress import Progress
     from colabstage.pack.execute import PackReport
 
 Way = Literal["source", "again", "local", "pack"]
@@ -189,8 +189,7 @@ class _Files:
         # Once beforehand, so that the decoders are imported before the clock starts.
         decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), options.image)
         self.rates: list[SourceRate] = []
-        self.options, self.workers, self.place = options, workers, ""
-        self.broken: set[int] = set()
+        self.options, self.workers, self.place, self.broken = options, workers, "", set[int]()
         self.kept: dict[str, bytes] = {}
         self._progress = progress
 
@@ -200,26 +199,22 @@ class _Files:
         with open_source(path, self.options, beside=spool) as opened:
             inputs = opened.find().inputs
             if not isinstance(inputs, Images) or inputs.decoded:
-                raise _no_image_files(str(path))
+                msg = (
+                    f"'{path}' holds no image files, and only those can be compared. profile_loader measures a loader "
+                    "of anything."
+                )
+                raise LayoutError(msg)
             source = inputs.source
 
-            def read(index: int) -> bytes:
+            def read(index: int) -> Any:
                 # Retries count, because training from a mount has them too.
-                content = read_with_retry(lambda: source.read(index), source.name(index))
-                if not isinstance(content, bytes):
-                    raise _no_image_files(source.name(index))
-                return content
+                return read_with_retry(lambda: source.read(index), source.name(index))
 
             # Drawn at random, because neighbours in a folder are often read ahead together, and are often of one size.
             chosen = np.random.default_rng(seed).permutation(len(source))[:samples].tolist()
-            kept: dict[int, bytes] = {}
-            with self._progress.step("read from the source", total=len(chosen), unit="images") as step:
-                title, seconds = f"{self.place}, first epoch", budget_s * _SOURCE_PART
-                self._read("source", title, chosen, read, seconds=seconds, step=step, keep=kept)
+            kept = self._read("source", f"{self.place}, first epoch", chosen, read, budget_s * _SOURCE_PART)
             # Later epochs profit from what the mount's client keeps on the local disk, which makes the comparison fair.
-            with self._progress.step("read once more", total=len(kept), unit="images") as step:
-                title, seconds = f"{self.place}, later epochs", budget_s * _AGAIN_PART
-                self._read("again", title, list(kept), read, seconds=seconds, step=step)
+            self._read("again", f"{self.place}, later epochs", list(kept), read, budget_s * _AGAIN_PART)
             # Numbers instead of names, which may repeat across folders; layouts need the extension.
             suffixes = [PurePosixPath(source.name(index)).suffix.lower() for index in kept]
             self.kept = {
@@ -238,23 +233,14 @@ class _Files:
             file.write_bytes(self.kept[file.name])
         # Several passes, because a few hundred local files are read too quickly to be measured well once.
         passes = range(_MOST_PASSES * len(files))
-        with self._progress.step("read local files", total=None, unit="images") as step:
-            title = "files on the local disk"
-            self._read("local", title, passes, lambda n: files[n % len(files)].read_bytes(), seconds=seconds, step=step)
+        self._read("local", "files on the local disk", passes, lambda n: files[n % len(files)].read_bytes(), seconds)
 
     def _read(
-        self,
-        way: Way,
-        title: str,
-        items: Iterable[int],
-        read: Callable[[int], bytes],
-        *,
-        seconds: float,
-        step: ProgressStep,
-        keep: dict[int, bytes] | None = None,
-    ) -> None:
-        """Read and decode items until all are done, the time is up, or the limit of kept bytes is reached."""
-        left, lock = iter(items), threading.Lock()
+        self, way: Way, title: str, items: Sequence[int], read: Callable[[int], bytes], seconds: float
+    ) -> dict[int, bytes]:
+        """Read and decode items until all are done, the time is up, or enough bytes are kept; return those of a source
+        that is read for the first time."""
+        left, lock, kept = iter(items), threading.Lock(), dict[int, bytes]()
         done = nbytes = 0
         began = last = time.perf_counter()
 
@@ -262,7 +248,7 @@ class _Files:
             nonlocal done, nbytes, last
             # Memory for decoding is reused, as in a loader's worker process.
             scratch = Scratch()
-            while last - began <= seconds and (keep is None or nbytes <= _KEPT_BYTES):
+            while last - began <= seconds and (way != "source" or nbytes <= _KEPT_BYTES):
                 with lock:
                     index = next(left, None)
                 if index is None:
@@ -271,31 +257,31 @@ class _Files:
                 try:
                     decode_sized(data, self.options.image, scratch=scratch)
                 except DecodeError:
-                    with lock:
-                        self.broken.add(index)
+                    self.broken.add(index)
                     continue
                 with lock:
                     done, nbytes, last = done + 1, nbytes + len(data), time.perf_counter()
-                    if keep is not None:
-                        keep[index] = data
+                    if way == "source":
+                        kept[index] = data
                 step.advance(1)
 
-        try:
-            with DaemonPool(self.workers, "colabstage-compare") as pool:
-                pool.run(work, range(self.workers), stall_timeout_s=seconds + _STALL_S)
-        except TimeoutError as error:
-            if error.errno is not None:  # the mount's own answer
-                raise
-            msg = f"Nothing could be read for {_STALL_S:.0f} s: the source hangs. doctor() says more."
-            raise SourceReadError(msg) from error
+        with self._progress.step(f"read {title}", total=None, unit="images") as step:
+            try:
+                with DaemonPool(self.workers, "colabstage-compare") as pool:
+                    pool.run(work, range(self.workers), stall_timeout_s=seconds + _STALL_S)
+            except TimeoutError as error:
+                if error.errno is not None:  # the mount's own answer
+                    raise
+                msg = f"Nothing could be read for {_STALL_S:.0f} s: the source hangs. doctor() says more."
+                raise SourceReadError(msg) from error
         if not done:
             msg = (
-                f"None of {len(self.broken)} images could be decoded. Give the folder or archive that holds the images."
-                if self.broken
-                else f"No image could be read in {seconds:.0f} seconds. Give more time (budget_s=…), or ask doctor()."
+                f"No image could be read in {seconds:.0f} seconds, and {len(self.broken)} could not be decoded. Give "
+                "the folder or archive that holds the images, or more time (budget_s=…)."
             )
             raise SourceReadError(msg)
         self.rates.append(SourceRate(way, title, done, last - began, nbytes))
+        return kept
 
 
 def _read_pack(report: PackReport, batch_size: int, seconds: float, progress: Progress) -> SourceRate:
@@ -335,12 +321,6 @@ def _describe(path: Path, rows: int, files: _Files, packed: SourceRate, report: 
             "The pack keeps the files as they came, since their sizes differ, and decodes them in every epoch: with "
             "image_size=(height, width) they are decoded once."
         )
-    # Compared with what is free now, because the pack should stay in memory beside the model.
-    if pack_bytes > (free := read_resources().free_memory_bytes):
-        notes.append(
-            f"A pack of all does not fit in the free memory ({format_bytes(free)}), so epochs are bound by the local "
-            "disk."
-        )
     return SourceComparison(
         headline=f"An epoch of {format_count(rows, 'images')}: {before_s} from {files.place}, {after_s} from a pack "
         f"({times} as fast)",
@@ -367,10 +347,3 @@ def _bar(rate: SourceRate, rows: int, again: SourceRate) -> Row:
 
 def _times(ratio: float) -> str:
     return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
-
-
-def _no_image_files(name: str) -> LayoutError:
-    msg = (
-        f"'{name}' holds no image files, and only those can be compared. profile_loader measures a loader of anything."
-    )
-    return LayoutError(msg)

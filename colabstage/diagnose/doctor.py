@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from colabstage.diagnose.machine_facts import MachineFacts, inspect_machine
-from colabstage.io.arguments import absolute_path, check_argument, whole_number
+from colabstage.io.arguments import absolute_path, check_argument
 from colabstage.io.boundary import NOTHING_DONE, public
 from colabstage.io.packages import ACCELERATORS
 from colabstage.io.report import Report, Row, Status, Table
@@ -27,12 +27,6 @@ _GB = 1_000_000_000
 # Less than this is used up by the first archive, or by a notebook's own downloads.
 _LITTLE_DISK_BYTES = 5 * _GB
 _NO_DISK_BYTES = 1 * _GB
-# A dataset in memory should leave this share of the free memory to the model and the libraries.
-_MEMORY_PART = 0.8
-# One 224 x 224 colour image of floats, the result of most transforms.
-_USUAL_ROW_BYTES = 4 * 3 * 224 * 224
-# The default prefetch_factor of `DataLoader`.
-_AHEAD = 2
 # A healthy Drive mount answers in tenths of a second; after two seconds its client is busy with something else.
 _SLOW_ANSWER_S = 2.0
 # More than this is used by a desktop or an earlier kernel; on an unused GPU the driver holds a few hundred MB.
@@ -69,17 +63,10 @@ def judge_disk(facts: MachineFacts) -> Finding:
     has a copy of all that was read through the mount: call flush_drive(remount=False), delete
     /root/.config/Google/DriveFS, and mount again. On Colab, 'Runtime, Disconnect and delete runtime' gives a fresh
     disk."""
-    free, data = facts.free_bytes, facts.dataset
+    free = facts.free_bytes
     if free is None:
         return Finding("fail", f"The disk of '{facts.fast_dir}' does not say how much of it is free.")
     line = f"{format_bytes(free)} free where datasets are staged ('{facts.fast_dir}')"
-    if data is not None and data.slow_mount is not None:
-        # Drive's client keeps a second copy of everything that is read through the mount.
-        twice = data.slow_mount == "Google Drive"
-        need = data.nbytes * (2 if twice else 1)
-        if need > free:
-            why = " (twice its size: the Drive client keeps a copy)" if twice else ""
-            return Finding("fail", f"{line}, but copying '{data.path}' here takes {format_bytes(need)}{why}.")
     if free < _NO_DISK_BYTES:
         return Finding("fail", f"Only {line}.")
     return Finding("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{line}.")
@@ -118,46 +105,8 @@ def judge_memory(facts: MachineFacts) -> Finding:
     it fit, pack smaller images (image_size=…), keep them encoded (encoding="encoded"), or choose a machine with
     more memory. in_memory=True and strategy="memory" are refused where they do not fit."""
     free = facts.free_memory_bytes
-    line = f"{format_bytes(free)} of {format_bytes(facts.memory_bytes)} free"
-    data = facts.dataset
-    if data is None or data.nbytes == 0:
-        return Finding("ok" if free > _GB else "warn", f"{line}; no dataset to compare with.")
-    size = f"'{data.path}' has {'' if data.counted else 'at least '}{format_bytes(data.nbytes)}"
-    # Free memory includes the page cache, which may already hold the dataset; it is dropped on demand.
-    fits = data.nbytes <= _MEMORY_PART * free
-    return Finding("ok" if fits else "warn", f"{line}; {size}: {'it fits' if fits else 'it does not fit'}.")
-
-
-def judge_shared_memory(facts: MachineFacts) -> Finding:
-    """Give a container more (docker run --shm-size=8g, or --ipc=host), use fewer workers or a smaller prefetch_factor,
-    or num_workers=0 with make_loader, which needs no worker processes. A worker that finds no room in /dev/shm dies
-    with 'Bus error'."""
-    room = facts.shared_memory_bytes
-    if room is None:
-        return Finding("skip", "There is no /dev/shm here.")
-    # No loader was given, so a sensible one is assumed.
-    workers = max(1, facts.cores - 1) if facts.workers is None else facts.workers
-    if workers == 0:
-        return Finding("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
-    # Each worker makes one batch and holds some in advance, and one is on its way to the loop.
-    need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * _USUAL_ROW_BYTES
-    line = (
-        f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {format_count(workers, 'workers')} "
-        f"take up to {format_bytes(need)}, if they are colour images of 224 x 224 as float32"
-    )
-    # Other programs in the container use /dev/shm too, so half of it is already too much. Smaller samples may fit.
-    return Finding("warn" if need > room / 2 else "ok", f"{line}.")
-
-
-def judge_cores(facts: MachineFacts) -> Finding:
-    """Use at most one worker less than there are cores: more only take each other's turn, and the training loop's. On
-    two cores, make_loader's threads beat any number of workers."""
-    cores = format_count(facts.cores, "cores")
-    # The training loop itself needs a core.
-    best = max(1, facts.cores - 1)
-    if facts.workers is None:
-        return Finding("ok", f"{cores}: at most {format_count(best, 'workers')} beside the training loop.")
-    return Finding("warn" if facts.workers > best else "ok", f"{cores}, {format_count(facts.workers, 'workers')}.")
+    line = f"{format_bytes(free)} of {format_bytes(facts.memory_bytes)} free."
+    return Finding("ok" if free > _GB else "warn", line)
 
 
 def judge_network_mount(facts: MachineFacts) -> Finding:
@@ -176,9 +125,7 @@ def judge_network_mount(facts: MachineFacts) -> Finding:
     if data.slow_mount is None:
         return Finding("ok", f"'{data.path}' is on a local disk.")
     # It costs time and breaks nothing: this is what people stage.
-    least, most = "" if data.counted else "at least ", f"{data.largest_folder:,} entries in the fullest folder"
-    what = "" if data.state == "file" else f" ({least}{format_count(data.files, 'files')}, {most})"
-    return Finding("warn", f"'{data.path}'{what} is on {data.slow_mount}.")
+    return Finding("warn", f"'{data.path}' is on {data.slow_mount}.")
 
 
 def judge_libraries(facts: MachineFacts) -> Finding:
@@ -243,8 +190,6 @@ CHECKS: dict[str, Callable[[MachineFacts], Finding]] = {
     "current folder": judge_current_folder,
     "libraries": judge_libraries,
     "memory": judge_memory,
-    "shared memory": judge_shared_memory,
-    "cores": judge_cores,
     "GPU": judge_gpu,
     "location": judge_network_mount,
 }
@@ -287,8 +232,6 @@ class DoctorReport(Report):
 def doctor(
     path: str | os.PathLike[str] | None = None,
     *,
-    num_workers: int | None = None,
-    batch_size: int = 64,
     timeout_s: float = 10.0,
 ) -> DoctorReport:
     """Find problems here: the platform, the disk, the mounts, the versions, the GPU, and a dataset's location.
@@ -297,15 +240,13 @@ def doctor(
 
     Args:
         path: a dataset: a folder, an archive or an HDF5 file. `None` checks only the machine.
-        num_workers: of your loader, to be compared with the cores and `/dev/shm`.
-        batch_size: of that loader.
         timeout_s: seconds that each examination may take; they run in parallel.
 
     Returns:
         The findings, which `print` and notebooks show. `.exit_code` is 1 if something is broken.
 
     Raises:
-        OptionError: `timeout_s` or `batch_size` is not above 0, or `num_workers` is negative; `path` is an address.
+        OptionError: `timeout_s` is not above 0; `path` is an address.
 
     >>> report = doctor("photos.zip")  # doctest: +SKIP
     >>> [finding.title for finding in report.findings if finding.status == "fail"]  # doctest: +SKIP
@@ -313,9 +254,6 @@ def doctor(
     """
     # Before anything is examined, which takes up to the deadline.
     check_argument("timeout_s", timeout_s, "above zero")
-    check_argument("batch_size", batch_size, "above zero")
-    if num_workers is not None:
-        num_workers = whole_number("num_workers", num_workers)
     # As a path it would not be found, and the advice would be to check the spelling.
     if path is not None:
         check_argument("path", path, "path", remedy="Of what stage_dataset returns pass its .path.")
@@ -324,5 +262,5 @@ def doctor(
             "and doctor without a path looks at the machine"
         )
         path = absolute_path(path, instead=remedy)
-    facts = inspect_machine(path, num_workers=num_workers, batch_size=batch_size, timeout_s=timeout_s)
+    facts = inspect_machine(path, timeout_s=timeout_s)
     return DoctorReport.from_facts(facts)

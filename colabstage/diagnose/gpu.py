@@ -23,7 +23,7 @@ from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import check_argument
 from colabstage.io.boundary import public_class
 from colabstage.io.report import Report, Row, Table, in_notebook
-from colabstage.io.units import format_bytes, format_duration
+from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_apart
 
 PROGRAM = "nvidia-smi"
@@ -158,17 +158,14 @@ def _query(what: str, columns: str, timeout_s: float) -> list[list[str]]:
     command = [PROGRAM, f"--query-{what}={columns}", "--format=csv,noheader,nounits"]
     try:
         done = run_apart(command, timeout_s)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        hangs = isinstance(error, subprocess.TimeoutExpired)
-        remedy = "The driver may hang: restart the session." if hangs else "Install the NVIDIA driver."
-        msg = f"There is no NVIDIA GPU here that answers: {error}. {remedy}"
+        done.check_returncode()
+    except (OSError, subprocess.SubprocessError) as error:
+        # nvidia-smi writes its errors to stdout.
+        said: bytes = getattr(error, "stdout", None) or b""
+        reason = " ".join(said.decode(errors="replace").split())[:300] or error
+        msg = f"No NVIDIA GPU answers here: {reason}. Install its driver; if it hangs, restart the session."
         raise NotSupportedHereError(msg) from error
     printed = done.stdout.decode(errors="replace")
-    if done.returncode:
-        # nvidia-smi writes its errors to stdout.
-        reason = " ".join((done.stderr.decode(errors="replace") or printed).split()) or f"exit code {done.returncode}"
-        msg = f"There is no NVIDIA GPU here that answers: {PROGRAM} says '{reason[:300]}'"
-        raise NotSupportedHereError(msg)
     return [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
 
 
@@ -214,8 +211,8 @@ class GpuFigures:
             idle = f"idle in {self.idle or 0:.0%} of {self.samples:,} samples"
             parts = [f"{self.utilisation:.0%} busy on average, {idle}"]
         if self.memory_bytes is not None:
-            total = "" if self.memory_total_bytes is None else f" of {format_bytes(self.memory_total_bytes)}"
-            parts.append(f"memory {format_bytes(self.memory_bytes)}{total} at its peak")
+            total = format_bytes(self.memory_total_bytes or self.memory_bytes)
+            parts.append(f"memory {format_bytes(self.memory_bytes)} of {total} at its peak")
         if self.power_w is not None:
             parts.append(f"{self.power_w:.0f} W on average")
         return "; ".join(parts)
@@ -242,24 +239,22 @@ class GpuReport(Report):
         for reading in chain.from_iterable(sample.gpus for sample in samples):
             by_gpu.setdefault(reading.index, []).append(reading)
         gpus = tuple(_figures(by_gpu[index]) for index in sorted(by_gpu))
-        if not gpus:
-            headline = problem or "No sample of a GPU was taken yet."
-        elif problem:
-            headline = f"Watching ended after {format_duration(samples[-1].seconds)}: {problem}"
-        else:
+        headline = problem or "No sample of a GPU was taken yet."
+        if gpus:
+            ended = f"; watching ended: {problem}" if problem else ""
             more = f"; and {len(gpus) - 1} more" if len(gpus) > 1 else ""
-            headline = f"GPU {gpus[0].index}, {gpus[0].name}: {gpus[0]}{more}"
+            headline = f"GPU {gpus[0].index}, {gpus[0].name}: {gpus[0]}{more}{ended}"
         rows, bars = [], []
         for one in gpus:
             name = f"GPU {one.index}"
             rows.append(Row((f"{name}, {one.name}", str(one)), one.advice, "warn" if one.advice else "ok"))
             rows.append(Row(("over time", _sparkline(by_gpu[one.index]))))
-            if one.processes:
-                users = (f"{used.pid} ({format_bytes(used.memory_bytes or 0)})" for used in one.processes[:6])
-                rows.append(Row(("processes", ", ".join(users))))
+            users = ", ".join(f"{used.pid} ({format_bytes(used.memory_bytes or 0)})" for used in one.processes)
+            rows += [Row(("processes", users))] if users else []
             if one.utilisation is not None:
-                cells = (name, f"{one.utilisation:.0%} busy", f"{one.idle or 0:.0%} idle")
-                bars.append(Row(cells, bar=one.utilisation))
+                bars.append(
+                    Row((name, f"{one.utilisation:.0%} busy", f"{one.idle or 0:.0%} idle"), bar=one.utilisation)
+                )
         tables = (Table(tuple(bars), numbers=frozenset({1, 2})), Table(tuple(rows)))
         return cls(headline, tables, gpus=gpus, samples=tuple(samples), problem=problem)
 
@@ -359,8 +354,6 @@ class GpuMonitor:
             return
         self._ending.set()
         thread.join(_TIMEOUT_S + 1.0)
-        if thread.is_alive():
-            self._problem = "The driver has not answered; restart the session if a model cannot use the GPU either."
 
     def report(self) -> GpuReport:
         return GpuReport.from_samples(self.samples, self._problem)

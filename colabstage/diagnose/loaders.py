@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from colabstage.diagnose.advice import ProfileFacts
+from colabstage.diagnose.advice import Kind, ProfileFacts
 from colabstage.errors import OptionError
 from colabstage.io.arguments import refuse_argument
 from colabstage.io.callers_code import is_installed
@@ -38,15 +38,10 @@ _ALONE = {
     "_iterator": None,
     "_DataLoader__multiprocessing_context": None,
 }
-_ONCE = "The loader can be iterated only once: the batches that were measured are gone from it."
 _SHUFFLED = "Shuffling in the tf.data pipeline has moved on by the epochs that were measured: it cannot be copied."
 _KEPT = (
     "Decoded images are kept for later epochs, so some of what was measured may come from memory. The first epoch "
     "takes longer, and later ones may take less. memory_budget=0 shows decoding alone."
-)
-_AS_THEY_ARE = (
-    "With batch_size=None each item of the dataset is taken for a batch, its first axis for the samples. If items are "
-    "single samples, samples/s count their rows: give a batch_size= and profile again."
 )
 
 
@@ -61,7 +56,6 @@ class View:
     known: dict[CodeType, StageName] = field(default_factory=dict)
     roots: tuple[object, ...] = ()
     """The objects whose attributes are restored."""
-    once: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -73,13 +67,8 @@ def view_of(loader: object) -> View:
         return _keras_view(loader)
     # A dataset's samples would be taken for batches, the first side of each for their number.
     gives_samples = "torch.Dataset" in names and "torch.IterableDataset" not in names
-    is_iterable = hasattr(type(loader), "__iter__") or hasattr(type(loader), "__getitem__")
-    is_other = isinstance(loader, (str, bytes, os.PathLike)) or "colabstage.StagedDataset" in names
-    if gives_samples or is_other or not is_iterable:
-        remedy = (
-            "Pass DataLoader(dataset, 64), make_loader(dataset_h5(path), 64) of a file, or data.loader('train', 64) "
-            "of what stage_dataset returns."
-        )
+    if gives_samples or isinstance(loader, str | Mapping | os.PathLike) or not hasattr(type(loader), "__iter__"):
+        remedy = "Pass DataLoader(dataset, 64), or data.loader('train', 64) of what stage_dataset returns."
         refuse_argument("loader", loader, "a loader of batches", remedy=remedy)
     return _iterable_view(loader, is_tf="tensorflow.DatasetV2" in names)
 
@@ -90,22 +79,17 @@ def _class_names(part: object) -> set[str]:
 
 
 def _iterable_view(loader: Any, *, is_tf: bool) -> View:
-    ours, once = type(loader).__module__.startswith("colabstage."), hasattr(type(loader), "__next__")
-    # Other libraries call them so as well; one that is not ours is otherwise taken to work only when it is iterated.
-    counts = [getattr(loader, name, 0) for name in ("num_workers", "num_threads")]
-    workers = next((count for count in counts if isinstance(count, int) and count), int(ours))
-    if is_tf:
-        workers = int("Prefetch" in type(loader).__name__)
-    facts = ProfileFacts(
-        "tf.data" if is_tf else "iterable", workers=workers, prefetch=2 if workers else 0, batches=_length(loader)
-    )
+    ours = type(loader).__module__.startswith("colabstage.")
+    # One that is not ours is otherwise taken to work only when it is iterated.
+    workers = getattr(loader, "num_threads", 0) or int("Prefetch" in type(loader).__name__ if is_tf else ours)
+    kind: Kind = "tf.data" if is_tf else "iterable"
+    facts = ProfileFacts(kind, workers=workers, prefetch=2 if workers else 0, batches=_length(loader))
     return View(
         facts,
         lambda: iter(loader),
         known=_known_stages(getattr(getattr(loader, "loader", loader), "dataset", None)),
-        roots=() if ours or once or is_tf else (loader,),
-        once=once,
-        notes=(_ONCE,) if once else (_SHUFFLED,) if is_tf else (),
+        roots=() if ours or is_tf else (loader,),
+        notes=(_SHUFFLED,) if is_tf else (),
     )
 
 
@@ -156,7 +140,6 @@ def _torch_view(loader: Any) -> View:
         close=close,
         known=known,
         roots=(loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn),
-        notes=(_AS_THEY_ARE,) if loader.batch_sampler is None and loader.batch_size is None else (),
     )
 
 
@@ -216,7 +199,7 @@ def _known_stages(dataset: object) -> dict[CodeType, StageName]:
     known: dict[CodeType, StageName] = {}
     # Subsets and concatenations wrap each other; nobody needs more than five levels, and a cycle ends there.
     for _ in range(5):
-        for name in ("transform", "target_transform", "transforms", "transform_fn", "augment"):
+        for name in ("transform", "target_transform", "transforms", "augment"):
             _learn(known, getattr(dataset, name, None), "transform")
         dataset = getattr(dataset, "dataset", None)
     return known
@@ -228,10 +211,8 @@ def _learn(known: dict[CodeType, StageName], function: object, stage: StageName)
         code = getattr(getattr(part, "__func__", part), "__code__", None)
         if code is None and callable(part):
             code = getattr(type(part).__call__, "__code__", None)
-            # The `__call__` of a library's class is shared by many objects.
-            if code is not None and is_installed(type(part).__module__, code.co_filename):
-                code = None
-        if code is not None:
+        # The `__call__` of a library's class is shared by many objects.
+        if code is not None and not is_installed(type(part).__module__, code.co_filename):
             known[code] = stage
 
 
@@ -247,25 +228,14 @@ def arrays_of(batch: Any) -> Iterator[Any]:
 
 
 def batch_size_of(batch: Any) -> tuple[int, int]:
-    """Return the number of samples in a batch, and the bytes of all its arrays. Samples are the first axis of the first
-    array, unless the parts agree on another number: images of different sizes come as a list."""
-    arrays = list(arrays_of(batch))
-    usual = next((int(array.shape[0]) for array in arrays if len(array.shape)), 1)
-    # By the parts of a batch, whose own number says nothing.
-    agreed = _counts_of(dict(enumerate(batch)) if isinstance(batch, list | tuple) else batch)
-    return usual if usual in agreed else max(agreed, default=usual), sum(int(array.nbytes) for array in arrays)
-
-
-def _counts_of(part: Any) -> set[int]:
-    """Return the numbers of samples that a part may have, those of all parts in it that say anything about it."""
-    if isinstance(part, Mapping | list | tuple):
-        parts = part.values() if isinstance(part, Mapping) else part
-        counts = [found for one in parts if (found := _counts_of(one))]
-        shared = set.intersection(*counts) if counts else set[int]()
-        # A list holds one entry for each sample, or several inputs of all samples.
-        return shared if isinstance(part, Mapping) else {len(part)} | shared
-    shape: Any = getattr(part, "shape", ())
-    return {int(shape[0])} if len(shape) else set()
+    """Return the number of samples in a batch, as its last part has it (images of different sizes come as a list), and
+    the bytes of all its arrays."""
+    parts: list[Any] = list(batch) if isinstance(batch, list | tuple) else [batch]
+    last = parts[-1] if parts else None
+    last = next(iter(last.values()), None) if isinstance(last, Mapping) else last
+    shape = getattr(last, "shape", ())
+    count = len(last) if isinstance(last, list | tuple) else int(shape[0]) if len(shape) else 1
+    return count, sum(int(array.nbytes) for array in arrays_of(batch))
 
 
 # How long the batches take, alone or with a training step, by a few readings of the clock for each.
@@ -280,12 +250,12 @@ _EXAMINED = 16
 class Feed:
     """Batches of consecutive epochs; `first` tells whether the last one was its epoch's first."""
 
-    def __init__(self, start: Callable[[], Iterator[Any]], clock: Clock, *, once: bool = False) -> None:
+    def __init__(self, start: Callable[[], Iterator[Any]], clock: Clock) -> None:
         self.first = False
         self.first_s = array("d")
         """How long each epoch took to its first batch."""
         self.now = clock.now
-        self._start, self._once = start, once
+        self._start = start
         self._iterator: Iterator[Any] | None = None
 
     def take(self) -> Any:
@@ -297,34 +267,35 @@ class Feed:
                 if getattr(self._iterator, "_persistent_workers", False):
                     self._iterator = None
                 self.close()
-                if self._once:
-                    raise
             else:
                 self.first = False
                 return batch
         began = self.now()
         self._iterator = self._start()
-        batch = next(self._iterator)
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            msg = (
+                "The loader has no batches, or can be iterated only once, so there is nothing to measure. Check its "
+                "dataset and its sampler; in place of an iterator pass what it iterates over."
+            )
+            raise OptionError(msg) from None
         self.first = True
         self.first_s.append(self.now() - began)
         return batch
 
     def close(self) -> None:
         iterator, self._iterator = self._iterator, None
-        if not self._once:
-            end_iterator(iterator)
+        end_iterator(iterator)
 
 
-def time_alone(feed: Feed, seconds: float, most_batches: float = math.inf) -> tuple[float, Any]:
+def time_alone(feed: Feed, seconds: float) -> tuple[float, Any]:
     """Take batches; return the mean time of those that were not an epoch's first, and a full one."""
     gaps, whole, most, taken = array("d"), None, -1, 0
     deadline = feed.now() + seconds
-    while taken < most_batches and (len(gaps) < LEAST_BATCHES or feed.now() < deadline):
+    while len(gaps) < LEAST_BATCHES or feed.now() < deadline:
         began = feed.now()
-        try:
-            batch = feed.take()
-        except StopIteration:
-            break
+        batch = feed.take()
         taken += 1
         if not feed.first:
             gaps.append(feed.now() - began)
@@ -334,9 +305,6 @@ def time_alone(feed: Feed, seconds: float, most_batches: float = math.inf) -> tu
         if taken <= _EXAMINED and (samples := batch_size_of(batch)[0]) > most:
             whole, most = batch, samples
         del batch
-    if not taken:
-        msg = "The loader has no batches, so there is nothing to measure. Check its dataset and its sampler."
-        raise OptionError(msg)
     # If an epoch is one batch, all are first ones; the very first also opened files and started threads.
     kept = gaps or feed.first_s[1:] or feed.first_s
     return sum(kept) / len(kept), whole
@@ -374,10 +342,7 @@ def time_loop(
     gave_up = False
     while not gave_up and (len(busy) < LEAST_BATCHES or now() - began < seconds):
         asked = now()
-        try:
-            batch = feed.take()
-        except StopIteration:
-            break
+        batch = feed.take()
         given = now()
         step(batch)
         done = now()

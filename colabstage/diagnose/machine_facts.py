@@ -2,7 +2,7 @@
 This is the only part of `doctor` that touches anything, always under a deadline.
 
 A dataset's path is examined in a process of its own, because a process that touches a hanging mount hangs too. Run as a
-program (with the path, and the seconds for counting files) this module prints `DatasetFacts` as JSON.
+program with the path, this module prints `DatasetFacts` as JSON.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ from colabstage.machine.mounts import (
     slow_reason,
 )
 from colabstage.machine.platforms import detect_platform, system_root
-from colabstage.machine.resources import free_shared_memory, free_space, read_resources
+from colabstage.machine.resources import free_space, read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# The share of a deadline for counting files; the rest is for starting the process, its answer, and everything else.
-_COUNTING_PART = 0.5
 PACKAGES = ("numpy", "h5py", "torch", *ACCELERATORS)
 # A machine with more mounts than this is not a notebook, and so many probes would slow each other down.
 _MOST_MOUNTS = 16
@@ -62,14 +60,10 @@ class MountFacts:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """The facts about the given path; sizes and counts are lower bounds if `counted` is `False`."""
+    """The facts about the given path."""
 
     path: str
     state: Literal["missing", "unreachable", "file", "folder"]
-    nbytes: int = 0
-    files: int = 0
-    largest_folder: int = 0
-    counted: bool = True
     slow_mount: str | None = None
     problem: str | None = None
     instead: str = ""
@@ -93,10 +87,6 @@ class MachineFacts:
     cores: int
     memory_bytes: int
     free_memory_bytes: int
-    shared_memory_bytes: int | None
-    """Free bytes in `/dev/shm`; `None` if there is none."""
-    workers: int | None
-    batch_size: int
     folder: str
     folder_mount: str | None
     mounts: tuple[MountFacts, ...] = ()
@@ -113,7 +103,7 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
     # The child runs our code from wherever it is, including a checkout that is not installed.
     root = str(Path(__file__).parents[2])
     answers = ask_children(
-        [[sys.executable, "-m", __name__, os.fspath(path), str(timeout_s * _COUNTING_PART)]],
+        [[sys.executable, "-m", __name__, os.fspath(path)]],
         timeout_s,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
     )
@@ -129,46 +119,24 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
     return DatasetFacts(str(path), "unreachable", slow_mount=slow_reason(mount_of(path)), problem=problem)
 
 
-def _inspect_here(path: Path, *, counting_s: float) -> DatasetFacts:
+def _inspect_here(path: Path) -> DatasetFacts:
     """Examine a path in this process; takes as long as its mount."""
-    slow = slow_reason(mount_of(path))
-    facts = DatasetFacts(str(path), "missing", slow_mount=slow)
+    facts = DatasetFacts(str(path), "missing", slow_mount=slow_reason(mount_of(path)))
     try:
         if path.is_dir():
-            return _inspect_folder(replace(facts, state="folder"), path, counting_s)
+            next(path.iterdir(), None)
+            return replace(facts, state="folder")
         if not path.exists():
             return replace(facts, instead=whereabouts(path))
         # Opened, because permissions, and a mount that fails at each read, show only then.
         with path.open("rb") as file:
             file.read(1)
-        return replace(facts, state="file", nbytes=path.stat().st_size, files=1)
+        return replace(facts, state="file")
     except OSError as error:
         return replace(facts, state="unreachable", problem=error.strerror or str(error))
 
 
-def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> DatasetFacts:
-    deadline = time.monotonic() + counting_s
-    nbytes = files = largest = 0
-    todo, counted = [os.fspath(folder)], True
-    while todo and counted:
-        entries = 0
-        with os.scandir(todo.pop()) as scan:
-            for entry in scan:
-                entries += 1
-                # Following a link to a parent folder would never end.
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(entry.path)
-                elif entry.is_file():
-                    files += 1
-                    nbytes += entry.stat().st_size
-                if time.monotonic() > deadline:
-                    counted = False
-                    break
-        largest = max(largest, entries)
-    return replace(facts, nbytes=nbytes, files=files, largest_folder=largest, counted=counted)
-
-
-def inspect_machine(path: Path | None, *, num_workers: int | None, batch_size: int, timeout_s: float) -> MachineFacts:
+def inspect_machine(path: Path | None, *, timeout_s: float) -> MachineFacts:
     """Examine this machine and a dataset, with a deadline for each examination; they run in parallel."""
     folder = current_folder()
     # In separate threads, because each waits for something else: a child process, the mounts, the driver.
@@ -181,9 +149,6 @@ def inspect_machine(path: Path | None, *, num_workers: int | None, batch_size: i
             cores=resources.cores,
             memory_bytes=resources.memory_bytes,
             free_memory_bytes=resources.free_memory_bytes,
-            shared_memory_bytes=free_shared_memory(),
-            workers=num_workers,
-            batch_size=batch_size,
             folder=str(folder),
             folder_mount=slow_reason(mount_of(folder)),
             mounts=mounts.result(),
@@ -269,4 +234,4 @@ def _inspect_gpus(timeout_s: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(_inspect_here(Path(sys.argv[1]), counting_s=float(sys.argv[2])))))
+    sys.stdout.write(json.dumps(asdict(_inspect_here(Path(sys.argv[1])))))

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 
 # A dataset may wrap others, each with transforms inside transforms.
-_DEPTH = 5
 _MOST_PARTS = 500
 # Their objects are not the user's own; torch's wrappers of datasets and samplers are entered: the user's are inside.
 _FOREIGN = frozenset(
@@ -84,23 +83,21 @@ def preserve_attributes(roots: Iterable[object]) -> Iterator[None]:
     worker processes would share the handle of a dataset that opens its file at the first sample. The contents of
     arrays, lists and dicts are not restored."""
     with ExitStack() as stack:
-        seen: set[int] = set()
+        seen: dict[int, object] = {}
         generators: list[object] = []
-        queue: deque[tuple[Any, int]] = deque((root, 0) for root in roots)
-        while queue and len(seen) < _MOST_PARTS:
-            part, depth = queue.popleft()
-            if id(part) in seen or depth > _DEPTH or isinstance(part, (*_PLAIN, *_CODE)):
+        left = list(roots)
+        while left and len(seen) < _MOST_PARTS:
+            part: Any = left.pop()
+            if id(part) in seen or isinstance(part, (*_PLAIN, *_CODE)):
                 continue
-            seen.add(id(part))
-            inner: Iterable[object] = ()
+            seen[id(part)] = part
             if isinstance(part, list | tuple):
-                inner = part if len(part) <= 64 else ()
+                left += part[:_MOST_PARTS]
             elif _generator_restorer(part) is not None:
                 generators.append(part)
             elif _is_users(part):
                 stack.callback(_restore_attributes, part, dict(vars(part)))
-                inner = vars(part).values()
-            queue += [(value, depth + 1) for value in inner]
+                left += vars(part).values()
         stack.enter_context(preserve_randomness(generators))
         yield
 
@@ -280,8 +277,8 @@ COLOURS = {"read": "#2a86b0", "decode": "#b7791f", "transform": "#8a5aa8", "coll
 _OTHER = "#808890"
 # Shares of the time: the loader alone, loader and step together, the step alone, the stages.
 _PARTS = (0.25, 0.40, 0.10, 0.25)
-# Taken alone of a loader that can be iterated only once.
-_FEW_BATCHES = 8
+# Nobody notices a shorter start of an epoch.
+_NOTICED_S = 0.05
 _RESTORE = "profile_loader(loader, step, restore=(model, optimizer))"
 
 
@@ -336,8 +333,8 @@ def profile_loader(
     them. Advice comes with what it can gain at most: no loop is faster than its step alone.
 
     The loader's position, its worker processes, the dataset's attributes, all random numbers and what `restore` names
-    are restored afterwards; anything else keeps the changes of the measured steps, as the report says. The batches of a
-    loader that can be iterated only once are used up. A running loop over a colabstage loader ends.
+    are restored afterwards; anything else keeps the changes of the measured steps, as the report says. A running loop
+    over a colabstage loader ends.
 
     Args:
         loader: any iterable of batches: a `Loader` or a `DataLoader`, a Keras `PyDataset`, a `tf.data.Dataset`, or any
@@ -382,8 +379,7 @@ def _figures(facts: ProfileFacts) -> Iterator[tuple[str, str]]:
         headroom = f", {facts.batch_samples / facts.step_s:,.0f} samples/s" if facts.step_s else ""
         yield "step alone", f"{format_duration(facts.step_s)} a batch{headroom}"
         yield "waiting for batches", f"{min(1.0, facts.wait_s / (facts.both_s or math.inf)):.0%} of the time"
-    # Below this nobody notices it, and the line would only be one more to read.
-    if facts.start_s > 0.05:
+    if facts.start_s > _NOTICED_S:
         yield "start of an epoch", format_duration(facts.start_s)
 
 
@@ -393,18 +389,12 @@ def check_step(step: object) -> None:
         return
     check_argument("step", step, "function", remedy="It is called with a batch.")
     try:
-        signature = inspect.signature(step)  # type: ignore[arg-type]  # it can be called, as was just checked
-    except (TypeError, ValueError):
-        # Some functions written in C have none.
-        return
-    try:
-        signature.bind(None)
-    except TypeError:
-        msg = (
-            f"step takes {signature}, and is called with one batch as the loader gives it. Write "
-            "step=lambda batch: step(*batch), with your step."
-        )
+        inspect.signature(step).bind(None)  # type: ignore[arg-type]  # it can be called, as was just checked
+    except TypeError as error:
+        msg = f"step is called with one batch ({error}). Write step=lambda batch: step(*batch), with your step."
         raise OptionError(msg) from None
+    except ValueError:
+        return  # some functions written in C have no signature
 
 
 class Runs:
@@ -417,10 +407,9 @@ class Runs:
         # Without a step, the loader gets the time of the step's runs.
         parts = _PARTS if together else (_PARTS[0] + _PARTS[1], 0.0, 0.0, _PARTS[2] + _PARTS[3])
         alone_s, both_s, step_s, stages_s = (part * budget_s for part in parts)
-        feed = Feed(view.start, self._clock, once=view.once)
+        feed = Feed(view.start, self._clock)
         with closing(view), closing(feed):
-            # Of a loader that ends, most are left for the step.
-            load_s, whole = time_alone(feed, alone_s, _FEW_BATCHES if view.once and together else math.inf)
+            load_s, whole = time_alone(feed, alone_s)
             samples, nbytes = batch_size_of(whole)
             starts = feed.first_s[1:] or feed.first_s
             facts = replace(
@@ -438,15 +427,9 @@ class Runs:
                 ahead = facts.workers * facts.prefetch
                 # The start of an epoch is counted separately, unless nothing else is left.
                 loop = time_loop(feed, self._take_step, both_s, ahead=ahead, with_starts=facts.batches == 1)
-                if view.once and not loop.both_s:
-                    msg = (
-                        f"The loader can be iterated only once, and had {_FEW_BATCHES} batches or fewer, so none was "
-                        "left for the step. Pass one that can be iterated again, such as a list of batches."
-                    )
-                    raise OptionError(msg)
                 facts = replace(
                     facts,
-                    both_s=loop.both_s or load_s,
+                    both_s=loop.both_s,
                     wait_s=loop.wait_s,
                     busy_s=loop.busy_s,
                     step_s=time_step(self._take_step, whole, step_s, self._clock),
@@ -470,8 +453,8 @@ class Runs:
     def _stages(self, load_s: float, seconds: float) -> dict[str, float]:
         """Return the seconds of each Python stage for one batch, from the shares that were sampled."""
         view = self._view
-        # A loader that is used up cannot run again with a sampler, and TensorFlow's threads have no Python stacks.
-        if view.once or view.facts.kind == "tf.data":
+        # TensorFlow's threads have no Python stacks.
+        if view.facts.kind == "tf.data":
             return {}
         feed = Feed(view.alone or view.start, self._clock)
         sampler = StackSampler(view.known, get_ident())

@@ -50,17 +50,15 @@ class _Handover(Generic[T]):
         """Return whether the consumer waits, or would have to if it asked now. Takes no lock."""
         return self._waiting or not self._items
 
-    def put(self, item: T, linger_s: float | None) -> bool:
-        """Wait for room and add an item; return `False` if the queue is closed, or nothing was taken for `linger_s`."""
+    def put(self, item: T) -> bool:
+        """Wait for room and add an item; return `False` if the queue is closed."""
         with self._changed:
-            lapsed = False
-            while len(self._items) >= self._depth and not (self._closed or lapsed):
-                lapsed = not self._changed.wait(linger_s or _LOOK_S) and linger_s is not None
-            if self._closed:
-                return False
-            self._items.append(item)
-            self._changed.notify_all()
-            return not lapsed
+            while len(self._items) >= self._depth and not self._closed:
+                self._changed.wait(_LOOK_S)
+            if not self._closed:
+                self._items.append(item)
+                self._changed.notify_all()
+            return not self._closed
 
     def end(self, error: BaseException | None) -> None:
         """Announce that no item will follow, because of `error` if there was one."""
@@ -105,11 +103,11 @@ class _Handover(Generic[T]):
             self._changed.notify_all()
 
 
-def _produce(source: Generator[T], queue: _Handover[T], linger_s: float | None) -> None:
+def _produce(source: Generator[T], queue: _Handover[T]) -> None:
     error: BaseException | None = None
     try:
         # The item gets no name: it would keep a batch alive while the next one is made.
-        while queue.put(next(source), linger_s):
+        while queue.put(next(source)):
             pass
     except StopIteration:
         pass
@@ -139,23 +137,14 @@ class Ahead(Generic[T]):
     generator, with an error (raised at the consumer), with `close`, when this object is dropped, and at interpreter
     exit."""
 
-    def __init__(
-        self,
-        source: Generator[T],
-        depth: int,
-        name: str,
-        demand: Demand | None = None,
-        *,
-        linger_s: float | None = None,
-    ) -> None:
-        """Start the thread. `demand`: checked by the source while it makes a result. `linger_s`: how long the thread
-        waits for a consumer to take a result before it ends, as if there were no more."""
+    def __init__(self, source: Generator[T], depth: int, name: str, demand: Demand | None = None) -> None:
+        """Start the thread. `demand`: checked by the source while it makes a result."""
         self._pid = os.getpid()
         self._queue: _Handover[T] = _Handover(depth)
         queue, demand = self._queue, demand or Demand()
         demand.ask(lambda: queue.is_short)
         # A daemon, because at exit Python waits for other threads before anything could cancel them.
-        self._thread = threading.Thread(target=_produce, args=(source, queue, linger_s), name=name, daemon=True)
+        self._thread = threading.Thread(target=_produce, args=(source, queue), name=name, daemon=True)
         self._touches, self._asked_s = demand.touches, time.monotonic()
         self._finalizer = weakref.finalize(self, _stop, queue, demand, self._thread, self._pid)
         self._thread.start()
@@ -278,7 +267,8 @@ class Iterated(Closing):
     # Weak references: an abandoned loop ends its thread by itself.
     _running: tuple[weakref.ref[Iteration[Any]], ...] = ()
 
-    def _begun(self, iteration: Iteration[T]) -> Iteration[T]:
+    def _begun(self, begin: Callable[[], Steps]) -> Iteration[Any]:
+        iteration: Iteration[Any] = Iteration(begin)
         self._running = (*(one for one in self._running if one() is not None), weakref.ref(iteration))
         return iteration
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,18 +33,11 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
     types. An object with a method `to`, such as torch's `PackedSequence`, counts as one element."""
     if not isinstance(batch, list | tuple | Mapping) or moves_itself(batch):
         return change(batch)
-    # A copy keeps the other attributes of a mapping, such as a defaultdict's factory, or of a subclass of list.
-    filled: Any = copy.copy(batch) if isinstance(batch, list | MutableMapping) else None
     if isinstance(batch, Mapping):
         values = {key: map_leaves(value, change) for key, value in batch.items()}
-        if filled is None:
-            return type(batch)(values)  # type: ignore[call-arg]
-        filled.update(values)
-        return filled
+        # A copy keeps what a mapping is besides its items, such as a defaultdict's factory.
+        return copy.copy(batch) | values if isinstance(batch, dict) else type(batch)(values)  # type: ignore[call-arg]
     parts = [map_leaves(part, change) for part in batch]
-    if filled is not None:
-        filled[:] = parts
-        return filled
     return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
 
 
@@ -70,19 +63,6 @@ class Form:
     def __post_init__(self) -> None:
         check_choice("ragged", self.ragged, Ragged)
         whole_number("label_offset", self.label_offset)
-        reader = self.dataset.reader
-        if self.label_offset and not reader.has_boxes:
-            msg = (
-                f"label_offset={self.label_offset} is for labels of boxes, and the targets here are none. Write "
-                f"batch_transform=lambda x, y: (x, y + {self.label_offset})."
-            )
-            raise OptionError(msg)
-        if self.ragged == "pad" and reader.has_free_rows and not reader.has_boxes:
-            msg = (
-                'ragged="pad" pads boxes, and there are none. Pad rows by batch_transform=lambda x, y: '
-                "(torch.nn.utils.rnn.pad_sequence(x, batch_first=True), y)."
-            )
-            raise OptionError(msg)
 
     def targets(self, y: Any) -> Any:
         """Return targets as tensors; rows of different shapes as a list, boxes as `ragged` says."""
@@ -157,15 +137,8 @@ def _tensors(values: Any) -> Any:
 
 
 def tensor_of(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor over the same memory; an OptionError if torch lacks the dtype."""
-    try:
-        return torch.from_numpy(array)
-    except TypeError as error:
-        msg = (
-            f"torch has no tensors of dtype {array.dtype}. Give the dataset a transform, or target_transform, that "
-            'converts them: transform=lambda x: x.astype("float64").'
-        )
-        raise OptionError(msg) from error
+    """Return a tensor over the same memory."""
+    return torch.from_numpy(array)
 
 
 def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:

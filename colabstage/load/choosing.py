@@ -11,7 +11,7 @@ from colabstage.images.decode import most_decoding_threads
 from colabstage.io.arguments import check_argument, check_choice, whole_number
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.epoch import Shard, count_batches
-from colabstage.load.plan import Choice, KeepChoice, LoaderOptions, LoaderPlan, OrderChoice, ReasonedValue, Strategy
+from colabstage.load.plan import Choice, KeepChoice, LoaderOptions, LoaderPlan, ReasonedValue, Strategy
 from colabstage.load.reading.memory import check_memory, spare_memory
 from colabstage.machine.resources import read_resources
 
@@ -317,7 +317,7 @@ def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -
     return KeepChoice(most, reason)
 
 
-def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
+def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> Choice:
     """Decide in which order rows are visited. Ranks share one order, and each decides it alone: so it must not depend
     on anything that may differ between ranks."""
     layout, shuffle = facts.layout, options.shuffle
@@ -326,7 +326,7 @@ def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
         raise OptionError(msg)
     if layout is not None and not facts.sampled and shuffle in ("auto", None):
         why = f"rows are shuffled in windows of {layout.window_units:,} of the units that they come in"
-        return OrderChoice("arrival", f"{why}: {layout.reason}", layout.window_units)
+        return Choice("arrival", f"{why}: {layout.reason}")
     if layout is not None and not facts.complete and (facts.sampled or shuffle):
         at_random = "a sampler that draws" if facts.sampled else "shuffle=True"
         msg = (
@@ -336,7 +336,7 @@ def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> OrderChoice:
         )
         raise OptionError(msg)
     if facts.sampled:
-        return OrderChoice("sampler", "the sampler decides")
+        return Choice("sampler", "the sampler decides")
     if shuffle is False:
-        return OrderChoice("file", "not shuffled")
-    return OrderChoice("permutation", "every order is as likely as any other")
+        return Choice("file", "not shuffled")
+    return Choice("permutation", "every order is as likely as any other")

@@ -32,7 +32,7 @@ from colabstage.io.arguments import refuse_argument, whole_number
 from colabstage.io.boundary import public_class
 from colabstage.io.packages import refuse_import
 from colabstage.io.progress import Demand
-from colabstage.load.ahead import Ahead, Iterated, Iteration, Steps
+from colabstage.load.ahead import Ahead, Iterated, Steps
 from colabstage.load.batch import Batcher, Group, is_image_shape, target_array
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ class CudaDataLoader(Iterated, Generic[T]):
             staged, stager = self._stage()
             return Steps(staged, lambda one: (one,), stager.hand_out)
 
-        return self._begun(Iteration(begin))
+        return self._begun(begin)
 
     def _stage(self) -> tuple[Ahead[tuple[T, Any]], Stager]:
         # Before our thread exists: worker processes that a loader forks should inherit no locks from it.

@@ -10,13 +10,11 @@ with batches of one sample, or with fewer samples than ranks: then some ranks ha
 from __future__ import annotations
 
 import hashlib
-import json
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -178,29 +176,11 @@ def choose_shard(rank: int | None, world_size: int | None) -> Shard:
         if distributed.is_available() and distributed.is_initialized():
             return Shard(distributed.get_rank(), distributed.get_world_size())
         return Shard()
-    if not (_is_count(rank, 0) and _is_count(world_size, 1) and rank < world_size):  # type: ignore[operator]
+    shard = Shard(whole_number("rank", rank), whole_number("world_size", world_size, least=1))
+    if shard.rank >= shard.world_size:
         msg = f"rank={rank!r} and world_size={world_size!r} do not fit; expected 0 <= rank < world_size, or neither."
         raise OptionError(msg)
-    return Shard(int(rank), int(world_size))  # type: ignore[arg-type]
-
-
-def differ_on_ranks(name: str, shared: Mapping[str, int]) -> list[str]:
-    """Return in which numbers this process's loader of a dataset differs from that of the first rank that made one;
-    without waiting for any rank, so that the first one is told nothing."""
-    text = json.dumps(shared)
-    # A store may have failed, or be of another kind.
-    with suppress(Exception):
-        from torch.distributed import distributed_c10d, get_rank
-
-        store = distributed_c10d._get_default_store()
-        made = store.add(f"colabstage/{name}/made by rank {get_rank()}", 1)
-        text = store.compare_set(f"colabstage/{name}/{made}", "", text).decode()
-    first = json.loads(text)
-    return [one for one in shared if shared[one] != first.get(one)]
-
-
-def _is_count(value: object, least: int) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+    return shard
 
 
 def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool) -> int:
@@ -374,30 +354,6 @@ class Schedule:
     @property
     def batches(self) -> int:
         return count_batches(self.order.count, self.batch_size, self.shard, drop_last=self.drop_last)
-
-    def steps_as(self, state: Mapping[str, Any]) -> bool:
-        """Return whether the ranks of the loader of `state` together have handed out the same rows as this one's would
-        have in as many steps."""
-        size: Any = state.get("batch_size")
-        ranks: Any = state.get("world_size")
-        done: Any = state.get("batches_done")
-        if not (_is_count(size, 1) and _is_count(ranks, 1) and _is_count(done, 0)):
-            return False
-        if size * ranks != self.batch_size * self.shard.world_size:
-            return False
-        return done == 0 or all(
-            one._is_even(done) for one in (replace(self, batch_size=size, shard=Shard(0, ranks)), self)
-        )
-
-    def _is_even(self, batches_done: int) -> bool:
-        """Return whether, after this many batches, every rank has had only full ones, or all of its own."""
-        least, more = divmod(self.order.count, self.shard.world_size)
-        # On ranks with one sample less, the last full batch may be shorter so that another one follows.
-        if batches_done * self.batch_size < least + (self.batch_size == 1):
-            return True
-        return batches_done == replace(self, shard=Shard(0, self.shard.world_size)).batches and (
-            not more or min(least, self.batch_size) > 1
-        )
 
     def rows_left(self, epoch: int, batches_done: int) -> list[NDArray[np.intp]]:
         """Return the rows of each of an epoch's remaining batches."""

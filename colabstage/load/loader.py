@@ -27,8 +27,8 @@ from colabstage.io.boundary import public
 from colabstage.io.pipeline import SOLO
 from colabstage.io.progress import Demand
 from colabstage.io.report import Report, Shown
-from colabstage.io.units import format_count, listed
-from colabstage.load.ahead import Ahead, Iterated, Iteration, Steps
+from colabstage.io.units import format_count
+from colabstage.load.ahead import Ahead, Iterated, Steps
 from colabstage.load.augment import CroppedInputs, FirstCrop, check_inputs, first_crop
 from colabstage.load.batch import Batcher, Group
 from colabstage.load.batches import Form, move_to, torch_dtype
@@ -57,14 +57,13 @@ from colabstage.load.epoch import (
     choose_seed,
     choose_shard,
     chosen_order,
-    differ_on_ranks,
     digest_of,
     given_rows,
     order_within,
     sampler_order,
 )
 from colabstage.load.partial import FirstEpochOrder, lasting_layout, order_of
-from colabstage.load.plan import LOADER_REMEDIES, LoaderArguments, LoaderOptions, LoaderPlan, Shuffle
+from colabstage.load.plan import LoaderArguments, LoaderOptions, LoaderPlan, Shuffle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,7 +83,7 @@ _FEW_FLOATS = 8
 _SEEDS = 2**62
 
 
-@public(LoaderOptions, remedies=LOADER_REMEDIES)
+@public(LoaderOptions)
 def make_loader(
     dataset: dataset_h5 | Subset[Any],
     batch_size: int,
@@ -175,8 +174,13 @@ def make_loader(
         free = free_device_memory(device, facts.free_memory_bytes)
         facts = replace(facts, device=device.type, device_free_bytes=free)
     plan = choose_loader(facts, batch_size, replace(asked, shuffle=shuffle))
-    if shard.world_size > 1:
-        _check_ranks(plan, dataset, some, None if asked.rank is not None else {"seed": seed})
+    if not plan.is_joint:
+        warnings.warn(
+            f"This rank has {format_count(plan.batches, 'batches')} in an epoch, and another has one more or fewer: a "
+            "step that waits for all, as with DDP, would never end. Write drop_last=True, or a larger batch_size.",
+            UserWarning,
+            stacklevel=3,
+        )
     order: Order = some or RowOrder(len(dataset), plan.order.name == "permutation")
     if plan.order.name == "arrival" and layout is not None:
         order = order_of(layout, dataset.split, None if some is None else some.chosen)
@@ -205,33 +209,6 @@ def make_loader(
     vars(loader.batch_sampler)["set_epoch"] = loader.sampler.set_epoch  # type: ignore[attr-defined]
     loader._position, loader._pipeline = Position(start := EpochPlace(0, 0), start), pipeline
     return loader
-
-
-def _check_ranks(
-    plan: LoaderPlan, dataset: dataset_h5, some: RowOrder | SampledOrder | None, shared: dict[str, int] | None
-) -> None:
-    """Warn if ranks make different numbers of steps, or read parts of different lists. `shared`: the seed, unless
-    another program has numbered the ranks."""
-    if not plan.is_joint:
-        warnings.warn(
-            f"This rank has {format_count(plan.batches, 'batches')} in an epoch, and another has one more or fewer: a "
-            "step that waits for all, as with DDP, would never end. Write drop_last=True, or a larger batch_size.",
-            UserWarning,
-            stacklevel=4,
-        )
-    if shared is None:
-        return
-    chosen = 0 if some is None or some.chosen is None else digest_of(some.chosen)
-    shared |= {"batch_size": plan.batch_size, "samples": len(dataset), "rows": chosen}
-    if others := differ_on_ranks(f"{dataset.reader.path.name}/{dataset.split}", shared):
-        warnings.warn(
-            f"Ranks have made this loader with different {listed(others)}: some samples are read by no rank, others by "
-            "several. Make it alike on all, as with random_split(…, generator=torch.Generator().manual_seed(0)); for "
-            "rows that you have divided among ranks yourself, and loaders of one rank alone, write rank=0, "
-            "world_size=1.",
-            UserWarning,
-            stacklevel=4,
-        )
 
 
 def _below_subsets(dataset: object) -> tuple[dataset_h5, NDArray[np.intp] | None]:
@@ -401,7 +378,7 @@ class Loader(Shown, Iterated, _Base):
                 position.next = EpochPlace(asked, 0)
             return pipeline.start(position)
 
-        return self._begun(Iteration(begin))
+        return self._begun(begin)
 
     @property
     def plan(self) -> LoaderPlan:
@@ -464,9 +441,7 @@ class Loader(Shown, Iterated, _Base):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration continue exactly where `state_dict` was taken.
 
-        Another number of ranks is fine where all ranks together have as many samples in a step as before: four with 16
-        continue where two with 32 were (but for the last step of an epoch, if ranks share it unevenly). A loader whose
-        seed was drawn takes that of the state.
+        A loader whose seed was drawn takes that of the state.
 
         Raises:
             OptionError: the state is of a loader with another seed, batch size, order, subset, number of samples or of
@@ -480,7 +455,6 @@ class Loader(Shown, Iterated, _Base):
         if not sampler.given and isinstance(seed, int | np.integer):
             pipeline = copy.copy(pipeline)
             pipeline.schedule = replace(pipeline.schedule, seed=whole_number("seed", seed))
-        shared_alike = pipeline.schedule.steps_as(state)
         epoch = whole_number("epoch", state.get("epoch"))
         ours = {**pipeline.identity(epoch), **(pipeline.drawn(epoch) if "order" in state else {})}
         theirs = {name: state[name] for name in state if name not in _PLACE}
@@ -493,8 +467,7 @@ class Loader(Shown, Iterated, _Base):
             # A state may hold anything, even an array.
             saved: Any = theirs.get(name)
             wanted: Any = ours.get(name)
-            is_same = np.array_equal(saved, wanted) or (shared_alike and name in ("batch_size", "world_size"))
-            if is_same or (is_whole and name in _ARRIVING):
+            if np.array_equal(saved, wanted) or (is_whole and name in _ARRIVING):
                 continue
             if name in _ARRIVING:
                 msg = (

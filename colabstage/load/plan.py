@@ -22,18 +22,6 @@ Strategy = Literal["auto", "device", "memory", "direct"]
 Shuffle = bool | Literal["auto"]
 
 
-# Code that is moved here has these.
-_STOCK = "torch.utils.data.DataLoader(data['train'], …) takes it."
-LOADER_REMEDIES = dict.fromkeys(
-    ("multiprocessing_context", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"),
-    f"Leave it out: loader.plan says what is chosen instead. {_STOCK}",
-) | {
-    "batch_sampler": f"Batches of one size are a sampler= of their rows, one after the other. {_STOCK}",
-    "collate_fn": f"batch_transform= gets each batch whole, as (x, y). {_STOCK}",
-    "generator": "Write seed=0: the order, and what transforms draw, then depend on it alone.",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
     """Say how batches are loaded. Each field is also an argument of `make_loader` and `data.loader`.
@@ -182,14 +170,6 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderChoice(Choice):
-    """`"permutation"`: all orders are equally likely; `"arrival"`: rows are shuffled within windows of units that
-    arrive; `"file"`: as stored; `"sampler"`: as the sampler says."""
-
-    window_units: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class KeepChoice:
     """How much memory may keep decoded images for later epochs."""
 
@@ -214,7 +194,9 @@ class LoaderPlan(Shown):
     workers: ReasonedValue
     prefetch: ReasonedValue
     engine: Choice
-    order: OrderChoice
+    order: Choice
+    """`"permutation"`: all orders are equally likely; `"arrival"`: rows are shuffled within windows of units that
+    arrive; `"file"`: as stored; `"sampler"`: as the sampler says."""
     decode: Choice | None = None
     """`"crops"`, no more of an image file than the crop that the batch transform begins with, or `"whole"`; `None` if
     inputs are not image files."""

@@ -38,7 +38,6 @@ def allow_open_files(count: int) -> None:
 _OTHER_HANDLES = 64
 UNKNOWN_SPACE = 1 << 62
 """Returned by `free_space` if it is unknown: more than anything needs."""
-_SHARED_MEMORY = Path("/dev/shm")
 # Version 1 of cgroups writes "no limit" as a number near 2**63, rounded down to a page.
 _NO_LIMIT_BYTES = 1 << 60
 # Controller, limit, use and page cache of memory in both versions.
@@ -109,11 +108,6 @@ def free_space(path: Path) -> int:
         return facts.f_bavail * facts.f_frsize
     msg = f"No folder on the way to '{path}' exists. Choose another place."
     raise TargetNotWritableError(msg)
-
-
-def free_shared_memory() -> int | None:
-    """Count the free bytes of the memory in which torch puts worker processes' results; `None` if there is none."""
-    return free_space(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None
 
 
 def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -> None:

@@ -14,7 +14,7 @@ from colabstage.io.environment import logger_of
 from colabstage.io.packages import whole_imports
 from colabstage.io.report import Report, Row, Shown, Table, facts, left_out_table
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.load.plan import LOADER_REMEDIES, ArrayArguments, ArrayOptions, LoaderArguments, LoaderOptions
+from colabstage.load.plan import ArrayArguments, ArrayOptions, LoaderArguments, LoaderOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -270,7 +270,7 @@ class StagedDataset:
         """Return whether there is a split of that name."""
         return split in self.splits
 
-    @public(LoaderOptions, remedies=LOADER_REMEDIES)
+    @public(LoaderOptions)
     def loader(
         self, split: str, batch_size: int, *, options: LoaderOptions | None = None, **arguments: Unpack[LoaderArguments]
     ) -> Loader:

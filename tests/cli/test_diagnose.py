@@ -19,7 +19,7 @@ without_the_package = pytest.mark.skipif(
 
 def test_doctor_ends_well_where_nothing_is_broken(start: Run, photos: Path) -> None:
     """Facts and verdicts are printed, and the exit code is 0."""
-    done = start("doctor", photos, "--workers", "1")
+    done = start("doctor", photos)
     assert done.returncode == 0, done.stderr
     assert f"'{photos}' is on a local disk." in " ".join(done.stdout.split())
     assert done.stderr == ""

@@ -449,8 +449,6 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
             "ranks": DistributedSampler(range(10), num_replicas=1, rank=0),  # type: ignore[arg-type]
         }.items()
     },
-    # It would have no effect.
-    "an offset of labels without boxes": (of_rows(label_offset=1), "label_offset"),
     "an offset that is text": (of_rows(label_offset="1"), "label_offset"),
     # Its samples would count twice, in `len` and in every epoch.
     "a file that is listed twice": (lambda path, _: dataset_h5([path, path]), r"rows\.h5' twice"),
@@ -528,7 +526,7 @@ def test_timms_transforms_get_images(path: Path) -> None:
 def test_a_module_of_images_alone_is_called_as_the_message_says(path: Path) -> None:
     """As a Sequential of torchvision's or kornia's modules, which gets x and y."""
     change = torch.nn.Sequential(torch.nn.Flatten())
-    with pytest.raises(ColabstageError, match=re.escape("such as lambda x, y: (change(x), y)")):
+    with pytest.raises(ColabstageError, match=re.escape("such as batch_transform=lambda x, y: (change(x), y)")):
         next(iter(make_loader(dataset_h5(path), 8, batch_transform=change)))
     loader = make_loader(dataset_h5(path), 8, batch_transform=lambda x, y: (change(x), y))
     assert {tuple(x.shape) for x, _ in loader} == {(8, 192)}

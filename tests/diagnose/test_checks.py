@@ -17,21 +17,10 @@ def other(part: Any, **changes: Any) -> Any:
 
 
 GB = 1_000_000_000
-FILE = SimpleNamespace(
-    path="/content/photos.h5",
-    state="file",
-    nbytes=GB,
-    files=1,
-    largest_folder=0,
-    counted=True,
-    slow_mount=None,
-    problem=None,
-    instead="",
-)
-MISSING = other(FILE, path="/x", state="missing", nbytes=0, files=0)
+FILE = SimpleNamespace(path="/content/photos.h5", state="file", slow_mount=None, problem=None, instead="")
+MISSING = other(FILE, path="/x", state="missing")
 UNREACHABLE = other(MISSING, state="unreachable", problem="no answer")
-FOLDER = other(FILE, path="/content/photos", state="folder", files=9000, largest_folder=4500)
-ON_DRIVE = other(FOLDER, path="/content/drive/MyDrive/photos", slow_mount="Google Drive")
+ON_DRIVE = other(FILE, path="/content/drive/MyDrive/photos", state="folder", slow_mount="Google Drive")
 ANSWERS = SimpleNamespace(mountpoint="/content/drive", kind="Google Drive", state="alive", reason="alive", seconds=0.1)
 T4 = SimpleNamespace(
     index=0, name="Tesla T4", utilisation=0.0, memory_used_bytes=3 << 20, memory_total_bytes=15 << 30, processes=()
@@ -47,9 +36,6 @@ WELL: dict[str, Any] = {
     "cores": 2,
     "memory_bytes": 13 * GB,
     "free_memory_bytes": 11 * GB,
-    "shared_memory_bytes": 6 * GB,
-    "workers": 1,
-    "batch_size": 64,
     "folder": "/content",
     "folder_mount": None,
     "mounts": (ANSWERS,),
@@ -74,30 +60,16 @@ CASES: list[tuple[str, dict[str, Any], Status, str]] = [
     ("disk", {"free_bytes": 3 * GB}, "warn", "3 GB free"),
     ("disk", {"free_bytes": GB // 2}, "fail", "Only 500 MB free"),
     ("disk", {"free_bytes": None}, "fail", "does not say"),
-    ("disk", {"dataset": other(ON_DRIVE, nbytes=29 * GB)}, "ok", "60 GB free"),
-    ("disk", {"dataset": other(ON_DRIVE, nbytes=31 * GB)}, "fail", "takes 62 GB (twice its size"),
-    ("disk", {"dataset": other(ON_DRIVE, nbytes=31 * GB, slow_mount="a network file system (nfs4)")}, "ok", "60"),
     ("mounts", {}, "ok", "1 mount answered"),
     ("mounts", {"mounts": (ANSWERS, other(ANSWERS, seconds=5.0))}, "warn", "after 5.00 s"),
     ("mounts", {"mounts": (other(ANSWERS, state="dead", reason="not connected"),)}, "fail", "not connected, after"),
     ("mounts", {"mounts": ()}, "skip", "Nothing is mounted"),
     ("current folder", {}, "ok", "on a local disk"),
     ("current folder", {"folder_mount": "Google Drive"}, "warn", "'/content' is on Google Drive"),
-    ("memory", {}, "ok", "11 GB of 13 GB free; '/content/photos.h5' has 1 GB: it fits"),
-    ("memory", {"dataset": other(FILE, nbytes=10 * GB)}, "warn", "it does not fit"),
-    ("memory", {"dataset": other(FOLDER, nbytes=10 * GB, counted=False)}, "warn", "has at least 10 GB"),
-    ("memory", {"dataset": None}, "ok", "no dataset"),
-    ("memory", {"dataset": None, "free_memory_bytes": GB // 2}, "warn", "500 MB of 13 GB free"),
-    ("shared memory", {}, "ok", "batches of 64 from 1 worker take up to 154 MB"),
-    ("shared memory", {"shared_memory_bytes": 256 << 20}, "warn", "268 MB free in /dev/shm"),
-    ("shared memory", {"shared_memory_bytes": 64 << 20, "workers": 4}, "warn", "from 4 workers take up to 501 MB"),
-    ("shared memory", {"shared_memory_bytes": None}, "skip", "no /dev/shm"),
-    ("cores", {}, "ok", "2 cores, 1 worker"),
-    ("cores", {"workers": None}, "ok", "at most 1 worker beside"),
-    ("cores", {"workers": 4}, "warn", "2 cores, 4 workers"),
+    ("memory", {}, "ok", "11 GB of 13 GB free"),
+    ("memory", {"free_memory_bytes": GB // 2}, "warn", "500 MB of 13 GB free"),
     ("location", {}, "ok", "is on a local disk"),
-    ("location", {"dataset": ON_DRIVE}, "warn", "(9,000 files, 4,500 entries in the fullest folder) is on"),
-    ("location", {"dataset": other(FILE, slow_mount="Google Drive")}, "warn", "is on Google Drive"),
+    ("location", {"dataset": ON_DRIVE}, "warn", "is on Google Drive"),
     ("location", {"dataset": MISSING}, "fail", "nothing at '/x'"),
     ("location", {"dataset": UNREACHABLE}, "fail", "no answer"),
     ("location", {"dataset": None}, "skip", "No path"),
@@ -151,7 +123,7 @@ def test_only_what_is_broken_fails(report: Any) -> None:
     well = judged(report)
     assert well.exit_code == 0
     assert not any(finding.remedy for finding in well.findings)
-    assert str(well).splitlines()[0] == "All 10 checks passed."
+    assert str(well).splitlines()[0] == "All 8 checks passed."
     warned = judged(report, folder_mount="Google Drive")
     assert warned.exit_code == 0
     assert str(warned).startswith("1 warning; ")

@@ -99,7 +99,7 @@ def interrupt() -> None:
 def test_a_mount_that_dies_meanwhile(drive: SimulatedDrive, my_drive: Path, machine: Path) -> None:
     """A Drive that dies while it is read, or is dead already, is a typed error, and nothing is left behind."""
     write_photos(drive.cloud / "MyDrive" / "photos", 10)
-    for progress in (AtStep("read once more", drive.kill), False):
+    for progress in (AtStep("read Google Drive, later epochs", drive.kill), False):
         with pytest.raises(DriveDisconnectedError):
             compare(my_drive / "photos", progress=progress)
     assert not (machine / "fast").exists()
@@ -131,17 +131,13 @@ def test_a_local_folder(machine: Path) -> None:
 
 
 def test_broken_images_are_left_out(machine: Path) -> None:
-    """One that cannot be decoded is counted; images of many sizes stay encoded, and the note says what a size does; it
-    is also noted that not all would fit in the memory that is free."""
+    """One that cannot be decoded is counted; images of many sizes stay encoded, and the note says what a size does."""
     write_photos(machine / "photos", 12, mixed=True)
-    (machine / "proc").mkdir()
-    (machine / "proc/meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 2 kB\n")
     (machine / "photos/cat/0.jpg").write_bytes(b"no image")
     found = compare(machine / "photos")
     assert (found.compared, found.encoding) == (11, "encoded")
     assert "1 of the images could not be decoded, and were left out." in str(found)
     assert "with image_size=(height, width) they are decoded once" in str(found)
-    assert "A pack of all does not fit in the free memory (2.05 kB)" in str(found)
 
 
 def test_what_is_no_image(machine: Path) -> None:
@@ -153,7 +149,7 @@ def test_what_is_no_image(machine: Path) -> None:
     for name in ("a", "b"):
         (machine / "broken" / name).mkdir(parents=True)
         (machine / "broken" / name / "1.jpg").write_bytes(b"no image")
-    with pytest.raises(SourceReadError, match="None of 2 images could be decoded"):
+    with pytest.raises(SourceReadError, match="2 could not be decoded"):
         compare(machine / "broken")
     with pytest.raises(SourceNotFoundError):
         compare(machine / "nothing")

@@ -39,13 +39,12 @@ def test_a_machine_alone(machine: Path) -> None:
 
 @pytest.mark.fuse
 def test_a_drive_that_answers(my_drive: Path) -> None:
-    """A live Drive passes; a folder on it is counted, and reported as being in the wrong place."""
+    """A live Drive passes; a folder on it is reported as being in the wrong place."""
     make_tree(my_drive / "photos", in_classes(6))
     report = doctor(my_drive / "photos", timeout_s=5.0)
     assert finding(report, "mounts").status == "ok"
     assert [mount.kind for mount in report.facts.mounts] == ["Google Drive"]
     assert finding(report, "location").status == "warn"
-    assert "(6 files, " in finding(report, "location").message
     assert "stage_dataset(path)" in finding(report, "location").remedy
     assert report.exit_code == 0
 
@@ -152,8 +151,6 @@ def test_a_driver_that_hangs_does_not_hang_doctor(smi: FakeSmi) -> None:
     ("arguments", "said"),
     [
         ({"timeout_s": 0}, "timeout_s=0 cannot work; expected more than 0"),
-        ({"batch_size": -1}, "batch_size=-1 cannot work"),
-        ({"num_workers": -1}, "num_workers=-1 cannot work; expected a whole number, 0 or more"),
         ({"path": "https://ann:pw@example.org/photos.zip"}, "'https://example.org/photos.zip' is an .*plan_stage"),
         ({"path": "s3://bucket/photos.h5"}, "'s3://bucket/photos.h5' is an address"),
         ({"path": ""}, "path='' names nothing"),

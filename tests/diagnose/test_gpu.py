@@ -1,7 +1,6 @@
 """GPUs as the driver reports them, and `GpuMonitor` in the background, whose thread ends in every case."""
 
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -98,7 +97,7 @@ def test_a_driver_without_gpus_says_why(smi: FakeSmi, answer: dict[str, Any], sa
 def test_a_program_that_cannot_run_and_none_at_all(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken installation is told from a missing GPU."""
     (smi.folder / "nvidia-smi").write_text("#!/no/such/shell\n", encoding="ascii")
-    assert "Install the NVIDIA driver" in asked().gpu_problem
+    assert "Install its driver" in asked().gpu_problem
     monkeypatch.setenv("PATH", str(smi.folder.parent))
     assert "nvidia-ml-py" in asked().gpu_problem
 
@@ -191,7 +190,7 @@ def test_answers_may_be_missed(smi: FakeSmi) -> None:
         wait_until(lambda: threads() == [])
         count = len(monitor.samples)
     assert len(monitor.samples) == count >= 2
-    assert re.match("Watching ended after .*: There is no NVIDIA GPU here that answers", monitor.summary())
+    assert "watching ended: No NVIDIA GPU answers here" in monitor.summary()
 
 
 def test_a_driver_that_falls_silent_does_not_keep_the_thread(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch) -> None:

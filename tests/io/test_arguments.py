@@ -101,8 +101,8 @@ def test_what_is_no_path_is_answered_in_a_line(tmp_path: Path, kind: str) -> Non
 def refused(value: Any) -> tuple[str, str]:
     """Return how an invalid batch size is shown, and the whole sentence."""
     with pytest.raises(OptionError) as caught:
-        doctor(batch_size=value)
-    shown, cannot, _ = str(caught.value).removeprefix("batch_size=").partition(" cannot work")
+        doctor(timeout_s=value)
+    shown, cannot, _ = str(caught.value).removeprefix("timeout_s=").partition(" cannot work")
     assert cannot, caught.value
     return shown, str(caught.value)
 

@@ -1,7 +1,6 @@
 """Random resized crops that are cut during decoding: `make_loader` gives the same as the transform would."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,21 +133,6 @@ def test_targets_go_with_their_crops(make_pack: Callable[..., Path], targets: st
     if targets == "masks":
         assert ours[0][1].shape == (4, 48, 48)
         assert len(ours[0][1].unique()) > 1
-
-
-def test_without_a_filter_of_torchs_pillow_resizes(
-    make_pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Within a grey level of torch's result."""
-    dataset = dataset_h5(make_pack())
-    loader = make_loader(dataset, COUNT, batch_transform=CROP, seed=3, num_workers=0, memory_budget=0)
-    by_torch, _ = next(iter(loader))
-    loader.set_epoch(0)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "torch", None)
-        by_pillow, _ = next(iter(loader))
-    assert by_pillow.float().std() > 5
-    assert (by_torch.int() - by_pillow.int()).abs().max() <= 1
 
 
 def test_a_broken_file_is_named(make_pack: Callable[..., Path]) -> None:

@@ -226,7 +226,7 @@ def test_a_file_that_changes_is_refused(make_file: Callable[..., Any], kind: str
     [
         ((3,), h5py.vlen_dtype(h5py.vlen_dtype(np.uint8)), ""),
         ((3, 2), h5py.string_dtype(), ""),
-        ((3,), np.dtype([("mean", "f4"), ("count", "i4")]), "mean, count"),
+        ((3,), np.dtype([("mean", "f4"), ("count", "i4")]), "mean.*count"),
         ((3,), np.dtype("V4"), r"\|V4"),
     ],
 )
@@ -242,28 +242,21 @@ def test_values_that_are_no_rows_of_numbers_are_refused(
         dataset_h5(tmp_path / "a.h5")
 
 
-@pytest.mark.parametrize("chunked", [True, False])
-def test_values_that_nobody_wrote_without_a_fill_value(tmp_path: Path, chunked: bool) -> None:
-    """Zeros beside values that exist, as in h5py; an error if there are none at all."""
+def test_values_that_nobody_wrote_without_a_fill_value(tmp_path: Path) -> None:
+    """Zeros beside values that exist, as in h5py."""
     path, properties = tmp_path / "a.h5", h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    if chunked:
-        properties.set_chunk((3,))
+    properties.set_chunk((3,))
     with h5py.File(path, "w") as file:
         space = h5py.h5s.create_simple((9,))
         dataset = h5py.h5d.create(file.id, b"X_train", h5py.h5t.NATIVE_FLOAT, space, properties)
-        if chunked:
-            h5py.Dataset(dataset)[:3] = [1, 2, 3]
+        h5py.Dataset(dataset)[:3] = [1, 2, 3]
     # In version 2 of the fill value message, byte 4 says whether there is one.
-    content, head = path.read_bytes(), bytes([2, 3 if chunked else 2, 2, 1, 0, 0, 0, 0])
+    content, head = path.read_bytes(), bytes([2, 3, 2, 1, 0, 0, 0, 0])
     assert content.count(head) == 1
     path.write_bytes(content.replace(head, head[:3] + bytes(5)))
-    if chunked:
-        with pytest.warns(UserWarning, match="2 of the 3 chunks"):
-            dataset = dataset_h5(path)
-        assert np.asarray(dataset.read_batch(range(9))[0]).tolist() == [1, 2, 3] + [0] * 6
-    else:
-        with pytest.raises(PackFormatError, match="X_train"):
-            dataset_h5(path)
+    with pytest.warns(UserWarning, match="2 of the 3 chunks"):
+        dataset = dataset_h5(path)
+    assert np.asarray(dataset.read_batch(range(9))[0]).tolist() == [1, 2, 3] + [0] * 6
 
 
 # --- other names and other files --------------------------------------------------------------------------------------
@@ -443,7 +436,7 @@ def test_no_rows_and_rows_that_nobody_wrote(tmp_path: Path) -> None:
 
 
 def test_who_needs_arrays_is_told_what_makes_them(tmp_path: Path) -> None:
-    """Keras and TensorFlow, packing, and padding: each message suggests something that works."""
+    """Keras and TensorFlow, and packing: each message suggests something that works."""
     rows = rows_of("f4")
     path = write(tmp_path / "a.h5", X_train=rows, Y_train=np.arange(23))
     with pytest.raises(OptionError, match="transform"):
@@ -455,11 +448,6 @@ def test_who_needs_arrays_is_told_what_makes_them(tmp_path: Path) -> None:
     with pytest.raises(ColabstageError, match="dataset_h5"):
         pack_dataset(path, tmp_path / "packed.h5", progress=False)
     assert not (tmp_path / "packed.h5").exists()
-    with pytest.raises(OptionError, match="pad_sequence") as refused:
-        make_loader(dataset_h5(path), 3, ragged="pad")
-    line = str(refused.value).partition("batch_transform=")[2].removesuffix(".")
-    batches = make_loader(dataset_h5(path), 3, shuffle=False, batch_transform=eval(line, {"torch": torch}))
-    assert next(iter(batches))[0].shape == (3, max(map(len, rows[:3])))
 
 
 def test_a_heap_that_is_broken_is_damage(tmp_path: Path) -> None:

@@ -189,18 +189,6 @@ def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
     assert (loader.state_dict()["epoch"], copied.state_dict()["epoch"]) == (0, 5)
 
 
-@pytest.mark.parametrize("strategy", ["direct", "device"])
-def test_numbers_that_torch_has_no_tensors_of_are_refused(tmp_path: Path, strategy: Any) -> None:
-    """Naming their dtype; a transform that converts them is enough."""
-    for number, kinds in enumerate([("g", "g"), ("g", "f4"), ("f4", "g")]):
-        place = write_rows(tmp_path / f"{number}.h5", *(np.ones((4, 3), kind) for kind in kinds))
-        with pytest.raises(OptionError, match="float128"):
-            list(make_loader(dataset_h5(place), 2, strategy=strategy))
-    write_rows(tmp_path / "long.h5", np.ones((4, 3), np.longdouble), np.ones(4, np.longdouble))
-    x, y = next(iter(make_loader(dataset_h5(tmp_path / "long.h5", np.float64, target_transform=float), 4)))
-    assert (x.sum(), y.sum()) == (12, 4)
-
-
 def test_complex_numbers_become_no_fractions(tmp_path: Path) -> None:
     """They would lose their imaginary part; as they are stored they are served by every framework."""
     place = write_rows(tmp_path / "spectra.h5", np.full((4, 3), 3 + 4j, np.complex64), np.arange(4))

@@ -114,7 +114,7 @@ def drive() -> None:
 
 def diagnosing() -> None:
     """What is wrong here, what staging would change, and how busy the GPU is."""
-    assert_type(colabstage.doctor("photos", num_workers=4, timeout_s=2.0).to_dict(), dict[str, Any])
+    assert_type(colabstage.doctor("photos", timeout_s=2.0).to_dict(), dict[str, Any])
     assert_type(colabstage.doctor().exit_code, int)
     compared = colabstage.compare_sources(Path("photos"), image_size=(8, 8), budget_s=5)
     assert_type((compared.path, compared.speedup), tuple[Path, float])

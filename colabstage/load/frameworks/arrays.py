@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -18,7 +19,7 @@ import numpy as np
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
 from colabstage.images.geometry import VOID
-from colabstage.io.arguments import refuse_argument, whole_number
+from colabstage.io.arguments import ONE_SPLIT, refuse_argument, whole_number
 from colabstage.io.boundary import public
 from colabstage.io.packages import whole_imports
 from colabstage.io.pipeline import SOLO, ThreadPool
@@ -66,7 +67,7 @@ class _Stored(NamedTuple):
 
 
 class ArrayBatches:
-    """Make the batches of every epoch. Safe in threads; picklable.
+    """Make the batches of every epoch. Safe in threads.
 
     Attributes:
         plan: how batches are read, and why.
@@ -93,7 +94,7 @@ class ArrayBatches:
             chosen = chosen_order("rows=", options.rows, len(reader), shuffle=shuffle)
         self._chosen = chosen
         self._visits: Order = chosen or RowOrder(len(reader), self.shuffled)
-        self._weights = _weights_of(options.sample_weight, len(reader), None if chosen is None else chosen.chosen)
+        self._weights = _weights_of(options.sample_weight, len(reader))
         loading = LoaderOptions(
             drop_last=options.drop_last,
             # 0 means no thread in addition to the loop's, as in `make_loader`; here the smallest number is 1.
@@ -153,11 +154,11 @@ class ArrayBatches:
         """Read a batch `(x, y)` of arrays that the caller may change."""
         return self.finish(self.read_ahead(epoch, number, pool))
 
-    def ahead(self, epoch: int, first: int, *, linger_s: float | None = None) -> Ahead[Any]:
+    def ahead(self, epoch: int, first: int) -> Ahead[Any]:
         """Read the batches of an epoch from `first` on in a thread, for `finish`."""
         demand = Demand(self.reader.paths)
         source = self._stream(epoch, first, demand)
-        return Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand, linger_s=linger_s)
+        return Ahead(source, self.plan.prefetch.value, "colabstage-ahead", demand)
 
     def _stream(self, epoch: int, first: int, cancellation: Cancellation) -> Generator[Any]:
         self.reader.warm_up(cancellation)
@@ -222,12 +223,6 @@ class ArrayBatches:
         """Read a batch of one real row, because only that shows what transforms return."""
         return self.finish(self._read(np.zeros(1, np.intp), SOLO))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_batcher": None, "_order": None, "_announced": None, "_announcing": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _batcher=_batcher_of(state["reader"], state["plan"]), _announcing=Lock())
-
     def _finished(self, x: NDArray[Any], y: Any, rows: NDArray[np.intp], pool: ThreadPool) -> Batch:
         """Return the batch of these inputs and targets: x in the requested dtype, with the values of `make_loader`."""
         if (wanted := self._dtype) is not None:
@@ -267,9 +262,7 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
     dataset: Any = source
     reader = getattr(dataset, "reader", None)
     if not isinstance(reader, SplitReader):
-        remedy = (
-            "Pass data['train'] of what stage_dataset returns; of a Subset, subset.dataset with rows=subset.indices."
-        )
+        remedy = f"{ONE_SPLIT} Of a Subset pass subset.dataset, and rows=subset.indices."
         refuse_argument("dataset", source, "a dataset_h5 or the path of an HDF5 file", remedy=remedy)
     if dataset.return_index:
         msg = "The dataset has return_index=True, and training takes (x, y). Make it without."
@@ -290,15 +283,12 @@ def _check_arrays(reader: SplitReader) -> None:
 def _float_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
     if dtype is None:
         return None
-    try:
-        found = np.dtype(dtype)
     # Which one numpy raises depends on the text.
-    except (TypeError, ValueError, SyntaxError):
-        found = np.dtype(object)
-    if found.kind != "f":
-        msg = f'dtype={dtype!r} cannot work; expected "float16", "float32", "float64", or None for values as stored.'
-        raise OptionError(msg)
-    return found
+    with suppress(TypeError, ValueError, SyntaxError):
+        if (found := np.dtype(dtype)).kind == "f":
+            return found
+    msg = f'dtype={dtype!r} cannot work; expected "float16", "float32", "float64", or None for values as stored.'
+    raise OptionError(msg)
 
 
 def _class_count(wanted: object, reader: SplitReader) -> int | None:
@@ -313,27 +303,17 @@ def _class_count(wanted: object, reader: SplitReader) -> int | None:
     return whole_number("one_hot", wanted, least=1, otherwise=', the number of classes, or "auto"')
 
 
-def _weights_of(weights: ArrayLike | None, samples: int, chosen: NDArray[np.intp] | None) -> NDArray[np.float32] | None:
+def _weights_of(weights: ArrayLike | None, samples: int) -> NDArray[np.float32] | None:
     if weights is None:
         return None
-    given = found = np.asarray(weights)
+    found = np.asarray(weights)
     if found.shape != (samples,) or found.dtype.kind not in "iufb":
         msg = (
             f"sample_weight has shape {found.shape} and dtype {found.dtype}; expected {samples:,} numbers, one for "
             "each sample of the split."
         )
         raise OptionError(msg)
-    with np.errstate(over="ignore"):
-        found = found.astype(np.float32)
-    rows = np.arange(samples) if chosen is None else chosen
-    # A single one makes the loss NaN, and with it the model.
-    if len(bad := rows[~np.isfinite(found[rows])]):
-        msg = (
-            f"sample_weight is {given[bad[0]]} for row {bad[0]:,}, one of {len(bad):,}; expected finite numbers, as "
-            "float32 has them. Write 0 for samples that do not count, or leave them out by rows=."
-        )
-        raise OptionError(msg)
-    return found
+    return found.astype(np.float32)
 
 
 def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
@@ -429,7 +409,7 @@ class NumpyLoader(Shown, Iterated):
         """Begin the next epoch."""
         epoch, self._epoch = self._epoch, self._epoch + 1
         batches = self._batches
-        return self._begun(Iteration(lambda: Steps(batches.ahead(epoch, 0), lambda one: (one,), batches.finish)))
+        return self._begun(lambda: Steps(batches.ahead(epoch, 0), lambda one: (one,), batches.finish))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`, to continue training after a restart.

@@ -12,6 +12,7 @@ from colabstage.io.arguments import ONE_SPLIT, refuse_argument
 from colabstage.io.boundary import public
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import format_bytes
+from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
@@ -41,18 +42,13 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
 
     Raises:
         MissingDependencyError: `datasets` is not installed.
-        OptionError: `dataset` is not a `dataset_h5`, both columns have the same name, or values are of a dtype that
-            `datasets` lacks.
+        OptionError: `dataset` is not a `dataset_h5`, or values are of a dtype that `datasets` lacks.
         NotEnoughSpaceError: the split does not fit into memory; raised before the first row is read.
     """
     reader = getattr(dataset, "reader", None)
-    if reader is None or not hasattr(reader, "read_x"):
-        is_subset = hasattr(dataset, "dataset") and hasattr(dataset, "indices")
-        remedy = "Of a Subset write to_hf(subset.dataset).select(subset.indices)." if is_subset else ONE_SPLIT
+    if not isinstance(reader, SplitReader):
+        remedy = f"{ONE_SPLIT} Of a Subset write to_hf(subset.dataset).select(subset.indices)."
         refuse_argument("dataset", dataset, "a dataset_h5", remedy=remedy)
-    if x == y:
-        msg = f"x={x!r} and y={y!r} are one name; give two."
-        raise OptionError(msg)
     try:
         import datasets
     except ImportError as error:

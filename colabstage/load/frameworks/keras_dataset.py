@@ -35,16 +35,13 @@ if TYPE_CHECKING:
 
 # Before training, Keras takes one or two batches to learn their shapes, and its prefetching two or three more.
 _LOOK_BATCHES = 4
-# Longer than most training steps, and short enough that no thread is left when training stops.
-_LINGER_S = 1.0
 
 
 class KerasBatches(Shown, keras.utils.PyDataset):  # type: ignore[misc]  # keras has no type information
     """Give batches to `model.fit`, `evaluate` and `predict`, read ahead by a thread of this process. Made by
     `to_keras`. It has `class_indices` and `filenames`, as Keras's own iterators of folders.
 
-    Each pass over the data is the next epoch; only one pass runs at a time. The thread ends a second after enough
-    batches are ready, so that none remains when training stops.
+    Each pass over the data is the next epoch; only one pass runs at a time. The thread ends with the epoch.
 
     Attributes:
         plan: how batches are read, and why.
@@ -149,13 +146,6 @@ class KerasBatches(Shown, keras.utils.PyDataset):  # type: ignore[misc]  # keras
             raise OptionError(msg)
         super().__setattr__(name, value)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Locks and threads cannot be pickled; the other process makes its own.
-        return {**self.__dict__, "_lock": None, "_ahead": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
-
     def _start_epoch(self, epoch: int) -> None:
         self._epoch = epoch
         self._asked.clear()
@@ -187,21 +177,13 @@ class KerasBatches(Shown, keras.utils.PyDataset):  # type: ignore[misc]  # keras
                 # A request out of order: reading ahead would be in vain.
                 self._coming = (epoch, number + 1)
                 return self._batches.read(epoch, number)
-            self._begin(epoch, number)
+            self._ahead = self._batches.ahead(epoch, number)
         self._coming = (epoch, number + 1)
-        try:
-            batch = next(self._ahead)  # type: ignore[arg-type]  # begun just now
-        except StopIteration:
-            # The read-ahead ended because nothing was taken for a while.
-            batch = next(self._begin(epoch, number))
+        batch = next(self._ahead)
         # The thread has ended already; this frees its memory before validation begins.
         if number + 1 == len(self):
             self._end()
         return self._batches.finish(batch)
-
-    def _begin(self, epoch: int, number: int) -> Ahead[Any]:
-        self._ahead = self._batches.ahead(epoch, number, linger_s=_LINGER_S)
-        return self._ahead
 
     def _end(self) -> None:
         ahead, self._ahead = self._ahead, None

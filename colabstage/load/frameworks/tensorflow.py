@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import count
 from typing import TYPE_CHECKING, Any, Unpack
-from weakref import ref
+from weakref import proxy
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from colabstage.load.frameworks.arrays import MOST_AT_ONCE, ArrayBatches
 from colabstage.load.plan import ArrayArguments, ArrayOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -96,7 +96,6 @@ def to_tf_data(
     if tables is None or shared is None:
         made = _read(tf, batches, next_epoch, read_at_once)
     else:
-        _check_dtypes(tf, [table.dtype for table in tables[1:]])
         # On the CPU, where datasets run. Variables, because a dataset copies other tensors that it refers to.
         with tf.device("CPU:0"):
             variables = [tf.Variable(table, trainable=False) for table in (shared, *tables[1:])]
@@ -123,18 +122,17 @@ def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at
     boxes = [part for part in sample if isinstance(part, dict) and LENGTHS in part]
     padded = {id(column) for part in boxes for column in part.values() if column.ndim > 1}
     shapes = [(size, *((None, *part.shape[2:]) if id(part) in padded else part.shape[1:])) for part in flat]
-    _check_dtypes(tf, dtypes)
     total, threads = len(batches), batches.plan.workers.value // read_at_once
     # TensorFlow keeps every function for the life of the process; these must not keep a file open.
-    reference = ref(batches)
+    alive = proxy(batches)
 
     def begin() -> NDArray[np.int64]:
-        _alive(reference).reader.warm_up()
+        alive.reader.warm_up()
         return np.array(next_epoch(), np.int64)
 
     def read(epoch: NDArray[np.int64], number: NDArray[np.int64]) -> list[NDArray[Any]]:
         with ThreadPool(threads) as pool:
-            return list(tf.nest.flatten(_alive(reference).read(int(epoch), int(number), pool)))
+            return list(tf.nest.flatten(alive.read(int(epoch), int(number), pool)))
 
     def batch(epoch: Any, number: Any) -> Any:
         parts = tf.numpy_function(read, [epoch, number], dtypes)
@@ -160,10 +158,9 @@ def _gathered(
 
     One call to Python returns the row numbers of several batches, so that TensorFlow rarely waits for Python's lock.
     """
-    total, size, reference = len(batches), batches.plan.batch_size, ref(batches)
+    total, size, alive = len(batches), batches.plan.batch_size, proxy(batches)
 
     def ask(epoch: NDArray[np.int64], block: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        alive = _alive(reference)
         alive.reader.check()
         if alive.per_sample:
             msg = "The dataset was given a transform after to_tf_data had looked at it. Call to_tf_data again."
@@ -192,19 +189,6 @@ def _gathered(
     return made.apply(tf.data.experimental.assert_cardinality(total))
 
 
-def _check_dtypes(tf: Any, dtypes: Iterable[np.dtype[Any]]) -> None:
-    """Refuse dtypes that TensorFlow does not have, such as numbers of 16 bytes."""
-    for dtype in dtypes:
-        try:
-            tf.as_dtype(dtype)
-        except TypeError as error:
-            msg = (
-                f"TensorFlow has no tensors of dtype {dtype}. Give a dataset_h5 a transform, or target_transform, that "
-                'converts them: transform=lambda x: x.astype("float64").'
-            )
-            raise OptionError(msg) from error
-
-
 def _shared(tf: Any, array: NDArray[Any]) -> Any:
     """Return a tensor that shares an array's memory; `None` if TensorFlow would copy it."""
     # In the scope of a distribution strategy, a variable is copied to each device.
@@ -214,11 +198,3 @@ def _shared(tf: Any, array: NDArray[Any]) -> Any:
     if array.ctypes.data % _ALIGNMENT_BYTES or array.dtype.kind not in "iuf" or array.itemsize > _WIDEST_BYTES:
         return None
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
-def _alive(reference: ref[ArrayBatches]) -> ArrayBatches:
-    batches = reference()
-    if batches is None:
-        msg = "The dataset that to_tf_data made is gone, and its iterator with it. Keep one of them."
-        raise RuntimeError(msg)
-    return batches

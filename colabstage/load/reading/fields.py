@@ -119,11 +119,12 @@ def choose_engine(resident: float, nbytes: int, spare_bytes: int) -> Choice:
 def read_storage(dataset: Any, name: str, path: Path, slow_mount: str | None = None) -> Storage:
     """Describe an open `h5py.Dataset` of numbers, `name` in the file at `path`; refuse what cannot be read.
     `slow_mount`: why it must not be mapped."""
-    from h5py import h5d, h5z
+    from h5py import h5z
 
     dtype = dataset.dtype.newbyteorder("=")
     if dtype.kind not in "biufc":
-        msg = f"{name} in '{path}' holds {_not_numbers(dataset)}"
+        remedy = ragged_trouble(dataset) or "Store them as numbers."
+        msg = f"{name} in '{path}' holds values of {dataset.dtype}; expected numbers. {remedy}"
         raise PackFormatError(msg)
     properties = dataset.id.get_create_plist()
     filters = [properties.get_filter(number) for number in range(properties.get_nfilters())]
@@ -135,15 +136,8 @@ def read_storage(dataset: Any, name: str, path: Path, slow_mount: str | None = N
                 "Install it with: pip install hdf5plugin, and `import hdf5plugin` before opening the file."
             )
             raise PackFormatError(msg)
-    in_place = not (dataset.chunks or dataset.is_virtual)
-    written = bool(dataset.id.get_storage_size())
-    # HDF5 would leave the memory uninitialised.
-    undefined = properties.fill_value_defined() == h5d.FILL_VALUE_UNDEFINED
-    if in_place and not written and dataset.size and undefined:
-        msg = f"Nothing has been written to {name} in '{path}', and it has no fill value. Write its rows first."
-        raise PackFormatError(msg)
     # In a file with a user block, HDF5 names an offset even for data that was never written.
-    offset, why = dataset.id.get_offset() if written else None, ""
+    offset, why = dataset.id.get_offset() if dataset.id.get_storage_size() else None, ""
     if names:
         why = f"its chunks are filtered ({', '.join(names)}), and HDF5 decodes them one at a time"
     elif dataset.chunks is not None:
@@ -176,19 +170,6 @@ def _is_native(dataset: Any) -> bool:
         # h5py stores booleans as an enumeration and complex numbers as a pair, with the size of numpy's.
         return bool(stored.get_size() == dataset.dtype.itemsize)
     return bool(stored.equal(h5t.py_create(dataset.dtype)))
-
-
-def _not_numbers(dataset: Any) -> str:
-    """Name the type of values that are not numbers in HDF5's terms, and say what to do."""
-    from h5py import check_string_dtype, check_vlen_dtype
-
-    names, base, remedy = dataset.dtype.names, check_vlen_dtype(dataset.dtype), "Store them as numbers."
-    what = f"compound values of {', '.join(names)}" if names else f"{dataset.dtype} values"
-    if check_string_dtype(dataset.dtype) is not None:
-        what = "texts"
-    elif base is not None:
-        what = f"rows of any number of {base} values (HDF5's variable length)"
-    return f"{what}; expected numbers. {ragged_trouble(dataset) or remedy}"
 
 
 def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
@@ -469,17 +450,10 @@ class Boxes:
         ]
 
 
-# Fewer keys than this are read one by one, at 50 µs each; all of 200,000 take 100 ms.
-_FEW_KEYS = 256
-
-
 def read_keys(dataset: Any, rows: NDArray[np.intp] | None) -> list[str]:
     """Return texts of an open dataset; all of them if `rows` is `None`."""
-    texts = dataset.asstr()
-    if rows is not None and len(rows) <= _FEW_KEYS:
-        return [str(texts[row]) for row in rows.tolist()]
-    every = texts[()] if rows is None else texts[()][rows]
-    return list(map(str, every))
+    every = dataset.asstr()[()]
+    return list(map(str, every if rows is None else every[rows]))
 
 
 # Encoded fields: image and mask files, decoded when they are read, whole or no further than a crop needs.
@@ -490,22 +464,14 @@ _FINAL = -1
 
 
 def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Resize uint8 `(h, w, C)` into `out`, `(H, W, C)`, by the antialiased bilinear filter: torch's if it is there,
-    which takes a quarter of the time of Pillow's and agrees within one grey level of 255. Safe in threads."""
+    """Resize uint8 `(h, w, C)` into `out`, `(H, W, C)`, by torch's antialiased bilinear filter. Safe in threads."""
     # Packing has resized the image already.
     if pixels.shape == out.shape:
         out[...] = pixels
         return
-    try:
-        # A contiguous copy made by numpy: torch would copy with several threads, which costs a hundred times as much
-        # while the cores decode other images.
-        scale_by_torch(np.ascontiguousarray(pixels), out)
-    except ImportError:
-        from PIL import Image
-
-        height, width, channels = out.shape
-        image = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels))
-        out[...] = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
+    # A contiguous copy made by numpy: torch would copy with several threads, which costs a hundred times as much while
+    # the cores decode other images.
+    scale_by_torch(np.ascontiguousarray(pixels), out)
 
 
 class _Own(threading.local):

@@ -257,9 +257,6 @@ class SplitPart:
             self.info, self.classes = info.split(split), info.classes
             self._x = self._examine(file, self.info.x)
             self._y = None if self.info.y is None else self._examine(file, self.info.y)
-        if self._y is not None and self._y.info.image is not None:
-            msg = f"{self._y.info.name} in '{self.path}' holds image files; expected numbers, masks or boxes."
-            raise PackFormatError(msg)
         self.facts = RowFacts.of(self._x, self._y)
         shape = self.facts.row_shape
         stored = self._x.nbytes // max(1, len(self))
@@ -535,9 +532,8 @@ class SplitReader(RowFacts):
                 f"MATLAB shows them they are read by {_packing_line(path, self.paths[:1], self.fields, self.split)}."
             )
         sides = [(side, part.path) for part in self._parts for side in (part._x, part._y) if side is not None]
-        holes = [(side, place) for side, place in sides if side.storage.unwritten]
         # The writer of a pack that is being made is at work.
-        for side, place in holes[:1] if self.arrival is None else ():
+        for side, place in [one for one in sides if one[0].storage.unwritten][:1] if self.arrival is None else ():
             doubts.append(
                 f"{side.storage.unwritten} of {side.info.name} in '{place}' were never written, as where a program was "
                 "stopped: they are read as the fill value, which is mostly 0. Write the file again, or visit the rows "
@@ -552,9 +548,8 @@ class SplitReader(RowFacts):
             )
         if self.slow_mount is not None and not self.in_memory:
             doubts.append(
-                f"'{path}' is on {self.slow_mount}: every sample is fetched through it, in every epoch, which is many "
-                "times slower than a local disk. Copy the file to a local disk first (stage_dataset does), or read it "
-                "once: dataset_h5(path, in_memory=True)."
+                f"'{path}' is on {self.slow_mount}: every sample is fetched through it, in every epoch. Copy the file "
+                "to a local disk first (stage_dataset does), or read it once: dataset_h5(path, in_memory=True)."
             )
         for doubt in doubts:
             warnings.warn(doubt, UserWarning, stacklevel=stacklevel)
@@ -590,7 +585,7 @@ class SplitReader(RowFacts):
         """Read inputs, in the order of `indices`, of which negative ones count from the end: into `out`, C-contiguous
         `(B, *row_shape)`, or a new array; a list of B arrays, or of B `str`, if `row_shape` is `None`."""
         rows = resolve_rows(indices, len(self))
-        out = _fitting_array(out, len(rows), self.row_shape, self.row_dtype, "rows")
+        out = _fitting_array(out, len(rows), self.row_shape, self.row_dtype)
         with self._held(rows, pool):
             found: NDArray[Any] | list[Any] = self._share_out(
                 rows, out, lambda part, own, into, _: part.x.read(own, pool, into)
@@ -622,7 +617,7 @@ class SplitReader(RowFacts):
             msg = f"The inputs of '{self.path}' are not made of image files of their own sizes: {self.whole_reason}."
             raise TypeError(msg)
         rows = resolve_rows(indices, len(self))
-        target = _fitting_array(out, len(rows), (*size, self.crop_channels), np.dtype(np.uint8), "rows")
+        target = _fitting_array(out, len(rows), (*size, self.crop_channels), np.dtype(np.uint8))
         with self._held(rows, pool):
             # Called once for the whole batch, because random numbers depend on an image's place in the batch, and must
             # not start over with each file.
@@ -640,7 +635,7 @@ class SplitReader(RowFacts):
         `str`, boxes one of B dicts: `boxes` float32 `(M, 4)` in pixels of the image that `read_x` returns, and every
         other column, `(M, …)`."""
         rows = resolve_rows(indices, len(self))
-        out = _fitting_array(out, len(rows), self.target_shape, self.target_dtype, "targets")
+        out = _fitting_array(out, len(rows), self.target_shape, self.target_dtype)
         if not self.has_targets:
             return np.full(len(rows), -1, np.int64)
         # Boxes depend on the sizes of their images, which are in the headers of the inputs.
@@ -706,9 +701,8 @@ class SplitReader(RowFacts):
             return self
         if self.arrival is not None and not self.arrival.complete:
             msg = (
-                f"The rows of '{self.path}' are here in part ({self.arrival.layout.reason}), and all of them were to "
-                'be read into memory. Write strategy="auto" and leave out in_memory=; or have all of it here: without '
-                "disk_limit=, or after data.wait()."
+                f"The rows of '{self.path}' are here in part ({self.arrival.layout.reason}), so they cannot be read "
+                "into memory. Leave out in_memory=, or disk_limit=; or call data.wait() before."
             )
             raise OptionError(msg)
         # A single file checks this itself, with its own message.
@@ -794,19 +788,15 @@ def _check_one_set(infos: list[PackInfo], split: str) -> list[Path]:
 
 
 def _fitting_array(
-    out: NDArray[Any] | None, count: int, row_shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None, what: str
+    out: NDArray[Any] | None, count: int, row_shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None
 ) -> NDArray[Any] | None:
     """Return `out`, or a new array, for `count` rows of one shape; `None` if shapes differ."""
-    if row_shape is None or dtype is None:
-        if out is None:
-            return None
-        msg = f"These {what} do not share one shape, and so no out array. Leave out=None."
-        raise ValueError(msg)
-    shape = (count, *row_shape)
+    shape = None if row_shape is None or dtype is None else (count, *row_shape)
     if out is None:
-        return empty_array(shape, dtype)
+        return None if shape is None or dtype is None else empty_array(shape, dtype)
     # Engines write into it by address, so in anything else values would go to the wrong places.
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
-        msg = f"out is {out.shape} {out.dtype}; expected a writable, C-contiguous array, {shape} {dtype}."
+        expected = "none, as rows have shapes of their own" if shape is None else f"C-contiguous {shape} {dtype}"
+        msg = f"out is {out.shape} {out.dtype}; expected {expected}."
         raise ValueError(msg)
     return out

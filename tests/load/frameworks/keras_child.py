@@ -2,7 +2,6 @@
 backend once."""
 
 import json
-import pickle
 import sys
 import threading
 import time
@@ -92,8 +91,6 @@ def main(path: Path) -> dict[str, Any]:
 
     facts["backend"] = keras.backend.backend()
     facts["by_hand"] = [[np.asarray(y).tolist() for _, y in by_hand] for _ in range(2)]
-    copied = pickle.loads(pickle.dumps(by_hand))
-    facts["copied"] = [np.asarray(y).tolist() for _, y in copied]
 
     looked = to_keras(path, BATCH, seed=SEED)
     facts["parts"] = [[np.asarray(looked[number][1]).tolist() for number in range(3)] for _ in range(2)]

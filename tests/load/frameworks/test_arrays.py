@@ -111,7 +111,6 @@ def test_transforms_of_the_dataset_are_called(make_file: Callable[..., Any]) -> 
         lambda x: x[: 1 + int(x[0, 0, 0]) % 2],
         lambda x: (x, x[: 1 + int(x[0, 0, 0]) % 2]),
         lambda x: {str(int(x[0, 0, 0]) % 2): x},
-        lambda x: x if x[0, 0, 0] % 2 else x / 255,
     ):
         with pytest.raises(OptionError, match="results of transform make no batch"):
             list(to_numpy(dataset_h5(sample.path, odd), 5))
@@ -204,8 +203,6 @@ def test_encoded_images_are_decoded(make_encoded: Callable[..., Path], size: tup
         ({"rows": [], "shuffle": False}, "no batch"),
         ({"sample_weight": np.ones(5)}, "sample_weight"),
         ({"sample_weight": ["a"] * 23}, "sample_weight"),
-        ({"sample_weight": [1.0] * 22 + [np.nan]}, "row 22"),
-        ({"sample_weight": [1.0] * 22 + [1e300]}, r"1e\+300 for row 22"),
         ({"dtype": ","}, "dtype=','"),
     ],
     ids=str,
