@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
@@ -470,11 +470,7 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool, most:
         if suffix == NPY:
             found.append(read_npy(tree, entry, tree.written_name(entry)))
         elif suffix == _NPZ:
-            try:
-                found += npz_arrays(tree, entry, most=most)
-            except CorruptArchiveError as error:
-                msg = f"'{entry.name}' cannot be read: {error}"
-                raise LayoutError(msg) from error
+            found += npz_arrays(tree, entry, most=most)
         elif suffix == _MAT and not _is_hdf5(source.head(entry, 2 * _BLOCKS[-1])):
             found += matlab_arrays(tree, entry)
         else:
