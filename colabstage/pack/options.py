@@ -31,10 +31,11 @@ RULES_VERSION = 5
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
     "image_folder": 8,
-    "pixel_table": 9,
+    "pixel_table": 10,
     **dict.fromkeys(("coco_classes", "images", "lmdb"), 11),
     "file_names": 12,
-    **dict.fromkeys(("arrow", "tokens", "webdataset"), 13),
+    **dict.fromkeys(("arrow", "tokens"), 13),
+    "webdataset": 14,
     **dict.fromkeys(("array_folder", "arrays"), 15),
     "audio": 16,
     "tfrecord": 17,

@@ -391,7 +391,7 @@ TABLES = [
       for encoding, right in [("gbk", noted("not in UTF-8.*Latin-1.*save it as UTF-8")), ("utf-8", lambda packed: bool(packed.found) and not noted("Latin-1")(packed)), ("utf-16", lambda packed: bool(packed.found) and not noted("Latin-1")(packed))]
       if (name, encoding) != ("names of classes", "utf-16")),
     row("a class with a line break", files("images/{0..3}.jpg", {"labels.csv": 'file,label\n0.jpg,"ca\nt"\n1.jpg,dog\n2.jpg,"ca\nt"\n3.jpg,dog\n'}), right=[refused(r"'ca\\nt'")]),
-    row("masks of each class in a folder", files("images/{0..3}.jpg", {"masks/{cat,dog}/{0..3}.png": DIAGONAL}), right=[refused(r"layout=image_masks\('cat'\)")]),
+    row("masks of each class in a folder", files("images/{0..3}.jpg", {"masks/{cat,dog}/{0..3}.png": DIAGONAL}), right=[refused("images and masks: a function as layout=")]),
     row("masks of each class in a folder, one named", files("images/{0..3}.jpg", {"masks/{cat,dog}/{0..3}.png": grey(np.zeros((48, 64), np.uint8))}), right=[found("train: 4 masks .*")], layout=image_masks("cat")),
     *(row(f"a table of splits alone: {name}", {**made, "split.csv": ("\n".join([header, *(line.format(name=one) for one, line in zip(names, lines, strict=True))]) + "\n").encode()}, right=[right])
       for name, made, names, header, lines, right in [

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import refuse_import
 from colabstage.io.units import listed
@@ -80,7 +80,7 @@ from colabstage.layouts.table import (
     stamp_of,
 )
 from colabstage.machine.resources import allow_open_files
-from colabstage.trees.bytes import ByteSource, SourceFile
+from colabstage.trees.bytes import SourceFile
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 
 if TYPE_CHECKING:
@@ -470,11 +470,7 @@ def _find_arrays(source: Source, files: FileEntries, *, takes_packs: bool, most:
         if suffix == NPY:
             found.append(read_npy(tree, entry, tree.written_name(entry)))
         elif suffix == _NPZ:
-            try:
-                found += npz_arrays(tree, entry, most=most)
-            except CorruptArchiveError as error:
-                msg = f"'{entry.name}' cannot be read: {error}"
-                raise LayoutError(msg) from error
+            found += npz_arrays(tree, entry, most=most)
         elif suffix == _MAT and not _is_hdf5(source.head(entry, 2 * _BLOCKS[-1])):
             found += matlab_arrays(tree, entry)
         else:
@@ -958,14 +954,12 @@ class _Table(NamedTuple):
 
 def pixels_state(source: Source) -> Found:
     """Read .csv files whose rows are images: square, with one or three channels; and records of their other columns."""
-    files = source.ending_in((".csv", ".gz")).where(lambda name: name.lower().removesuffix(".gz").endswith(".csv"))
-    tables = {entry: _read_head(source, entry) for entry in files}
-    for entry, count in ((entry, count) for entry, (*_, count) in tables.items() if count):
+    tables = {entry: _read_head(source, entry) for entry in source.ending_in((".csv",))}
+    for entry, count in ((entry, count) for entry, (_, count) in tables.items() if count):
         return near(_no_header(entry, count))
-    of_pixels = {entry: (packed, columns) for entry, (packed, columns, _) in tables.items() if columns is not None}
+    of_pixels = {entry: columns for entry, (columns, _) in tables.items() if columns is not None}
     copies = _copies(source, list(of_pixels))
-    rest = {entry: one for entry, one in of_pixels.items() if entry not in copies}
-    found = [_read_rows(one or open_member(source.tree, entry), entry, own) for entry, (one, own) in rest.items()]
+    found = [_read_rows(source.tree, entry, own) for entry, own in of_pixels.items() if entry not in copies]
     require_files(found, source, "table of pixels (.csv with columns label, pixel0, … or label, pixels)")
     # Whichever is taken, the other may be the dataset; numbers beside photographs are mostly measurements of them. But
     # a few pictures beside many rows only show what these are.
@@ -1000,17 +994,15 @@ def pixels_state(source: Source) -> Found:
     return replace(made, used=frozenset(one.name for one in of_pixels))
 
 
-def _read_head(source: Source, entry: FileEntry) -> tuple[ByteSource | None, _PixelColumns | None, int]:
-    """Return the content of a .csv.gz; a table's columns, if it has pixels; and how many there are if nothing says
-    which these are, otherwise 0."""
-    # It shows its header only unpacked.
-    packed = open_unpacked(source.tree, entry) if entry.name.lower().endswith(".gz") else None
-    head = source.head(entry, _HEAD_BYTES) if packed is None else packed.pread(_HEAD_BYTES, 0)
+def _read_head(source: Source, entry: FileEntry) -> tuple[_PixelColumns | None, int]:
+    """Return a table's columns, if it has pixels; and how many there are if nothing says which these are, otherwise
+    0."""
+    head = source.head(entry, _HEAD_BYTES)
     columns, cells = _read_columns(entry.name, head), _cells(head.partition(b"\n")[0])
     are_numbers = all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None
     if columns is None and are_numbers:
         columns = _bare_columns([_cells(line) for line in head.split(b"\n")[:-1]])
-    return packed, columns, len(cells) - 1 if columns is None and are_numbers else 0
+    return columns, len(cells) - 1 if columns is None and are_numbers else 0
 
 
 def _no_header(entry: FileEntry, count: int) -> str:
@@ -1087,7 +1079,8 @@ def _cell(written: bytes) -> bytes:
     return written.strip().strip(b'"')
 
 
-def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
+def _read_rows(tree: Tree, entry: FileEntry, columns: _PixelColumns) -> _Table:
+    source = open_member(tree, entry)
     parts, end, corners = array("q"), 0, Counter[bytes]()
     names = [*columns.before, *columns.after]
     values: list[list[Any]] = [[] for _ in names]

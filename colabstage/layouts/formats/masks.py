@@ -7,7 +7,7 @@ import itertools
 import posixpath
 import re
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -530,13 +530,6 @@ def pair_names(source: Source, x: str | None, y: str | None) -> tuple[_Sides, _P
     if 2 * len(pairs) < len(expected) or not pairs or (y is None and "train" in of_images - splits):
         paired = {image.name for image, _ in pairs}
         first = next((image.name for image in sides.images if image.name not in paired), "")
-        # A mask of each class in folders of these.
-        by_stem: dict[str, dict[str, str]] = defaultdict(dict)
-        for mask, (_, stem) in sides.masks.items():
-            by_stem[stem].setdefault(words.folder_of(mask.name), mask.name)
-        several = next((by_stem[stem] for _, stem in sides.images.values() if len(by_stem[stem]) > 1), {})
-        if several and not pairs:
-            return near(str(_two_masks_error(*list(several.values())[:2])))
         msg = (
             f"Of {len(sides.images):,} images in '{source.label}' {len(pairs):,} have a mask of the same name (first "
             f"without: '{first}'); expected at least half, and some of those in train."
@@ -559,11 +552,8 @@ def _sides(source: Source, x: str | None, y: str | None) -> _Sides:
     of_masks = np.array([any(map(_MASK_FOLDER.fullmatch, parts)) for parts in spelled], np.bool_)
     of_images = np.array([any(map(words.holds_images, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
-    # Few of a million names end so, and only those are searched; mostly none does, which all of them show at once.
-    lowered = "\0".join([*files.names, ""]).lower()
     ends = tuple(word + ending.lower() for word in _MASK_ENDS for ending in files.endings[0])
-    ends = tuple(end for end in ends if f"{end}\0" in lowered)
-    for row in [row for row, name in enumerate(files.names) if name.lower().endswith(ends)] if ends else ():
+    for row in (row for row, name in enumerate(files.names) if name.lower().endswith(ends)):
         if not of_images[of_files[row]]:
             are_masks[row] |= _MASK_SUFFIX.search(words.stem_of(files.names[row])) is not None
     if y is None and not are_masks.any() and len(files.endings[0]) > 1:

@@ -30,7 +30,6 @@ _LINE_END, _BLANK = ord("\n"), ord(" ")
 # Up to this many bytes of a cell are read as an integer; the mask keeps the bits of a shorter cell.
 _SHORT = 8
 _LETTERS = np.array([(1 << 8 * count) - 1 for count in range(_SHORT + 1)], np.uint64)
-_LOOKED_AT = 1024
 # Files that may be tables, but are mostly something else.
 LISTS = (".txt", ".lst", ".json")
 NESTED = (".json", ".yaml", ".yml")
@@ -197,14 +196,9 @@ def _column_of(content: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64
     if widths.max(initial=0) > _SHORT:
         places = zip(starts.tolist(), ends[1:].tolist(), strict=True)
         return name, [content[start:end].decode() for start, end in places]
-    # Short cells become integers, whose distinct values are found quickly, mostly among the first.
+    # Short cells become integers, whose distinct values are found quickly.
     letters: NDArray[np.uint64] = np.ndarray((len(content) - _SHORT + 1,), "<u8", content, strides=(1,))
-    codes = letters[starts] & _LETTERS[widths]
-    for found in (codes[:_LOOKED_AT], codes):
-        known = np.unique(found)
-        numbers = np.searchsorted(known, codes)
-        if (known.take(numbers, mode="clip") == codes).all():
-            break
+    known, numbers = np.unique(letters[starts] & _LETTERS[widths], return_inverse=True)
     texts = [code.to_bytes(_SHORT, "little").rstrip(b"\0").decode() for code in known.tolist()]
     return name, NumberedCells(texts, numbers.astype(np.min_scalar_type(len(texts))))
 

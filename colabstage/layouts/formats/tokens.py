@@ -266,21 +266,18 @@ def _chunks(tree: Tree, entry: FileEntry) -> Iterator[bytes]:
 
 def _pieces(tree: Tree, entry: FileEntry) -> Iterator[bytes]:
     """Yield the content in pieces that end after a line, or at the end of the file."""
-    rest: list[bytes] = []
-    held = 0
+    held = bytearray()
     for chunk in _chunks(tree, entry):
         for start in range(0, len(chunk), _PIECE_BYTES):
             part = chunk[start : start + _PIECE_BYTES]
+            held += part
             # A tokenizer must not receive half a word, or half a character.
-            end = part.rfind(b"\n") + 1
-            if end and held + end >= _PIECE_BYTES:
-                yield b"".join([*rest, part[:end]])
-                rest, held = [part[end:]], len(part) - end
-            else:
-                rest.append(part)
-                held += len(part)
+            end = held.rfind(b"\n", len(held) - len(part)) + 1
+            if end >= _PIECE_BYTES:
+                yield bytes(held[:end])
+                del held[:end]
     if held:
-        yield b"".join(rest)
+        yield bytes(held)
 
 
 def _decoded(data: bytes, entry: FileEntry) -> str:

@@ -123,26 +123,11 @@ def a_csv(header: list[str], rows: Iterable[Sequence[Any]]) -> str:
     return file.getvalue()
 
 
-def openimages(drawn: Drawn) -> Texts:
-    rows = []
-    for n, shapes in enumerate(drawn):
-        for label, x, y, width, height in sides(shapes):
-            edges = (x / WIDTH, (x + width) / WIDTH, y / HEIGHT, (y + height) / HEIGHT)
-            rows.append([f"{n:03}a", "xclick", label, 1, *(f"{edge:.6f}" for edge in edges), 0])
-    header = ["ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax", "IsOccluded"]
-    return {"train-annotations-bbox.csv": a_csv(header, rows)}
-
-
 def table(drawn: Drawn) -> Texts:
     rows = [
         [f"{n}.jpg", x, y, x + w, y + h, label] for n, shapes in enumerate(drawn) for label, x, y, w, h in sides(shapes)
     ]
     return {"boxes.csv": a_csv(["path", "xmin", "ymin", "xmax", "ymax", "class"], rows)}
-
-
-def table_of_sizes(drawn: Drawn) -> Texts:
-    rows = [[f"{n}.jpg", WIDTH, HEIGHT, *box, label] for n, shapes in enumerate(drawn) for label, *box in sides(shapes)]
-    return {"b.csv": a_csv(["path", "image_width", "image_height", "x", "y", "width", "height", "class"], rows)}
 
 
 def label_studio(drawn: Drawn) -> Texts:
@@ -341,9 +326,7 @@ TOOLS = {
     "CVAT": Tool(cvat, sized=True),
     "DOTA": Tool(dota, "images/{}.jpg", outlines=False),
     "CreateML": Tool(createml, outlines=False),
-    "Open Images": Tool(openimages, "images/{:03}a.jpg", outlines=False),
     "a table": Tool(table, outlines=False),
-    "a table of sizes": Tool(table_of_sizes, outlines=False, sized=True),
     "Label Studio": Tool(label_studio, "a {}.jpg", sized=True),
     "VIA": Tool(via),
     "VIA's table": Tool(via_table),

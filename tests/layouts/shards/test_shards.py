@@ -34,8 +34,7 @@ from colabstage.errors import (
 )
 from colabstage.layouts.detect import detect_layout
 from colabstage.options import Arrays, Boxes, Masks, SampleTable, audio_clips
-from colabstage.trees.listing import Tree
-from colabstage.trees.open import JoinedTree, open_tree
+from colabstage.trees.open import open_tree
 from tests.layouts.described import described
 from tests.layouts.known import MemoryTree, pcm, wav
 from tests.layouts.readers import by_split, completed, contents, labels, picture, read
@@ -156,22 +155,6 @@ def test_more_shards_than_may_be_open(tmp_path: Path) -> None:
 # --- what labels samples ----------------------------------------------------------------------------------------------
 
 
-def test_each_of_many_tars_is_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look for each of a thousand shards, through the names of all their files, would take minutes."""
-    count, asked, parts_of = 6, list[str](), Tree.parts
-
-    def ask(tree: Tree) -> tuple[Tree, ...]:
-        asked.append(tree.label)
-        return parts_of(tree)
-
-    paths = write_files(tmp_path, {f"{n}.tar": tar_of([{"jpg": picture(n), "cls": n}]) for n in range(count)}).glob("*")
-    parts = [(path.stem, open_tree(path, spool=tmp_path)) for path in sorted(paths)]
-    monkeypatch.setattr(Tree, "parts", ask)
-    with JoinedTree("all", parts) as tree:
-        assert len(detect_layout(tree, "webdataset")) == count
-    assert len(asked) == count
-
-
 def tars(*samples: dict[str, Any]) -> dict[str, bytes]:
     return {"a.tar": tar_of([{"jpg": b"x", **one} for one in samples])}
 
@@ -227,24 +210,20 @@ DOGS = ["dog", "cat", "dog"]
 # fmt: off
 LABELS: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
     "json: numbers": (lambda: tars_of(label=[0, 1, 0, 1]), [0, 1, 0, 1], ("0", "1")),
-    "json: from 1": (lambda: tars_of(label=[1, 2, 1]), [1, 2, 1], ()),
     "json: words": (lambda: tars_of(label=DOGS), [1, 0, 1], ("cat", "dog")),
     "json: a number alone": (lambda: tars({"json": 0}, {"json": 1}, {"json": 2}), [0, 1, 2], ()),
     **{f"json: {name}": (lambda name=name: tars_of(width=[6, 6, 6], **{name: DOGS}), [1, 0, 1], ("cat", "dog"))
        for name in ("Label", "class_index", "diagnosis", "species")},
     "txt: words": (lambda: tars(*[{"txt": "cat"}, {"txt": "dog"}] * 2), [0, 1, 0, 1], ("cat", "dog")),
     "cls before all": (lambda: tars(*[{"cls": 7, "json": '{"label": 1}', "txt": "a caption"}] * 2), [7, 7], ()),
-    "TFRecord: negative": (lambda: records(*({"label": -n} for n in range(3))), [0, -1, -2], ()),
     "TFRecord: large": (lambda: records({"label": 2**40}, {"label": 2**40 + 1}), [2**40, 2**40 + 1], ()),
     "TFRecord: texts beside numbers": (lambda: records(*({"image/class/label": 1 + n, "image/class/text": f"kind {n}"} for n in range(2))), [1, 2], ("0", "kind 0", "kind 1")),
     "Parquet: words": (lambda: table(label=DOGS), [1, 0, 1], ("cat", "dog")),
     **{f"{name}: y": (lambda make=make: make(y=[2, 0, 1]), [2, 0, 1], ()) for name, make in (("Parquet", table), ("json", tars_of), ("TFRecord", features_of))},
-    "Parquet: a class before a diagnosis": (lambda: table(diagnosis=[3, 1, 2], **{"class": [0, 1, 0]}), [0, 1, 0], ()),
     "Parquet: parts": (lambda: table(label=[0.5, 1.0, 2.0]), [0.5, 1.0, 2.0], ()),
     "Parquet: lists beside": (lambda: table(tags=[["a"], ["b"], []], breed=DOGS), [1, 0, 1], ("cat", "dog")),
     "TFDS: names beside": (lambda: {**records({"label": 0}, {"label": 2}), "label.labels.txt": "ox\nhen\ncow\n"}, [0, 2], ("ox", "hen", "cow")),
     "LMDB: words, and a number among them": (lambda: database("größer", "7", "none"), [1, 0, 2], ("7", "größer", "none")),
-    "LMDB: parts": (lambda: database("1", "0.5"), [1.0, 0.5], ()),
     "LMDB: folders in keys": (lambda: {"test.lmdb": lmdb_of({f"{name}.png".encode(): picture(n) for n, name in enumerate(("cat/1", "cat/2", "dog/1"))})}, [0, 0, 1], ("cat", "dog")),
 }
 # fmt: on
@@ -356,47 +335,34 @@ STATED: dict[str, tuple[Any, str, str]] = {
     **{f"parts of the image, {form}": (lambda form=form: table(objects=objects(parts_of(BBOX, form), NAMED)), BOXED, f"{form} as parts") for form in ("xyxy", "cxcywh")},
     "boxes before a class of the scene": (lambda: hub(PETS | {"scene": ["in", "out"]}, scene=[0, 1, 0], objects=objects()), BOXED, "Not used: 'scene'"),
     "a test without boxes": (lambda: {"train.parquet": table(objects=objects(labels=NAMED))["a.parquet"], "test.parquet": table(objects=typed(objects([[]] * 3, [[]] * 3), objects(labels=NAMED)))["a.parquet"]}, f"train: {BOXED}", "3 records of 'test'"),
-    "a first file without types": (lambda: {"train.parquet": table(objects=objects(labels=NAMED))["a.parquet"], "test.parquet": table(objects=objects([[]] * 3, [[]] * 3))["a.parquet"]}, f"train: {BOXED}", "3 records of 'test'"),
-    "parts of the image, rounded": (lambda: table(objects=objects([[[own * (1 + 1e-8) for own in box] for box in row] for row in parts_of(BBOX, "xyxy")], NAMED, "boxes")), BOXED, "as parts"),
     **{f"masks under '{name}'": (lambda name=name: table(**{name: MASKS[:3]}), "3 masks", "") for name in ("annotation", "label", "segmentation_mask", "seg")},
     **{f"TFDS: {form or 'nothing stated'}": (lambda form=form: tfds(form), BOXED, "yxyx") for form in ("", "REL_YXYX", "YXYX")},
     "TFDS: lists of classes beside": (lambda: tfds(labels=[[1, 0], [0], [1]]), BOXED, "'labels'"),
     "TFDS: masks before a class": (lambda: features_of(annotation=MASKS[:3], label=[0, 1, 0]), "3 masks", "'label'"),
     "json: a list of objects": (lambda: tars_in_order(*({"objects": [{"bbox": box, "category": name} for box, name in zip(*row, strict=True)]} for row in zip(BBOX, NAMED, strict=True))), BOXED, "xywh"),
     "json: a field of each": (lambda: tars_in_order(*objects(CORNERS, NAMED, "boxes", "labels")), BOXED, "xyxy"),
-    "json: a fact of the image among its objects": (lambda: tars_in_order(*({"objects": one | {"image_id": n}} for n, one in enumerate(objects(labels=NAMED)))), BOXED, "left out: 'image_id'"),
     "json: a fact of the image beside its boxes": (lambda: tars_in_order(*(one | {"type": n, "name": str(n)} for n, one in enumerate(objects(CORNERS, NAMED, "boxes", "labels")))), BOXED, "left out: 'type', 'name'"),
-    "lines of JSON with a label": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "label": n, "objects": one}) + "\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "Not used: the column 'label'"),
     "lines of JSON": (lambda: images_and("metadata.jsonl", "".join(json.dumps({"file_name": f"{n}.png", "objects": one}) + "\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "xywh"),
     "a table with JSON in it": (lambda: images_and("labels.tsv", "path\tobjects\n" + "".join(f"{n}.png\t{json.dumps(one)}\n" for n, one in enumerate(objects(labels=NAMED)))), BOXED, "xywh"),
-    "masks before a class of the scene": (lambda: hub({"scene_category": ["in", "out"]}, scene_category=[0, 1, 0], annotation=MASKS[:3]), "3 masks", "'scene_category'"),
-    "masks of classes before those of objects": (lambda: table(instance_mask=MASKS[:3], semantic_mask=MASKS[:3]), "3 masks", "'instance_mask'"),
     "DeepLab's masks": (lambda: records(*({"image/segmentation/class/encoded": mask} for mask in MASKS)), "4 masks", ""),
     "the Hub's names of masks": (lambda: {**table(label=MASKS[:3]), "id2label.json": '{"0": "sky", "1": "road"}'}, "3 masks of sky, road", ""),
     "a test without masks": (lambda: {"train.parquet": hub({}, mask=MASKS[:3])["a.parquet"], "test.parquet": hub({}, mask=typed([None] * 3, [MASKS[:3][0]]))["a.parquet"]}, "train: 3 masks", "3 records of 'test'"),
     # Splits of the file's name first, then of the folders; of a field where it has names of splits alone.
     **{f"the shard {place}": (lambda place=place: {place: tars({"cls": 0})["a.tar"]}, expected, "") for place, expected in (("train/test-0.tar", "test: 1 numbers"), ("val/0.tar", "val: 1 numbers"), ("train-val-0.tar", "1 numbers"), ("constraint-0.tar", "1 numbers"))},
     "splits of a feature": (lambda: records(*({"label": label, "image/split": name} for label, name in zip(FOUR, NAMES, strict=True))), "train: 0 1, 1 1; val: 1 1; test: 0 1", ""),
-    "splits of a feature of a flag": (lambda: records(*({"label": label, "is_test": int(label == 2)} for label in (0, 1, 2, 0))), "train: 3 numbers; test: 1 numbers", ""),
     "splits of a column of words": (lambda: table(label=FOUR, subset=["north", "south", "north", "north"]), "0 2, 1 2", ""),
     "splits of a column after one of words": (lambda: table(label=FOUR, subset=["north", "south", "north", "north"], split=["train", "train", "train", "test"]), "train: 0 2, 1 1; test: 1 1", "'subset'"),
     "splits of keys of LMDB": (lambda: {"data.mdb": lmdb_of({f"{split}/{n}.png".encode(): picture(n) for split in ("test", "train") for n in range(2)})}, "train: 2 without labels; test: 2 without labels", ""),
     "splits of a name of TensorFlow's tools": (lambda: {"test.record": records_of([{"image": picture(0), "label": 1}])}, "test: 1 numbers", ""),
-    "splits of folders of splits and of parts": (lambda: dict.fromkeys(("test/part1/a.parquet", "train/part1/a.parquet", "train/part2/b.parquet"), table(label=[0, 1])["a.parquet"]), "train: 0 2, 1 2; test: 0 1, 1 1", ""),
     # What is left out, with how much it is; what another program computed of the data is no data.
     "left out: captions": (lambda: tars(*({"txt": f"photo {n}"} for n in range(4))), "4 without labels", "captions"),
     "left out: a sample without an image": (lambda: {"a.tar": tar_of([{"png": picture(0), "cls": 0}, {"cls": 1}])}, "1 numbers", "1 sample"),
     "left out: files of another kind": (lambda: tars({"cls": 0, "xyz": ""}, {"cls": 1, "xyz": ""}), "2 numbers", "xyz"),
     "left out: a record without an image": (lambda: {"a.tfrecord": records_of([{"image": picture(0), "label": 1}, {"label": 2}]), "b.tfrecord": b""}, "1 numbers", "1 record"),
-    "left out: labels beside masks": (lambda: tars(*({"jpg": picture(n), "seg.png": MASKS[n], "cls": n} for n in range(4))), "4 masks", "'cls'"),
     "left out: lists beside labels": (lambda: records(*({"label": n, "text": ["a", "b"][: n + 1]} for n in range(2))), "2 numbers", "'text'"),
-    "left out: a column of lists beside boxes": (lambda: table(labels=[[0]], objects=[{"bbox": [[4, 3, 2, 1]], "category": ["cat"]}]), "1 images, 1 boxes: cat 1", "'labels'"),
-    "left out: a mask as bytes beside labels": (lambda: records(*({"label": n, "target": b"\xff" * 900} for n in range(2))), "2 numbers", "'target'"),
     "left out: a column that is NaN": (lambda: table(label=[float("nan")] * 2, species=["a", "b"]), "a 1, b 1", "'label'"),
-    "left out: labels that are NaN alone": (lambda: table(label=[float("nan")] * 4), "4 without labels", ""),
     **{f"left out: pictures in a README of {kind}": (lambda kind=kind: {KINDS[kind][0].format("train"): KINDS[kind][1](range(60)), **{f"assets/{n}.png": picture(n) for n in range(3)}}, "train: 0 20, 1 20, 2 20", "assets/0.png")
        for kind in ("parquet", "webdataset")},
-    "left out: splits in lists": (lambda: table(label=[0, 1], split=[["train"], ["test"]]), "2 numbers", "'split'"),
     "left out: what datasets computes": (lambda: {"train.arrow": stream_of(columns_of(range(4))), "cache-0123.arrow": stream_of({"x": [1]})}, "train: 4 numbers", ""),
     "boxes in a list of objects": (lambda: table(objects=[[{"bbox": box, "category": name} for box, name in zip(*row, strict=True)] for row in zip(BBOX, NAMED, strict=True)]), BOXED, "xywh"),
     "corners, proved by the images": (lambda: table(objects=objects(CORNERS, NAMED)), BOXED, "xyxy"),
@@ -482,8 +448,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "tar: images and arrays": (lambda: ordered(JPG, ZERO, ("2.npy", npy(np.zeros(3))), ("2.cls", b"0")), r"2\.npy|1\.jpg"),
     "records: no image": (lambda: {"a.tfrecord": records_of([{"text": "words", "label": 1}])}, "label, text"),
     "records: no Example": (lambda: {"a.tfrecord": record(b"\x0a" + b"\xff" * 11)}, r"a\.tfrecord\[0\]'"),
-    "records: lists after one label": (lambda: records({"label": 1}, {"label": [1, 2]}), r"\[1\]'.*\[1, 2\].*'label'"),
-    "records: no text": (lambda: records({"label": b"\xff\xfe"}), r"a\.tfrecord\[0\]"),
     "records: two of one class": (lambda: records({"label": 1}, {"label": [1, 1, 0]}), r"\[1, 1, 0\].*'label'"),
     "records: boxes and masks": (lambda: records({**KEYS, "image/segmentation/class/encoded": MASKS[0]}), r"boxes .*masks"),
     "records: no records": (lambda: {"train-00000-of-00001": b"what is this, if not a record?"}, "TFRecord"),
@@ -501,7 +465,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "json: boxes and masks": (lambda: {"a.tar": tar_of([{"png": picture(0), "seg.png": MASKS[0], "json": '{"boxes": [[1, 2, 3, 4]], "labels": [0]}'}])}, "boxes and masks.* function"),
     **{f"json: {odd} in a box": (lambda odd=odd: {"a.tar": tar_of([{"png": picture(0), "json": json.dumps({"boxes": [[1, 2, 3, odd]], "labels": [0]})}])}, r"a\.tar/000000\.png': .*\[1, 2, 3, .*four")
        for odd in ("x", None, [4], float("nan"))},
-    "hub: three numbers": (lambda: table(objects=[{"bbox": [[1, 2, 3]], "category": [0]}]), "four"),
     **{f"{name}: no images": (lambda write=write, name=name: {name: write({"text": ["a"], "label": [1]})}, "text, label") for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
     **{f"{name}: an image elsewhere": (lambda write=write, name=name: {name: write({"image": [{"bytes": b"x", "path": ""}, {"bytes": None, "path": "1.jpg"}]})}, "row 1|bytes")
        for name, write in (("a.parquet", parquet_of), ("a.arrow", stream_of))},
@@ -521,11 +484,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parquet: another split than the file": (lambda: {f"{name}.parquet": parquet_of(columns_of(range(2), split=[name, "test"])) for name in ("train", "test")}, r"'train\.parquet\[1\]'.*'test'"),
     "parquet: two datasets": (lambda: {f"{name}-0.parquet": parquet_of(columns_of(range(2))) for name in ("en/train", "en/test", "de/train", "de/test")}, r"'de/test-0.parquet', 'en/test-0.parquet'.*only='de'"),
     "parquet: a number that nothing calls a label": (lambda: table(score=[0.5, 0.25]), "'score' beside the images of"),
-    "parquet: a second image, and no label": (lambda: table(depth=[picture(n) for n in range(2)]), "'depth' beside the images of"),
     "LMDB: a pickle": (lambda: {"db/data.mdb": lmdb_of({b"1": pickle.dumps((b"x", 1))})}, "Pickles are never"),
     **{f"LMDB: says {said} samples": (lambda said=said: {"db/data.mdb": lmdb_of({b"image-1": picture(1), b"image-2": picture(2), b"num-samples": said.encode()})}, rf"says that it has {said} samples, and has 2")
        for said in ("1", "3")},
-    "LMDB: no label": (lambda: {"db/data.mdb": lmdb_of({b"image-1": picture(1), b"image-2": picture(2), b"label-1": b"1"})}, r"1 of 2 .*2"),
 }
 # fmt: on
 
