@@ -356,9 +356,8 @@ class TableSearch:
             leads = {cell: place for cell in named.distinct if (place := folders.find(cell)) >= 0}
             names = {folders.names[number]: number for number in leads.values()}
             inside = [[names[folder] for folder in one if folder in names] for one in above]
-            # A split has images of all labels; and a folder in another one would have the labels of both.
-            is_odd = any(map(words.is_split, map(posixpath.basename, names))) or any(len(one) > 1 for one in inside)
-            if is_odd or 2 * sum(map(leads.__contains__, named.cells)) <= len(named):
+            # A folder in another one would have the labels of both.
+            if any(len(one) > 1 for one in inside) or 2 * sum(map(leads.__contains__, named.cells)) <= len(named):
                 continue
             folder_of = np.array([one[0] if one else NONE for one in inside])[of_files]
             files = {number: np.flatnonzero(folder_of == number).tolist() for number in leads.values()}
@@ -397,10 +396,8 @@ class TableSearch:
         if is_path:
             return False
         written = [cell for cell in column.distinct if cell.lower().endswith(self.kind.extensions)]
-        # Addresses say where the files came from, and an id beside them what they are called here.
-        elsewhere = chosen.plain in (*words.IDS, *words.PATHS) and all("://" in cell for cell in column.distinct)
         is_called = column.plain in words.PATHS and chosen.plain not in words.PATHS
-        return not elsewhere and (is_called or 0 < len(column.distinct) <= 2 * len(written))
+        return is_called or 0 < len(column.distinct) <= 2 * len(written)
 
     def _choose_tables(self, notes: list[str]) -> list[LeadingTable]:
         """Return one table, or those of the splits; tables about other files are left out."""

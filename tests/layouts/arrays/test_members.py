@@ -66,12 +66,9 @@ def written(values: list[Any], **options: Any) -> dict[str, bytes]:
 VALUES = {
     "colour": (written(COLOUR), COLOUR),
     "gzip": (written(COLOUR, compression="gzip"), COLOUR),
-    "grey": (written(GREY), GREY),
     "rgba": (written(CLEAR), CLEAR),
     "floats": (written(FLOATS), FLOATS),
     "big_endian": (written([one.astype(">f4") for one in FLOATS]), FLOATS),
-    "chunks": (written(FLOATS, chunks=True), FLOATS),
-    "rows": (written([one[:, 0] for one in FLOATS]), [one[:, 0] for one in FLOATS]),
     "files": (written(FILES), FILES),
     "opaque": (written(OPAQUE), FILES),
     "vlen_1": ({"a.h5": ragged(FILES, (1,))}, FILES),
@@ -237,7 +234,6 @@ def test_sizes_and_workers(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "shapes": (written([one[: 1 + n % 3] for n, one in enumerate(FLOATS)]), "expected one shape and type for all"),
-    "unlabelled": ({"a.h5": h5(named(NUMBERS, FLOATS))}, r"'a\.h5/img_000'.* each is probably one sample"),
     "many": (
         {"a.npz": npz(**{f"arr_{n}": np.zeros((3, 3)) for n in range(300)})},
         r"'a\.npz/arr_0'.* each is probably one",
