@@ -272,18 +272,14 @@ class TableSearch:
         )
 
     def _why_none(self) -> str:
-        names = listed([*self.tables])
-        which = f"The table {names} has no" if len(self.tables) == 1 else f"None of the tables {names} has a"
         first = next(iter(self.tables.values()))
         # Shown together, 1.JPG and 1.jpg, or 7 and 00007.png, explain the mistake.
         cells = listed([show(column.cells[0]) for column in first.columns[:_PLAIN_COLUMNS] if first.count])
-        shown = (
-            f" The first row of '{first.name}' is {cells}, and a file is called '{self.files.names[0]}'. Write paths "
-            "as the files are called."
+        shown = f"The first row of '{first.name}' is {cells or 'empty'}, and a file is called '{self.files.names[0]}'"
+        return (
+            f"No column of {listed([*self.tables])} has rows most of which lead to {self.kind.noun} of "
+            f"'{self.source.label}'. {shown}. Write paths as the files are called."
         )
-        if not first.count:
-            shown = f" '{first.name}' {'has a header and no rows' if first.columns else 'is empty'}."
-        return f"{which} column in which most rows lead to {self.kind.noun} of '{self.source.label}'.{shown}"
 
     def lead(self, table: Table) -> LeadingTable | None:
         """Return a table with the column most of whose rows lead to files, or that leads to most of the files.
@@ -833,9 +829,6 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
     label = "" if label is None and (runs or not others) else label
     unread: dict[str, Sequence[str]] = {
         "no masks as run lengths": [name for name in runs if not columns[name].are_all(RUNS)],
-        "what may be masks as run lengths; if it is, call it 'rle'": [
-            name for name in runs if not _MAY_BE_RUNS.search(columns[name].plain)
-        ],
         "more points than the corners of a box": [] if runs else points,
         "boxes, and none their class": names if label is None else (),
         "boxes in another form": [] if names or runs else cells,
@@ -897,9 +890,9 @@ def _bare(plain: str) -> str:
 
 
 def _are_runs(column: Column) -> bool:
-    """Tell whether cells are run-length encoded masks, whatever the column's name: in each the runs ascend, and
+    """Tell whether cells are run-length encoded masks, in a column that may be called so: in each the runs ascend, and
     somewhere there are more numbers than the four of a box."""
-    if not column.are_all(RUNS):
+    if not _MAY_BE_RUNS.search(column.plain) or not column.are_all(RUNS):
         return False
     with suppress(ValueError):
         return max(len(parse_runs(cell)) for cell in column.filled) > 2

@@ -200,7 +200,6 @@ ASKED = {
         "image,class,rle", ["1.png,a,1 3", "1.png,b,3 2"], r"'images/1.png' are of several classes of 'class'"
     ),
     "runs beyond the image": ("image,rle,height,width", ["{i}.png,90 12,10,10"], r"end at pixel 101 of 10 x 10"),
-    "runs under any name": ("image,label,code", ["{i}.png,a,1 3 10 5 20 2", "{i}.png,a,"], r"'code'.*call it 'rle'"),
     "no mask in any row": ("image,rle", ["{i}.png,"], r"'rle' holds no masks as run lengths.*layout=\"images\""),
     "an index as the path": (",label", ["{i},a", "{i},b"], r"first row of 't.csv' is '0', 'a'"),
     "nothing beside the paths": ("image", ["{i}.png"], r"no labels beside the paths.*path,label"),
