@@ -189,18 +189,18 @@ ASKED = {
     "yes and no beside a number": ("image,age,male", ["{i}.png,{i},True", "{i}.png,{i},False"], r"labels=\['age'\]"),
     "landmarks beside a class": ("image,label,x1,y1,x2,y2,x3,y3", ["{i}.png,a,1,2,3,4,5,6"], r"labels=\['label'\]"),
     "a class for each box in a cell": ("image,label,box", ["{i}.png,a b,1 2 3 4;1 2 3 4"], r"one class: write"),
-    "outlines in a cell": ("image,label,box", ["{i}.png,a,1 2 3 4 5 6 7 8"], r"'box' holds boxes in another form"),
+    "outlines in a cell": ("image,label,box", ["{i}.png,a,1 2 3 4 5 6 7 8"], r"boxes in another form: 'box'"),
     "corners, and what may be a class": (
-        "image,x1,y1,x2,y2,camera", ["{i}.png,1,2,3,4,a"], r"none their class.*labels=\['x1', 'y1', 'x2', 'y2'\]"
+        "image,x1,y1,x2,y2,camera", ["{i}.png,1,2,3,4,a"], r"take out 'camera'.*labels=\['x1', 'y1', 'x2', 'y2'\]"
     ),
-    "ends of lines": ("image,x1,y1,x2,y2", ["{i}.png,9,2,3,4"], r"9, 2, 3, 4 .*labels=\['x1', 'y1', 'x2', 'y2'\]"),
+    "ends of lines": ("image,x1,y1,x2,y2", ["{i}.png,9,2,3,4"], r"9, 2, 3, 4.*labels=\['x1', 'y1', 'x2', 'y2'\]"),
     "a class without its box": ("image,class,x1,y1,x2,y2", ["{i}.png,a,,,,"], r"leave .*'class' empty;"),
     "runs that overlap": ("image,rle", ["{i}.png,1 3 2 5"], r"runs that follow each other.*leave 'rle' empty"),
     "runs of two classes on one pixel": (
         "image,class,rle", ["1.png,a,1 3", "1.png,b,3 2"], r"'images/1.png' are of several classes of 'class'"
     ),
     "runs beyond the image": ("image,rle,height,width", ["{i}.png,90 12,10,10"], r"end at pixel 101 of 10 x 10"),
-    "no mask in any row": ("image,rle", ["{i}.png,"], r"'rle' holds no masks as run lengths.*layout=\"images\""),
+    "no mask in any row": ("image,rle", ["{i}.png,"], r"no masks as run lengths: 'rle'.*layout=\"images\""),
     "an index as the path": (",label", ["{i},a", "{i},b"], r"first row of 't.csv' is '0', 'a'"),
     "nothing beside the paths": ("image", ["{i}.png"], r"no labels beside the paths.*path,label"),
     "a word among numbers": ("image,label", ["{i}.png,{i}.5"] * 5 + ["{i}.png,inf"], r"'inf' \(the first is that of"),
