@@ -145,14 +145,6 @@ READ: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {
         "table; train: x 1, y 1; test: x 1, y 1",
     ),
     "Kaggle's, which states no label": (files("{cat,dog}/{1..3}.jpg"), describe(IMAGES), "image_folder; cat 3, dog 3"),
-    "one of other files": (
-        files("{cat,dog}/{1..3}.jpg"),
-        describe(
-            [file_object("other.h5")],
-            record_set("s", field("s/y", "sc:Integer", "cr:Label", of="other.h5", column="y")),
-        ),
-        "image_folder; cat 3, dog 3",
-    ),
 }
 
 
@@ -220,11 +212,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...]]] = {
             record_set("rows", BY_COLUMN, field("rows/colour", "sc:Text", "cr:Label", of="l.csv", column="colour")),
         ),
         ("'breed'", "'colour'"),
-    ),
-    "two labels of one image": (
-        files(_FOUR, {"l.csv": rows("image,breed", "{a,b,c,d,a}.jpg,{pug,owl}", "a.jpg,owl")}),
-        describe([file_object("l.csv")], record_set("rows", BY_COLUMN)),
-        ("a.jpg", "'owl'"),
     ),
     "an expression without an end": (
         files("{cat,dog}/{1..3}.jpg"),
