@@ -427,6 +427,9 @@ def _lists_beside(source: Source, found: Evidence) -> tuple[dict[str, str], dict
         if is_stated or (split and words.is_table(name)):
             can_be_more = len(table.columns) > 1 and not words.states_splits(table.header)
             (others if can_be_more else called)[name] = split
+    of_names = files.ending_in((".json",)).where(lambda name: _listed_split(name) != "")[:MOST_LISTS]
+    alone = (one for one in of_names if re.match(rb'\s*\[\s*"', source.head(one, BEGINNING_BYTES)))
+    called |= {one.name: _listed_split(one.name) for one in alone}
     return called, others if len(others) <= MOST_LISTS else {}
 
 

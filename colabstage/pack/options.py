@@ -35,12 +35,12 @@ _NEWER_RULES = {
     **dict.fromkeys(("coco_classes", "croissant", "images"), 11),
     "file_names": 12,
     **dict.fromkeys(("arrow", "tokens", "webdataset"), 13),
-    **dict.fromkeys(("array_folder", "arrays"), 15),
+    **dict.fromkeys(("array_folder", "arrays"), 16),
     **dict.fromkeys(("audio", "tfrecord"), 16),
     "detection": 20,
     "pairs": 21,
-    "table": 26,
-    "auto": 32,
+    "table": 27,
+    "auto": 33,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay

@@ -525,6 +525,7 @@ STATED_SPLITS: list[tuple[str, dict[str, Any]]] = [
     ("tables without a header", {"train.csv": "0.jpg,0.png\n1.jpg,1.png\n2.jpg,2.png\n3.jpg,3.png\n", "val.csv": "4.jpg,4.png\n5.jpg,5.png\n"}),
     ("a column beside others", {"all.csv": "image,split,mask\n" + "".join(f"{i}.jpg,{split},{i}.png\n" for i, split in enumerate(HELD_OUT))}),
     ("JSON", {"splits.json": {"train": [f"{i}.jpg" for i in range(4)], "val": ["4.jpg", "5.jpg"]}}),
+    ("lists in JSON", {"train.json": [f"{i}.jpg" for i in range(4)], "val.json": ["4.jpg", "5.jpg"]}),
     ("JSON by name", {"splits.json": {f"{i}.jpg": split for i, split in enumerate(HELD_OUT)}}),
     ("records in JSON", {"splits.json": [{"file": f"{i}.jpg", "split": split} for i, split in enumerate(HELD_OUT)]}),
     ("lines of JSON", {"held_out.jsonl": "".join(json.dumps({"file": f"{i}.jpg", "split": split}) + "\n" for i, split in enumerate(HELD_OUT))}),
