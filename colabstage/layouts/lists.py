@@ -102,11 +102,6 @@ class Lookup:
         found = dict(zip(names, map(bases.last.get, names, itertools.repeat(NONE)), strict=True))
         if bases.several or NONE in found.values():
             found = {name: one for name, one in found.items() if one != NONE and name not in bases.several}
-        # Otherwise mostly a path, from the folder of the table or from the root.
-        starts = [f"{words.normal(folder)}/", ""] if folder else [""]
-        for start in starts if len(found) < len(names) else ():
-            paths = ((name, start + name) for name in names if "/" in name and name not in found)
-            found |= {name: self.numbers[path] for name, path in paths if path in self.numbers}
         whole = len(found)
         for name in names if len(found) < len(names) else ():
             if name not in found and (numbers := self.search(name, folder)):

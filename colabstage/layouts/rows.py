@@ -351,8 +351,9 @@ class TableSearch:
             leads = {cell: place for cell in named.distinct if (place := folders.find(cell)) >= 0}
             names = {folders.names[number]: number for number in leads.values()}
             inside = [[names[folder] for folder in one if folder in names] for one in above]
-            # A folder in another one would have the labels of both.
-            if any(len(one) > 1 for one in inside) or 2 * sum(map(leads.__contains__, named.cells)) <= len(named):
+            # A split has images of all labels; and a folder in another one would have the labels of both.
+            is_odd = any(map(words.is_split, map(posixpath.basename, names))) or any(len(one) > 1 for one in inside)
+            if is_odd or 2 * sum(map(leads.__contains__, named.cells)) <= len(named):
                 continue
             folder_of = np.array([one[0] if one else NONE for one in inside])[of_files]
             files = {number: np.flatnonzero(folder_of == number).tolist() for number in leads.values()}
