@@ -419,16 +419,13 @@ def _which(candidates: list[str], others: Sequence[Column]) -> LayoutError:
         return LayoutError(
             f"{what}. Write the label of each file behind its path, and a first row that says so: path,label."
         )
-    which = f"Which of the columns {listed(known)} is the label?"
-    if not candidates:
-        which = f"None of the columns {listed(known)} looks like the label, by its name or its cells."
     # One without an empty cell, because a label is in each row.
     filled = {one.name for one in others if MISSING.isdisjoint(map(str.lower, one.distinct))}
     texts = {one.name for one in others if one.are_texts}
     may_be = [name for name in known if name not in texts]
     shown = next((name for name in may_be if name in filled), next(iter(may_be), ""))
     how = f" Say so: layout=table_rows(labels=[{shown!r}]), from colabstage.options." if shown else ""
-    return LayoutError(f"{which}{how}")
+    return LayoutError(f"Which of the columns {listed(known)} is the label?{how}")
 
 
 # --- cells of tables as targets ---------------------------------------------------------------------------------------
@@ -482,9 +479,8 @@ def _several_columns(columns: Sequence[Column]) -> Targets:
         raise LayoutError(msg)
     # Several columns of 0 and 1 are labels that may apply together, one column for each.
     are_flags = all({*column.number_of.values()} <= {0, 1} for column in columns)
-    table = np.empty((len(columns[0]), len(columns)), np.uint8 if are_flags else np.float32)
-    for place, column in enumerate(columns):
-        table[:, place] = column.as_values(column.number_of, table.dtype)
+    dtype = np.uint8 if are_flags else np.float32
+    table = np.stack([column.as_values(column.number_of, dtype) for column in columns], axis=1)
     return Values(table), tuple(column.name for column in columns if are_flags)
 
 
@@ -610,8 +606,7 @@ def notes_on_targets(columns: Sequence[Column], targets: Values, classes: Sequen
         between = f"with '{mark}' between them" if mark else "written as a list"
         note = f"A cell of '{first.name}' may hold several labels, {between}; for one: layout=table_rows(separator='')."
         return [note]
-    notes = note_on_numbers(listed([column.name for column in columns]), values, classes) if classes else []
-    empty = int(np.isnan(values).sum())
+    notes, empty = list[str](), int(np.isnan(values).sum())
     if empty:
         notes.append(f"{counted(empty, 'cells', 'are', which='of the label columns')} empty, and NaN in y.")
     called = {words.words_of(column.name) for column in columns}

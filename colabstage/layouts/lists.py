@@ -102,11 +102,6 @@ class Lookup:
         found = dict(zip(names, map(bases.last.get, names, itertools.repeat(NONE)), strict=True))
         if bases.several or NONE in found.values():
             found = {name: one for name, one in found.items() if one != NONE and name not in bases.several}
-        # Otherwise mostly a path, from the folder of the table or from the root.
-        starts = [f"{words.normal(folder)}/", ""] if folder else [""]
-        for start in starts if len(found) < len(names) else ():
-            paths = ((name, start + name) for name in names if "/" in name and name not in found)
-            found |= {name: self.numbers[path] for name, path in paths if path in self.numbers}
         whole = len(found)
         for name in names if len(found) < len(names) else ():
             if name not in found and (numbers := self.search(name, folder)):
@@ -427,6 +422,9 @@ def _lists_beside(source: Source, found: Evidence) -> tuple[dict[str, str], dict
         if is_stated or (split and words.is_table(name)):
             can_be_more = len(table.columns) > 1 and not words.states_splits(table.header)
             (others if can_be_more else called)[name] = split
+    of_names = files.ending_in((".json",)).where(lambda name: _listed_split(name) != "")[:MOST_LISTS]
+    alone = (one for one in of_names if re.match(rb'\s*\[\s*"', source.head(one, BEGINNING_BYTES)))
+    called |= {one.name: _listed_split(one.name) for one in alone}
     return called, others if len(others) <= MOST_LISTS else {}
 
 

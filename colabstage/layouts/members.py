@@ -23,8 +23,7 @@ import numpy as np
 from colabstage.errors import ColabstageError, DecodeError, LayoutError
 from colabstage.layouts import words
 from colabstage.layouts.reading import Source, open_member
-from colabstage.layouts.records import scan_each
-from colabstage.layouts.stored import NPY, links_of, npz_arrays, open_hdf5, read_npy
+from colabstage.layouts.stored import NPY, links_of, npz_arrays, open_hdf5
 from colabstage.layouts.table import Arrays, Images, Masks, SampleSource, SampleTable, TreeFiles, measured, rows_of_file
 from colabstage.trees.bytes import HEAD_BYTES, image_ending
 from colabstage.trees.listing import FileEntries, FileEntry, Tree, TreeView, sorted_by_name
@@ -267,16 +266,15 @@ def _table(samples: Sequence[tuple[str, Member]], facts: Sequence[Member], role_
 
 
 class _Container(Tree):
-    """Some members as files. `outer`: the files that hold them, one, or a .npy for each."""
+    """The members of a file as files."""
 
     kind = "file"
 
     def __init__(
-        self, tree: Tree, outer: FileEntries, members: Sequence[Member | None], role_of: Callable[[str], str]
+        self, tree: Tree, outer: FileEntry, members: Sequence[Member | None], role_of: Callable[[str], str]
     ) -> None:
-        self.outer, self._role_of = outer, role_of
-        self.folder = f"{posixpath.splitext(outer.names[0])[0]}/" if len(outer) == 1 else ""
-        self.label = f"{tree.label}: {outer.names[0]}"
+        self.outer, self._role_of = outer.name, role_of
+        self.label = f"{tree.label}: {outer.name}"
         held = [one for one in members if one is not None]
         self._samples = _with_files(held, role_of)
         table = _table(self._samples, [one for one in held if one.kind == "fact"], role_of)
@@ -284,13 +282,9 @@ class _Container(Tree):
         sizes = np.array([len(one) if isinstance(one, bytes) else one.size for _, one in files], np.int64)
         places = np.array([getattr(one, "position", 0) for _, one in files], np.int64)
         names, columns, order = sorted_by_name([name for name, _ in files], sizes, places)
-        times, flags = np.full(len(names), outer.mtimes_ns.max(), np.int64), np.zeros(len(names), np.bool_)
+        times, flags = np.full(len(names), outer.mtime_ns, np.int64), np.zeros(len(names), np.bool_)
         self.entries = FileEntries(names, columns[0], times, columns[1], flags)
         self._files = [files[number][1] for number in order.tolist()]
-
-    def written(self, member: Member) -> str:
-        """Return what a member is called where it is."""
-        return f"{self.outer.names[0]}/{member.key}" if self.folder else f"{member.key}{NPY}"
 
     def read(self, entry: FileEntry) -> bytes:
         found = self.member(entry)
@@ -327,10 +321,10 @@ class Unfolded(TreeView):
 
     def __init__(self, tree: Tree, containers: Sequence[_Container]) -> None:
         self.kind, self.label, self.prefix, self.notes = tree.kind, tree.label, tree.prefix, tree.notes
-        whole = {name for one in containers for name in one.outer.names}
+        whole = {one.outer for one in containers}
         own = np.array([row for row, name in enumerate(tree.entries.names) if name not in whole], np.int64)
         count = sum(len(one.entries) for one in containers)
-        inside = [one.folder + name for one in containers for name in one.entries.names]
+        inside = [f"{posixpath.splitext(one.outer)[0]}/{name}" for one in containers for name in one.entries.names]
         names = [tree.entries.names[row] for row in own.tolist()] + inside
         super().__init__([tree, *containers], np.concatenate([own, len(tree.entries) + np.arange(count)]), names)
 
@@ -367,7 +361,7 @@ class Unfolded(TreeView):
     def written_name(self, entry: FileEntry) -> str:
         tree, own = self.origin(entry)
         found = tree.member(own) if isinstance(tree, _Container) else None
-        return tree.written(found) if isinstance(found, Member) else entry.name  # type: ignore[attr-defined]
+        return f"{tree.outer}/{found.key}" if isinstance(found, Member) else entry.name  # type: ignore[attr-defined]
 
     def _samples(self, files: TreeFiles) -> tuple[SampleSource, list[Member | None], bool]:
         """Return the contents of files, as arrays if all are, with these; and whether they are arrays."""
@@ -388,31 +382,14 @@ class Unfolded(TreeView):
 
 
 def unfold(source: Source, role_of: Callable[[str], str]) -> Unfolded | None:
-    """Return the tree in which files of one array for each sample are folders, and pixels in .npy files images; `None`
-    if there are none. `role_of`: "x" for what is called as inputs are, "y" as targets."""
+    """Return the tree in which files of one array for each sample are folders; `None` if there are none. `role_of`: "x"
+    for what is called as inputs are, "y" as targets."""
     tree, files = source.tree, source.ending_in(SUFFIXES)
     found = list[_Container]()
-    for row in range(len(files) if len(files) <= MOST_FIELDS else 0):
+    for file in files if len(files) <= MOST_FIELDS else ():
         # What is damaged was reported where it was read as fields.
         with suppress(ColabstageError, *_OF_DAMAGE):
-            members = _npz_members if files.names[row].lower().endswith(".npz") else _hdf5_members
-            found.append(_Container(tree, files[row : row + 1], [*members(tree, files[row])], role_of))
-    if pixels := _pixels(tree, source.ending_in((NPY,))):
-        found.append(_Container(tree, pixels[0], pixels[1], role_of))
+            members = _npz_members if file.name.lower().endswith(".npz") else _hdf5_members
+            found.append(_Container(tree, file, [*members(tree, file)], role_of))
     folders = [one for one in found if one.is_folder]
     return Unfolded(tree, folders) if folders else None
-
-
-def _pixels(tree: Tree, files: FileEntries) -> tuple[FileEntries, list[Member]] | None:
-    """Return the .npy files that hold pixels, and these, if all that are looked at first do."""
-
-    def member(number: int, entry: FileEntry) -> Member | None:
-        one = read_npy(tree, entry, entry.name)
-        found = Member.of(entry.name.removesuffix(NPY), one.shape, one.dtype, number, one.whole, {})
-        return found if found is not None and found.kind == "pixels" and not one.trouble else None
-
-    few = files[:: max(1, len(files) // _LOOKED_AT)]
-    if len(files) < _FEWEST or not all(member(0, entry) for entry in few):
-        return None
-    pixels = [one for one in scan_each(files, member) if one is not None]
-    return files.take(np.array([one.position for one in pixels])), pixels

@@ -665,13 +665,13 @@ class ObjectRows(NamedTuple):
             raise broken(self.samples[filled[0]], what, expected)
         return found
 
-    def corners(self, form: BoxForm) -> NDArray[np.float64]:
-        """Return the boxes as xyxy, `(M, 4)`."""
+    def corners(self, form: BoxForm, *, otherwise: str = "") -> NDArray[np.float64]:
+        """Return the boxes as xyxy, `(M, 4)`. `otherwise`: what takes others."""
         found = as_corners(self.places, form)
         for odd in np.flatnonzero((found[:, 2:] < found[:, :2]).any(axis=1))[:1].tolist():
             expected = "x0 <= x1 and y0 <= y1" if form in ("xyxy", "yxyx") else "sizes of 0 and more"
             what = f"it has the box {_format_box(self.places[odd])}, which is no {form}"
-            raise broken(self.owners[odd], what, expected)
+            raise broken(self.owners[odd], what, f"{expected}. Otherwise {otherwise}" if otherwise else expected)
         return found
 
 

@@ -60,7 +60,6 @@ from colabstage.layouts.reading import BEGINNING_BYTES, Source
 from colabstage.layouts.records import (
     BoxForm,
     ObjectRows,
-    as_corners,
     box_fields,
     boxes_of_cell,
     boxes_of_records,
@@ -268,18 +267,14 @@ class TableSearch:
         )
 
     def _why_none(self) -> str:
-        names = listed([*self.tables])
-        which = f"The table {names} has no" if len(self.tables) == 1 else f"None of the tables {names} has a"
         first = next(iter(self.tables.values()))
         # Shown together, 1.JPG and 1.jpg, or 7 and 00007.png, explain the mistake.
         cells = listed([show(column.cells[0]) for column in first.columns[:_PLAIN_COLUMNS] if first.count])
-        shown = (
-            f" The first row of '{first.name}' is {cells}, and a file is called '{self.files.names[0]}'. Write paths "
-            "as the files are called."
+        shown = f"The first row of '{first.name}' is {cells or 'empty'}, and a file is called '{self.files.names[0]}'"
+        return (
+            f"No column of {listed([*self.tables])} has rows most of which lead to {self.kind.noun} of "
+            f"'{self.source.label}'. {shown}. Write paths as the files are called."
         )
-        if not first.count:
-            shown = f" '{first.name}' {'has a header and no rows' if first.columns else 'is empty'}."
-        return f"{which} column in which most rows lead to {self.kind.noun} of '{self.source.label}'.{shown}"
 
     def lead(self, table: Table) -> LeadingTable | None:
         """Return a table with the column most of whose rows lead to files, or that leads to most of the files.
@@ -393,10 +388,8 @@ class TableSearch:
         if is_path:
             return False
         written = [cell for cell in column.distinct if cell.lower().endswith(self.kind.extensions)]
-        # Addresses say where the files came from, and an id beside them what they are called here.
-        elsewhere = chosen.plain in (*words.IDS, *words.PATHS) and all("://" in cell for cell in column.distinct)
         is_called = column.plain in words.PATHS and chosen.plain not in words.PATHS
-        return not elsewhere and (is_called or 0 < len(column.distinct) <= 2 * len(written))
+        return is_called or 0 < len(column.distinct) <= 2 * len(written)
 
     def _choose_tables(self, notes: list[str]) -> list[LeadingTable]:
         """Return one table, or those of the splits; tables about other files are left out."""
@@ -806,6 +799,13 @@ class ShapeColumns(NamedTuple):
     def labels(self) -> list[str]:
         return [*filter(None, (*self.names, self.label))] if self.are_runs or not self.label else [self.label]
 
+    @property
+    def instead(self) -> str:
+        """Return what takes numbers and words as they are, or the images alone."""
+        labels = [self.label] if self.label else [*self.names] if len(self.names) > 1 else []
+        how = f"layout=table_rows(labels={labels!r}), from colabstage.options, takes numbers and words as they are"
+        return how if labels else 'layout="images" takes the images without labels'
+
     def sides(self, rows: _Rows) -> list[str]:
         """Return the columns of height and width of the image, if all tables have them."""
         every = [one.columns for one, _ in rows.places]
@@ -830,34 +830,23 @@ def _find_shape_columns(columns: Mapping[str, Column]) -> ShapeColumns | None:
     others = [name for name, one in columns.items() if name not in known and one.plain not in words.SPLIT_COLUMNS]
     others = [name for name in others if not words.is_index_name(name)]
     label = "" if label is None and (runs or not others) else label
+    found = ShapeColumns(tuple(runs) or names, label or "", forms, bool(runs))
+    also = [one for one in named if words.is_label_name(one.name)] if found.names else []
     unread: dict[str, Sequence[str]] = {
         "no masks as run lengths": [name for name in runs if not columns[name].are_all(RUNS)],
-        "what may be masks as run lengths; if it is, call it 'rle'": [
-            name for name in runs if not _MAY_BE_RUNS.search(columns[name].plain)
-        ],
         "more points than the corners of a box": [] if runs else points,
-        "boxes, and none their class": names if label is None else (),
+        f"boxes, and no column 'class' (take out {listed(others)} if all are of one)": names if label is None else (),
         "boxes in another form": [] if names or runs else cells,
+        "several classes for each": [one.name for one in also if not same_partition(one.cells, also[0].cells)],
     }
-    what, found = next(((what, found) for what, found in unread.items() if found), ("", ()))
-    if not found and label is not None and (names or runs):
-        also = (one for one in named if words.is_label_name(one.name))
-        odd = [one.name for one in also if not same_partition(one.cells, columns[label].cells)]
+    for what, odd in unread.items():
         if odd:
-            msg = f"Which of the columns {listed([label, *odd])} is the class of its boxes? Call the others otherwise."
+            msg = (
+                f"It has {what}: {listed(odd, 6)}. Expected columns {_EXPECTED}; or each mask as a PNG in a folder "
+                f"'masks'. Otherwise {found.instead}."
+            )
             raise LayoutError(msg)
-        return ShapeColumns(tuple(runs), label, are_runs=True) if runs else ShapeColumns(names, label, forms)
-    if not found:
-        return None
-    taken = [label] if label else [*found] if len(names) == 4 and not runs else []
-    how = f"layout=table_rows(labels={taken!r}), from colabstage.options, takes numbers and words as they are"
-    alone = f" Call the column of the class 'class', or take out {listed(others)} if all are of one."
-    msg = (
-        f"Its column{'s' if len(found) > 1 else ''} {listed(found, 6)} {'hold' if len(found) > 1 else 'holds'} {what}."
-        f"{alone if label is None and names else ''} Expected columns {_EXPECTED}; or each mask as a PNG in a folder "
-        f"""'masks'. Otherwise {how if taken else 'layout="images" takes the images without labels'}."""
-    )
-    raise LayoutError(msg)
+    return found if found.names else None
 
 
 def _box_columns(columns: Mapping[str, Column]) -> tuple[tuple[str, ...], tuple[BoxForm, ...]]:
@@ -896,9 +885,9 @@ def _bare(plain: str) -> str:
 
 
 def _are_runs(column: Column) -> bool:
-    """Tell whether cells are run-length encoded masks, whatever the column's name: in each the runs ascend, and
+    """Tell whether cells are run-length encoded masks, in a column that may be called so: in each the runs ascend, and
     somewhere there are more numbers than the four of a box."""
-    if not column.are_all(RUNS):
+    if not _MAY_BE_RUNS.search(column.plain) or not column.are_all(RUNS):
         return False
     with suppress(ValueError):
         return max(len(parse_runs(cell)) for cell in column.filled) > 2
@@ -938,12 +927,9 @@ class _Shapes(NamedTuple):
         written = ", ".join(show(column.cells[row]) or "nothing" for column in self.drawn)
         what = "mask" if self.columns.are_runs else "box"
         which = f"A {what} of '{files.name(row)}' is {written} with the class '{show(self.label.cells[row])}'"
-        names, label = [*self.columns.names], [*filter(None, [self.columns.label])]
-        others = f"for others layout=table_rows(labels={names if names[1:] else label}), from colabstage.options"
-        msg = (
-            f"{which}; expected {expected}. In the row of an image without a {what} leave {listed([*names, *label])} "
-            f"""empty; {others if names[1:] or label else 'layout="images" takes the images without labels'}."""
-        )
+        cells = listed([*self.columns.names, *filter(None, [self.columns.label])])
+        how = f"In the row of an image without a {what} leave {cells} empty; {self.columns.instead}"
+        msg = f"{which}; expected {expected}. {how}."
         raise LayoutError(msg)
 
 
@@ -956,8 +942,9 @@ def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
     # A class may be the background itself.
     classes, starts = tuple(dict.fromkeys(("background", *shapes.classes(filled)))), shapes.starts
     if not 1 < len(classes) <= VOID:
-        found = f"The masks have {len(classes) - 1} classes"
-        msg = f'{found}; expected 1 to {VOID - 1}. layout="images" takes the images alone.'
+        msg = (
+            f"The masks have {len(classes) - 1} classes; expected 1 to {VOID - 1}. Otherwise {shapes.columns.instead}."
+        )
         raise LayoutError(msg)
     number_of = {name: number for number, name in enumerate(classes)}
     of_start: dict[int, list[NDArray[np.int64]]] = {row: [] for row in starts}
@@ -976,8 +963,7 @@ def _masks_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
         ends = np.maximum.accumulate(ordered[:, 1])[:-1]
         if len({*runs[:, 2].tolist()}) > 1 and ((ordered[1:, 0] < ends) & (ordered[1:, 2] != ordered[:-1, 2])).any():
             msg = (
-                f"Pixels of '{files.name(row)}' are of several classes of '{shapes.label.name}'; expected one each. "
-                'Keep the rows of one class alone, or take the images without labels: layout="images".'
+                f"Pixels of '{files.name(row)}' are of several classes of '{shapes.label.name}'. Keep the rows of one."
             )
             raise LayoutError(msg)
     images = TreeFiles(files.tree, files.entries.take(np.array(starts)))
@@ -1023,16 +1009,10 @@ def _boxes_of_rows(shapes: _Shapes, files: TreeFiles, notes: list[str]) -> tuple
         return size_in_file(files, row) if sizes is None else (sizes.item(row, 0), sizes.item(row, 1))
 
     written = ObjectRows([files.name(row) for row in starts], offsets, places[kept], [], [], {})
-    named = [shapes.columns.label] if shapes.columns.label else [*shapes.columns.names]
-    how = f"layout=table_rows(labels={named}), from colabstage.options, for numbers that are no boxes"
     called = f"; or '{drawn[0].name}' called after its form, such as bbox_xywh" if len(drawn) == 1 else ""
-    expected = f"columns {_EXPECTED}{called}; or {how}"
+    expected = f"columns {_EXPECTED}{called}. Otherwise {shapes.columns.instead}"
     found = written.form(size_of, shapes.columns.forms, expected=expected)
-    corners = np.ascontiguousarray(as_corners(places[kept], found.form))
-    for odd in rows[(corners[:, 2:] < corners[:, :2]).any(axis=1)][:1].tolist():
-        shapes.refuse(
-            files, odd, "left before right and top before bottom" if found.form == "xyxy" else "no size below 0"
-        )
+    corners = np.ascontiguousarray(written.corners(found.form, otherwise=shapes.columns.instead))
     if len(shapes.columns.forms) != 1 or found.form != "xyxy":
         notes.append(f"{found}.")
     classes = shapes.classes(rows.tolist())

@@ -538,7 +538,7 @@ def clip_rows(source: SampleSource, options: ClipOptions) -> tuple[Arrays, str]:
 
     def look(index: int, content: Content) -> _Seen:
         values, rate = read_clip(in_place(source.name(index), bytes(content)), options.dtype)
-        return _Seen(len(values), source.name(index), values.shape[1], rate)
+        return _Seen(rate, values.shape[1], len(values), source.name(index))
 
     # Broken clips are reported when they are packed.
     seen = read_each(source, chosen, look, readers=4, skip_broken=True)
@@ -553,35 +553,33 @@ def clip_rows(source: SampleSource, options: ClipOptions) -> tuple[Arrays, str]:
 class _Seen(NamedTuple):
     """What examining one clip shows; its length is that of each channel, in samples."""
 
-    length: int
-    name: str
-    channels: int
     rate: int
+    channels: int
+    length: int
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.rate:,} Hz, {self.length:,} samples and {format_count(self.channels, 'channels')}"
 
 
 def _plan_rows(seen: Sequence[_Seen], options: ClipOptions) -> _ClipDecoder:
     rates = Counter(one.rate for one in seen)
     rate = options.rate or rates.most_common(1)[0][0]
-    seen = [one._replace(length=round(one.length * rate / one.rate)) for one in seen]
-    # With mixed rates one word would sound high and another low, which neither length nor channels show.
-    if options.rate is None and len(rates) > 1:
-        odd = next(one.name for one in seen if one.rate != rate)
-        found = ", ".join(f"{count} {'has' if count == 1 else 'have'} {one:,} Hz" for one, count in rates.most_common())
-        lengths = {one.length for one in seen}
-        length = f", length={max(lengths)}" if options.length is None and len(lengths) > 1 else ""
-        expected = f"one rate, to which all are resampled: {_example(f'rate={rate}{length}')}"
-        raise broken(odd, f"of {len(seen)} clips that were checked, {found}", expected)
-    (short, first, *_), (long, last, *_) = min(seen), max(seen)
+    lengths = {round(one.length * rate / one.rate) for one in seen}
     channels = {one.channels for one in seen}
-    # Rows have one shape, and a channel must not be dropped by a guess.
-    if len(channels) > 1 and not options.mono:
-        what = f"it and other clips have {' and '.join(map(str, sorted(channels)))} channels"
-        raise broken(first, what, f"as many in all, or their mean: {_example('mono=True')}")
-    if options.length is None and short != long:
-        what = f"it has {short:,} samples, and '{last}' has {long:,}"
-        expected = f"one length, to which longer ones are cut and shorter ones padded: {_example(f'length={long}')}"
-        raise broken(first, what, expected)
-    return _ClipDecoder(options, options.length or short, 1 if options.mono else channels.pop(), rate)
+    # Rows have one shape; a channel must not be dropped by a guess; and with mixed rates one word would sound high and
+    # another low.
+    wanted = {
+        f"rate={rate}": options.rate is None and len(rates) > 1,
+        f"length={max(lengths)}": options.length is None and len(lengths) > 1,
+        "mono=True": not options.mono and len(channels) > 1,
+    }
+    if any(wanted.values()):
+        first, last = min(seen), max(seen)
+        what = f"it has {first}, and '{last.name}' has {last}"
+        how = _example(", ".join(name for name, is_wanted in wanted.items() if is_wanted))
+        raise broken(first.name, what, f"one form, to which clips are resampled, cut or padded, and mixed: {how}")
+    return _ClipDecoder(options, options.length or min(lengths), 1 if options.mono else channels.pop(), rate)
 
 
 def _example(option: str) -> str:
@@ -605,20 +603,15 @@ class _ClipDecoder:
             # In 64 bits, because the sum of two 16-bit samples does not fit into 16 bits.
             mean: NDArray[np.float64] = values.mean(axis=1, keepdims=True, dtype=np.float64)
             values = (np.rint(mean) if values.dtype.kind == "i" else mean).astype(values.dtype)
-        if values.shape[1] != self.channels:
-            form = format_count(self.channels, "channels")
-            msg = f"The clip has {format_count(values.shape[1], 'channels')}; expected {form}, like the others."
-            raise DecodeError(msg)
-        if rate != self.rate:
-            if self.options.rate is None:
-                how = _example(f"rate={self.rate}")
-                msg = f"The clip has {rate:,} Hz and the others {self.rate:,} Hz. Choose one, to resample: {how}."
-                raise DecodeError(msg)
+        own = _Seen(rate, values.shape[1], len(values))
+        if is_resampled := rate != self.rate and self.options.rate is not None:
             values = _resample(values, rate, self.rate)
         # soxr rounds half a sample up or down.
-        if self.options.length is None and abs(len(values) - self.length) > (rate != self.rate):
-            how = _example(f"length={self.length}")
-            msg = f"The clip has {len(values):,} samples and the others {self.length:,}. Choose one length: {how}."
+        fits = self.options.length is not None or abs(len(values) - self.length) <= is_resampled
+        if not fits or own.channels != self.channels or (rate != self.rate and not is_resampled):
+            others = _Seen(self.rate, self.channels, self.length)
+            how = _example(f"rate={self.rate}, length={self.length}, mono=True")
+            msg = f"The clip has {own} and the others {others}. Choose one form of what differs: {how}."
             raise DecodeError(msg)
         # Zeros are silence, in either dtype.
         row: NDArray[Any] = np.zeros((self.length, self.channels), values.dtype)

@@ -221,7 +221,7 @@ BOXES = [
         "train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\n" + "".join(f"a{i},Cardiomegaly,{691 + i},1375,1653,1831\n" for i in range(6))}),
         right=[refused("outside")]),
     row("a table of boxes states another size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,640,480,{c},1,2,30,40"), right=[refused("480 x 640")]),
-    row("a table of boxes states the size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,64,48,{c},1,2,30,40"), right=[found("train: boxes cat 2, dog 2", note=r"one box; for its class alone layout=table_rows\(labels=\['class'\]\)")]),
+    row("a table of boxes states the size", table("filename,width,height,class,xmin,ymin,xmax,ymax", "{i}.jpg,64,48,{c},1,2,30,40"), right=[found("train: boxes cat 2, dog 2")]),
     row("a table of boxes with an image without", files("{0..3}.jpg", {"labels.csv": "filename,class,xmin,ymin,xmax,ymax\n0.jpg,cat,1,2,30,40\n1.jpg,dog,1,2,30,40\n2.jpg,,,,,\n3.jpg,cat,1,2,30,40\n"}), right=[lambda packed: "cat 2, dog 1" in packed.found and not noted("has one box")(packed)]),
     row("width and height of the boxes", table("filename,class,xmin,ymin,xmax,ymax,width,height", "{i}.jpg,{c},0,0,30,40,30,40"), right=[found("train: boxes cat 2, dog 2")]),
     row("VIA's CSV", files("{0..3}.jpg", {
@@ -437,7 +437,7 @@ TABLES = [
     row("a word for no label", files("images/{0..5}.jpg", {"labels.csv": "image,label\n" + "".join(f"{i}.jpg,{('cat', 'unlabeled', 'dog')[i % 3]}\n" for i in range(6))}), right=[noted("'unlabeled' in 'label' counts like")]),
     *(row(f"parts of a table: {name}", files("images/{0..5}.jpg", {f"{table}.csv": "image,label\n" + "".join(f"{i}.jpg,{'ab'[i % 2]}\n" for i in own) for table, own in tables.items()}), right=[right])
       for name, tables, right in [("all", {"part1": range(3), "part2": range(3, 6)}, found("train: a 3, b 3")), ("one image in two", {"part1": range(4), "part2": range(3, 6)}, refused("Several tables")), ("other words", {"one": range(3), "two": range(3, 6)}, refused("Several tables"))]),
-    row("no column that looks like the label", files("images/{0..5}.jpg", {"labels.csv": "image,pid\n" + "".join(f"{i}.jpg,p{i}\n" for i in range(6))}), right=[refused("None of the columns 'pid'")]),
+    row("no column that looks like the label", files("images/{0..5}.jpg", {"labels.csv": "image,pid\n" + "".join(f"{i}.jpg,p{i}\n" for i in range(6))}), right=[refused("Which of the columns 'pid'")]),
     *(row(f"pixels: {name}", files("", {"train.csv": "label," + ",".join(columns) + "\n" + ("1," + ",".join("3" * 16) + "\n") * 4}), right=[refused("follows")])
       for name, columns in {
           "one is missing": [f"pixel{i + (i > 7)}" for i in range(16)], "from the last": [f"pixel{15 - i}" for i in range(16)],
@@ -446,7 +446,7 @@ TABLES = [
         right=[refused(r"train\.csv', line 4.*'cat'")]),
     row("colours of what is in folders of classes", files("img/cat/{1..3}.jpg img/dog/{4..6}.jpg", {"tags.txt": "".join(f"img/{c}/{n}.jpg {words}\n" for c, n, words in (("cat", 1, "red"), ("cat", 2, "red long"), ("cat", 3, "blue"), ("dog", 4, "blue"), ("dog", 5, "red long soft"), ("dog", 6, "red")))}), right=[refused("tags.txt")]),
     row("the time that files are called after", files("cam/16812345678{0..3}.jpg", {"log.csv": "time,image,steer\n" + "".join(f"16812345678{n},16812345678{n}.jpg,0.{n}\n" for n in range(4))}), right=[noted("Not used: the column 'time'")]),
-    row("numbers of frames behind a word", files("frame_{0..3}.jpg", {"log.csv": "frame,file\n" + "".join(f"{n},frame_{n}.jpg\n" for n in range(4))}), right=[refused(r"None of the columns 'frame' .*labels=\['frame'\]")]),
+    row("numbers of frames behind a word", files("frame_{0..3}.jpg", {"log.csv": "frame,file\n" + "".join(f"{n},frame_{n}.jpg\n" for n in range(4))}), right=[refused(r"Which of the columns 'frame' .*labels=\['frame'\]")]),
 ]
 
 # Six images in train/ and val/, labelled in some way; and statements that 2.jpg, which is in val/, is to train on.
@@ -498,6 +498,7 @@ STATED_SPLITS: list[tuple[str, dict[str, Any]]] = [
     ("tables without a header", {"train.csv": "0.jpg,0.png\n1.jpg,1.png\n2.jpg,2.png\n3.jpg,3.png\n", "val.csv": "4.jpg,4.png\n5.jpg,5.png\n"}),
     ("a column beside others", {"all.csv": "image,split,mask\n" + "".join(f"{i}.jpg,{split},{i}.png\n" for i, split in enumerate(HELD_OUT))}),
     ("JSON", {"splits.json": {"train": [f"{i}.jpg" for i in range(4)], "val": ["4.jpg", "5.jpg"]}}),
+    ("lists in JSON", {"train.json": [f"{i}.jpg" for i in range(4)], "val.json": ["4.jpg", "5.jpg"]}),
     ("JSON by name", {"splits.json": {f"{i}.jpg": split for i, split in enumerate(HELD_OUT)}}),
     ("records in JSON", {"splits.json": [{"file": f"{i}.jpg", "split": split} for i, split in enumerate(HELD_OUT)]}),
     ("lines of JSON", {"held_out.jsonl": "".join(json.dumps({"file": f"{i}.jpg", "split": split}) + "\n" for i, split in enumerate(HELD_OUT))}),
@@ -540,7 +541,7 @@ SPLITS_BESIDE = [
           ("outlines alone", coco("{4,5}.jpg", segmentation=[[1, 2, 9, 2, 9, 8]]), found("train: boxes cat 2, dog 2; val: boxes cat 1, dog 1")),
           ("classes alone", coco("{4,5}.jpg", score=1), found("train: boxes cat 2, dog 2", note="2 images without annotations were left out")),
       ]),
-    row("boxes in a table with two classes of each", files("{0..3}.jpg", {"boxes.csv": "file,xmin,ymin,xmax,ymax,class,label\n" + "".join(f"{i // 2}.jpg,5,6,40,30,{'ab'[i % 2]},{'xyz'[i % 3]}\n" for i in range(8))}), right=[refused("Which of the columns 'class', 'label' is the class of its boxes")]),
+    row("boxes in a table with two classes of each", files("{0..3}.jpg", {"boxes.csv": "file,xmin,ymin,xmax,ymax,class,label\n" + "".join(f"{i // 2}.jpg,5,6,40,30,{'ab'[i % 2]},{'xyz'[i % 3]}\n" for i in range(8))}), right=[refused("several classes for each: 'label'")]),
     row("the boxes of one image in two splits", files("{0..3}.jpg", {"boxes.csv": "file,xmin,ymin,xmax,ymax,class,split\n" + "".join(f"{i // 2}.jpg,5,6,40,30,cat,{('train', 'val')[i % 2]}\n" for i in range(8))}), right=[refused("'0.jpg' are in several splits")]),
     *(row(f"an image in two splits of a table, {layout}", files("{0..3}.jpg", {"{train,test}.csv": "file,label\n" + "".join(f"{i}.jpg,{'ab'[i % 2]}\n" for i in range(4))}), layout=layout, right=[refused("'0.jpg' has samples in the splits 'train' and 'test'")]) for layout in ("auto", "table")),
     *(row(f"arrays beside {name}", {"X.npy": npy(np.zeros((8, 5), np.float32)), "y.npy": npy(np.arange(8) % 2)} | files("", {name: content}), right=[right])

@@ -36,7 +36,17 @@ from colabstage.layouts.columns import (
     notes_on_labels,
     show,
 )
-from colabstage.layouts.evidence import Evidence, FileKind, Found, Miss, left_out_notes, near, renumbered, require_files
+from colabstage.layouts.evidence import (
+    Evidence,
+    FileKind,
+    Found,
+    Miss,
+    left_out_notes,
+    near,
+    refuse,
+    renumbered,
+    require_files,
+)
 from colabstage.layouts.formats.masks import find_masks
 from colabstage.layouts.lists import check_one_list
 from colabstage.layouts.members import MOST_FIELDS, Unfolded, unfold
@@ -725,7 +735,8 @@ def array_folder_state(source: Source, state: Callable[[FileKind], Found]) -> Fo
     files = found.table.inputs.source
     is_image = isinstance(_as_inputs([replace(first, shape=(1, *first.shape))]), Images)
     if is_image and len({*files.sizes.tolist()}) > 1:
-        return Miss(LayoutError(f"'{files.name(0)}' and others hold images of several sizes."))
+        how = "Save each as a file, PIL.Image.fromarray(image).save('NAME.png')"
+        return refuse(f"'{files.name(0)}' and others hold images of several sizes. {how}.")
     inputs = Arrays(files, first.shape, first.dtype, decode=decode_npy)
     return replace(found, table=replace(found.table, inputs=inputs))
 

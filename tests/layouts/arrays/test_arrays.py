@@ -126,16 +126,9 @@ READ: dict[str, tuple[Any, ...]] = {
     "a file for each split": ({"train.npz": npz_deflated(images=FLOATS, labels=Y), "val.npz": npz(images=FLOATS[:3], labels=Y[:3])}, "auto",
                               {"train": (FLOATS, Y), "val": (FLOATS[:3], Y[:3])}, NUMBERED),
     "words": ({"images.npy": npy(X), "labels.npy": npy(WORDS)}, "auto", {"": (X, OF_WORDS)}, ("bird", "cat", "dog")),
-    "several numbers": ({"images.npy": npy(X), "labels.npy": npy(FLOATS)}, "auto", {"": (X, FLOATS)}, ()),
     "Fortran's order": ({"X.npy": npy(np.asfortranarray(FLOATS)), "y.npy": npy(Y)}, "auto", {"": (FLOATS, Y)}, NUMBERED),
     "numbered by savez": ({"a.npz": npz(arr_0=X, arr_1=Y)}, "auto", {"": (X, Y)}, NUMBERED),
     "numbered .npy": ({"x_0.npy": npy(X[:8]), "x_1.npy": npy(X[8:]), "y_0.npy": npy(Y[:8]), "y_1.npy": npy(Y[8:])}, "auto", {"": (X, Y)}, NUMBERED),
-    "both splits in each of two files": ({f"part-{n}.npz": npz(**KERAS) for n in (1, 2)}, "auto",
-                                         {split: (np.tile(X[part, ..., 0], (2, 1, 1)), np.tile(Y[part], 2)) for split, part in (("train", slice(8)), ("test", slice(8, 12)))},
-                                         NUMBERED, "Each of 2 files"),
-    "numbers that sort otherwise in the names of the targets": (
-        {"b1_x.npy": npy(FLOATS[:3]), "b2_x.npy": npy(FLOATS[3:6]), "b10_x.npy": npy(FLOATS[6:]), "1/y.npy": npy(Y[:3] * 0), "2/y.npy": npy(Y[3:6] * 0 + 1), "10/y.npy": npy(Y[6:] * 0 + 2)}, "auto",
-        {"": (FLOATS[[6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5]], np.array([2] * 6 + [0] * 3 + [1] * 3))}, NUMBERED),
     "names that are given": ({"a.npz": npz(faces=X, ages=Y, noise=Y)}, array_rows(x="faces", y="ages"), {"": (X, Y)}, NUMBERED),
     "HDF5, names of classes beside": ({"train.h5": h5({"train_set_x": X, "train_set_y": Y, "list_classes": np.array([b"a", b"b", b"c"])})}, "auto",
                                       {"train": (X, Y)}, ("a", "b", "c")),
@@ -348,9 +341,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "words as inputs": ({"x.npy": npy(WORDS), "y.npy": npy(Y)}, "arrays", r"'x\.npy\[0\]' has dtype"),
     "names that say nothing": ({"a.npy": npy(X), "b.npy": npy(Y)}, "auto", ASKED),
     "numbered inputs without targets": ({"x_0.npy": npy(X), "x_1.npy": npy(X), "y_0.npy": npy(Y)}, "auto", ASKED),
-    "a series that does not fit beside one that does": (
-        {f"{name}.npz": npz(x=X[:xs], y=Y[:ys]) for name, xs, ys in (("train_0", 6, 6), ("train_1", 6, 6), ("val_0", 3, 5), ("val_1", 5, 3))},
-        "arrays", r"train_0\.npz"),
     **{f"inputs without targets beside {held} with some": ({"a.npz": npz(x=X, **{f"x_{held}": X[:3], f"y_{held}": Y[:3]})}, "auto", ASKED) for held in ("test", "val")},
     "a name that is not there": ({"a.npz": npz(faces=X)}, array_rows(x="face"), "'face'"),
     **{
@@ -412,11 +402,9 @@ def test_a_damaged_chunk_is_a_broken_sample() -> None:
     ("names", "rows"),
     [
         (["X.npy", "y.npy"], [("", "X.npy", True)]),
-        (["d/Xtrain.npy", "d/ytrain.npy"], [("train", "d/Xtrain.npy", True)]),
         (["train/x.npy", "train/y.npy", "val/x.npy", "val/y.npy"], [("train", "train/x.npy", True), ("val", "val/x.npy", True)]),
         (["x/train.npy", "y/train.npy"], [("train", "x/train.npy", True)]),
         (["train_images.npy", "train_labels.npy", "test_images.npy", "test_labels.npy"], [("train", "train_images.npy", True), ("test", "test_images.npy", True)]),
-        (["data/train.npy", "data/train_labels.npy"], [("train", "data/train.npy", True)]),
         (["X.npy", "y.npy", "X_test.npy"], [("train", "X.npy", True)]),
         (["whatever.npy"], [("", "whatever.npy", False)]),
     ],
