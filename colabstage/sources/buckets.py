@@ -280,6 +280,10 @@ class ObjectStore(Closing):
             if row.get("type") == "file"
         }
 
+    def size(self, path: str) -> int | None:
+        info = self._found("info", path)
+        return None if info is None or info.get("type") == "directory" else size_of(info) or 0
+
     def _found(self, verb: str, path: str, **options: Any) -> Any:
         """Return an answer about something that need not exist; `None` if it does not."""
         try:
