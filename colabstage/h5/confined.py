@@ -121,10 +121,10 @@ class _Confined:
         self.reach.check_sources(node.id)
         return ConfinedGroup(node.id, self.reach) if isinstance(node, h5py.Group) else node
 
-    def get(self, name: str, *further: Any, **named: Any) -> Any:
-        """Return the object, its class or its link, as h5py does."""
+    def get(self, name: str, default: Any = None, getclass: bool = False, getlink: bool = False) -> Any:
+        """Return the object, its class or its link, as h5py does; `default` if there is none."""
         self.reach.check(self.id, name)
-        return super().get(name, *further, **named)  # type: ignore[misc]
+        return super().get(name, default, getclass, getlink)  # type: ignore[misc]
 
     def __contains__(self, name: object) -> bool:
         if isinstance(name, str):

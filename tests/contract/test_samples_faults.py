@@ -703,7 +703,7 @@ WRITTEN = {  # labels beside class folders
     "labels.txt": "\n".join(map(str, Y)), "labels.json": Y, "labels.npy": npy(np.array(Y)), "targets.pkl": pickle.dumps(Y), "y.h5": h5(y=Y), "labels.csv": NAMED_BY_NUMBER,
     "annotations.db": b"SQLite format 3\0" + bytes(84), "cat/labels.txt": "0\n1\n1\n0\n",
 }
-PATIENTS, GREY_NOTE = "p{1..3}/{0..1}.jpg", "color_mode='grayscale' stores one channel"
+PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
     *(row(f"an archive beside what was unpacked from it, {options}", files("pets/{cat,dog}/{0..3}.jpg", {"pets.zip": "x"}), right=[right], **options)
       for options, right in [({}, refused(r"if it was unpacked here, leave it out: only='\*\*/\*\.jpg'")), ({"only": "**/*.jpg"}, found("train: cat 4, dog 4"))]),
@@ -722,8 +722,6 @@ BESIDE_FOLDERS = [
     row("the same masks for the images of two folders", {f"{place}/images/{i}.png": grey((np.arange(64) ** (i + 2 + 3 * (place == "b")) % 251).astype(np.uint8).reshape(8, 8)) for place in "ab" for i in range(3)} | {f"{place}/masks/{i}.png": grey(np.full((8, 8), 9 * i, np.uint8))
         for place in "ab" for i in range(3)}, right=[found("train: 6 masks .*")], layout="pairs"),
     row("ages in names", files("{9,10}_{0..3}.jpg"), right=[found("train: 10 4, 9 4", note=r"labels are their positions: '10' is 0, classes\[0\]")], layout=file_names(r"^(\d+)_")),
-    *(row(f"grey images, {options}", {f"{name}/{name}{i}.png": grey(np.full((8, 8), 9 * i + ord(name), np.uint8)) for name in "ab" for i in range(3)}, right=[right], **options)
-      for options, right in [({}, noted(GREY_NOTE)), ({"color_mode": "grayscale"}, lambda packed: not noted(GREY_NOTE)(packed)), ({"color_mode": "rgb"}, lambda packed: not noted(GREY_NOTE)(packed))]),
     *(row(f"{len(names)} classes of one size", files(f"{{{','.join(names)}}}/{{0..9}}.jpg"), right=[right])
       for names, right in [(("cat", "dog"), noted(r"If each two are one sample: layout=parts\(x='cat', y='dog'\)")), (("cat", "dog", "owl"), lambda packed: packed.found == "train: cat 10, dog 10, owl 10" and not packed.notes)]),
     *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
