@@ -473,10 +473,11 @@ class PackRun:
         # A shard would find only the repetitions among its own samples.
         if self.shard is None:
             found = (*found, *_repeated_notes(noted["content"], table, plan.splits))
-        packed = work.order[np.isin(work.order, np.concatenate([split.samples for split in plan.splits]))]
-        name = table.inputs.source.name
-        lost = {part: tuple(map(name, packed[noted[part][packed]].tolist())) for part in LOSSES}
-        return found, {part: names for part, names in lost.items() if names}
+        kept, name = np.concatenate([split.samples for split in plan.splits]), table.inputs.source.name
+        lost = {part: work.order[noted[part][work.order]] for part in LOSSES}
+        return found, {
+            part: tuple(map(name, rows[np.isin(rows, kept)].tolist())) for part, rows in lost.items() if len(rows)
+        }
 
     def _publish(self, file: Path, report: PackReport) -> None:
         state = {STAMPS: self.shard.state} if self.shard is not None and self.shard.state else {}
