@@ -459,7 +459,7 @@ class PackRun:
         table, found = self.job.table, tuple[str, ...]()
         if work.facts is None:
             return found, {}
-        noted = work.facts.read()
+        noted = work.facts.read("content", *LOSSES, *(["levels"] if compares_masks(table) else []))
         if compares_masks(table):
             assert isinstance(table.targets, Masks)
             is_foreground, found = compare_with_all(table.targets, noted["levels"], table.classes)
@@ -605,7 +605,7 @@ def _finish_pack(
 def _noted(work: WriteJob) -> NDArray[np.void]:
     """Return the facts recorded about each sample, `(N,)`."""
     assert work.facts is not None
-    return work.facts.read()
+    return work.facts.read("height", "width", "start", "length")
 
 
 def _spooled_boxes(targets: UnreadBoxes, spool: Path, noted: NDArray[np.void]) -> Boxes:

@@ -449,7 +449,7 @@ def rows_made(work: WriteJob, plan: PackPlan, takeover: Takeover | None) -> Pack
     samples = np.concatenate([split.samples for split in plan.splits])
     rows, levels = states[samples], None
     if work.facts is not None:
-        noted = work.facts.read()[samples]
+        noted = work.facts.read(*_NOTED, "levels")[samples]
         for name in _NOTED:
             rows[name] = noted[name]
         levels = noted["levels"] if compares_masks(work.job.table) else None
