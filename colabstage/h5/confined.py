@@ -71,13 +71,22 @@ class Reach:
             raise ExternalFileError(msg)
 
     def check_sources(self, node: Any) -> None:
-        """Judge the files that an open dataset takes its values from; HDF5 gives zeros for those that are missing."""
+        """Judge the files that an open object takes its values from; HDF5 gives zeros for those that are missing."""
+        if not isinstance(node, h5d.DatasetID):
+            return
         # Neither opening the dataset nor this makes HDF5 look for a source; asking for the shape does.
         properties = node.get_create_plist()
         names, name = list[str](), os.fsdecode(h5i.get_name(node) or b"?").removeprefix("/")
         if properties.get_layout() == h5d.VIRTUAL:
-            count = properties.get_virtual_count()
-            names = [*dict.fromkeys(map(properties.get_virtual_filename, range(count)))]
+            parts = {
+                (properties.get_virtual_filename(number), properties.get_virtual_dsetname(number))
+                for number in range(properties.get_virtual_count())
+            }
+            names = sorted({file for file, _ in parts})
+            # Other datasets of this file may be put together from files in turn.
+            for part in sorted(part for file, part in parts if file == "."):
+                self.check(root := h5g.open(node, b"/"), part)
+                self.check_sources(h5o.open(root, part.encode()))
         elif properties.get_layout() == h5d.CONTIGUOUS:
             names = [os.fsdecode(properties.get_external(n)[0]) for n in range(properties.get_external_count())]
         home = Path(os.fsdecode(h5f.get_name(node)))
@@ -109,14 +118,13 @@ class _Confined:
         if isinstance(name, str):
             self.reach.check(self.id, name)
         node = super().__getitem__(name)  # type: ignore[misc]
-        if isinstance(node, h5py.Dataset):
-            self.reach.check_sources(node.id)
+        self.reach.check_sources(node.id)
         return ConfinedGroup(node.id, self.reach) if isinstance(node, h5py.Group) else node
 
-    def get(self, name: str, *further: Any, **named: Any) -> Any:
-        """Return the object, its class or its link, as h5py does."""
+    def get(self, name: str, default: Any = None, getclass: bool = False, getlink: bool = False) -> Any:
+        """Return the object, its class or its link, as h5py does; `default` if there is none."""
         self.reach.check(self.id, name)
-        return super().get(name, *further, **named)  # type: ignore[misc]
+        return super().get(name, default, getclass, getlink)  # type: ignore[misc]
 
     def __contains__(self, name: object) -> bool:
         if isinstance(name, str):

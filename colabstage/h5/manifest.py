@@ -134,14 +134,13 @@ class ManifestState:
 def look_at_manifest(path: Path, nbytes: int) -> ManifestState:
     """Judge the manifest beside a file of `nbytes` bytes by the length alone; no block is read."""
     sidecar = manifest_path(path)
-    if not sidecar.exists():
-        return ManifestState("missing", f"none beside it ('{sidecar.name}'), so its bytes cannot be checked")
     try:
         manifest = read_manifest(path)
     except NewerFormatError as error:
         return ManifestState("newer", str(error))
     if manifest is None:
-        return ManifestState("unreadable", f"'{sidecar.name}' is there, but is not a whole manifest")
+        detail = f"none beside it that is whole ('{sidecar.name}'), so its bytes cannot be checked"
+        return ManifestState("unreadable" if sidecar.exists() else "missing", detail)
     if manifest.size != nbytes:
         detail = f"says {manifest.size:,} bytes, but the file has {nbytes:,}: it is damaged"
         return ManifestState("differs", detail, manifest.written_by)

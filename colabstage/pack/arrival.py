@@ -114,17 +114,13 @@ def pack_units(costs: NDArray[np.int64], most_bytes: int) -> NDArray[np.int32]:
 
 def number_units(units: NDArray[np.int32]) -> NDArray[np.intp]:
     """Return the unit of each row, `(N,)`, renumbered from 0 without unused units."""
-    # Sorting millions of rows would take as long as a round trip to the source.
     return (np.cumsum(np.bincount(units) > 0) - 1)[units]
 
 
 def units_in_turn(units: NDArray[np.int32]) -> NDArray[np.intp]:
     """Return the units of rows, each once, in order of first use."""
-    first = np.full(int(units.max(initial=-1)) + 1, -1, np.intp)
-    # Backwards, because the last of several values assigned to one place stays.
-    first[units[::-1]] = np.arange(len(units))[::-1]
-    named = np.flatnonzero(first >= 0)
-    return named[np.argsort(first[named])]
+    found, first = np.unique(units, return_index=True)
+    return found[np.argsort(first)].astype(np.intp)
 
 
 class PackState(IntEnum):
@@ -620,7 +616,7 @@ class MemberRanges:
 
     def __init__(self, job: PackJob) -> None:
         source = None if job.tree is None or job.tree.kind not in _ARCHIVES else job.tree.source
-        self._starts = np.empty(0, np.int64) if source is None else _each_once(np.concatenate(_positions(job.table)))
+        self._starts = np.empty(0, np.int64) if source is None else np.unique(np.concatenate(_positions(job.table)))
         self._ends = np.append(self._starts[1:], 0 if source is None else source.size)
 
     def of(self, job: PackJob, samples: NDArray[np.int64] | None = None) -> list[Range]:
@@ -640,7 +636,7 @@ class MemberRanges:
         parts = [np.searchsorted(self._starts, positions) for positions in _positions(job.table)]
         owners = np.concatenate([units] * len(parts)).astype(np.int64)
         # As single numbers: sorting pairs takes ten times as long.
-        pairs = _each_once(owners * len(self._starts) + np.concatenate(parts))
+        pairs = np.unique(owners * len(self._starts) + np.concatenate(parts))
         owners, places = np.divmod(pairs, len(self._starts))
         first = np.flatnonzero(np.r_[True, (np.diff(owners) != 0) | (np.diff(places) != 1)])
         last = np.r_[first[1:] - 1, len(pairs) - 1]
@@ -655,10 +651,3 @@ def _positions(table: SampleTable) -> list[NDArray[np.int64]]:
     """Return where each sample's content is, and its target's if that is read as well."""
     target = target_source(table)
     return [table.inputs.source.positions, *([] if target is None else [target.positions])]
-
-
-def _each_once(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    # The values are nearly sorted, so this takes a tenth of the time of `np.unique`, which hashes.
-    ordered = np.sort(values, kind="stable")
-    found: NDArray[np.int64] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
-    return found

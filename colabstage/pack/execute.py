@@ -63,13 +63,11 @@ from colabstage.pack.rows import (
 )
 from colabstage.pack.set_stores import STAMPS, ShardName, ShardResult
 from colabstage.pack.writer import (
-    CONTENT,
     COPY_BYTES,
     FACTS,
     KEPT_AFTER,
-    LEVELS,
     PackJournal,
-    SampleColumn,
+    SampleFacts,
     Spool,
     WriteJob,
     array_bytes,
@@ -346,15 +344,10 @@ class PackRun:
             skipped = tuple(why for _, why in sorted(journal.skipped.items()))
             left_out = work.order[sorted(journal.skipped)]
             final, plan, outside = _finish_pack(work, left_out=left_out, skipped=skipped, attributes=self._attributes())
-            learnt = self._learn(work, plan)
-            if self.records_rows and (rows := rows_made(work, plan, journal, takeover)) is not None:
+            learnt, lost = self._learn(work, plan)
+            if self.records_rows and (rows := rows_made(work, plan, takeover)) is not None:
                 write_rows(workspace / _ROWS, rows)
 
-        lost = {
-            part: tuple(table.inputs.source.name(int(order[position])) for position in sorted(journal.lost[part]))
-            for part in LOSSES
-            if part in journal.lost
-        }
         samples = {split.name: len(split.samples) for split in plan.splits}
         done = ShardResult(samples, skipped, resumed, readers, lost, outside)
         report = report_of(job, plan, done, seconds=packing_s, learnt=learnt)
@@ -413,7 +406,7 @@ class PackRun:
         offsets = reserved_offsets(data, content) if journal.finished_samples else None
         if offsets is None:
             journal.forget()
-            for leftover in ("data.h5", "spool", "facts", "contents", "values"):
+            for leftover in ("data.h5", "spool", "facts"):
                 remove_own(workspace / leftover)
         # Samples of unknown length take their space twice, in the spool and then in the file. Boxes are small, but
         # their final file is a second one.
@@ -422,17 +415,11 @@ class PackRun:
         check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
         if offsets is None:
             offsets = create_pack(data, content)
-
-        def column(name: str, dtype: np.dtype[Any], *, if_needed: bool) -> SampleColumn | None:
-            return stack.enter_context(SampleColumn(workspace / name, dtype, count)) if if_needed else None
-
-        # In most packs every byte has its place from the start, and nothing needs to be recorded for the end.
-        facts = column("facts", FACTS, if_needed=plan.is_open or isinstance(table.targets, Boxes))
-        spool = None
-        if facts is not None and plan.is_open:
-            spool = stack.enter_context(Spool(workspace / "spool", start=spool_end(facts)))
-        # A shard would find only the repetitions among its own samples.
-        compares = self.shard is None and isinstance(table.inputs, Images) and not table.inputs.decoded
+        facts = spool = None
+        if isinstance(table.inputs, Images) or isinstance(table.targets, Boxes) or plan.is_open:
+            facts = stack.enter_context(SampleFacts(workspace / "facts", count))
+            if plan.is_open:
+                spool = stack.enter_context(Spool(workspace / "spool", start=spool_end(facts)))
         return WriteJob(
             self.job,
             order,
@@ -441,8 +428,6 @@ class PackRun:
             tuple(part.places(plan.splits, offsets, count) for part in plan.fields),
             facts,
             spool,
-            contents=column("contents", CONTENT, if_needed=compares),
-            levels=column("values", LEVELS, if_needed=compares_masks(table)),
         )
 
     def _pack(self, work: WriteJob, journal: PackJournal, left: NDArray[np.bool_], *, is_part: bool) -> int:
@@ -464,13 +449,16 @@ class PackRun:
         )
         return write_samples(work, journal, left=in_order, limits=limits, progress=self.progress, stream=self.stream)
 
-    def _learn(self, work: WriteJob, plan: PackPlan) -> tuple[str, ...]:
-        """Return notes on the values of all masks, and on repeated images."""
-        found: tuple[str, ...] = ()
-        if work.levels is not None:
-            masks = self.job.table.targets
-            assert isinstance(masks, Masks)
-            is_foreground, found = compare_with_all(masks, work.levels.read(), self.job.table.classes)
+    def _learn(self, work: WriteJob, plan: PackPlan) -> tuple[tuple[str, ...], dict[Loss, tuple[str, ...]]]:
+        """Return notes on the values of all masks, and on repeated images; and which images are not stored as a
+        whole."""
+        table, found = self.job.table, tuple[str, ...]()
+        if work.facts is None:
+            return found, {}
+        noted = work.facts.read("content", *LOSSES, *(["levels"] if compares_masks(table) else []))
+        if compares_masks(table):
+            assert isinstance(table.targets, Masks)
+            is_foreground, found = compare_with_all(table.targets, noted["levels"], table.classes)
             if is_foreground:
                 msg = (
                     "they have the values 0 and 255 alone, which is a foreground, and those that were looked at first "
@@ -478,9 +466,14 @@ class PackRun:
                 )
                 # All shards must mean the same, and this one knows only its own masks.
                 raise ReplanError(msg, with_foreground if self.shard is None else None)
-        if work.contents is not None:
-            found = (*found, *_repeated_notes(work.contents.read(), self.job.table, plan.splits))
-        return found
+        # A shard would find only the repetitions among its own samples.
+        if self.shard is None:
+            found = (*found, *_repeated_notes(noted["content"], table, plan.splits))
+        kept, name = np.concatenate([split.samples for split in plan.splits]), table.inputs.source.name
+        lost = {part: work.order[noted[part][work.order]] for part in LOSSES}
+        return found, {
+            part: tuple(map(name, rows[np.isin(rows, kept)].tolist())) for part, rows in lost.items() if len(rows)
+        }
 
     def _publish(self, file: Path, report: PackReport) -> None:
         state = {STAMPS: self.shard.state} if self.shard is not None and self.shard.state else {}
@@ -608,7 +601,7 @@ def _finish_pack(
 def _noted(work: WriteJob) -> NDArray[np.void]:
     """Return the facts recorded about each sample, `(N,)`."""
     assert work.facts is not None
-    return work.facts.read()
+    return work.facts.read("height", "width", "start", "length")
 
 
 def _spooled_boxes(targets: UnreadBoxes, spool: Path, noted: NDArray[np.void]) -> Boxes:

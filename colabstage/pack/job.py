@@ -386,9 +386,6 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
             f"{have} an alpha channel, which is left out: what is transparent has the colour that is stored behind it. "
             "Pass color_mode='keep' to keep the channel"
         )
-    are_grey = facts and all(one.channels == 1 and one.dtype == np.uint8 for one in facts)
-    if are_grey and options.image.color_mode == "auto":
-        yield "The images that were examined are grayscale; color_mode='grayscale' stores one channel instead of three"
     peaks = [one.peak for one in facts if one.peak is not None]
     bits = max(peaks, default=0).bit_length()
     if peaks and bits <= _DARK_BITS:

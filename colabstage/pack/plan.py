@@ -107,7 +107,9 @@ def split_rows(
     # usually submitted.
     if (train := rows.get("train")) is not None:
         # In one expression, so that the hashes of millions are freed before the rows exist twice.
-        rows["train"] = train[np.argsort(key_hashes(_of(table.keys, train), seed=seed, purpose="row"), kind="stable")]
+        rows["train"] = train[
+            np.argsort(key_hashes(take_strings(table.keys, train), seed=seed, purpose="row"), kind="stable")
+        ]
     return rows
 
 
@@ -137,7 +139,7 @@ def divide(
     keys = table.keys if groups is None else groups
     purpose, labels = "split" if groups is None else "group", strata_of(table)[rows]
     if units is None:
-        hashes = key_hashes(_of(keys, rows), seed=seed, purpose=purpose)
+        hashes = key_hashes(take_strings(keys, rows), seed=seed, purpose=purpose)
         return _assign(hashes, labels, np.ones(len(rows), np.int64), fractions)
     # All go where the first sample would, as samples of the rarest class among them: it has the fewest units.
     _, firsts, members, sizes = np.unique(units[rows], return_index=True, return_inverse=True, return_counts=True)
@@ -146,11 +148,6 @@ def divide(
     members, (_, classes, counts) = members.reshape(-1), np.unique(labels, return_inverse=True, return_counts=True)
     rarest = np.lexsort((counts[classes.reshape(-1)], members))[np.cumsum(sizes) - sizes]
     return _assign(hashes, labels[rarest], sizes, fractions)[members]
-
-
-def _of(keys: Sequence[str], rows: NDArray[np.int64]) -> Sequence[str]:
-    """Return the keys of some samples, without a copy if these are all."""
-    return keys if len(rows) == len(keys) else take_strings(keys, rows)
 
 
 def _assign(
@@ -255,8 +252,6 @@ def strata_of(table: SampleTable) -> NDArray[np.int64]:
 
 
 _UINT8 = np.dtype(np.uint8)
-# So many that a step costs nothing compared with its samples.
-_PLACED_TOGETHER = 1 << 14
 # Left free on the disk: the rest of the session needs some, and a full disk fails in ways that nobody has tested.
 _SPARE_FRACTION = 0.05
 # A JPEG photograph of quality 90 takes about two bits a pixel; twice that is planned for.
@@ -334,16 +329,10 @@ class StoredField:
         """
         places = np.zeros(count, dtype=np.int64)
         for split in splits:
-            at = offsets.get(self.reserve(split).name, 0)
             # Final before the first sample is decoded, so that threads write each one straight into its place, in any
-            # order, without HDF5's lock. Some at a time, because the temporary columns of all samples at once would set
-            # the peak of packing's memory.
-            for first in range(0, len(split.samples), _PLACED_TOGETHER):
-                samples = split.samples[first : first + _PLACED_TOGETHER]
-                lengths = self.lengths_of(samples)
-                ends = at + np.cumsum(lengths)
-                places[samples] = ends - lengths
-                at = int(ends[-1])
+            # order, without HDF5's lock.
+            lengths = self.lengths_of(split.samples)
+            places[split.samples] = offsets.get(self.reserve(split).name, 0) + np.cumsum(lengths) - lengths
         return places
 
 

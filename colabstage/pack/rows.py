@@ -16,7 +16,6 @@ import re
 import zipfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -33,7 +32,7 @@ from colabstage.io.workspace import is_made_here, put_file, remove_vouched
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleSource, SampleTable, TreeFiles
 from colabstage.pack.job import PackJob, Prepared, target_source
 from colabstage.pack.plan import PackPlan, image_options
-from colabstage.pack.writer import FACTS, LEVELS, PackJournal, WriteJob, copy_runs, sample_costs
+from colabstage.pack.writer import FACTS, PackJournal, WriteJob, compares_masks, copy_runs, sample_costs
 from colabstage.trees.listing import hash_rows, hash_texts, take_strings
 
 if TYPE_CHECKING:
@@ -56,6 +55,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZi
 # For one row: hashes of the names of its files, and of these with what shows their state (0 if nothing does); a hash of
 # the image file, if it was taken; the size of the upright image, if it was noted; and what of its file is not stored.
 _STATES = ("name", "digest", "version")
+_NOTED = ("height", "width", "content", *LOSSES)
 ROW = np.dtype(
     [
         *((state, "<u8") for state in (*_STATES, "content")),
@@ -280,9 +280,8 @@ def form_of(job: PackJob) -> str:
     torch = ("torch",) if plan.resizer == "torch" else ()
     decodes = any(part.lengths is None for part in plan.fields)
     versions = [(name, installed_version(name)) for name in ("colabstage", *_DECODERS, *torch)] if decodes else None
-    notes_sizes = isinstance(targets, Boxes) or plan.is_open
     options = job.options.rows_fingerprint()
-    return repr((plan.encoding, plan.resizer, fields, image, masks, notes_sizes, options, versions))
+    return repr((plan.encoding, plan.resizer, fields, image, masks, options, versions))
 
 
 def plan_takeover(job: PackJob, earlier: BasePack) -> Takeover:
@@ -402,8 +401,12 @@ def take_over(
             positions = wanted[first : first + _TAKEN_AT_ONCE]
             samples = work.order[positions]
             rows = takeover.rows[samples]
+            # As the writer notes for a sample that it reads.
             facts = np.zeros(len(samples), FACTS)
-            facts["height"], facts["width"] = base.rows.rows["height"][rows], base.rows.rows["width"][rows]
+            for name in _NOTED:
+                facts[name] = base.rows.rows[name][rows]
+            if base.rows.levels is not None:
+                facts["levels"] = base.rows.levels[rows]
             for number, (part, (starts, lengths)) in enumerate(zip(work.job.plan.fields, fields, strict=True)):
                 if work.spool is not None and part.is_open:
                     pieces = zip(lengths[rows].tolist(), starts[rows].tolist(), strict=True)
@@ -413,16 +416,9 @@ def take_over(
                     facts["length"][:, number] = lengths[rows]
                 else:
                     copy_runs(old, new, starts[rows], work.places[number][samples], lengths[rows])
-            # As the writer notes for a sample that it reads.
-            for column, values in (
-                (work.facts, facts),
-                (work.contents, base.rows.rows["content"][rows]),
-                (work.levels, None if base.rows.levels is None else base.rows.levels[rows]),
-            ):
-                if column is not None and values is not None:
-                    column.put(samples, values)
-            for position, lost in zip(positions.tolist(), base.rows.rows[list(LOSSES)][rows].tolist(), strict=True):
-                journal.finish(position, lost=compress(LOSSES, lost))
+            if work.facts is not None:
+                work.facts.put(samples, facts)
+            journal.finish_rows(positions)
             left[positions] = False
             step.advance(len(positions))
 
@@ -441,7 +437,7 @@ def _positions_to_copy(
     return wanted[np.argsort(fields[0].starts[takeover.rows[work.order[wanted]]], kind="stable")]
 
 
-def rows_made(work: WriteJob, plan: PackPlan, journal: PackJournal, takeover: Takeover | None) -> PackRows | None:
+def rows_made(work: WriteJob, plan: PackPlan, takeover: Takeover | None) -> PackRows | None:
     """Return the record of a finished pack; `None` if its rows cannot be compared with a later state.
 
     `plan`: without the samples that were left out.
@@ -451,13 +447,10 @@ def rows_made(work: WriteJob, plan: PackPlan, journal: PackJournal, takeover: Ta
     if states is None:
         return None
     samples = np.concatenate([split.samples for split in plan.splits])
-    rows = states[samples]
+    rows, levels = states[samples], None
     if work.facts is not None:
-        noted = work.facts.read()[samples]
-        rows["height"], rows["width"] = noted["height"], noted["width"]
-    if work.contents is not None:
-        rows["content"] = work.contents.read()[samples]
-    for part, positions in journal.lost.items():
-        rows[part] = np.isin(samples, work.order[sorted(positions)])
-    levels = None if work.levels is None else work.levels.read()[samples].view(np.uint8).reshape(-1, LEVELS.itemsize)
+        noted = work.facts.read(*_NOTED, "levels")[samples]
+        for name in _NOTED:
+            rows[name] = noted[name]
+        levels = noted["levels"] if compares_masks(work.job.table) else None
     return PackRows(form, {split.name: len(split.samples) for split in plan.splits}, rows, levels)

@@ -11,7 +11,6 @@ import hashlib
 import io
 import pickle
 import time
-import traceback
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -502,12 +501,6 @@ def _submitted(executor: Executor, task: ShardTask) -> Future[ShardResult]:
 def _loss_of(future: Future[Any]) -> BaseException | None:
     """Return why the worker of a task failed; `None` if the task itself has ended, by a result or an error."""
     error = CancelledError("cancelled") if future.cancelled() else future.exception()
-    if error is None or isinstance(error, BrokenExecutor | CancelledError):
-        return error
-    frames = list(traceback.walk_tb(error.__traceback__))
-    # By the names of Dask's modules, so that it need not be imported, or installed. If a worker dies as its task ends,
-    # the executor takes the result for the parts of an error, which is itself an error.
-    is_dasks = type(error).__module__.partition(".")[0] == "distributed" or (
-        bool(frames) and frames[-1][0].f_globals.get("__name__") == "distributed.cfexecutor"
-    )
-    return error if is_dasks else None
+    # Dask's own by the name of its module, so that it need not be imported, or installed.
+    is_loss = isinstance(error, BrokenExecutor | CancelledError) or type(error).__module__.startswith("distributed.")
+    return error if is_loss else None

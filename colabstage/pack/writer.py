@@ -31,6 +31,7 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.images.decode import (
+    LOSSES,
     DecodedImage,
     Loss,
     PixelRoom,
@@ -64,7 +65,7 @@ from colabstage.pack.job import PackJob, ReplanError, keeps_files, target_source
 from colabstage.pack.plan import StoredField, image_options, mask_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+    from collections.abc import Callable, Mapping, Sequence, Sized
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -83,8 +84,14 @@ BLOCK_SAMPLES = 8
 KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError)
 # The stamp of an unfinished block. Finished blocks never have it: a stamp that would be 0 is written as 1.
 _NO_STAMP = 0
-# For each sample: the size of its upright image, and which bytes of the spool are its x and its y.
-FACTS = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))])
+# For each sample: the size of its upright image; which bytes of the spool are its x and its y; a digest of its image
+# file, 0 for none; which values its mask has, a bit for each; and which parts of its image file are not stored.
+FACTS = np.dtype(
+    [
+        *(("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))),
+        *(("content", "<u8"), ("levels", "u1", (32,)), *((part, "?") for part in LOSSES)),
+    ]
+)
 
 
 class PackJournal(Closing):
@@ -95,7 +102,6 @@ class PackJournal(Closing):
 
     Attributes:
         skipped: why samples were left out, by their positions.
-        lost: for each part of an image file that may not be stored, the positions of samples that lack it.
     """
 
     def __init__(
@@ -117,7 +123,6 @@ class PackJournal(Closing):
         # The stamp of each block that an earlier run finished, or `_NO_STAMP`.
         self._stamps = np.full(-(-self._samples // BLOCK_SAMPLES), _NO_STAMP, np.uint64)
         self.skipped: dict[int, str] = {}
-        self.lost: dict[str, set[int]] = {}
 
     def _read(self, *, keep_skipped: bool) -> None:
         """If the journal belongs to this work, take over its blocks whose samples have not changed."""
@@ -127,8 +132,6 @@ class PackJournal(Closing):
                     self._stamps[value["block"]] = value["stamp"]
                 elif "skipped" in value:
                     self.skipped[value["skipped"]] = value["why"]
-                elif "lost" in value:
-                    self.lost.setdefault(value["lost"], set()).add(value["of"])
         except (FileNotFoundError, NotADirectoryError):
             return
         # Whatever else the file holds: packing again is always right, so nothing is worth an error.
@@ -141,13 +144,12 @@ class PackJournal(Closing):
         # With on_error="raise", a broken sample must raise again.
         for position in () if keep_skipped else self.skipped:
             self._stamps[position // BLOCK_SAMPLES] = _NO_STAMP
-
         # The other blocks are packed again, and these samples with them.
-        def is_kept(position: int) -> bool:
-            return bool(self._stamps[position // BLOCK_SAMPLES] != _NO_STAMP)
-
-        self.skipped = {position: why for position, why in self.skipped.items() if is_kept(position)}
-        self.lost = {part: set(filter(is_kept, positions)) for part, positions in self.lost.items()}
+        self.skipped = {
+            position: why
+            for position, why in self.skipped.items()
+            if self._stamps[position // BLOCK_SAMPLES] != _NO_STAMP
+        }
 
     def _begin(self) -> Journal:
         # How many samples of each block are unfinished; one byte each, because there may be millions of blocks.
@@ -158,7 +160,6 @@ class PackJournal(Closing):
         kept = chain(
             ({"block": block, "stamp": stamp} for block, stamp in blocks),
             ({"skipped": position, "why": why} for position, why in sorted(self.skipped.items())),
-            ({"lost": part, "of": position} for part, lost in self.lost.items() for position in sorted(lost)),
         )
         return Journal(self._path, self._head, kept)
 
@@ -182,14 +183,10 @@ class PackJournal(Closing):
         self._lines.close()
         self._lines = self._begin()
 
-    def finish(self, position: int, *, skipped: str | None = None, lost: Iterable[str] = ()) -> None:
+    def finish(self, position: int, *, skipped: str | None = None) -> None:
         """Record that a sample is in its place, or was left out for the reason `skipped`; once for each sample, from
-        any thread. `lost`: which parts of its image file are not stored.
-        """
+        any thread."""
         with self._lock:
-            for part in lost:
-                self.lost.setdefault(part, set()).add(position)
-                self._lines.append({"lost": part, "of": position})
             if skipped is not None:
                 self.skipped[position] = skipped
                 self._lines.append({"skipped": position, "why": skipped})
@@ -241,40 +238,44 @@ class Spool(Closing):
         self._file.close()
 
 
-class SampleColumn(Closing):
-    """One fact about each of N samples, in a file: written in any order, from any thread, and then read.
+class SampleFacts(Closing):
+    """`FACTS` of each of N samples, in a file: written in any order, from any thread, and then read.
 
     Unwritten facts are zeros, as for samples that were left out.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], count: int) -> None:
+    def __init__(self, path: Path, count: int) -> None:
         """Open the file of an earlier run, or make it."""
-        self._path, self._dtype, self._count = path, dtype, count
+        self._path, self._count = path, count
         path.touch()
-        cut_own(path, count * dtype.itemsize)
+        cut_own(path, count * FACTS.itemsize)
         # Not mapped: mapped pages count as this process's memory for as long as it packs.
         self._file = TargetFile(path, fresh=False)
 
     def write(self, index: int, value: bytes) -> None:
-        self._file.write(value, index * self._dtype.itemsize)
+        self._file.write(value, index * FACTS.itemsize)
 
-    def put(self, indices: NDArray[np.int64], values: NDArray[Any]) -> None:
+    def put(self, indices: NDArray[np.int64], values: NDArray[np.void]) -> None:
         """Write the facts of some samples, while nothing else writes."""
-        mapped = np.memmap(self._path, self._dtype.base, "r+", shape=(self._count, *self._dtype.shape))
-        mapped[indices] = values
+        np.memmap(self._path, FACTS, "r+", shape=self._count)[indices] = values
 
-    def read(self) -> NDArray[Any]:
-        return np.fromfile(self._path, self._dtype)
+    def read(self, *names: str) -> NDArray[np.void]:
+        """Return these facts of all samples; not mapped, because a mount that dies would kill the process."""
+        found = np.empty(self._count, [(name, FACTS[name]) for name in names])
+        with self._path.open("rb") as file:
+            for first, count in block_ranges(self._count, _MOST_ROWS):
+                found[first : first + count] = np.fromfile(file, FACTS, count)[list(names)]
+        return found
 
     def close(self) -> None:
         """Close the file, which can still be read."""
         self._file.close()
 
 
-def spool_end(facts: SampleColumn) -> int:
+def spool_end(facts: SampleFacts) -> int:
     """Return the end of the last piece of the spool that belongs to a sample, in bytes."""
     # A run that died before it recorded them wrote the pieces after it.
-    noted = facts.read()
+    noted = facts.read("start", "length")
     return int((noted["start"] + noted["length"]).max(initial=0))
 
 
@@ -285,10 +286,6 @@ COPY_BYTES = 8 * 1024 * 1024
 # Of rows of arrays this much is read and written at once: Python takes 30 µs to pass something from thread to thread,
 # and a row of 3 kB takes 1 µs. More would only make progress coarser, and lose more work to a kill.
 _ROWS_BYTES, _MOST_ROWS = 1024 * 1024, 8192
-# Which values of a byte a mask has, a bit for each.
-LEVELS = np.dtype(("u1", (32,)))
-# A digest of an image file; 0 stands for none, because its sample was left out.
-CONTENT = np.dtype("<u8")
 
 Size = tuple[int, int]
 
@@ -524,14 +521,10 @@ class WriteJob:
     offsets: Mapping[str, int]
     places: tuple[NDArray[np.int64], ...]
     """For each field of the plan, int64 `(N,)`: byte offset of each sample in `target`."""
-    facts: SampleColumn | None = None
-    """Where the images' own sizes, and places in the spool, are recorded; `None` if they are not needed."""
+    facts: SampleFacts | None = None
+    """What is recorded of each sample beside its bytes; `None` if there is nothing."""
     spool: Spool | None = None
     """Takes the bytes that have no place yet; `None` if all have one."""
-    contents: SampleColumn | None = None
-    """Where digests of image files are noted; `None` if they are not compared."""
-    levels: SampleColumn | None = None
-    """Where the values of masks are noted; `None` if they are not compared."""
 
 
 def write_samples(
@@ -635,17 +628,16 @@ class _Samples:
     def store(self, position: int, raw: RawSample | BrokenSampleError) -> None:
         """Store a sample, or note why it is left out."""
         why: str | None = None
-        lost: tuple[Loss, ...] = ()
         # A few kilobytes of PNG may hold 170 million pixels, so this limits what is decoded at the same time.
         with self._room.room_for(raw.x if isinstance(raw, RawSample) else None):
             try:
                 if isinstance(raw, BrokenSampleError):
                     raise raw
-                lost = self._store(int(self._work.order[position]), raw)
+                self._store(int(self._work.order[position]), raw)
             except BrokenSampleError as error:
                 why = _leave_out(self._work.job.options, error)
         # Last, because a sample that is in the journal but not in place would be lost.
-        self._journal.finish(position, skipped=why, lost=lost)
+        self._journal.finish(position, skipped=why)
         if self._stream is not None:
             self._stream.arrived(position)
 
@@ -660,8 +652,8 @@ class _Samples:
         for number, position in enumerate(positions.tolist()):
             self.store(position, self.read(position) if rows is None else rows.sample(number))
 
-    def _store(self, index: int, raw: RawSample) -> tuple[Loss, ...]:
-        """Decode one sample and write it; return what of its image file is not stored."""
+    def _store(self, index: int, raw: RawSample) -> None:
+        """Decode one sample and write it."""
         work, stored = self._work, self._encoder.encode(index, raw, self._memory.scratch)
         starts, lengths = [0, 0], [0, 0]
         fields = zip(work.job.plan.fields, stored.parts, work.places, strict=True)
@@ -671,24 +663,24 @@ class _Samples:
                 starts[number], lengths[number] = work.spool.append(part), len(part)
             else:
                 self._file.write(part, int(places[index]))
-        if work.levels is not None and stored.levels is not None:
-            work.levels.write(index, np.packbits(stored.levels).tobytes())
-        if work.contents is not None and isinstance(raw.x, bytes):
-            work.contents.write(index, xxhash.xxh3_64_intdigest(raw.x).to_bytes(CONTENT.itemsize, "little"))
         if work.facts is not None:
             facts = np.zeros((), FACTS)
             facts["height"], facts["width"] = stored.size
             facts["start"], facts["length"] = starts, lengths
+            facts["content"] = xxhash.xxh3_64_intdigest(raw.x) if isinstance(raw.x, bytes) else 0
+            facts["levels"] = 0 if stored.levels is None else np.packbits(stored.levels)
+            for loss in stored.lost:
+                facts[loss] = True
             work.facts.write(index, facts.tobytes())
-        return stored.lost
 
 
 def _rows_at_once(work: WriteJob) -> int:
     """Return how many samples are read and written at once: several if they are short rows of arrays."""
-    # What is noted of each sample shows only when it is decoded.
-    if work.facts is not None or work.contents is not None or work.levels is not None:
-        return 1
     table = work.job.table
+    is_decoded = isinstance(table.inputs, Arrays) or table.inputs.decoded
+    # What is noted of each sample shows only when it is decoded.
+    if not is_decoded or work.job.plan.is_open or isinstance(table.targets, Boxes) or compares_masks(table):
+        return 1
     parts = [part for part in (table.inputs, table.targets) if isinstance(part, Arrays | Images | Masks | UnreadBoxes)]
     are_rows = all(part.source.read_rows is not None for part in parts)
     # The caller's own functions are called for one sample, in whichever thread reads or decodes it.

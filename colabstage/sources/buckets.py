@@ -344,14 +344,6 @@ class ObjectStore(Closing):
         bucket, _, key = path.partition("/")
         return self._change(path, "call_s3", method, Bucket=bucket, Key=key, **arguments)
 
-    def move(self, path: str, to: str) -> None:
-        """Rename an object, without downloading its bytes if the service can do that."""
-        if self._on_loop:
-            self._change(to, "cp_file", path, to)
-            self._change(to, "rm_file", path)
-        else:
-            self._change(to, "mv", path, to)
-
     def remove(self, path: str, version: str = "") -> None:
         """Remove an object; with `version`, only that version of it."""
 
@@ -379,11 +371,6 @@ class ObjectStore(Closing):
             with suppress(TargetNotWritableError):
                 self.call(path, act, {**arguments, "IfMatch": f'"{version}"'})
                 return
-
-    def remove_folder(self, path: str) -> None:
-        """Remove an empty folder; if folders are just prefixes of names, there is none."""
-        if not self._on_loop and self.exists(path):
-            self._change(path, "rmdir", path)
 
     def close(self) -> None:
         """Close the connections, and wake callers that wait for a response. Calling it twice is fine."""

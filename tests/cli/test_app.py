@@ -169,11 +169,9 @@ def test_verify_compares_every_block(run: Run, photos: Path, tmp_path: Path) -> 
 
 
 def test_verify_needs_a_manifest(run: Run, tmp_path: Path) -> None:
-    """Without a manifest neither a file nor a folder can be verified."""
+    """Without a manifest no file can be verified."""
     (tmp_path / "a.h5").write_bytes(b"anything")
     assert "no complete manifest 'a.h5.json'" in reason(run("verify", "a.h5"), 1)
-    (tmp_path / "folder").mkdir()
-    assert f"'{tmp_path / 'folder'}' is a folder; expected a packed file" in reason(run("verify", "folder"), 1)
 
 
 @pytest.mark.slow
@@ -295,8 +293,7 @@ def test_a_terminal_that_cannot_show_a_name_fails_for_none(tmp_path: Path) -> No
         ("pack photos out/", 2, "'out/' is a folder; expected the name of a file, for example 'out/pack.h5'."),
         ("pack photos photos/", 2, "Choose another name, for example '{here}/photos-pack.h5'."),
         ("pack photos photos/set.h5", 2, "Choose a place beside it, for example '{here}/photos-set.h5'."),
-        ("pack photos s3:/bucket/set.h5", 2, "an address is text with both slashes, as 's3://bucket/set.h5'."),
-        ("pack photos s3://bucket/set.h5", 2, "'s3://bucket/set.h5' is an address, where shards are written"),
+        ("pack photos s3://bucket/set.h5", 2, "'s3://bucket/set.h5' is an address; expected a path"),
         ("extract s3://bucket/a.zip out", 2, "'s3://bucket/a.zip' is an address"),
         ("verify https://example.org/a.h5", 2, "'https://example.org/a.h5' is an address"),
         ("info https://example.org/a.h5", 2, "copy it here with fetch_files first"),

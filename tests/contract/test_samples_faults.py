@@ -644,7 +644,7 @@ WRITTEN = {  # labels beside class folders
     "labels.txt": "\n".join(map(str, Y)), "labels.json": Y, "labels.npy": npy(np.array(Y)), "targets.pkl": pickle.dumps(Y), "y.h5": h5(y=Y), "labels.csv": NAMED_BY_NUMBER,
     "annotations.db": b"SQLite format 3\0" + bytes(84), "cat/labels.txt": "0\n1\n1\n0\n",
 }
-PATIENTS, GREY_NOTE = "p{1..3}/{0..1}.jpg", "color_mode='grayscale' stores one channel"
+PATIENTS = "p{1..3}/{0..1}.jpg"
 BESIDE_FOLDERS = [
     *(row(f"an archive beside what was unpacked from it, {options}", files("pets/{cat,dog}/{0..3}.jpg", {"pets.zip": "x"}), right=[right], **options)
       for options, right in [({}, refused(r"if it was unpacked here, leave it out: only='\*\*/\*\.jpg'")), ({"only": "**/*.jpg"}, found("train: cat 4, dog 4"))]),
@@ -662,8 +662,6 @@ BESIDE_FOLDERS = [
     row("pictures of one size, nearly all empty", {f"{name}/p/{i}.bmp": encode(Image.fromarray(np.full((16, 16), 255 * (name == "b" and i == 13), np.uint8)), "BMP") for name in "ab" for i in range(40)}, right=[found("train: a 40, b 40", note="byte for byte the same")], layout="image_folder"),
     row("the same masks for the images of two folders", {f"{place}/images/{i}.png": grey((np.arange(64) ** (i + 2 + 3 * (place == "b")) % 251).astype(np.uint8).reshape(8, 8)) for place in "ab" for i in range(3)} | {f"{place}/masks/{i}.png": grey(np.full((8, 8), 9 * i, np.uint8))
         for place in "ab" for i in range(3)}, right=[found("train: 6 masks .*")], layout="pairs"),
-    *(row(f"grey images, {options}", {f"{name}/{name}{i}.png": grey(np.full((8, 8), 9 * i + ord(name), np.uint8)) for name in "ab" for i in range(3)}, right=[right], **options)
-      for options, right in [({}, noted(GREY_NOTE)), ({"color_mode": "grayscale"}, lambda packed: not noted(GREY_NOTE)(packed)), ({"color_mode": "rgb"}, lambda packed: not noted(GREY_NOTE)(packed))]),
     row("a folder images beside those of classes", files("d/{cat,dog,owl}/{0..2}.jpg d/images/a{0..3}.jpg"), right=[noted("'images' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]),
     row("folders in other formats", files("cat/{0..2}.jpg dog/{0..2}.jpeg") | {f"owl/{i}.jfif": image(i, form="JPEG") for i in range(3)}, right=[found("train: cat 3, dog 3, owl 3")]),
     row("two resolutions of each image, by their folders' words", files("DIV2K_train_HR/{0001..0004}.png DIV2K_train_LR_bicubic/X4/{0001..0004}x4.png"), right=[refused("names of parts of a dataset.*items are .x, y.")]),

@@ -39,7 +39,18 @@ def virtual_behind_a_link(file: Any, name: str, target: str) -> None:
     file[name] = h5py.SoftLink("inner")
 
 
-WAYS: list[Callable[[Any, str, str], None]] = [link, virtual, through_a_group, virtual_behind_a_link]
+def virtual_of_a_virtual(file: Any, name: str, target: str) -> None:
+    virtual(file, "x", target)
+    virtual(file, name, ".")
+
+
+WAYS: list[Callable[[Any, str, str], None]] = [
+    link,
+    virtual,
+    through_a_group,
+    virtual_behind_a_link,
+    virtual_of_a_virtual,
+]
 
 
 def write_target(path: Path) -> Path:

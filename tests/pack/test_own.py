@@ -1,6 +1,5 @@
 """What users pass in: datasets with a length, and functions called before storing."""
 
-import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -99,20 +98,11 @@ def _drawn_by_torch() -> float:
     return float(pytest.importorskip("torch").rand(()))
 
 
-def _kept_by_torch() -> float:
-    """Takes the memory that a state was in, so that the next is elsewhere."""
-    KEPT.append(pytest.importorskip("torch").get_rng_state())
-    return 0.5
-
-
-KEPT: list[Any] = []
 # A library that is imported meanwhile has no state to compare with, so each is called once before.
 DRAWS: dict[str, tuple[Callable[[], float], bool]] = {
-    "Python's generator": (random.random, True),
-    "numpy's": (np.random.rand, True),
+    "numpy's generator": (np.random.rand, True),
     "torch's": (_drawn_by_torch, True),
     "none": (lambda: 0.5, False),
-    "none, of torch's tensors": (_kept_by_torch, False),
 }
 
 
@@ -186,17 +176,14 @@ def test_prepare_does_not_hide_broken_images(tmp_path: Path, photos: Path) -> No
         )
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [(KeyError("nothing"), "KeyError: 'nothing'"), (OSError("image file is truncated"), "OSError: image file is tr.*")],
-)
-@pytest.mark.parametrize("bad", [[7], [0], [0, 1, 2]], ids=str)
-def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path, error: Exception, said: str, bad: list[int]) -> None:
+@pytest.mark.parametrize("bad", [[7], [0, 1, 2]], ids=str)
+def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path, bad: list[int]) -> None:
     """Like an image that cannot be decoded; one that can be says what x and y are. Pillow raises OSErrors."""
+    said = "OSError: image file is tr.*"
 
     def item(index: int) -> Any:
         if index in bad:
-            raise error
+            raise OSError("image file is truncated")
         return np.zeros(3), index % 2
 
     # Of several, whichever is noticed first.
@@ -207,14 +194,14 @@ def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path, error: Excepti
     assert re.fullmatch(rf"Items\[{bad[0]}\]: Items\[{bad[0]}\] raised {said}", report.skipped[0])
 
 
-@pytest.mark.parametrize("names", [2, None, "ab", {"a", "b"}, ["a", "b"], np.array(["a", "b"]), {"a": 0, "b": 1}])
+@pytest.mark.parametrize("names", [2, {"a", "b"}, ["a", "b"], {"a": 0, "b": 1}])
 def test_what_a_dataset_calls_its_classes_may_be_their_number(tmp_path: Path, names: Any) -> None:
     """Names are taken where they have an order."""
     items: Any = Items(4, lambda i: (np.zeros(3), i % 2))
     items.classes = names
     pack_dataset(items, tmp_path / "out.h5", progress=False)
     with h5py.File(tmp_path / "out.h5") as file:
-        expected = [] if isinstance(names, int | str | set | None) else [b"a", b"b"]
+        expected = [] if isinstance(names, int | set) else [b"a", b"b"]
         assert file["classes"][()].tolist() == expected
 
 

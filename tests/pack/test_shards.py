@@ -1,6 +1,5 @@
 """One dataset in several files, or packed by several workers: the same rows and bytes as by one process."""
 
-import asyncio
 import json
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,36 +104,6 @@ def test_shards_of_a_dead_worker_are_written_again(tmp_path: Path, photos: Path,
         killing = _KillsOne(lambda: list(pool._processes))
         pack_dataset(photos, tmp_path / "place/set.h5", shards=5, executor=pool, progress=killing)
     assert killing.killed
-    assert shards_in(tmp_path / "place") == expected
-
-
-class _DaskLosingOne(Executor):
-    """Dask's executor, where the worker of the first task dies just after its result has arrived."""
-
-    def __init__(self) -> None:
-        self.tasks = 0
-
-    def submit(self, function: Any, /, *args: Any, **options: Any) -> Future[Any]:
-        cfexecutor = pytest.importorskip("distributed.cfexecutor", reason="needs distributed: pip install distributed")
-        self.tasks += 1
-        made: Future[Any] = Future()
-
-        async def result(*, raiseit: bool) -> Any:
-            return function(*args, **options)
-
-        async def work() -> None:
-            status = "lost" if self.tasks == 1 else "finished"
-            await cfexecutor._cascade_future(SimpleNamespace(_result=result, status=status), made)
-
-        asyncio.run(work())
-        return made
-
-
-def test_a_result_of_a_dead_dask_worker_is_made_again(tmp_path: Path, photos: Path, expected: dict[str, bytes]) -> None:
-    """The ValueError of Dask's own code is not an error of the task."""
-    losing = _DaskLosingOne()
-    pack_dataset(photos, tmp_path / "place/set.h5", shards=5, executor=losing, progress=False)
-    assert losing.tasks == 6
     assert shards_in(tmp_path / "place") == expected
 
 

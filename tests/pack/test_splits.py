@@ -58,7 +58,7 @@ def pack(tmp_path: Path) -> Pack:
     return packed
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_class_has_every_fraction_within_one_sample(pack: Pack, seed: int) -> None:
     """For any class sizes and fractions, rounding changes a class's share by less than one sample."""
     rng = np.random.default_rng(seed)
@@ -73,7 +73,7 @@ def test_every_class_has_every_fraction_within_one_sample(pack: Pack, seed: int)
         assert np.all(np.abs(counts - np.array([*fractions.values()]) * size) < 1 + 1e-6)
 
 
-@pytest.mark.parametrize("labels", [(0, 1, 2), (1, 2, 3), (100, 1000, 10_000), (-1, 0, 7)])
+@pytest.mark.parametrize("labels", [(0, 1, 2), (-1, 7, 10_000)])
 def test_shares_that_are_whole_are_exact(pack: Pack, labels: tuple[int, ...]) -> None:
     """80, 10 and 10 percent of a hundred are 80, 10 and 10, despite floating-point edges; integer labels are classes,
     whatever the lowest is."""
@@ -199,7 +199,7 @@ def test_groups_may_come_from_the_names(pack: Pack) -> None:
         pack(keys, splits=USUAL, group_by=r"\.png")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_file_is_in_two_splits(pack: Pack, seed: int) -> None:
     """However many rows a table has for it, and whatever integers are its labels."""
     rng = np.random.default_rng(seed)
@@ -228,12 +228,9 @@ def test_a_file_in_two_splits_or_groups_of_the_source_is_refused(pack: Pack) -> 
         ("{}.png {}_aug_0.png {}_aug_1.png", 3),
         ("{}.png {}_flipLR.png {}_rot90.png rotated_{}.png", 4),
         ("{}_jpg.rf.0a1b2c3d4e5f60718293a4b5c6d7e8f9.png {}_jpg.rf.ffffffffffffffff0000000000000000.png", 2),
-        ("{}___0001_180deg.png {}___0001_new30degFlipLR.png", 2),
-        ("{}.png {}-Copy.png", 2),
         ("{}_frame_001.png {}_frame_002.png {}_frame_003.png", 3),
         # Not copies of each other: another side, a class, a number that a file manager wrote.
         ("{}_left.png {}_right.png", 0),
-        ("rot_{}.png rotten_{}.png", 0),
         ("{}-2020 (1).png {}-2020 (2).png", 0),
     ],
 )
