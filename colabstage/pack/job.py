@@ -218,7 +218,7 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
             if isinstance(content, bytes) and isinstance(table.inputs, Images) and image.color_mode == "auto":
                 image = replace(image, color_mode="keep") if probe_image(content).deep else image
             prepared = Prepared(table.inputs, options.prepare, image)
-            chance = Chance(options.prepare)
+            chance = Chance()
             first = prepared(content)
         except (CorruptArchiveError, DecodeError) as error:
             if options.skip_share is not None and index < len(source) - 1:
