@@ -110,9 +110,9 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
         )
     of_tables = (_spelled_twice, _unnamed, _split_twice, _untrained, _boxes_lost)
     of_sources = (_trained_in_held_out, _several_sets)
-    faults = (*(partial(check, table) for check in of_tables), *(partial(check, source, found) for check in of_sources))
     others, are_few = _of_other_kinds(source, found)
-    every = itertools.chain((find() for find in faults), [others], _left_over(source, found))
+    faults = itertools.chain((check(table) for check in of_tables), (check(source, found) for check in of_sources))
+    every = itertools.chain(faults, [others], _left_over(source, found))
     if why := next(filter(None, every), ""):
         decline = near if why == others and are_few else refuse
         return decline(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
@@ -634,25 +634,16 @@ def _labels_or_names(source: Source, found: Evidence) -> list[str]:
     called = others.ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
     may_name = others.ending_in(words.TEXTS).where(words.may_hold_names)
     stated = _statements_in(source, called) | _statements_in(source, may_name) if classes else {}
-    unclear = {name for name, one in stated.items() if not _is_about_classes(name, one, classes)}
-    # A file in each class's folder, with one word for several of them, has labels of the folders, as for patients.
-    alike = defaultdict[str, list[str]](list)
-    for name in stated:
-        alike[posixpath.basename(name)] += [name] if not set(classes).isdisjoint(name.split("/")[:-1]) else []
-    for names in alike.values():
-        if joins_classes(["\n".join(one.text for one in stated[name]) for name in names]):
-            unclear.update(names)
-    return [name for name in stated if name in unclear]
+    return [name for name, one in stated.items() if not _is_about_classes(one, classes)]
 
 
-def _is_about_classes(name: str, stated: Sequence[Statement], classes: Sequence[str]) -> bool:
-    """Tell whether a file names or describes the classes, or the one in whose folder it is, instead of samples."""
-    own = [one for one in classes if one in name.split("/")[:-1]] or classes
+def _is_about_classes(stated: Sequence[Statement], classes: Sequence[str]) -> bool:
+    """Tell whether a file names or describes the classes instead of samples."""
     counts = Counter(part for one in stated for part in one.parts)
-    if any(counts[one] != 1 for one in own):
-        return len(stated) in (len(own), len(own) + 1)
+    if any(counts[one] != 1 for one in classes):
+        return len(stated) in (len(classes), len(classes) + 1)
     statement_of = {part: one for one in stated for part in one.parts}
-    return not joins_classes([" ".join(statement_of[one].beside(one)) for one in own])
+    return not joins_classes([" ".join(statement_of[one].beside(one)) for one in classes])
 
 
 def _is_beside_parts(name: str, classes: set[str]) -> bool:
