@@ -778,14 +778,14 @@ def _how_to_give(source: Source) -> str:
         return tokens.AS_TEXT if source.ending_in(words.TEXTS) else ""
     # Small ones are mostly about the others.
     largest = named.take(np.argsort(-named.sizes, kind="stable")[:1])
-    folder, (shown,) = source.addresses(largest)
-    given = folder if source.tree.kind == "folder" else shown
+    folder, (file,) = source.addresses(largest)
+    given = folder if source.tree.kind == "folder" else file
     table = parse_table("head.csv", source.head(largest[0], _HEAD_BYTES))
     if far := [one.name for one in table.columns if one.filled and all("://" in cell for cell in one.filled)]:
-        listing = f"[{shown!r}, *pandas.read_csv({shown!r})[{far[0]!r}]]"
+        listing = f"[{file!r}, *pandas.read_csv({file!r})[{far[0]!r}]]"
         return f"Addresses in a table are read if they are given beside it, as in the list {listing}."
-    reader = {".tsv": "table", ".parquet": "parquet"}.get(posixpath.splitext(shown)[1].lower(), "csv")
-    made = as_arrays(f"pandas.read_{reader}({shown!r})", group=next(filter(None, find_groups(table.columns)), ""))
+    reader = {".tsv": "table", ".parquet": "parquet"}.get(posixpath.splitext(file)[1].lower(), "csv")
+    made = as_arrays(f"pandas.read_{reader}({file!r})", group=next(filter(None, find_groups(table.columns)), ""))
     return (
         f"A table is read with the files it names: give a folder of both, or ['{given}', 'FOLDER_OF_THE_IMAGES']. "
         f"{first_extract(folder)}{made} {tokens.AS_TEXT}"

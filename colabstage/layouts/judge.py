@@ -238,8 +238,8 @@ def _several_sets(source: Source, found: Evidence) -> str:
         sets[split][*called, *_VERSION.findall(folder)].append(name)
     for several in sets.values():
         if len(several) > 1:
-            called, own = next(iter(several.items()))
-            own = [name for each in sets.values() for name in each.get(called, ())]
+            first = next(iter(several))
+            own = [name for each in sets.values() for name in each.get(first, ())]
             only = source.only(own, found.used.difference(own))
             firsts = listed([names[0] for names in several.values()])
             return (

@@ -720,12 +720,11 @@ BESIDE_FOLDERS = [
     row("a table of folders and what they are called", files("{0..2}/a{0..3}.jpg", {"signs.csv": "ClassId,SignName\n0,stop\n1,go\n2,left\n"}), right=[found("train: 0 4, 1 4, 2 4")]),
     row("a table of splits", files("{train,val}/{cat,dog}/a{0..3}.jpg", {"counts.csv": "split,count\ntrain,8\nval,4\n"}), right=[found("train: cat 4, dog 4; val: cat 4, dog 4")]),
     row("a table of classes and their kinds", files("{cat,dog,bus}/a{0..3}.jpg", {"classes.csv": "id,name,kind\n0,cat,pet\n1,dog,pet\n2,bus,vehicle\n"}), right=[found("train: bus 4, cat 4, dog 4")]),
-    row("a remark in each folder", files(PATIENTS, {f"p{i}/labels.txt": "see the paper" for i in (1, 2, 3)}), right=[found("train: p1 2, p2 2, p3 2")]),
     *(row(f"class folders and {name}", files(CLASSES, {name: content}), right=[refused(".")]) for name, content in WRITTEN.items()),
     *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[found("train: cat 4, dog 4")])
-      for name, content in [("labels.txt", "cat\ndog\n"), ("class_to_idx.json", {"cat": 0, "dog": 1}), ("cat/label.txt", "cat\n"), ("{cat,dog}/data.log", "fine\n")]),
+      for name, content in [("labels.txt", "cat\ndog\n"), ("class_to_idx.json", {"cat": 0, "dog": 1}), ("{cat,dog}/data.log", "fine\n")]),
     *(row(f"class folders and {name} of {content!r}", files(CLASSES, {name: content}), right=[noted(name)])
-      for name, content in [("classes.txt", "dog\ncat\n"), ("labels.txt", "Katze\nHund\n"), ("dog/label.txt", "poodle\n"), ("class_to_idx.json", {"dog": 0, "cat": 1}), ("classes.csv", "class_id,class\n0,dog\n1,cat\n")]),
+      for name, content in [("classes.txt", "dog\ncat\n"), ("labels.txt", "Katze\nHund\n"), ("class_to_idx.json", {"dog": 0, "cat": 1}), ("classes.csv", "class_id,class\n0,dog\n1,cat\n")]),
     row("lists of splits that name nothing", pairs("images/{}.png", "masks/{}.png") | {"train.txt": b"1_0\n1_1\n2_0\n", "val.txt": b"3_0\n"}, right=[
         found("train: 6 masks.*", note=r"'train\.txt', 'val\.txt'")]),
     *(row(f"labels of folders in JSON: {name}", files(PATIENTS, {"labels.json": content}), right=[refused("labels.json")])
