@@ -484,13 +484,13 @@ def _left_over_message(names: Sequence[str], beside: str, what: str, how: str = 
 
 
 def _left_over(source: Source, found: Evidence) -> Iterator[str]:
-    """Yield why files may hold more samples, their targets or their splits, whatever states these: fields of their own
-    records, files without an extension, masks, archives; and if nothing labels them, images and any annotations."""
+    """Yield why files may hold more samples, their targets or their splits, whatever states these: masks, records,
+    archives, and of records also lists; and if nothing labels them, any annotations."""
     table, used = found.table, found.used
     of_files, of_arrays, is_bare = bool(files_of(table)), table.layout == "arrays", table.targets is None
     beside = f"the {'arrays' if of_arrays else table.unit} of '{source.label}'"
-    if not of_files:
-        yield from _fields_left_over(source, found, beside)
+    if not of_files and table.splits is None:
+        yield _splits_left_over(source, found, beside)
     yield from _not_here(source, beside)
     if is_bare and not of_files:
         others = source.ending_in(words.ANNOTATIONS).without(used)
@@ -518,21 +518,16 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         yield _left_over_message(archives.names, beside, "may hold more of them, or their labels", how)
 
 
-def _fields_left_over(source: Source, found: Evidence, beside: str) -> Iterator[str]:
-    """Yield why unused fields of records, or arrays, may state the splits, or the labels where nothing does."""
-    table, of_arrays = found.table, found.table.layout == "arrays"
-    if table.splits is None:
-        # Folds are made for an experiment, and do not say which rows are held out.
-        fields = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
-        lists = source.ending_in(words.TEXTS).without(found.used).where(may_be_list).names
-        of_rows = "Save an array 'split' beside the others, with a word for each row: train, val or test."
-        how = of_rows if of_arrays else "Call each file after its split, or name it in the configs of a README."
-        names = [*filter(_may_list_a_split, fields * of_arrays), *lists]
-        yield _left_over_message(names, beside, "may say which of them are held out", how)
-    if table.targets is None and not of_arrays:
-        how = "Call what does 'label', or give a function as layout=."
-        names = words.unused_labels(found.unused)
-        yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")
+def _splits_left_over(source: Source, found: Evidence, beside: str) -> str:
+    """Return why texts, or unused arrays, may state the splits of records, or of rows of arrays."""
+    of_arrays = found.table.layout == "arrays"
+    # Folds are made for an experiment, and do not say which rows are held out.
+    fields = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
+    lists = source.ending_in(words.TEXTS).without(found.used).where(may_be_list).names
+    of_rows = "Save an array 'split' beside the others, with a word for each row: train, val or test."
+    how = of_rows if of_arrays else "Call each file after its split, or name it in the configs of a README."
+    names = [*filter(_may_list_a_split, fields * of_arrays), *lists]
+    return _left_over_message(names, beside, "may say which of them are held out", how)
 
 
 def _not_here(source: Source, beside: str) -> Iterator[str]:

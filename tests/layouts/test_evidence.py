@@ -115,7 +115,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "a test that a label or a split may be": (SIX, {"l.csv": rows("file,age,test", "{0..5}.jpg,{31,45,62},{no,no,yes}")}, r"Which of the columns 'age', 'test'"),
     "splits among other folders": ("{train,test,extra}/cat/1.jpg", {}, r"mixes folders of splits \('test', 'train'\).*'extra'", "'image_folder'"),
     "rows of splits among other folders": ("train/{0,1}.jpg test/{2,3}.jpg extra/{4,5}.jpg", {"l.csv": rows("file,label", "{0..5}.jpg,{cat,dog}")}, r"'test/2.jpg' is in 'train'.*'extra' is of no split"),
-    "masks called by two words": ("x{0..2}.jpg x{0..2}_label_ground-truth.png", {}, r"come in twos.*image_masks\('_label_ground-truth'\)"),
     **{f"a word that is {place}": (names, {}, rf"'cat', 'dog'\. If so: layout=file_names\(.* for what comes {place}\.") for place, names in (("first", "{cat,dog}-{4f2k,9d2k}.jpg"), ("last", "IMG_{01,02}_{cat,dog}.jpg"))},
     "a spelling": ("train/Dog/1.jpg test/dog/2.jpg {train,test}/eel/3.jpg", {}, r"'Dog'.*layout=\"image_folder\""),
     "patients and two findings": ("p1/{0..3}.jpg p2/{10..13}.jpg", {"t.csv": rows("path,patient_id,finding,grade", "{0..3}.jpg,p1,{cyst,none},{a,b}", "{10..13}.jpg,p2,{cyst,none},{a,b}")},
