@@ -29,7 +29,7 @@ from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
-from colabstage.layouts.columns import divides_further, find_groups
+from colabstage.layouts.columns import NUMBER, divides_further, find_groups
 from colabstage.layouts.evidence import (
     FEW,
     IMAGE_FOLDER,
@@ -408,7 +408,11 @@ def _names_beside(case: Case, found: Evidence) -> Found | None:
 def _divided_otherwise(found: Evidence, other: Evidence) -> Evidence | None:
     """Return other evidence unless one of the two divides the classes of the other further."""
     rows, others = _of_both(found, other)
-    return None if rows and (divides_further(rows, others) or divides_further(others, rows)) else other
+    # A dog is no cat where there are cats. Patients and parts are called by numbers as well.
+    names = {name for name in rows if not NUMBER.fullmatch(name)}
+    are_swapped = any(name in names and name != own for own, name in {*zip(rows, others, strict=True)})
+    is_further = divides_further(rows, others) or divides_further(others, rows)
+    return None if rows and is_further and not are_swapped else other
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:

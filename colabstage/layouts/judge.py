@@ -485,7 +485,7 @@ def _left_over_message(names: Sequence[str], beside: str, what: str, how: str = 
 
 def _left_over(source: Source, found: Evidence) -> Iterator[str]:
     """Yield why files may hold more samples, their targets or their splits, whatever states these: masks, records,
-    archives, and of records also lists; and if nothing labels them, any annotations."""
+    archives, and of records also lists; and if nothing labels these, their other fields, and any annotations."""
     table, used = found.table, found.used
     of_files, of_arrays, is_bare = bool(files_of(table)), table.layout == "arrays", table.targets is None
     beside = f"the {'arrays' if of_arrays else table.unit} of '{source.label}'"
@@ -493,6 +493,9 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         yield _splits_left_over(source, found, beside)
     yield from _not_here(source, beside)
     if is_bare and not of_files:
+        fields = [] if of_arrays else words.unused_labels(found.unused)
+        how = "Call what does 'label', or give a function as layout=."
+        yield _left_over_message(fields, beside, "may label them, which nothing else does", how, "fields")
         others = source.ending_in(words.ANNOTATIONS).without(used)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
         yield _left_over_message(others.where(lambda name: not words.is_note(name)).names, beside, _LABELS, how)

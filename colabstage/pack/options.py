@@ -30,7 +30,7 @@ RULES_VERSION = 5
 # Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
-    "image_folder": 8,
+    "image_folder": 9,
     **dict.fromkeys(("lmdb", "pixel_table"), 9),
     **dict.fromkeys(("coco_classes", "croissant", "images"), 11),
     "file_names": 12,
@@ -40,7 +40,7 @@ _NEWER_RULES = {
     "detection": 20,
     "pairs": 21,
     "table": 26,
-    "auto": 32,
+    "auto": 33,
 }
 
 # Written beside `"color_mode": "rgb"`, which `"auto"` writes too, so that the default options, and their keys, stay
