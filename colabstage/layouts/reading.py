@@ -260,11 +260,8 @@ class Source:
     def parse(self, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
         """Return `make(entry, content)` for some files by name, in their order; if slow, with many reads in flight."""
         wanted = FileEntries.of(entries)
-        found = {
-            entry.name: make(entry, self._held[entry.name])
-            for entry in (wanted if self._held else ())
-            if entry.name in self._held
-        }
+        held = wanted.where(self._held.__contains__)
+        found = {entry.name: make(entry, self._held[entry.name]) for entry in held}
         unread = TreeFiles(self.tree, wanted.without(found))
 
         def use(index: int, content: Content) -> None:
