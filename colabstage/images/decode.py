@@ -21,7 +21,6 @@ few kilobytes may hold 170 million pixels of up to 16 bytes: for such images, th
 from __future__ import annotations
 
 import io
-import platform
 import re
 import struct
 import sys
@@ -208,12 +207,6 @@ def is_lossy(data: bytes) -> bool:
 # chosen here: packing decides it once for all images.
 Resizer = Literal["pillow", "torch"]
 
-# Only these processors may have AVX2, without which torch's kernel is not fast.
-_X86 = ("x86_64", "amd64")
-_TOLERANCE = 1
-# Both sides shrink by fractions, so every pixel of the result is weighted from several.
-_PATTERN, _SMALLER = (61, 83), (24, 37)
-
 
 def resample(
     pixels: NDArray[Any],
@@ -252,8 +245,7 @@ def resample(
 
 
 def can_torch_resize() -> bool:
-    """Return whether torch is installed, has its fast kernel on this processor, and is within one grey level of Pillow;
-    imports torch."""
+    """Return whether torch is installed, and has its fast kernel on this processor; imports torch."""
     try:
         # Checked each time: a kernel found earlier is useless if torch has been uninstalled since.
         return find_spec("torch") is not None and _is_torch_fast()
@@ -265,9 +257,7 @@ def can_torch_resize() -> bool:
 def expects_torch() -> bool:
     """Return whether torch is likely to be usable, without importing it."""
     # Only importing torch shows whether it works and the processor has AVX2.
-    if "torch" in sys.modules:
-        return can_torch_resize()
-    return platform.machine().lower() in _X86 and find_spec("torch") is not None
+    return can_torch_resize() if "torch" in sys.modules else find_spec("torch") is not None
 
 
 def scale_by_torch(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
@@ -294,12 +284,9 @@ def _is_torch_fast() -> bool:
     _torch_kernel()
     if not sys.modules["torch"].backends.cpu.get_cpu_capability().startswith("AVX"):
         return False
-    values = np.arange(_PATTERN[0] * _PATTERN[1] * 3, dtype=np.uint64) * 2_654_435_761 >> 13
-    pixels = (values & 0xFF).astype(np.uint8).reshape(*_PATTERN, 3)
-    found = np.empty((*_SMALLER, 3), np.uint8)
-    scale_by_torch(pixels, found)
-    expected = _scale_by_pillow(pixels, place_image(_PATTERN, _SMALLER, "stretch"), None)
-    return int(np.abs(found.astype(int) - expected).max()) <= _TOLERANCE
+    # A kernel that is called otherwise in this version raises.
+    scale_by_torch(np.zeros((4, 4, 3), np.uint8), np.empty((2, 2, 3), np.uint8))
+    return True
 
 
 def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | None) -> NDArray[Any]:

@@ -29,7 +29,7 @@ from colabstage.io.arguments import as_arrays
 from colabstage.io.packages import added_by_packages
 from colabstage.io.units import NAMES_SHOWN, left_out
 from colabstage.layouts import words
-from colabstage.layouts.columns import divides_further, find_groups
+from colabstage.layouts.columns import NUMBER, divides_further, find_groups
 from colabstage.layouts.evidence import (
     FEW,
     IMAGE_FOLDER,
@@ -387,7 +387,11 @@ def _names_beside(case: Case, found: Evidence) -> Found | None:
 def _divided_otherwise(found: Evidence, other: Evidence) -> Evidence | None:
     """Return other evidence unless one of the two divides the classes of the other further."""
     rows, others = _of_both(found, other)
-    return None if rows and (divides_further(rows, others) or divides_further(others, rows)) else other
+    # A dog is no cat where there are cats. Patients and parts are called by numbers as well.
+    names = {name for name in rows if not NUMBER.fullmatch(name)}
+    are_swapped = any(name in names and name != own for own, name in {*zip(rows, others, strict=True)})
+    is_further = divides_further(rows, others) or divides_further(others, rows)
+    return None if rows and is_further and not are_swapped else other
 
 
 def _classes_of_masks(_: Case, found: Evidence) -> Found | None:
@@ -750,14 +754,14 @@ def _how_to_give(source: Source) -> str:
         return tokens.AS_TEXT if source.ending_in(words.TEXTS) else ""
     # Small ones are mostly about the others.
     largest = named.take(np.argsort(-named.sizes, kind="stable")[:1])
-    folder, (shown,) = source.addresses(largest)
-    given = folder if source.tree.kind == "folder" else shown
+    folder, (file,) = source.addresses(largest)
+    given = folder if source.tree.kind == "folder" else file
     table = parse_table("head.csv", source.head(largest[0], _HEAD_BYTES))
     if far := [one.name for one in table.columns if one.filled and all("://" in cell for cell in one.filled)]:
-        listing = f"[{shown!r}, *pandas.read_csv({shown!r})[{far[0]!r}]]"
+        listing = f"[{file!r}, *pandas.read_csv({file!r})[{far[0]!r}]]"
         return f"Addresses in a table are read if they are given beside it, as in the list {listing}."
-    reader = {".tsv": "table", ".parquet": "parquet"}.get(posixpath.splitext(shown)[1].lower(), "csv")
-    made = as_arrays(f"pandas.read_{reader}({shown!r})", group=next(filter(None, find_groups(table.columns)), ""))
+    reader = {".tsv": "table", ".parquet": "parquet"}.get(posixpath.splitext(file)[1].lower(), "csv")
+    made = as_arrays(f"pandas.read_{reader}({file!r})", group=next(filter(None, find_groups(table.columns)), ""))
     return (
         f"A table is read with the files it names: give a folder of both, or ['{given}', 'FOLDER_OF_THE_IMAGES']. "
         f"{first_extract(folder)}{made} {tokens.AS_TEXT}"

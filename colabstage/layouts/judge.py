@@ -110,9 +110,9 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
         )
     of_tables = (_spelled_twice, _unnamed, _split_twice, _untrained, _boxes_lost)
     of_sources = (_trained_in_held_out, _several_sets)
-    faults = (*(partial(check, table) for check in of_tables), *(partial(check, source, found) for check in of_sources))
     others, are_few = _of_other_kinds(source, found)
-    every = itertools.chain((find() for find in faults), [others], _left_over(source, found))
+    faults = itertools.chain((check(table) for check in of_tables), (check(source, found) for check in of_sources))
+    every = itertools.chain(faults, [others], _left_over(source, found))
     if why := next(filter(None, every), ""):
         decline = near if why == others and are_few else refuse
         return decline(f'{why[0].upper()}{why[1:]} layout="{table.layout}" takes the {table.unit} as they are.')
@@ -238,8 +238,8 @@ def _several_sets(source: Source, found: Evidence) -> str:
         sets[split][*called, *_VERSION.findall(folder)].append(name)
     for several in sets.values():
         if len(several) > 1:
-            called, own = next(iter(several.items()))
-            own = [name for each in sets.values() for name in each.get(called, ())]
+            first = next(iter(several))
+            own = [name for each in sets.values() for name in each.get(first, ())]
             only = source.only(own, found.used.difference(own))
             firsts = listed([names[0] for names in several.values()])
             return (
@@ -484,15 +484,18 @@ def _left_over_message(names: Sequence[str], beside: str, what: str, how: str = 
 
 
 def _left_over(source: Source, found: Evidence) -> Iterator[str]:
-    """Yield why files may hold more samples, their targets or their splits, whatever states these: fields of their own
-    records, files without an extension, masks, archives; and if nothing labels them, images and any annotations."""
+    """Yield why files may hold more samples, their targets or their splits, whatever states these: masks, records,
+    archives, and of records also lists; and if nothing labels these, their other fields, and any annotations."""
     table, used = found.table, found.used
     of_files, of_arrays, is_bare = bool(files_of(table)), table.layout == "arrays", table.targets is None
     beside = f"the {'arrays' if of_arrays else table.unit} of '{source.label}'"
-    if not of_files:
-        yield from _fields_left_over(source, found, beside)
+    if not of_files and table.splits is None:
+        yield _splits_left_over(source, found, beside)
     yield from _not_here(source, beside)
     if is_bare and not of_files:
+        fields = [] if of_arrays else words.unused_labels(found.unused)
+        how = "Call what does 'label', or give a function as layout=."
+        yield _left_over_message(fields, beside, "may label them, which nothing else does", how, "fields")
         others = source.ending_in(words.ANNOTATIONS).without(used)
         how = "Save it as an array too, numpy.save('y.npy', y), in the order of the rows." if of_arrays else ""
         yield _left_over_message(others.where(lambda name: not words.is_note(name)).names, beside, _LABELS, how)
@@ -518,21 +521,16 @@ def _left_over(source: Source, found: Evidence) -> Iterator[str]:
         yield _left_over_message(archives.names, beside, "may hold more of them, or their labels", how)
 
 
-def _fields_left_over(source: Source, found: Evidence, beside: str) -> Iterator[str]:
-    """Yield why unused fields of records, or arrays, may state the splits, or the labels where nothing does."""
-    table, of_arrays = found.table, found.table.layout == "arrays"
-    if table.splits is None:
-        # Folds are made for an experiment, and do not say which rows are held out.
-        fields = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
-        lists = source.ending_in(words.TEXTS).without(found.used).where(may_be_list).names
-        of_rows = "Save an array 'split' beside the others, with a word for each row: train, val or test."
-        how = of_rows if of_arrays else "Call each file after its split, or name it in the configs of a README."
-        names = [*filter(_may_list_a_split, fields * of_arrays), *lists]
-        yield _left_over_message(names, beside, "may say which of them are held out", how)
-    if table.targets is None and not of_arrays:
-        how = "Call what does 'label', or give a function as layout=."
-        names = words.unused_labels(found.unused)
-        yield _left_over_message(names, beside, "may label them, which nothing else does", how, "fields")
+def _splits_left_over(source: Source, found: Evidence, beside: str) -> str:
+    """Return why texts, or unused arrays, may state the splits of records, or of rows of arrays."""
+    of_arrays = found.table.layout == "arrays"
+    # Folds are made for an experiment, and do not say which rows are held out.
+    fields = [name for name in found.unused if words.plain_name(words.stem_of(name)) not in words.ABOUT_FILES]
+    lists = source.ending_in(words.TEXTS).without(found.used).where(may_be_list).names
+    of_rows = "Save an array 'split' beside the others, with a word for each row: train, val or test."
+    how = of_rows if of_arrays else "Call each file after its split, or name it in the configs of a README."
+    names = [*filter(_may_list_a_split, fields * of_arrays), *lists]
+    return _left_over_message(names, beside, "may say which of them are held out", how)
 
 
 def _not_here(source: Source, beside: str) -> Iterator[str]:
@@ -634,25 +632,16 @@ def _labels_or_names(source: Source, found: Evidence) -> list[str]:
     called = others.ending_in((*words.ANNOTATIONS, *_BINARY, *_DATA)).where(words.may_hold_labels)
     may_name = others.ending_in(words.TEXTS).where(words.may_hold_names)
     stated = _statements_in(source, called) | _statements_in(source, may_name) if classes else {}
-    unclear = {name for name, one in stated.items() if not _is_about_classes(name, one, classes)}
-    # A file in each class's folder, with one word for several of them, has labels of the folders, as for patients.
-    alike = defaultdict[str, list[str]](list)
-    for name in stated:
-        alike[posixpath.basename(name)] += [name] if not set(classes).isdisjoint(name.split("/")[:-1]) else []
-    for names in alike.values():
-        if joins_classes(["\n".join(one.text for one in stated[name]) for name in names]):
-            unclear.update(names)
-    return [name for name in stated if name in unclear]
+    return [name for name, one in stated.items() if not _is_about_classes(one, classes)]
 
 
-def _is_about_classes(name: str, stated: Sequence[Statement], classes: Sequence[str]) -> bool:
-    """Tell whether a file names or describes the classes, or the one in whose folder it is, instead of samples."""
-    own = [one for one in classes if one in name.split("/")[:-1]] or classes
+def _is_about_classes(stated: Sequence[Statement], classes: Sequence[str]) -> bool:
+    """Tell whether a file names or describes the classes instead of samples."""
     counts = Counter(part for one in stated for part in one.parts)
-    if any(counts[one] != 1 for one in own):
-        return len(stated) in (len(own), len(own) + 1)
+    if any(counts[one] != 1 for one in classes):
+        return len(stated) in (len(classes), len(classes) + 1)
     statement_of = {part: one for one in stated for part in one.parts}
-    return not joins_classes([" ".join(statement_of[one].beside(one)) for one in own])
+    return not joins_classes([" ".join(statement_of[one].beside(one)) for one in classes])
 
 
 def _is_beside_parts(name: str, classes: set[str]) -> bool:

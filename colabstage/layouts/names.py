@@ -18,7 +18,7 @@ from colabstage.io.units import format_count, listed
 from colabstage.layouts import words
 from colabstage.layouts.evidence import IMAGE_FOLDER, Evidence, FileKind, images_of, left_out_notes, require_files
 from colabstage.layouts.table import Values, class_indices
-from colabstage.layouts.words import before_last_word, split_name, split_of_path, stem_of
+from colabstage.layouts.words import split_name, split_of_path
 from colabstage.trees.listing import only_line
 
 if TYPE_CHECKING:
@@ -90,17 +90,8 @@ def nothing_states(source: Source) -> Evidence:
 
 
 def names_may_say(source: Source) -> str:
-    """Return what the names of unlabelled images may mean, and what to write: classes, or whose mask each is; "" if
-    they mean nothing."""
+    """Return which classes the names of unlabelled images may say, and what to write; "" for none."""
     names = images_of(source).names
-    pairs = _pairs_by_name(names)
-    # Most images are called after one another: a.jpg and a_manual.jpg.
-    if len(pairs) > 1 and 4 * len(pairs) > len(names):
-        (one, other), (stem, its) = pairs[0], map(stem_of, pairs[0])
-        return (
-            f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}': "
-            f"layout=image_masks('{its.removeprefix(stem)}'), from colabstage.options."
-        )
     what = _class_in(names, "file_names(r'{}')")
     return what and f"The names of the images of '{source.label}' may say {what}"
 
@@ -111,19 +102,6 @@ def _class_in(names: Sequence[str], layout: str) -> str:
     found, pattern, place = next(filter(operator.itemgetter(0), every), ([], "", ""))
     how = f"layout={layout.format(pattern)}, from colabstage.options, for what comes {place}."
     return f"their class: {listed(found)}. If so: {how}" if found else ""
-
-
-def _pairs_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return images with those that are called after them by the most common words behind a stem."""
-    by_stem = {posixpath.splitext(name)[0]: name for name in names}
-    pairs: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for stem, name in by_stem.items():
-        before = before_last_word(stem)
-        while before and before not in by_stem:
-            before = before_last_word(before)
-        if before:
-            pairs[stem.removeprefix(before)].append((by_stem[before], name))
-    return max(pairs.values(), key=len, default=[])
 
 
 def parts_of_names(names: Sequence[str], pattern: str, least: int = 1) -> list[str]:

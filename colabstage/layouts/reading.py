@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import copy
 import json
-import os
 import posixpath
 import re
 import tempfile
@@ -27,7 +26,7 @@ from colabstage.io.progress import Cancellation
 from colabstage.layouts.columns import show
 from colabstage.layouts.table import BrokenDatasetError, Content, SampleSource, TreeFiles
 from colabstage.layouts.words import IMAGES, SOUNDS, TEXTS, is_foreign, normal
-from colabstage.machine.resources import check_space, free_space
+from colabstage.machine.resources import check_space
 from colabstage.trees.bytes import HEAD_BYTES, ByteSource, LocalBytes, compression_of
 from colabstage.trees.compressed import unpack_into
 from colabstage.trees.listing import DEFAULT_LIMITS, FileEntries, FileEntry, Tree, only_line
@@ -99,14 +98,10 @@ def copy_of(tree: Tree, entry: FileEntry) -> IO[bytes]:
 
 
 def spool_folder(needed_bytes: int, what: str) -> Path:
-    """Return the folder for temporary files with the most space."""
-    # /tmp is memory on some machines; a folder that TMPDIR names was chosen by a person.
-    places = [temporary_folder()]
-    if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK):
-        places.append(Path("/var/tmp"))
-    best = max(places, key=free_space)
-    check_space(best, needed_bytes, what, remedy="set TMPDIR to a folder on a larger disk")
-    return best
+    """Return the folder for temporary files, which has this much space."""
+    folder = temporary_folder()
+    check_space(folder, needed_bytes, what, remedy="set TMPDIR to a folder on a larger disk")
+    return folder
 
 
 def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
@@ -265,11 +260,8 @@ class Source:
     def parse(self, entries: Iterable[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
         """Return `make(entry, content)` for some files by name, in their order; if slow, with many reads in flight."""
         wanted = FileEntries.of(entries)
-        found = {
-            entry.name: make(entry, self._held[entry.name])
-            for entry in (wanted if self._held else ())
-            if entry.name in self._held
-        }
+        held = wanted.where(self._held.__contains__)
+        found = {entry.name: make(entry, self._held[entry.name]) for entry in held}
         unread = TreeFiles(self.tree, wanted.without(found))
 
         def use(index: int, content: Content) -> None:

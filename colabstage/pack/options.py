@@ -30,7 +30,7 @@ RULES_VERSION = 5
 # Layouts whose rules are newer than those of all. One is increased when files that it reads come to mean other samples;
 # "auto" with each of them, because any may be the one that is found.
 _NEWER_RULES = {
-    "image_folder": 8,
+    "image_folder": 9,
     "pixel_table": 10,
     **dict.fromkeys(("coco_classes", "images", "lmdb"), 11),
     **dict.fromkeys(("arrow", "file_names", "tokens"), 13),
