@@ -248,10 +248,10 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision
     if request.wants_pack:
         record = replace(record, seal=decision.seal or {})
     if caches and not (found.seal and found.is_published_in(request)):
-        published, is_clean = is_published(request, cache), True
+        published = is_published(request, cache)
         if published and cache.place is not None:
-            is_clean = discard_rows(cache.place, request.pack_path.name)  # a kill may have prevented this
-        record = replace(record, published=published, published_in=cache_name(request) if is_clean else "")
+            discard_rows(cache.place, request.pack_path.name)  # a kill may have prevented this
+        record = replace(record, published=published, published_in=cache_name(request))
     if source.opened is not None and decision.freshness is not None and decision.freshness.proved:
         # The quick check was not enough this time; with the new times it will be next time.
         identity = source.opened.identify()

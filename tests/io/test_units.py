@@ -8,13 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks._photographs import repeated_photographs, write_encoded
 from colabstage import dataset_h5, doctor, make_loader, stage_dataset
 from colabstage.errors import OptionError
-from tests.support.images import in_classes, make_tree
 
 
 @cache
@@ -60,14 +57,6 @@ def keep(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.torch
-@given(count=st.integers(0, 1_000_000))
-def test_a_formatted_size_reads_back_close(keep: Any, count: int) -> None:
-    text = format_bytes(count)
-    assert len(re.sub(r"\D", "", text)) <= 3
-    assert abs(keep(text) - count) <= max(0.0051 * count, 0.5)
-
-
-@pytest.mark.torch
 @pytest.mark.parametrize(
     ("text", "count"),
     [
@@ -102,16 +91,3 @@ def test_what_is_no_size_is_named(keep: Any, text: str | int) -> None:
 def test_times_change_unit_where_they_round(seconds: float, text: str) -> None:
     mount = SimpleNamespace(mountpoint="/a", kind="nfs4", state="alive", reason="alive", seconds=seconds)
     assert said_with("mounts", mounts=(mount,)).endswith(f" after {text}.")
-
-
-def test_rates_name_what_they_count(tmp_path: Path) -> None:
-    """They are empty if no time has passed."""
-    photos = make_tree(tmp_path / "photos", in_classes(2))
-    report = stage_dataset(photos, local_dir=tmp_path / "fast", cache_dir=None, progress=False).report
-    step = next(step for step in report.steps if step.rate)
-    for amount, seconds, unit, text in (
-        (1_000_000, 0.5, "B", "2 MB/s"),
-        (5, 0, "images", "0 images/s"),
-        (12_345, 1, "files", "12,345 files/s"),
-    ):
-        assert replace(step, amount=amount, seconds=seconds, unit=unit).rate == text

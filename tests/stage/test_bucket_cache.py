@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from s3fs import S3FileSystem
 
-from colabstage import dataset_h5, list_datasets, plan_stage, purge_datasets, stage_dataset
+from colabstage import dataset_h5, stage_dataset
 from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.stage.places import BucketPlace
 from colabstage.stage.publish import publish
 from tests.sources.servers import BucketService
 from tests.support.images import make_tree, noise
-from tests.support.staged import disk_sampled, timeless, use_small_blocks
+from tests.support.staged import timeless, use_small_blocks
 from tests.support.steps import OneStep
 
 CACHE = "s3://data/cache"
@@ -49,56 +49,6 @@ def as_objects(key: str, pack: Path) -> dict[str, Any]:
 
 def staged(source: Path, local: Path, **options: Any) -> Any:
     return stage_dataset(source, **{"local_dir": local, "cache_dir": CACHE, "progress": False, **options})
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_shards_go_to_the_bucket_and_are_read_in_part(
-    many: Path, s3: BucketService, tmp_path: Path, sent: list[int]
-) -> None:
-    """Only shards and manifests stay in the bucket; another machine reads them, or joins them if it has room; and the
-    set is listed and removed as one dataset. After a kill it is continued as in a folder: test_shards.py."""
-    plan = plan_stage(many, cache_dir=CACHE, local_dir=tmp_path / "one", disk_limit=LIMIT)
-    assert len(sent) <= 8, "a new cache was asked again whether it has a bucket"
-    assert f"goes to the cache in '{CACHE}'" in str(plan)
-    assert objects(s3) == {}
-    with disk_sampled(tmp_path / "one") as taken:
-        data = staged(many, tmp_path / "one", disk_limit=LIMIT)
-        assert sum(len(y) for _, y in data.loader("train", 8)) == COUNT
-        data.part.close()
-    assert max(taken) <= LIMIT
-    count = len([key for key in objects(s3) if key.endswith(".h5")])
-    assert count > 3
-    assert sorted(objects(s3)) == sorted(
-        f"cache/{data.path.stem.rpartition('-00000')[0]}-{number:05}-of-{count:05}.h5{end}"
-        for number in range(count)
-        for end in ("", ".json")
-    )
-    again = staged(many, tmp_path / "two", disk_limit=LIMIT)
-    assert again.report.origin == "cache"
-    again.part.close()
-    joined = staged(many, tmp_path / "three")
-    whole = stage_dataset(many, local_dir=tmp_path / "whole", cache_dir=None, progress=False)
-    assert joined.report.origin == "cache"
-    assert joined.path.read_bytes() == whole.path.read_bytes()
-    (listed,) = (one for one in list_datasets(local_dir=tmp_path / "none", cache_dir=CACHE))
-    assert (listed.samples, listed.whole) == ({"train": COUNT}, True)
-    assert purge_datasets([listed]).removed == (listed,)
-    assert objects(s3) == {}
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of bytes in each request to the bucket."""
-    lengths: list[int] = []
-    call = S3FileSystem._call_s3
-
-    async def counting(store: Any, method: str, *arguments: Any, **options: Any) -> Any:
-        lengths.append(len(options.get("Body") or b""))
-        return await call(store, method, *arguments, **options)
-
-    monkeypatch.setattr(S3FileSystem, "_call_s3", counting)
-    return lengths
 
 
 @pytest.mark.parametrize("is_same", [False, True], ids=["another version", "the same pack of another state"])
