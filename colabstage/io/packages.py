@@ -76,8 +76,8 @@ def whole_imports() -> Iterator[None]:
 def refuse_import(package: str, user: str, error: Exception) -> NoReturn:
     """Say what to do about a package that cannot be imported, and that something needs, as "make_loader needs"."""
     msg = (
-        f"{user} {package}, which cannot be imported: {said_by(error)}. Install it with: pip install {package}; or, if "
-        "it is installed, restart the runtime (the process)."
+        f"{user} {package}. Install it with: pip install {package}. Python says: {said_by(error)}; if it is installed, "
+        "restart the runtime (the process)."
     )
     raise MissingDependencyError(msg) from error
 

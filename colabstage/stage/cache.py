@@ -214,10 +214,6 @@ class Cache:
         """Say, for the report, why a pack is not in it; "" if there is no pack."""
         return f"no: {self.why}" if self.request.wants_pack else ""
 
-    def why_nothing(self) -> str:
-        """Say why `find` found nothing: it may have given the cache up."""
-        return "no pack of this dataset yet" if self.place is not None else self.why
-
     def find(self) -> CachedPack | None:
         """Return the requested pack; `None` if there is none, or none is wanted."""
         if self.request.wants_pack and not self._found:

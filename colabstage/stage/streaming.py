@@ -138,17 +138,6 @@ class BackgroundPack:
     def splits(self) -> Mapping[str, int]:
         return self._planned.result().rows
 
-    @property
-    def state(self) -> str:
-        try:
-            # Readers learn of a failure before the work has cleaned up, and the report says so only afterwards.
-            self.arrival.check()
-        except CancelledError:
-            return "stopped"
-        except Exception:  # noqa: BLE001 - whatever it is, loaders raise it
-            return "failed"
-        return self._report.state
-
     def wait_published(self, timeout_s: float) -> PublishReport[Any] | None:
         """Wait until everything is local and in the cache; as `StagedDataset.wait_published`."""
         # One timeout for both: the upload gets what packing leaves.

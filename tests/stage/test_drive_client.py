@@ -18,7 +18,6 @@ from tests.support.steps import wait_until
 
 pytestmark = pytest.mark.fuse
 NUMBERS = {f"{kind}/{number}.bmp": 10 * number for kind in ("cat", "dog") for number in range(20)}
-QUESTIONS = ("md5", "uncommitted")
 
 
 @pytest.fixture
@@ -26,19 +25,6 @@ def photos(drive: SimulatedDrive, my_drive: Path) -> Path:
     """Forty images on Drive."""
     make_tree(drive.cloud / "MyDrive/photos", NUMBERS)
     return my_drive / "photos"
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the client is asked for files."""
-    whole, found = os.getxattr, list[str]()
-
-    def getxattr(path: Any, name: str, **options: Any) -> bytes:
-        found.append(name.rpartition(".")[2])
-        return whole(path, name, **options)
-
-    monkeypatch.setattr(os, "getxattr", getxattr)
-    return found
 
 
 def look(photos: Path) -> tuple[str, str]:
@@ -63,24 +49,6 @@ def test_an_md5_counts_only_where_all_vouches_for_it(photos: Path, monkeypatch: 
     for changes in ({}, {"uncommitted": "1"}, {"uncommitted": ""}, {"md5": "none"}):
         origin, note = look(photos)
         assert (origin, "dog/7.bmp" in note) == ("local", bool(changes)), changes
-
-
-def test_each_file_is_asked_for_once_and_a_client_without_md5s_once_in_all(
-    photos: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also while its content is read, before it."""
-    for _ in range(2):
-        look(photos)
-        assert [asked.count(one) for one in QUESTIONS] == [40, 40]
-        asked.clear()
-
-    def refuse(path: Any, name: str) -> bytes:
-        asked.append(name)
-        raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
-
-    monkeypatch.setattr(os, "getxattr", refuse)
-    look(photos)
-    assert len(asked) == 1
 
 
 def test_a_client_that_hangs_is_waited_for_once(
