@@ -1,45 +1,14 @@
 """Sizes, rates and times as people write and read them."""
 
 import re
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks._photographs import repeated_photographs, write_encoded
-from colabstage import dataset_h5, doctor, make_loader, stage_dataset
+from colabstage import dataset_h5, make_loader, stage_dataset
 from colabstage.errors import OptionError
-
-
-@cache
-def diagnosis() -> Any:
-    return doctor(timeout_s=5.0)
-
-
-def said_with(title: str, **facts: Any) -> str:
-    """The text of a check of `doctor` with other facts."""
-    report = diagnosis()
-    findings = report.from_facts(replace(report.facts, **facts)).findings
-    return next(str(one.message) for one in findings if one.title == title)
-
-
-def format_bytes(count: float) -> str:
-    return said_with("disk", free_bytes=count).removeprefix("Only ").partition(" free where")[0]
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"), (999.4, "999 B"), (999.5, "1 kB"), (1000, "1 kB"), (99_950, "100 kB"), (999_500, "1 MB"),
-        (5e18, "5000 PB"),
-    ],
-)  # fmt: skip
-def test_bytes_have_three_figures(count: float, text: str) -> None:
-    """The unit changes where the rounded number would have four figures."""
-    assert format_bytes(count) == text
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +48,3 @@ def test_an_argument_that_leaves_no_room_is_refused(tmp_path: Path, text: Any) -
 def test_what_is_no_size_is_named(keep: Any, text: str | int) -> None:
     with pytest.raises(OptionError, match=rf"^memory_budget={re.escape(repr(text)[:70])}.*'500 MB'"):
         keep(text)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0.0 ms"), (0.09994, "99.9 ms"), (0.09996, "0.10 s"), (9.996, "10.0 s"), (99.96, "1 min 40 s"),
-        (3599.6, "1 h 0 min"), (90_000, "1 day 1 h"),
-    ],
-)  # fmt: skip
-def test_times_change_unit_where_they_round(seconds: float, text: str) -> None:
-    mount = SimpleNamespace(mountpoint="/a", kind="nfs4", state="alive", reason="alive", seconds=seconds)
-    assert said_with("mounts", mounts=(mount,)).endswith(f" after {text}.")
