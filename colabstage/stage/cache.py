@@ -119,15 +119,6 @@ def on_wrong_disks(request: StageRequest) -> Iterator[str]:
         yield f"The cache {lost}. For the next session, give a folder on a mounted Drive."
 
 
-def beyond_limit(request: StageRequest) -> list[str]:
-    """Return a sentence if the complete local pack exceeds the disk limit; otherwise nothing."""
-    limit = request.disk_limit
-    # It is used anyway: the space is taken, and an earlier call asked for the whole pack.
-    if limit is None or (size := request.pack_path.stat().st_size) <= limit:
-        return []
-    return [f"All {format_bytes(size)} of the pack are here already, more than disk_limit={format_bytes(limit)}."]
-
-
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
     """Refuse to stage what the disk limit does not allow, and what cannot be packed in shards either.
 

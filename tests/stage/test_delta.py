@@ -281,13 +281,6 @@ def test_a_record_has_the_columns_of_its_form(tmp_path: Path) -> None:
     assert " ".join(names) == columns[form]
 
 
-def test_of_arrays_and_shards_everything_is_read_and_said_to_be(tmp_path: Path) -> None:
-    for count in (4, 5):
-        np.savez(tmp_path / "data.npz", x=np.zeros((count, 3)), y=np.arange(count) % 2)
-        report = str(stage(tmp_path / "data.npz", tmp_path / "local", image_size=None).report)
-        assert ("Everything is read" in report) is (count == 5)
-
-
 def test_without_room_for_both_packs_everything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos, cache, size = tmp_path / "photos", tmp_path / "cache", (512, 512)
     write_photos(photos, 20)
