@@ -253,7 +253,10 @@ class StagedDataset:
         # `data[0]` is what people try first; the message has the line to write.
         asked: object = split
         if not isinstance(asked, str):
-            msg = f"data[{split!r}] names no split. {self._by_split()}"
+            # An existing split, so that the line can be pasted as it is.
+            first, names = next(iter(self.splits), "train"), ", ".join(map(repr, self.splits)) or "none"
+            line = f"data['{first}'] for samples, data.loader('{first}', 64) for batches"
+            msg = f"data[{split!r}] names no split. Write {line}. Splits: {names}."
             raise OptionError(msg)
         self._pack()
         if self.arriving is not None:
@@ -449,12 +452,6 @@ class StagedDataset:
             )
             raise NotStagedError(msg)
         return self.info
-
-    def _by_split(self) -> str:
-        names = ", ".join(f"'{name}'" for name in self.splits) or "none"
-        # An existing split, so that the line can be pasted as it is.
-        first = next(iter(self.splits), "train")
-        return f"Write data['{first}'] for samples, data.loader('{first}', 64) for batches. Splits: {names}."
 
     def __repr__(self) -> str:
         # One line, without touching the disk: a repr also appears in tracebacks when everything else has failed.

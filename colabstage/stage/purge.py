@@ -71,9 +71,6 @@ class StoredDataset:
         changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(values.pop("changed_s")))
         return {**values, "path": str(self.path), "changed": changed}
 
-    def __str__(self) -> str:
-        return str(Table((_row(self),))).strip()
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PurgeReport(Report):

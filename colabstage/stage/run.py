@@ -345,8 +345,6 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
     """
     request = call.request
     packs = cache is not None and request.wants_pack
-    # A run that died while it exchanged old files for new ones left the old ones under another name.
-    put_back(request.files_path)
     check_targets(request, packs=packs)
     make_folder(request.folder)
     try:
