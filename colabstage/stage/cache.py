@@ -205,6 +205,10 @@ class Cache:
         """Say, for the report, why a pack is not in it; "" if there is no pack."""
         return f"no: {self.why}" if self.request.wants_pack else ""
 
+    def why_nothing(self) -> str:
+        """Say why `find` found nothing: it may have given the cache up."""
+        return self.why if self.place is None else "no pack of this dataset yet"
+
     def find(self) -> CachedPack | None:
         """Return the requested pack; `None` if there is none, or none is wanted."""
         if self.request.wants_pack and not self._found:

@@ -88,7 +88,7 @@ def decide(call: StageCall, source: SourceOnce, cache: Cache, *, beside: bool = 
         cached = cache.find()
         identity = None if cached is None else cached.identity
         if cached is None or identity is None:
-            step.note = why = cache.why if cache.place is None else "no pack of this dataset yet"
+            step.note = why = cache.why_nothing()
         else:
             # Joining shards would take their space twice.
             limit = request.disk_limit
