@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import signal
+import sys
 import threading
 import warnings
 import zlib
@@ -33,9 +34,14 @@ ACCELERATORS = {
 _untold = dict(ACCELERATORS)
 
 
-@functools.cache
 def added_by_packages(group: str) -> EntryPoints:
-    """Return the entry points of a group, for which Python reads a file of every installed package."""
+    """Return the entry points of a group, for which Python reads a file of every installed package: kept while the
+    import path stays."""
+    return _read(group, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=8)
+def _read(group: str, _path: tuple[str, ...]) -> EntryPoints:
     from importlib.metadata import entry_points
 
     return entry_points(group=group)
