@@ -170,8 +170,6 @@ def _unnamed(error: OSError, sources: list[Path], targets: list[Path]) -> Except
         return translate_write_error(error, next(iter(targets), absolute(".") / "file"))
     if not speaks_of_a_mount(error) and error.errno not in _OF_DISKS:
         return error
-    if len(sources) == 1 and not targets:
-        return translate_read_error(error, str(sources[0]), 1)
     names = listed([str(place) for place in (*sources, *targets)], 4)
     where = f"at one of {names}" if names else "at a file"
     msg = (

@@ -307,9 +307,10 @@ def _about(seconds: float) -> str:
     return f"{max(1, round(seconds))} s" if seconds < 99.5 else format_duration(seconds)
 
 
-_HOW_TO_STOP = "To cancel, stop the cell, which then says what is kept."
-# No cell runs this work, and only the user knows the name of the dataset.
-_HOW_TO_STOP_BACKGROUND = "This continues while other cells run. The dataset's cancel() stops it; what is done is kept."
+_HOW_TO_STOP = (
+    "To cancel, stop the cell, which then says what is kept. What continues while other cells run is stopped by the "
+    "dataset's cancel()."
+)
 
 
 class NotebookProgress(Board):
@@ -319,19 +320,13 @@ class NotebookProgress(Board):
         super().__init__(self._draw_panel)
         self._display_id = f"colabstage-{uuid.uuid4().hex}"
         self._displayed = False
-        self._how_to_stop = _HOW_TO_STOP
-
-    def background(self) -> Self:
-        """Return this panel, which from now on says how to stop work that does not run in a cell."""
-        self._how_to_stop = _HOW_TO_STOP_BACKGROUND
-        return self
 
     def _draw_panel(self, rows: Sequence[Row]) -> None:
         import IPython.display
 
         # Not all versions of IPython type it.
         display: Any = IPython.display.display
-        note = self._how_to_stop if any(row.state == "running" for row in rows) else ""
+        note = _HOW_TO_STOP if any(row.state == "running" for row in rows) else ""
         content = {"text/html": panel_html(rows, note), "text/plain": panel_text(rows)}
         update, self._displayed = self._displayed, True
         display(content, raw=True, display_id=self._display_id, update=update)

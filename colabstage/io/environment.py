@@ -34,9 +34,6 @@ OFFLINE_VARIABLE = "COLABSTAGE_OFFLINE"
 NO_PROGRESS_VARIABLE = "COLABSTAGE_NO_PROGRESS"
 """`progress=True` shows nothing."""
 
-VERBOSITY_VARIABLE = "COLABSTAGE_VERBOSITY"
-"""Shows what is logged from this level on: debug, info, warning or error. Read when something of it is first used."""
-
 DRIVE_VARIABLE = "COLABSTAGE_DRIVE"
 """Drive's mount point, set by `mount_drive` for this process and those it starts: while Drive is not mounted, nothing
 else tells that folder from any other of the local disk.
@@ -46,7 +43,6 @@ SYSTEM_ROOT_VARIABLE = "COLABSTAGE_SYSTEM_ROOT"
 """A folder that takes the place of `/` for marker files and system folders: the root of a practice machine."""
 
 _YES, _NO = frozenset({"1", "true", "yes", "on"}), frozenset({"", "0", "false", "no", "off"})
-_LEVELS = ("debug", "info", "warning", "error")
 
 
 def is_set(variable: str) -> bool:
@@ -88,27 +84,11 @@ def shell() -> Any:
 
 @functools.cache
 def logger_of(name: str) -> logging.Logger:
-    """Return a logger of the package. By default it shows nothing, unless the program asks for it or a level is set."""
+    """Return a logger of the package, which shows nothing unless the program asks for it."""
     # Imported late: it takes longer than everything else in `import colabstage`.
     import logging
 
     package = logging.getLogger(__name__.partition(".")[0])
     if not package.handlers:
-        _log_as_asked(package)
+        package.addHandler(logging.NullHandler())
     return logging.getLogger(name)
-
-
-def _log_as_asked(package: logging.Logger) -> None:
-    import logging
-
-    package.addHandler(logging.NullHandler())
-    asked = os.environ.get(VERBOSITY_VARIABLE, "").strip().lower()
-    # Failing the import because of a misspelt level would be worse than ignoring the level and saying so.
-    level = asked if asked in _LEVELS else "warning" if asked else ""
-    if level:
-        shown = logging.StreamHandler()
-        shown.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        package.addHandler(shown)
-        package.setLevel(level.upper())
-    if asked and asked not in _LEVELS:
-        package.warning("%s=%r is no level; expected one of %s.", VERBOSITY_VARIABLE, asked, ", ".join(_LEVELS))

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import gzip
 import signal
+import sys
 import threading
 import warnings
 import zlib
@@ -34,9 +35,14 @@ ACCELERATORS = {
 _untold = dict(ACCELERATORS)
 
 
-@functools.cache
 def added_by_packages(group: str) -> EntryPoints:
-    """Return the entry points of a group, for which Python reads a file of every installed package."""
+    """Return the entry points of a group, for which Python reads a file of every installed package: kept while the
+    import path stays."""
+    return _read(group, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=8)
+def _read(group: str, _path: tuple[str, ...]) -> EntryPoints:
     from importlib.metadata import entry_points
 
     return entry_points(group=group)
@@ -77,8 +83,8 @@ def whole_imports() -> Iterator[None]:
 def refuse_import(package: str, user: str, error: Exception) -> NoReturn:
     """Say what to do about a package that cannot be imported, and that something needs, as "make_loader needs"."""
     msg = (
-        f"{user} {package}, which cannot be imported: {said_by(error)}. Install it with: pip install {package}; or, if "
-        "it is installed, restart the runtime (the process)."
+        f"{user} {package}. Install it with: pip install {package}. Python says: {said_by(error)}; if it is installed, "
+        "restart the runtime (the process)."
     )
     raise MissingDependencyError(msg) from error
 

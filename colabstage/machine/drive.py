@@ -96,10 +96,9 @@ class DriveAnswer(NamedTuple):
     """Mount points that did not answer in time."""
 
 
-def ask_drives(*, near: str | os.PathLike[str] | None = None) -> DriveAnswer:
-    """Ask every mounted Drive at once which of them works; that of the path `near` comes before all others."""
-    first = [mounts.mount_of(near)] if near is not None and mounts.drive_root(near) is not None else []
-    drives = list({mount.mountpoint: mount for mount in (*first, *_drives())}.values())
+def ask_drives() -> DriveAnswer:
+    """Ask every mounted Drive at once which of them works."""
+    drives = _drives()
     # In threads, because each probe waits for a child process: one hanging Drive must not delay the others' answers.
     with DaemonPool(len(drives), "colabstage-ask") as pool:
         states = pool.run(lambda drive: mounts.probe_mount(_my_drive(drive), _ANSWER_S).state, drives)

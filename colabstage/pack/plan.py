@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.h5.info import PackInfo, coding_to_json
+from colabstage.h5.info import coding_to_json
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -411,11 +411,6 @@ def pack_content(
             arrays.update(part.offsets(split))
     groups = {part.name(split.name): part.attributes for split in plan.splits for part in known if part.attributes}
     return PackContent(reserved, arrays, {"layout": table.layout, "options": options.to_json(), **attributes}, groups)
-
-
-def lacked_room(info: PackInfo) -> bool:
-    """Return whether `encoding="auto"` stored a pack's original files only because pixels did not fit on that disk."""
-    return info.encoding == "encoded" and _NO_ROOM in (info.encoding_reason or "")
 
 
 def image_options(table: SampleTable, options: PackOptions) -> ImageOptions:

@@ -420,10 +420,6 @@ def parts_of(source: Source) -> tuple[SingleSource, ...]:
     return source.parts if isinstance(source, ManySource) else (source,)
 
 
-def drive_path_of(source: Source) -> Path | None:
-    return next((part.path for part in parts_of(source) if is_on_drive(part)), None)
-
-
 def is_on_drive(source: SingleSource) -> TypeGuard[LocalSource]:
     """Return whether a source is on a Google Drive, whose client knows the MD5 of its files."""
     return isinstance(source, LocalSource) and source.address.startswith("drive:")

@@ -57,7 +57,7 @@ from colabstage.pack.rows import closest, is_rows, is_rows_name, parse_rows, rea
 from colabstage.sources.blocks import Edges
 from colabstage.sources.identity import Freshness, SourceIdentity, compare_states
 from colabstage.sources.in_part import KEPT_AFTER, BlockwiseFile, FileOfSet, FileSet
-from colabstage.sources.parse import ObjectSource, drive_path_of
+from colabstage.sources.parse import ObjectSource
 from colabstage.sources.remote_files import read_small_file
 from colabstage.stage.dataset import Origin, StagedDataset
 from colabstage.stage.places import PREVIOUS_SUFFIX, BucketPlace, CachedFile, FolderPlace, Place
@@ -117,15 +117,6 @@ def on_wrong_disks(request: StageRequest) -> Iterator[str]:
         yield f"{what}: give local_dir= on a local disk. What is to last goes to cache_dir=."
     if isinstance(cache, Path) and (lost := lost_with_machine(cache)):
         yield f"The cache {lost}. For the next session, give a folder on a mounted Drive."
-
-
-def beyond_limit(request: StageRequest) -> list[str]:
-    """Return a sentence if the complete local pack exceeds the disk limit; otherwise nothing."""
-    limit = request.disk_limit
-    # It is used anyway: the space is taken, and an earlier call asked for the whole pack.
-    if limit is None or (size := request.pack_path.stat().st_size) <= limit:
-        return []
-    return [f"All {format_bytes(size)} of the pack are here already, more than disk_limit={format_bytes(limit)}."]
 
 
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
@@ -208,9 +199,7 @@ class Cache:
     @cached_property
     def _chosen(self) -> tuple[Place | None, str]:
         request = self.request
-        # Only a cache that is looked for has a Drive that it is best on.
-        near = drive_path_of(request.source) if request.cache_dir == "auto" else None
-        return find_cache_dir(request.cache_dir, near=near, local=request.folder)
+        return find_cache_dir(request.cache_dir, local=request.folder)
 
     def why_not(self) -> str:
         """Say, for the report, why a pack is not in it; "" if there is no pack."""
@@ -218,7 +207,7 @@ class Cache:
 
     def why_nothing(self) -> str:
         """Say why `find` found nothing: it may have given the cache up."""
-        return "no pack of this dataset yet" if self.place is not None else self.why
+        return self.why if self.place is None else "no pack of this dataset yet"
 
     def find(self) -> CachedPack | None:
         """Return the requested pack; `None` if there is none, or none is wanted."""
@@ -262,16 +251,13 @@ class Cache:
         return None
 
 
-def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[Place | None, str]:
-    """Return the place of the cache, `None` for none, with the reason in a few words.
-
-    `near`: a path whose Drive is preferred. `local`: where packs are used.
-    """
+def find_cache_dir(asked: CacheDir, *, local: Path) -> tuple[Place | None, str]:
+    """Return the place of the cache, `None` for none, with the reason in a few words. `local`: where packs are used."""
     if asked is None:
         return None, "cache_dir=None"
     if isinstance(asked, Path | ObjectSource):
         return FolderPlace(asked) if isinstance(asked, Path) else BucketPlace(asked), "as given"
-    drive = ask_drives(near=near)
+    drive = ask_drives()
     if drive.folder is not None:
         return FolderPlace(drive.folder / "colabstage"), "on the mounted Google Drive"
     if drive.silent:
@@ -526,11 +512,9 @@ def publish_pack(
         except (ColabstageError, OSError) as error:
             step.note = "failed"
             call.report.note(f"Not cached, so the next session stages from the source again: {error}")
-        is_clean = discard_rows(place, name)
+        discard_rows(place, name)
     call.report.cached = "no: copying failed; the next call tries again" if done is None else "yes, copied there now"
-    # The next call looks into a cache that the record does not name.
-    where = cache_name(request) if is_clean else ""
-    write_record(request, replace(record, published=done is not None, published_in=where))
+    write_record(request, replace(record, published=done is not None, published_in=cache_name(request)))
     return done
 
 
@@ -578,9 +562,9 @@ def keep_rows(request: StageRequest, cached: CachedPack, record: bytes | None) -
             temp.write_bytes(record)
 
 
-def discard_rows(place: Place, pack: str, *, every: bool = False) -> bool:
-    """Remove the records of packs that are no longer in a cache under this name, and return whether that could be done;
-    or `every` one, or raise."""
+def discard_rows(place: Place, pack: str, *, every: bool = False) -> None:
+    """Remove the records of packs that are no longer in a cache under this name, if possible; or `every` one, or
+    raise."""
 
     def discard() -> None:
         records = [*place.search(lambda name: is_rows_name(name, pack))]
@@ -596,5 +580,3 @@ def discard_rows(place: Place, pack: str, *, every: bool = False) -> bool:
     # The next call of this name tries again; after a purge nobody would.
     with contextlib.suppress(*(() if every else (ColabstageError, OSError))):
         place.ask(discard)
-        return True
-    return False

@@ -253,7 +253,10 @@ class StagedDataset:
         # `data[0]` is what people try first; the message has the line to write.
         asked: object = split
         if not isinstance(asked, str):
-            msg = f"data[{split!r}] names no split. {self._by_split()}"
+            # An existing split, so that the line can be pasted as it is.
+            first, names = next(iter(self.splits), "train"), ", ".join(map(repr, self.splits)) or "none"
+            line = f"data['{first}'] for samples, data.loader('{first}', 64) for batches"
+            msg = f"data[{split!r}] names no split. Write {line}. Splits: {names}."
             raise OptionError(msg)
         self._pack()
         if self.arriving is not None:
@@ -450,21 +453,10 @@ class StagedDataset:
             raise NotStagedError(msg)
         return self.info
 
-    def _by_split(self) -> str:
-        names = ", ".join(f"'{name}'" for name in self.splits) or "none"
-        # An existing split, so that the line can be pasted as it is.
-        first = next(iter(self.splits), "train")
-        return f"Write data['{first}'] for samples, data.loader('{first}', 64) for batches. Splits: {names}."
-
     def __repr__(self) -> str:
         # One line, without touching the disk: a repr also appears in tracebacks when everything else has failed.
         held = f": {self._samples}; {self._classes}" if self.info is not None else " (plain files)"
         return f"StagedDataset('{self.path}'{held})"
-
-    def __str__(self) -> str:
-        if self.info is None:
-            return f"Files in '{self.path}'"
-        return f"Samples: {self._samples}; {self._classes} in '{self._place}' ({self._size})"
 
     @property
     def _samples(self) -> str:
@@ -474,25 +466,6 @@ class StagedDataset:
     def _classes(self) -> str:
         """Say how many classes have names: numbers, boxes and masks may have more without."""
         return format_count(len(self.classes), "classes") if self.classes else "no named classes"
-
-    @property
-    def _place(self) -> str:
-        """Return where the pack is; if it is opened in part, where the whole pack is."""
-        in_part = self.part is not None and self.part.file.limit is not None
-        return self.part.file.files.label if in_part and self.part is not None else str(self.path)
-
-    @property
-    def _size(self) -> str:
-        """Return the size of the packed file as text, or how much of it is packed."""
-        # The local file has holes for remote blocks, so its length says nothing.
-        if self.part is not None:
-            size, limit = format_bytes(self.part.file.files.size), self.part.file.limit
-            return size if limit is None else f"{size}, never more than {format_bytes(limit)} of it here"
-        # While data arrives, the file has another name until its last byte is local.
-        if self.path.exists():
-            return format_bytes(self.path.stat().st_size)
-        state = self.report.state if self.arriving is None else self.arriving.state
-        return "deleted since" if state == "done" else f"{self.ready} here, {state}"
 
     def _repr_html_(self) -> str:
         # What was found is among the facts.
@@ -508,6 +481,6 @@ class StagedDataset:
         return [
             ("samples", self._samples),
             *(self.report.found or found_in(self.info)),
-            ("file", f"{self._place} ({self._size})"),
+            ("file", str(self.path)),
             *files,
         ]

@@ -16,14 +16,13 @@ from colabstage.io.workspace import disk_use
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import OVERHEAD_BYTES, space_for
 from colabstage.pack.job import PackJob, prepare_pack
-from colabstage.pack.rows import BasePack, Takeover, are_files, closest, form_of, parse_rows, plan_takeover, read_rows
+from colabstage.pack.rows import BasePack, Takeover, closest, form_of, parse_rows, plan_takeover, read_rows
 from colabstage.sources.identity import SourceIdentity
 from colabstage.stage.cache import (
     OUTDATED,
     Cache,
     CachedPack,
     StageFigures,
-    beyond_limit,
     check_disk_limit,
     copy_pack,
     exceeds,
@@ -129,7 +128,7 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
     if problem is not None:
         report.note(f"Staging again: {problem}.")
         return Decision("stage", (f"Here: {problem}.",))
-    reasons = ("It is complete here.", *filter(None, (str(freshness),)), *beyond_limit(request))
+    reasons = ("It is complete here.", *filter(None, (str(freshness),)))
     return Decision("reuse", reasons, record, seal, freshness=freshness)
 
 
@@ -270,9 +269,7 @@ def plan_reading(request: StageRequest, source: OpenedSource, spool: Path, *, pa
     chosen, away = _choose_base(job, bases)
     reading = replace(reading, away=away)
     if chosen is None:
-        is_anew = request.pack_path.exists() and not request.refresh and not are_files(job.table)
-        all_anew = "Everything is read: from an earlier pack only samples that are files of their own are taken over"
-        return replace(reading, note=all_anew if is_anew else "")
+        return reading
     base, takeover = chosen
     name = base.pack.path.name if base.cached is None else base.cached.label.rpartition("/")[2]
     note = str(takeover) if base.is_own else f"{takeover}. It is '{name}', which has the same files"

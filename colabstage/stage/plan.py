@@ -76,8 +76,7 @@ class StagePlan(Shown):
     def shown(self) -> Report:
         sentence = _IN_PART if self.in_part and self.action == "restore" else _SENTENCES[self.action]
         why = [Row(("why" if not number else "", reason)) for number, reason in enumerate(self.reasons)]
-        obstacles = [] if self.fits else [Row(("space", "This does not fit on the disk."), status="fail")]
-        rows = (*why, *map(Row, self._facts()), *obstacles)
+        rows = (*why, *map(Row, self._facts()))
         return Report(f"'{self.source}' {sentence}.", (Table(rows),))
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -89,16 +88,14 @@ class StagePlan(Shown):
             figures = self.figures
             written = figures.pack_bytes + figures.files_bytes
             facts += [("read", format_bytes(figures.source_bytes))] if figures.source_bytes else []
-            if not written:
-                # The source is known only once it is local: zeros would be a promise.
-                facts.append(("write", f"known only then, to '{self.target}'"))
-            elif not self.in_part:
+            # The source may be known only once it is local: zeros would be a promise.
+            if written and not self.in_part:
                 facts.append(("write", f"{format_bytes(written)} to '{self.target}'"))
             # The peak, not what stays: an archive that is copied here is removed again.
             if written or figures.peak_bytes:
-                least, room = "" if written else "at least ", "" if self.fits else ": too little"
+                least = "" if written else "at least "
                 free = "" if self.free_bytes == UNKNOWN_SPACE else f" of {format_bytes(self.free_bytes)} free"
-                facts.append(("peak", f"{least}{format_bytes(figures.room_bytes)}{free}{room}"))
+                facts.append(("peak", f"{least}{format_bytes(figures.room_bytes)}{free}"))
         return facts if self.cache is None else [*facts, ("cache", f"'{self.cache}'")]
 
 

@@ -71,9 +71,6 @@ class StoredDataset:
         changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(values.pop("changed_s")))
         return {**values, "path": str(self.path), "changed": changed}
 
-    def __str__(self) -> str:
-        return str(Table((_row(self),))).strip()
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PurgeReport(Report):
@@ -138,7 +135,7 @@ def _places(
     local_dir: str | os.PathLike[str] | None, cache_dir: str | os.PathLike[str] | None
 ) -> tuple[Path, Place | None]:
     base = read_local_dir(local_dir)
-    return base, find_cache_dir(read_cache_dir(cache_dir), near=None, local=base)[0]
+    return base, find_cache_dir(read_cache_dir(cache_dir), local=base)[0]
 
 
 def _folders_in(folder: Path) -> list[Path]:
@@ -371,7 +368,7 @@ def _strangers(name: str, path: Path) -> list[str]:
 
 def _purge_cached(one: StoredDataset) -> str | None:
     folder, _, name = os.fspath(one.path).rpartition("/")
-    cache, _ = find_cache_dir(read_cache_dir(folder), near=None, local=Path(folder))
+    cache, _ = find_cache_dir(read_cache_dir(folder), local=Path(folder))
     assert cache is not None
     count = int(name.removesuffix(".h5")[-5:]) if "?????" in name else 0
 

@@ -30,7 +30,6 @@ from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.arrival import MemberRanges, PackStream
 from colabstage.pack.execute import PackRun, pipeline_limits, space_for
 from colabstage.pack.job import PackJob, listed_job, prepare_pack
-from colabstage.pack.plan import lacked_room
 from colabstage.pack.rows import BasePack, sweep_rows
 from colabstage.sources.opening import OpenedSource, SourceListingError, sweep_copies
 from colabstage.sources.parse import SourceArgument, parts_of, paths_of
@@ -39,7 +38,6 @@ from colabstage.stage.cache import (
     LESS_ROOM,
     Cache,
     CachedPack,
-    beyond_limit,
     check_disk_limit,
     discard_rows,
     find_published,
@@ -244,14 +242,13 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision
     found = decision.record
     assert found is not None
     call.report.origin, record = "local", found
-    call.report.note(*beyond_limit(request))
     if request.wants_pack:
         record = replace(record, seal=decision.seal or {})
     if caches and not (found.seal and found.is_published_in(request)):
-        published, is_clean = is_published(request, cache), True
+        published = is_published(request, cache)
         if published and cache.place is not None:
-            is_clean = discard_rows(cache.place, request.pack_path.name)  # a kill may have prevented this
-        record = replace(record, published=published, published_in=cache_name(request) if is_clean else "")
+            discard_rows(cache.place, request.pack_path.name)  # a kill may have prevented this
+        record = replace(record, published=published, published_in=cache_name(request))
     if source.opened is not None and decision.freshness is not None and decision.freshness.proved:
         # The quick check was not enough this time; with the new times it will be next time.
         identity = source.opened.identify()
@@ -348,8 +345,6 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
     """
     request = call.request
     packs = cache is not None and request.wants_pack
-    # A run that died while it exchanged old files for new ones left the old ones under another name.
-    put_back(request.files_path)
     check_targets(request, packs=packs)
     make_folder(request.folder)
     try:
@@ -439,7 +434,6 @@ def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:
     """Fetch the plain files beside the previous ones, then exchange the two."""
     request, report = call.request, call.report
     if are_files_staged(request, source.identify()):
-        report.note("The plain files that an earlier call brought here are used: they are of the same state.")
         return
     total = total_size(tree.entries)
     with report.timed("fetch files", unit="B") as timing, call.progress.step("fetch", total=total, unit="B") as step:
@@ -526,11 +520,6 @@ def _finish(
     report.found = report.found or found_in(info)
     if info is not None:
         report.skipped = report.skipped or info.skipped
-        if request.options.encoding == "auto" and lacked_room(info):
-            report.note(
-                f"Images are kept as their files: {info.encoding_reason}. That was decided by the space that was free "
-                "when they were packed; refresh=True decides by what is free now, and encoding= settles it."
-            )
     return StagedDataset(
         path=request.files_path if info is None else request.pack_path,
         files=request.files_path if request.wants_files else None,

@@ -19,7 +19,7 @@ from colabstage.errors import CancelledError, NotStagedError, said_by
 from colabstage.h5.info import PackInfo, read_info
 from colabstage.io.display import resolve_progress
 from colabstage.io.progress import SYSTEM_CLOCK, Progress, ProgressStep
-from colabstage.io.units import format_duration, format_rate
+from colabstage.io.units import format_duration
 from colabstage.load.partial import PartialPack, UnitOrder, even_window, open_whole
 from colabstage.pack.arrival import PackArrival, PackStream
 from colabstage.stage.dataset import StagedDataset, StageReport
@@ -40,8 +40,6 @@ R = TypeVar("R")
 
 # Waits are cut into pieces of this length, because Ctrl-C does not interrupt waiting for a future.
 _LOOK_S = 0.1
-# The rate of training is shown only after this long: the first batches alone would give any number.
-_RATE_S = 1.0
 # Cancelled work cleans up first.
 _CLEAR_UP_S = 30.0
 # A page that has stopped responding must not hold the caller.
@@ -138,17 +136,6 @@ class BackgroundPack:
     def splits(self) -> Mapping[str, int]:
         return self._planned.result().rows
 
-    @property
-    def state(self) -> str:
-        try:
-            # Readers learn of a failure before the work has cleaned up, and the report says so only afterwards.
-            self.arrival.check()
-        except CancelledError:
-            return "stopped"
-        except Exception:  # noqa: BLE001 - whatever it is, loaders raise it
-            return "failed"
-        return self._report.state
-
     def wait_published(self, timeout_s: float) -> PublishReport[Any] | None:
         """Wait until everything is local and in the cache; as `StagedDataset.wait_published`."""
         # One timeout for both: the upload gets what packing leaves.
@@ -196,7 +183,7 @@ class BackgroundPack:
         return self._handed_out
 
     def _show(self, step: ProgressStep) -> None:
-        """Show how far it is, and the training beside it, until the work ends."""
+        """Show how far it is, until the work ends."""
         error: BaseException | None = None
         try:
             self._follow(step, lambda: None)
@@ -210,22 +197,13 @@ class BackgroundPack:
         step.start_at(done := self.arrival.moved)
         is_over = False
         while not is_over:
-            step.note(self._training())
+            step.note(self.arrival.waits_for)
             is_over = bool(wait((self._done,), timeout=_LOOK_S).done)
             now = self.arrival.moved
             step.advance(now - done)
             done = now
             check()
-        step.note(self._training())
-
-    def _training(self) -> str:
-        """Say how training proceeds while data arrives, and why nothing comes, if so; "" before the first batch."""
-        got = self.arrival.handed_out
-        if self.arrival.waits_for or got.first_s is None:
-            return self.arrival.waits_for
-        seconds = got.last_s - got.first_s
-        rate = f" {format_rate(got.rows, seconds, 'samples')}," if seconds > _RATE_S else ""
-        return f"training:{rate} waited {format_duration(got.waited_s)} for data"
+        step.note("")
 
     def cancel(self) -> None:
         """Stop the work and wait for its end; packed rows are kept for the next call."""

@@ -6,7 +6,6 @@ Each refusal comes before anything is written, and says what to write instead.
 import contextlib
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -147,20 +146,6 @@ def test_what_was_meant_is_named(
     assert (here / "file").read_text() == "text"
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        *(pytest.param(verb, marks=pytest.mark.torch) for verb in ("dataset_h5", "browse_dataset")),
-        *("verify_file", "plot_class_balance", "list_runs"),
-    ],
-)
-@pytest.mark.parametrize("address", ["https://example.org/photos.h5", "s3://bucket/photos.h5"])
-def test_an_address_where_a_path_is_wanted_says_what_takes_it(here: Path, verb: str, address: str) -> None:
-    """It is never looked for as a folder called `https:`."""
-    with pytest.raises(ColabstageError, match=re.escape(f"'{address}' is an address")):
-        getattr(cs, verb)(address)
-
-
 def test_plain_files_that_are_gone_come_again(here: Path) -> None:
     """What somebody added is no harm; what was edited is used, and named."""
     folder = stage(keep="files").files
@@ -172,23 +157,6 @@ def test_plain_files_that_are_gone_come_again(here: Path) -> None:
     assert len(list(folder.rglob("*.png"))) == 3
     (folder / "dog/001.png").write_bytes(b"edited")
     assert any("001.png" in note for note in stage(keep="files").report.notes)
-
-
-@pytest.mark.parametrize("verb", ["fetch_files", "extract_archive"])
-def test_files_that_are_gone_of_a_copy_come_again(here: Path, verb: str) -> None:
-    """Nothing is lost by that; what somebody edited or added would be, and is refused."""
-    source = here / "photos"
-    if verb == "extract_archive":
-        source = Path(shutil.make_archive(f"{here}/photos", "zip", source))
-    call = partial(getattr(cs, verb), source, here / "copy", progress=False)
-    call()
-    (here / "copy/cat/000.png").unlink()
-    call()
-    assert len(list((here / "copy").rglob("*.png"))) == 3
-    (here / "copy/cat/000.png").unlink()
-    (here / "copy/mine.txt").touch()
-    with pytest.raises(TargetExistsError, match=r"mine\.txt"):
-        call()
 
 
 @pytest.mark.parametrize("verb", ["stage_dataset", "extract_archive", "publish_file", "restore_file", "list_runs"])
@@ -295,11 +263,6 @@ def test_only_the_folder_itself_must_be_writable(here: Path, monkeypatch: pytest
     assert stage(local_dir="system/home").splits
     with pytest.raises(TargetNotWritableError, match="system'"):
         stage(local_dir="system/other")
-
-
-def test_the_usual_folder_matters_only_where_it_is_used(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(here / "file"))
-    assert stage().splits
 
 
 def test_a_misspelt_platform_is_refused_before_the_work(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,8 @@
 """Files: retries after passing errors, the lock for work on this machine, and sizes while others remove files."""
 
 import errno
-import fcntl
 import os
-import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from itertools import chain, repeat
 from pathlib import Path
 from unittest import mock
@@ -16,7 +12,6 @@ import pytest
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.io import files as fileops
 from colabstage.io.files import RetryPolicy, read_with_retry
-from colabstage.io.workspace import disk_use
 from tests.clocks import ManualClock
 
 
@@ -97,21 +92,6 @@ def test_who_waits_is_told_for_whom(lock: Path) -> None:
     assert all(lock.name in sentence for sentence in said)
 
 
-def test_one_that_waited_for_a_file_that_is_gone_does_not_hold_it(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between its opening of the file and its locking, the holder removes it, and another takes the name."""
-    flock, another = fcntl.flock, ExitStack()
-
-    def late(file: int, how: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", flock)
-        lock.unlink()
-        assert another.enter_context(fileops.local_lock(lock, timeout_s=1))
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with another, fileops.local_lock(lock, timeout_s=0.2) as held:
-        assert not held
-
-
 def test_no_place_for_a_lock_is_no_error() -> None:
     """The work continues without it."""
     with fileops.local_lock(Path("/proc/.colabstage-x.lock"), timeout_s=0.05) as held:
@@ -142,25 +122,3 @@ def test_its_file_goes_with_it(lock: Path) -> None:
     lock.touch()
     fileops.clear_lock(lock)
     assert not lock.exists()
-
-
-def test_a_folder_is_measured_while_others_clear_it(tmp_path: Path) -> None:
-    (tmp_path / "stays").write_bytes(bytes(4096))
-    stop = threading.Event()
-
-    def churn(number: int) -> None:
-        while not stop.is_set():
-            folder = tmp_path / f"comes-{number}" / "and" / "goes"
-            folder.mkdir(parents=True)
-            (folder / "file").write_bytes(b"x")
-            shutil.rmtree(tmp_path / f"comes-{number}")
-
-    with ThreadPoolExecutor(3) as pool:
-        churns = [pool.submit(churn, number) for number in range(3)]
-        try:
-            sizes = [disk_use(tmp_path) for _ in range(100)]
-        finally:
-            stop.set()
-        for done in churns:
-            done.result(timeout=10)
-    assert min(sizes) >= 4096

@@ -90,7 +90,7 @@ def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Pa
     (panel,) = [one["data"] for one in outputs[1]]
     assert "✓ pack  6 samples" in panel["text/plain"]
     (panel,) = [one["data"] for one in outputs[5]]
-    assert "The dataset's cancel() stops it" in html.unescape(panel["text/html"])
+    assert "stopped by the dataset's cancel()" in html.unescape(panel["text/html"])
 
 
 _ODD = """

@@ -1,6 +1,5 @@
 """Evidence shows what is ours, and only that is removed, emptied or replaced."""
 
-import errno
 import itertools
 import os
 import shutil
@@ -60,29 +59,6 @@ class TestSweep:
         assert workspace.sweep_orphans(tmp_path) == []
         os.utime(folder / "deep" / "file", (0, 0))
         assert workspace.sweep_orphans(tmp_path) == [folder]
-
-
-@pytest.mark.parametrize("vouches", [True, False])
-def test_what_another_process_removes_meanwhile_is_gone(tmp_path: Path, vouches: bool) -> None:
-    """Without effective locks, two processes may remove or replace one file at once; neither fails."""
-    target, made = tmp_path / "a.json", tmp_path / ".colabstage-a.json.x-1-1.0.tmp"
-
-    def lost(path: Path) -> bool:
-        path.unlink()
-        return vouches
-
-    def lost_while_read(path: Path) -> bool:
-        path.unlink()
-        return bool(path.read_bytes())
-
-    for look in (lost, lost_while_read):
-        target.write_bytes(b"old")
-        assert workspace.remove_vouched(target, look)
-        made.write_bytes(b"new")
-        target.write_bytes(b"old")
-        workspace.put_file(made, target, replaces=look)
-        assert target.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [target]
 
 
 class TestAmongOthers:
@@ -284,27 +260,3 @@ def test_a_receipt_vouches_for_its_file_alone_and_one_that_was_never_whole_goes(
     with pytest.raises(TargetExistsError, match="here/it"):
         fetch()
     assert target.read_bytes() == b"mine"
-
-
-def test_what_cannot_be_asked_for_is_not_taken_for_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fails for a moment: nobody's file is replaced, and nothing counts as removed."""
-    theirs = tmp_path / "theirs.txt"
-    theirs.write_text("theirs", encoding="utf-8")
-    asked: dict[str, Callable[..., os.stat_result]] = {"stat": os.stat, "lstat": os.lstat}
-
-    def fail(name: str) -> Callable[..., os.stat_result]:
-        def ask(path: object, *arguments: object, **options: object) -> os.stat_result:
-            if str(path) == str(theirs):
-                raise OSError(errno.EIO, "input/output error", str(theirs))
-            return asked[name](path, *arguments, **options)
-
-        return ask
-
-    for name in asked:
-        monkeypatch.setattr(os, name, fail(name))
-    with pytest.raises(OSError, match="input/output"), workspace.atomic_path(theirs, replaces=lambda _: False) as temp:
-        temp.write_text("ours", encoding="utf-8")
-    with pytest.raises(OSError, match="input/output"):
-        workspace.remove_vouched(theirs, lambda _: True)
-    monkeypatch.undo()
-    assert theirs.read_text(encoding="utf-8") == "theirs"

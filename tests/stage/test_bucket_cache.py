@@ -1,24 +1,15 @@
 """A bucket as the cache: its packs and shards have the same guarantees as those in a folder."""
 
-import json
-import shutil
-from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from s3fs import S3FileSystem
 
-from colabstage import dataset_h5, list_datasets, plan_stage, purge_datasets, stage_dataset
+from colabstage import stage_dataset
 from colabstage.errors import ColabstageError, OptionError, SourceNotFoundError
-from colabstage.h5.manifest import manifest_path, read_manifest
-from colabstage.stage.places import BucketPlace
-from colabstage.stage.publish import publish
 from tests.sources.servers import BucketService
 from tests.support.images import make_tree, noise
-from tests.support.staged import disk_sampled, timeless, use_small_blocks
-from tests.support.steps import OneStep
+from tests.support.staged import use_small_blocks
 
 CACHE = "s3://data/cache"
 COUNT, LIMIT = 75, 3_400_000
@@ -42,86 +33,20 @@ def objects(service: BucketService) -> dict[str, bytes]:
     return {key: found.value for key, found in there.items() if ".rows" not in key}
 
 
-def as_objects(key: str, pack: Path) -> dict[str, Any]:
-    """A pack and its manifest as objects."""
-    return timeless({key: pack.read_bytes(), f"{key}.json": manifest_path(pack).read_bytes()})
-
-
 def staged(source: Path, local: Path, **options: Any) -> Any:
     return stage_dataset(source, **{"local_dir": local, "cache_dir": CACHE, "progress": False, **options})
 
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_shards_go_to_the_bucket_and_are_read_in_part(
-    many: Path, s3: BucketService, tmp_path: Path, sent: list[int]
-) -> None:
-    """Only shards and manifests stay in the bucket; another machine reads them, or joins them if it has room; and the
-    set is listed and removed as one dataset. After a kill it is continued as in a folder: test_shards.py."""
-    plan = plan_stage(many, cache_dir=CACHE, local_dir=tmp_path / "one", disk_limit=LIMIT)
-    assert len(sent) <= 8, "a new cache was asked again whether it has a bucket"
-    assert f"goes to the cache in '{CACHE}'" in str(plan)
-    assert objects(s3) == {}
-    with disk_sampled(tmp_path / "one") as taken:
-        data = staged(many, tmp_path / "one", disk_limit=LIMIT)
-        assert sum(len(y) for _, y in data.loader("train", 8)) == COUNT
-        data.part.close()
-    assert max(taken) <= LIMIT
-    count = len([key for key in objects(s3) if key.endswith(".h5")])
-    assert count > 3
-    assert sorted(objects(s3)) == sorted(
-        f"cache/{data.path.stem.rpartition('-00000')[0]}-{number:05}-of-{count:05}.h5{end}"
-        for number in range(count)
-        for end in ("", ".json")
-    )
-    again = staged(many, tmp_path / "two", disk_limit=LIMIT)
-    assert again.report.origin == "cache"
-    again.part.close()
-    joined = staged(many, tmp_path / "three")
+def test_shards_go_to_the_bucket_and_are_read_in_part_or_joined(many: Path, s3: BucketService, tmp_path: Path) -> None:
+    data = staged(many, tmp_path / "one", disk_limit=LIMIT)
+    assert sum(len(y) for _, y in data.loader("train", 8)) == COUNT
+    data.part.close()
+    assert len([key for key in objects(s3) if key.endswith(".h5")]) > 3
+    joined = staged(many, tmp_path / "two")
     whole = stage_dataset(many, local_dir=tmp_path / "whole", cache_dir=None, progress=False)
-    assert joined.report.origin == "cache"
-    assert joined.path.read_bytes() == whole.path.read_bytes()
-    (listed,) = (one for one in list_datasets(local_dir=tmp_path / "none", cache_dir=CACHE))
-    assert (listed.samples, listed.whole) == ({"train": COUNT}, True)
-    assert purge_datasets([listed]).removed == (listed,)
-    assert objects(s3) == {}
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of bytes in each request to the bucket."""
-    lengths: list[int] = []
-    call = S3FileSystem._call_s3
-
-    async def counting(store: Any, method: str, *arguments: Any, **options: Any) -> Any:
-        lengths.append(len(options.get("Body") or b""))
-        return await call(store, method, *arguments, **options)
-
-    monkeypatch.setattr(S3FileSystem, "_call_s3", counting)
-    return lengths
-
-
-@pytest.mark.parametrize("is_same", [False, True], ids=["another version", "the same pack of another state"])
-def test_a_manifest_that_comes_before_ours(
-    s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_same: bool
-) -> None:
-    """It does not describe the file that is there now, or gives another state of its source: ours replaces it."""
-    source = make_tree(tmp_path / "photos", {"a/1.png": 1, "b/2.png": 2})
-    pack = stage_dataset(source, local_dir=tmp_path / "one", cache_dir=None, progress=False).path
-    manifest = read_manifest(pack)
-    assert manifest is not None
-    other = replace(manifest, key="other", hashes=manifest.hashes if is_same else ("0" * 16, *manifest.hashes[1:]))
-    content = (json.dumps(asdict(other), indent=1, sort_keys=True) + "\n").encode()
-    put = S3FileSystem._put_file
-
-    async def put_late(*arguments: Any, **options: Any) -> Any:
-        await put(*arguments, **options)
-        s3.put("cache/photos.h5.json", content)
-
-    monkeypatch.setattr(S3FileSystem, "_put_file", put_late)
-    place: Any = BucketPlace(SimpleNamespace(url=CACHE, label="the bucket"))  # type: ignore[arg-type]
-    publish(place, pack, "photos.h5", progress=OneStep())
-    assert timeless(objects(s3)) == as_objects("cache/photos.h5", pack)
+    assert (joined.report.origin, joined.path.read_bytes()) == ("cache", whole.path.read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -149,30 +74,3 @@ def test_a_cache_in_its_source_is_refused(s3: BucketService, tmp_path: Path) -> 
     with pytest.raises(OptionError, match="s3://data"):
         stage_dataset("s3://data", cache_dir=CACHE, local_dir=tmp_path / "local")
     assert objects(s3) == {}
-
-
-@pytest.mark.torch
-def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(s3: BucketService, tmp_path: Path) -> None:
-    """Its packs are opened in part; for a missing one, the error shows the content of its folder."""
-    folder, source = tmp_path / "cache", make_tree(tmp_path / "photos", {"a/1.png": 1, "b/2.png": 2})
-    first = staged(source, tmp_path / "one", cache_dir=folder)
-    for path in sorted(folder.iterdir(), reverse=True):
-        s3.put(f"cache/{path.name}", path.read_bytes())
-    shutil.rmtree(folder)
-    assert staged(source, tmp_path / "two").report.origin == "cache"
-    s3.put("cache/other.h5", b"no pack")
-
-    def opened(address: str) -> Any:
-        return dataset_h5(address, disk_limit=LIMIT, local_dir=tmp_path / "part")
-
-    dataset = opened(f"{CACHE}/{first.path.name}")
-    assert len(dataset) == 2
-    dataset.reader.arrival.close()
-    dataset.close()
-    for address, named in {
-        f"{CACHE}/none.h5": f"{CACHE}/none.h5",
-        "s3://nowhere/none.h5": "s3://nowhere/none.h5",
-        f"{CACHE}/other.h5": f"{CACHE}/other.h5.json",
-    }.items():
-        with pytest.raises(SourceNotFoundError, match=named):
-            opened(address)

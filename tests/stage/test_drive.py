@@ -28,7 +28,6 @@ from colabstage.errors import (
     DriveDisconnectedError,
     DriveError,
     DriveNotMountedError,
-    NotEnoughSpaceError,
     SourceChangedError,
     SourceNotFoundError,
     TargetNotWritableError,
@@ -127,15 +126,6 @@ def test_shortcuts_lead_to_what_others_share(drive: SimulatedDrive, my_drive: Pa
     assert report.path.read_bytes() == model.read_bytes()
 
 
-def test_of_two_drives_the_one_of_the_source_has_the_cache(images: Path, my_drive: Path, tmp_path: Path) -> None:
-    with SimulatedDrive(tmp_path / "others", knobs=DriveKnobs.quick()) as other:
-        make_tree(other.cloud / "MyDrive/photos", in_classes(4))
-        other.mount(tmp_path / "content/other")
-        for drive in (my_drive, tmp_path / "content/other/MyDrive"):
-            pack = stage(drive / "photos", local_dir=tmp_path / drive.parent.name).path
-            assert (drive / "colabstage" / pack.name).read_bytes() == pack.read_bytes()
-
-
 # --- bad days ---
 
 
@@ -149,16 +139,6 @@ def test_a_full_account_does_not_cost_the_staging(images: Path, my_drive: Path, 
     assert retried.report.origin == "local"
     assert [step.name for step in retried.report.steps] == ["look", "publish to cache"]
     assert len(list((my_drive / "colabstage").glob("*.h5"))) == 1
-
-
-@knobs(reports_space=False, quota_bytes=1000)
-def test_a_full_account_that_reports_no_figures(images: Path, my_drive: Path, tmp_path: Path) -> None:
-    """Only writing shows that it is full."""
-    make_tree(tmp_path, {"model.pt": os.urandom(10_000), **{f"photos/{name}": n for name, n in in_classes(20).items()}})
-    with pytest.raises(NotEnoughSpaceError):
-        pack_dataset(tmp_path / "photos", my_drive / "pack.h5", image_size=SIZE, progress=False)
-    with pytest.raises(NotEnoughSpaceError):
-        publish_file(tmp_path / "model.pt", my_drive / "model.pt", progress=False)
 
 
 def test_a_drive_that_refuses_renames_is_named(drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:

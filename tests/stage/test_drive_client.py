@@ -17,7 +17,6 @@ from tests.support.images import make_tree
 
 pytestmark = pytest.mark.fuse
 NUMBERS = {f"{kind}/{number}.bmp": 10 * number for kind in ("cat", "dog") for number in range(20)}
-QUESTIONS = ("md5", "uncommitted")
 
 
 @pytest.fixture
@@ -25,19 +24,6 @@ def photos(drive: SimulatedDrive, my_drive: Path) -> Path:
     """Forty images on Drive."""
     make_tree(drive.cloud / "MyDrive/photos", NUMBERS)
     return my_drive / "photos"
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the client is asked for files."""
-    whole, found = os.getxattr, list[str]()
-
-    def getxattr(path: Any, name: str, **options: Any) -> bytes:
-        found.append(name.rpartition(".")[2])
-        return whole(path, name, **options)
-
-    monkeypatch.setattr(os, "getxattr", getxattr)
-    return found
 
 
 def look(photos: Path) -> tuple[str, str]:

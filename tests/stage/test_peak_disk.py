@@ -1,14 +1,13 @@
 """Space on the local disk: counted with the Drive client's second copy, refused with figures, and running out
 midway."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from colabstage import StagedDataset, fetch_files, stage_dataset
+from colabstage import StagedDataset, stage_dataset
 from colabstage.errors import NotEnoughSpaceError
 from simulated_drive.drive import SimulatedDrive
 
@@ -25,26 +24,6 @@ def files_in(folder: Path) -> dict[str, int]:
         for path in folder.rglob("*")
         if path.is_file() and path.suffix != ".lock"
     }
-
-
-@pytest.fixture
-def large(drive: SimulatedDrive) -> bytes:
-    """A file of 20 MB on Drive, as `large.bin`."""
-    content = os.urandom(20 * MB)
-    (drive.cloud / "MyDrive" / "large.bin").write_bytes(content)
-    return content
-
-
-def test_the_drive_clients_copy_is_counted(
-    large: bytes, my_drive: Path, drive: SimulatedDrive, make_disk: MakeDisk
-) -> None:
-    """20 MB from Drive do not fit into 30, because the client keeps as much again; from elsewhere they do."""
-    disk = make_disk(30)
-    with pytest.raises(NotEnoughSpaceError, match=r" 40.*MB.* 3\d.*MB "):
-        fetch_files(my_drive / "large.bin", disk / "large.bin", progress=False)
-    assert files_in(disk) == {}
-    fetch_files(drive.cloud / "MyDrive" / "large.bin", disk / "large.bin", progress=False)
-    assert (disk / "large.bin").read_bytes() == large
 
 
 def test_an_archive_on_drive_counts_twice_beside_the_pack(

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import s3fs
 import xxhash
 
 from colabstage.errors import ColabstageError, DamagedPackError, TargetExistsError, TargetNotWritableError
@@ -105,18 +104,6 @@ def test_a_version_replaces_ours(kept: Kept) -> None:
     assert kept.place.look([NAME]) == [None]
 
 
-def test_a_version_takes_few_requests(s3: BucketService, tmp_path: Path) -> None:
-    """Each lists the bucket, or waits for it: a new name, an older version, and the same one again."""
-    source: Any = SimpleNamespace(url=f"s3://{s3.bucket}/kept", label="the bucket")
-    kept = Kept(BucketPlace(source), tmp_path / "kept", s3)
-    # Whether there is a bucket, s3fs of Colab's image learns by one request more.
-    earlier = s3fs.__version__ < "2026"
-    for content, most in ((OLD, 14 + earlier), (NEW, 17 + earlier), (NEW, 4)):
-        s3.hold(most + 1, dict)
-        kept.publish(content)
-        assert s3.is_holding, f"more than {most} requests"
-
-
 # What may be there before, from the manifests of two versions and other bytes: after a kill at some moment, from an
 # earlier release, or because a copy has lost its times.
 def states() -> dict[str, dict[str, bytes]]:
@@ -163,22 +150,6 @@ def test_a_run_that_dies_takes_no_evidence_of_the_one_before(kept: Kept, monkeyp
     assert kept.versions() == {NAME: OLD}
     kept.publish()
     assert kept.versions()[NAME] == NEW
-
-
-def test_a_file_that_is_replaced_before_it_is_compared_is_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = FolderPlace(tmp_path / "kept")
-    kept, look = Kept(place, place.folder, None), place._opener
-    kept.write(NAME, NEW)
-
-    def replace(*asked: Any) -> Any:
-        kept.write(NAME, b"")
-        return look(*asked)
-
-    monkeypatch.setattr(place, "_opener", replace)
-    with pytest.raises(TargetExistsError, match="no manifest beside it describes it"):
-        kept.publish()
 
 
 def test_without_the_right_to_remove_what_is_new_is_published(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

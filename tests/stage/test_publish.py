@@ -89,14 +89,6 @@ def test_a_version_is_on_the_disk_before_the_one_before_goes(tmp_path: Path, mon
     assert {(there / name).stat().st_ino for name in ("model.pt", "model.pt.json")} <= kept[before]
 
 
-def test_a_snapshot_by_hard_link_keeps_its_bytes(tmp_path: Path) -> None:
-    for number in range(4):
-        publish(write(tmp_path / "model.pt", f"v{number}" * 50), tmp_path / "to/model.pt")
-        if not number:
-            (tmp_path / "snapshot.pt").hardlink_to(tmp_path / "to/model.pt")
-    assert (tmp_path / "snapshot.pt").read_text() == "v0" * 50
-
-
 @pytest.mark.parametrize("verb", [publish_file, restore_file, fetch_files])
 def test_a_path_that_may_be_a_folder_is_asked_about(tmp_path: Path, verb: Callable[..., Any]) -> None:
     """`Path` drops the slash; both lines in the message work, for every function that writes a file there."""

@@ -1,6 +1,5 @@
 """Listing and purging: whatever has our mark is removed, and nothing else ever is."""
 
-import errno
 import json
 import os
 import shutil
@@ -89,27 +88,6 @@ def test_a_purge_by_name_removes_all_of_it_and_nothing_else(world: World, tmp_pa
     assert not list(tmp_path.rglob(f"*{name}*"))
     assert {one.name for one in world.listed()} == {other}
     assert world.stage(image_size=(8, 8)) == other
-
-
-@pytest.mark.parametrize("failing", [1, 2, 3])
-def test_a_cache_that_cannot_be_listed_midway_is_purged_by_the_next_call(
-    world: World, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
-    """Records of rows go before their pack, because without it nobody would look for them."""
-    name, listed = world.stage(), []
-    search = os.listdir
-
-    def refuses(folder: Any) -> list[str]:
-        listed.append(folder)
-        if folder == world.cache and listed.count(world.cache) == failing:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return search(folder)
-
-    monkeypatch.setattr(os, "listdir", refuses)
-    world.purge(name, "--yes")
-    monkeypatch.setattr(os, "listdir", search)
-    world.purge(name, "--yes")
-    assert not list(world.cache.iterdir())
 
 
 def test_age_and_place_narrow_the_choice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from colabstage import StagedDataset, stage_dataset
-from colabstage.errors import NotEnoughSpaceError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
 from tests.contract.served import numbers_in
 from tests.support.deadlines import shorten_deadlines
-from tests.support.images import image, make_tree, noise, number_of
+from tests.support.images import image, make_tree, number_of
 
 # All files have the same length.
 NUMBERS = {f"{kind}/{number}.bmp": 10 * number for kind in ("cat", "dog") for number in range(4)}
@@ -87,21 +86,6 @@ def test_slow_is_not_gone_and_silence_is_an_answer_of_its_own(source: Path, monk
         wake.set()
     assert staged.report.origin == "local"
     assert any("nothing arrived from it" in note for note in staged.report.notes)
-
-
-def test_a_cached_pack_that_does_not_fit_is_refused_with_what_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = make_tree(tmp_path / "photos", {f"{'ab'[n % 2]}/{n}.png": noise(n) for n in range(20)})
-    options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "image_size": (512, 512)}
-    stage(source, **options)
-    (pack,) = (tmp_path / "cache").glob("*.h5")
-    before, found = pack.read_bytes(), list(os.statvfs(tmp_path))
-    found[3] = found[4] = len(before) // 2 // found[1]
-    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(found))
-    with pytest.raises(NotEnoughSpaceError, match="local_dir= on a larger disk"):
-        stage(source, local_dir=tmp_path / "two", **options)
-    assert pack.read_bytes() == before
 
 
 @pytest.mark.parametrize(

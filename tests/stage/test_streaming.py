@@ -19,14 +19,12 @@ import pytest
 
 from colabstage import StagedDataset, dataset_h5, stage_dataset
 from colabstage.errors import CancelledError, NotStagedError, OptionError, SourceReadError
-from colabstage.options import Progress, ProgressStep
 from colabstage.trees.listing import FileEntry, Tree
 from colabstage.trees.open import open_tree
 from tests.support.archives import write_archive
 from tests.support.images import make_tree, read_tree
 from tests.support.made_files import image
 from tests.support.staged import contents
-from tests.support.steps import wait_until
 
 pytestmark = pytest.mark.torch
 
@@ -82,41 +80,6 @@ def gated(folder: Path) -> Iterator[GatedTree]:
     tree = GatedTree(folder)
     yield tree
     tree.gate.open()
-
-
-@dataclass
-class Shown(ProgressStep):
-    """What a step shows."""
-
-    name: str
-    total: int | None
-    done: int = 0
-    text: str = ""
-    ended: bool = False
-
-    def advance(self, amount: int = 1) -> None:
-        self.done += amount
-
-    def note(self, text: str) -> None:
-        self.text = text
-
-    def __exit__(self, *_: object) -> None:
-        self.ended = True
-
-
-class Board(Progress):
-    """Keeps all steps, also those of work that continues after the call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: list[Shown] = []
-
-    def step(self, name: str, *, total: int | None, unit: str) -> Shown:
-        self.steps.append(Shown(name, total))
-        return self.steps[-1]
-
-    def background(self) -> Board:
-        return self
 
 
 def stage(source: Any, place: Path, **arguments: Any) -> StagedDataset:
@@ -183,32 +146,6 @@ def test_arrays_are_the_same_whether_or_not_rows_still_arrive(tmp_path: Path) ->
     for (x, _), (expected, _) in zip(streamed.to_numpy("train", 2), whole.to_numpy("train", 2), strict=True):
         np.testing.assert_array_equal(x, expected)
     streamed.wait(progress=False)
-
-
-def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, tmp_path: Path) -> None:
-    """In the call's cell, also after the call: how much is local, how fast training is, how long it has waited."""
-    board = Board()
-    data = stage(gated, tmp_path / "a", streaming=True, progress=board)
-    before = len(board.steps)
-    gated.gate.tickets.release(FIRST)
-    batches = iter(data.loader("train", BATCH, num_workers=0))
-    next(batches)
-    shown = board.steps[-1]
-    wait_until(lambda: "waited" in shown.text)
-    assert (shown.name, shown.total, shown.ended) == ("pack", COUNT, False)
-    assert 0 < shown.done <= FIRST
-    assert re.fullmatch(r"training: waited [0-9.]+ [mµ]?s for data", shown.text)
-    assert str(data.report).startswith("Still staging from the source, for ")
-    gated.gate.open()
-    list(batches)
-    data.wait(progress=False)
-    assert str(data.report).startswith("Staged from the source in ")
-    assert data.figures["fetched"] > 0
-    wait_until(lambda: shown.ended)
-    assert (len(board.steps), shown.done) == (before, COUNT)
-    assert data.report.arrival is not None
-    assert data.report.arrival()["waited_s"] > 0
-    assert "of waiting for batches" in str(data.report)
 
 
 def _second_epoch(path: Path) -> Any:
