@@ -520,7 +520,7 @@ class OpenedSource(Closing):
         """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
         cancellation = self._opening.progress.cancellation
-        access = Access(along=(along, 0), cancellation=cancellation, services=self._opening.services)
+        access = Access(along=along, cancellation=cancellation, services=self._opening.services)
         openers = [again.get(one.address) or remote_opener(one, access) for _, one in loose]
         files = list(zip(names, openers, strict=True))
         try:
@@ -729,12 +729,12 @@ def _open_part(source: SingleSource, opening: Opening) -> Part:
 
 
 def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, opening: Opening) -> Part:
-    # Both ends of a zip are read next.
+    # The beginning of a zip is read next.
     may_be_zip = not isinstance(source, WebSource) or urlsplit(source.url).path.lower().endswith(".zip")
     along = ALONG_BYTES if may_be_zip and opening.folder is not None else 0
     access = Access(
         checksum=opening.checksum,
-        along=(along, along),
+        along=along,
         cancellation=opening.progress.cancellation,
         services=opening.services,
     )

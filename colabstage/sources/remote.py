@@ -138,9 +138,9 @@ class Access:
     """The expected checksum, if the caller knows it; otherwise the one that the service reports counts, if any."""
     policy: RetryPolicy | None = None
     """How often the first question is asked again; by default as its service needs it."""
-    along: tuple[int, int] = (0, 0)
-    """How much of the beginning and, at the same time, of the end of a file on the web is requested with its facts, for
-    `RemoteFile.known`: reading these next costs no round trip."""
+    along: int = 0
+    """How much of the beginning of a file on the web is requested with its facts, for `RemoteFile.known`: reading that
+    next costs no round trip."""
     cancellation: Cancellation | None = None
     """Ends requests, then and while the file is read."""
     services: Services | None = None

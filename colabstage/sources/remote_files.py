@@ -297,7 +297,7 @@ def open_remote(
             if not isinstance(shared, SharedFolder):
                 return shared
             each = Access(
-                along=(bytes_along(len(shared.files), reads_next), 0),
+                along=bytes_along(len(shared.files), reads_next),
                 cancellation=access.cancellation,
                 services=access.services,
             )
@@ -316,6 +316,6 @@ def read_small_file(source: SingleSource, services: Services | None = None) -> b
     """Return the whole content of a file that fits into memory, from the web in one round trip if it is short. It is
     not checked for changes while it is read."""
     along = _SMALL_BYTES if isinstance(source, WebSource) else 0
-    opener = remote_opener(source, Access(along=(along, 0), services=services))
+    opener = remote_opener(source, Access(along=along, services=services))
     with given_up(), contextlib.closing(opener()) as file:
         return b"".join(read_through(file.without_version_check(), policy=RetryPolicy()))
