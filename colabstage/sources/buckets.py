@@ -489,9 +489,8 @@ class ObjectStore(Closing):
 
 def _hang_up(fs: Any) -> None:
     """Close what a file system holds; those on the loop close their sockets when they are collected."""
-    for name in ("client", "ftp"):
-        with contextlib.suppress(Exception):
-            getattr(fs, name).close()
+    with contextlib.suppress(Exception):
+        fs.client.close()
 
 
 def _read_at(file: Any, start: int, stop: int | None) -> bytes:
