@@ -80,11 +80,7 @@ def open_kaggle(source: KaggleSource, access: Access) -> HttpFile | KaggleFolder
 
     def find_storage() -> str:
         # A signed address, which expires after a while. The login is for Kaggle, and not for the storage.
-        answer = _ask(source, "DownloadDataset", login, datasetVersionNumber=version)
-        if not (address := answer.headers.get("Location", "")):
-            msg = f"Kaggle's answer names no download of '{source.label}' (status {answer.status}). See {source.page}."
-            raise SourceReadError(msg)
-        return address
+        return _ask(source, "DownloadDataset", login, datasetVersionNumber=version).headers.get("Location", "")
 
     address = with_retries(find_storage, _POLICY)
     # A user's checksum is not of the zip that Kaggle sends.
