@@ -24,7 +24,7 @@ from colabstage.io.units import format_duration
 from colabstage.machine.mounts import require_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -66,8 +66,7 @@ class Md5Questions(Closing):
     """Ask Drive's client for the MD5 of files while a listing still finds more, or before each is read. One file
     without an MD5 leaves the whole listing unproved, so asking stops there."""
 
-    def __init__(self, *, workers: int = 16, on_response: Callable[[], object] = lambda: None) -> None:
-        self._on_response = on_response
+    def __init__(self, *, workers: int = 16) -> None:
         self._pool = DaemonPool(workers, "colabstage-ask")
         self._md5s: dict[str, str] = {}
         self._asked: list[Future[None]] = []
@@ -119,7 +118,6 @@ class Md5Questions(Closing):
             if self._why:
                 return
             found = _look_at_upload(path)
-            self._on_response()
             if found.md5:
                 self._md5s[path] = found.md5
             else:
