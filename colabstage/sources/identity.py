@@ -231,7 +231,7 @@ def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIde
 def identify_files(files: RemoteFileTree, sources: Sequence[SingleSource]) -> list[SourceIdentity]:
     """Return the state of each file when it was listed; `sources` are theirs, in the order of `files`."""
     on_drive = {source.address: str(source.path) for source in sources if is_on_drive(source)}
-    md5s, _ = ask_md5s(list(on_drive.values())) if on_drive else ([], "")
+    md5s = ask_md5s(list(on_drive.values())) if on_drive else []
     md5_of = dict(zip(on_drive, md5s, strict=False))
     found = []
     for facts, source in zip(files.facts.values(), sources, strict=True):
@@ -518,7 +518,7 @@ class _Asker:
 def _ask_files(paths: Sequence[Path], found: Sequence[os.stat_result], recorded: SourceIdentity) -> Look:
     size, mtime_ns = sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
     # Another length is proof enough, whatever else agrees, so the client need not be asked.
-    md5s, _ = ask_md5s([str(path) for path in paths]) if recorded.md5 and size == recorded.nbytes else ([], "")
+    md5s = ask_md5s([str(path) for path in paths]) if recorded.md5 and size == recorded.nbytes else []
     now = SourceIdentity(recorded.kind, 1, size, recorded.address, mtime_ns, md5=" ".join(md5s))
     # The version of one file of a list is its time.
     return _judge(replace(recorded, version=""), now)

@@ -198,8 +198,7 @@ def parse_source(source: SourceArgument) -> Source:
     if not isinstance(source, (list, tuple)):
         return _parse_one(source)
     if not source:
-        msg = f"source is an empty list; expected {_EXPECTED}."
-        raise OptionError(msg)
+        raise _no_source(source)
     parts = tuple(_parse_one(part) for part in source)
     if len(parts) == 1:
         return parts[0]
@@ -221,8 +220,11 @@ def _parse_one(source: object) -> SingleSource:
         digest = _content_digest(source)
         address = f"tree:{source.label}" + (f"?{digest}" if digest else "")
         return TreeSource(address, readable_name(source.label), source.label, source, digest)
-    msg = f"source={show_value(source)} cannot work; expected {_EXPECTED}."
-    raise OptionError(msg)
+    raise _no_source(source)
+
+
+def _no_source(source: object) -> OptionError:
+    return OptionError(f"source={show_value(source)} names nothing to read; expected {_EXPECTED}.")
 
 
 def _content_digest(tree: Tree) -> str:
@@ -239,8 +241,7 @@ def _content_digest(tree: Tree) -> str:
 def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
     text = text_of_path(source, "source")
     if not text.strip():
-        msg = f"source={source!r} names nothing; expected {_EXPECTED}."
-        raise OptionError(msg)
+        raise _no_source(source)
     if not isinstance(source, str) and re.match(_SCHEME, text) is None:
         return local_source(text)
     # Links may be pasted with quotation marks or angle brackets around them.
