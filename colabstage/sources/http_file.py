@@ -31,7 +31,7 @@ from colabstage.errors import (
     WebPageError,
     said_by,
 )
-from colabstage.io.files import RetryPolicy, is_html, stand_in
+from colabstage.io.files import is_html, stand_in
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
 from colabstage.io.units import hide_secrets, is_signed_address, show_address
@@ -140,7 +140,7 @@ def open_http(
         # The next tries request less: a server that cuts each connection early would never send the longer range.
         lengths = itertools.chain([max(LOOK_BYTES, access.along)], itertools.repeat(LOOK_BYTES))
         sleep = clock.sleep if cancellation is None else cancellation.sleep
-        return with_retries(look, access.policy or RetryPolicy(), sleep)
+        return with_retries(look, access.policy, sleep)
     # Nobody else uses the session yet.
     except BaseException:
         session.close()
