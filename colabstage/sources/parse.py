@@ -569,12 +569,11 @@ def _matches(source: LocalSource) -> LocalSource | ManySource:
 
 _DRIVE_HOSTS = ("drive.google.com", "docs.google.com", "drive.usercontent.google.com", "www.drive.google.com")
 _ID = r"[-\w]{10,}"
-# What the path and fragment of a link say of its target. Addresses of Google Workspace begin with the domain:
+# What the path of a link says of its target. Addresses of Google Workspace begin with the domain:
 # /a/example.org/file/d/…
 _DRIVE_PATHS: tuple[tuple[ShareKind, str], ...] = (
     ("file", rf"/file(?:/u/\d+)?/d/({_ID})"),
     ("folder", rf"/(?:drive|folders?)(?:/u/\d+)?(?:/mobile)?/(?:folders/)?(?!my-drive|shared-)({_ID})"),
-    ("folder", rf"/?#folders/({_ID})"),
 )
 _DRIVE_QUERIES: dict[str, ShareKind] = {
     **dict.fromkeys(("/folderview", "/embeddedfolderview"), "folder"),
@@ -607,8 +606,7 @@ _PAGES = (
         r"s3://\1/\2",
     ),
     (r"console\.cloud\.google\.com/storage/browser/(?:_details/)?([^?;]+).*", r"gs://\1"),
-    (r"storage\.cloud\.google\.com/([^?]+).*", r"gs://\1"),
-    (r"storage\.googleapis\.com/([^?]+).*", r"gs://\1"),
+    (r"storage\.(?:cloud\.google|googleapis)\.com/([^?]+).*", r"gs://\1"),
     (r"([^/]+)\.storage\.googleapis\.com/([^?]*).*", r"gs://\1/\2"),
     (r"([^/]+)\.s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]*).*", r"s3://\1/\2"),
     (r"s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]+).*", r"s3://\1"),
@@ -672,7 +670,7 @@ def _share_of_page(parts: SplitResult, text: str) -> ShareSource | None:
         raise OptionError(msg)
     key = query.get("resourcekey", "")
     for kind, pattern in _DRIVE_PATHS:
-        if found := re.match(pattern, f"{path}#{parts.fragment}"):
+        if found := re.match(pattern, path):
             return ShareSource(kind, found[1], key)
     if re.fullmatch(_ID, identity := query.get("id", "")):
         return ShareSource(_DRIVE_QUERIES.get(path, "unknown"), identity, key)
