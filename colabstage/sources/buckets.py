@@ -507,7 +507,7 @@ def _load(protocol: str, label: str) -> Any:
     try:
         return fsspec.get_filesystem_class(protocol)
     except ValueError:
-        msg = f"'{label}': nothing here reads {protocol}:// addresses. Known are s3, gs, az, hf, ftp, sftp and more."
+        msg = f"'{label}': nothing here reads {protocol}:// addresses. Known are s3, gs, az, hf, sftp and more."
         raise OptionError(msg) from None
     except ImportError as error:
         package = _PACKAGES.get(protocol)
