@@ -94,7 +94,7 @@ Source = Annotated[
     argument(
         "SOURCE",
         "A folder, an archive or a quoted pattern, also on a mounted Drive; a share link; an https://, s3://, "
-        "gs://, hf://, ftp:// … address; kaggle://owner/dataset. Several sources form one dataset.",
+        "gs://, hf://, sftp:// … address; kaggle://owner/dataset. Several sources form one dataset.",
     ),
 ]
 LocalSource = Annotated[str, argument("SOURCE", "A folder, or a zip or tar; can be on a mounted Drive.")]

@@ -24,7 +24,7 @@ from colabstage.io.units import format_duration
 from colabstage.machine.mounts import require_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -56,74 +56,62 @@ class _Upload(NamedTuple):
     errno: int = 0
 
 
-def ask_md5s(paths: Sequence[str]) -> tuple[list[str], str]:
-    """Ask Drive's client for the MD5 of many files at once, as `Md5Questions.answers`."""
+def ask_md5s(paths: Sequence[str]) -> list[str]:
+    """Ask Drive's client for the MD5 of many files at once; return none if one is missing."""
     with Md5Questions() as questions:
         return questions.answers(paths)
 
 
 class Md5Questions(Closing):
-    """Ask Drive's client for the MD5 of files while a listing still finds more, or before each is read. One file
-    without an MD5 leaves the whole listing unproved, so asking stops there."""
+    """Ask Drive's client for the MD5s of files. One file without an MD5 leaves the whole listing unproved, so asking
+    stops there."""
 
-    def __init__(self, *, workers: int = 16, on_response: Callable[[], object] = lambda: None) -> None:
-        self._on_response = on_response
+    def __init__(self, *, workers: int = 16) -> None:
         self._pool = DaemonPool(workers, "colabstage-ask")
         self._md5s: dict[str, str] = {}
-        self._asked: list[Future[None]] = []
-        self._why = ""
-
-    def ask(self, paths: Sequence[str]) -> None:
-        """Add files to query; may be called in any thread."""
-        for start in range(0, len(paths), _BATCH):
-            self._asked += self._submit(paths[start : start + _BATCH])
+        self._has_ended = False
 
     def ask_before_read(self, path: str) -> None:
         """Query a file and wait for the answer, unless that has been done: its MD5 is then never newer than the content
         that is read afterwards."""
         if path not in self._md5s:
-            # In a thread: a client that never responds must not hang the reader.
-            self._wait(self._submit([path]))
+            self._ask([path])
 
     def known(self, paths: Sequence[str]) -> list[str]:
-        """Wait for all answers, and return the MD5 of each of `paths`, in order; "" if unknown."""
-        self._wait(self._asked)
+        """Return the MD5 of each of `paths`, in order; "" if unknown."""
         missing = [path for path in paths if path not in self._md5s]
-        if missing and not self._why:
-            # One first: a client without these attributes then costs one query, not thousands.
-            self.ask_before_read(missing[0])
-            self.ask(missing[1:])
-            self._wait(self._asked)
+        # One first: a client without these attributes then costs one query, not thousands.
+        self._ask(missing[:1])
+        self._ask(missing[1:])
         return [self._md5s.get(path, "") for path in paths]
 
-    def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
-        """Return the MD5s as `known`, and ""; or an empty list, and why one is missing."""
+    def answers(self, paths: Sequence[str]) -> list[str]:
+        """Return the MD5s as `known`; none if one is missing."""
         found = self.known(paths)
-        return ([], self._why) if self._why else (found, "")
+        return found if all(found) else []
 
     def close(self) -> None:
         """Send no more queries. Calling it twice is fine."""
-        self._why = self._why or "it was not waited for"
+        self._has_ended = True
         # A thread whose query hangs can never be joined.
         self._pool.close(abandon=True)
 
-    def _submit(self, paths: Sequence[str]) -> list[Future[None]]:
-        return [] if self._why else [self._pool.submit(partial(self._ask_for, paths))]
-
-    def _wait(self, asked: Sequence[Future[None]]) -> None:
-        if not self._why and not _are_answered(asked):
-            self._why = _no_answer()
+    def _ask(self, paths: Sequence[str]) -> None:
+        if self._has_ended:
+            return
+        # In threads: a client that never responds must not hang the reader.
+        batches = [paths[start : start + _BATCH] for start in range(0, len(paths), _BATCH)]
+        if not _are_answered([self._pool.submit(partial(self._ask_for, batch)) for batch in batches]):
+            self._has_ended = True
 
     def _ask_for(self, paths: Sequence[str]) -> None:
         for path in paths:
-            if self._why:
+            if self._has_ended:
                 return
-            found = _look_at_upload(path)
-            self._on_response()
-            if found.md5:
-                self._md5s[path] = found.md5
-            else:
-                self._why = found.why
+            if not (md5 := _look_at_upload(path).md5):
+                self._has_ended = True
+                return
+            self._md5s[path] = md5
 
 
 def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: Cancellation) -> str:
@@ -145,7 +133,7 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
             # In a thread, which is abandoned if the client never responds.
             asked = in_thread(partial(look, path), "colabstage-ask")
             if not _are_answered([asked], cancellation):
-                return f"'{path}': {_no_answer()}"
+                return f"'{path}': it did not answer for {_STALL_S:.0f} s"
             found, file_id, number = asked.result()
             has_waited = has_waited or found.waits is True
             why, now = found.why, SYSTEM_CLOCK.now()
@@ -198,10 +186,6 @@ def _are_answered(asked: Sequence[Future[Any]], cancellation: Cancellation | Non
     except TimeoutError:
         return False
     return True
-
-
-def _no_answer() -> str:
-    return f"it did not answer for {_STALL_S:.0f} s"
 
 
 def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:

@@ -453,13 +453,12 @@ def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except (ColabstageError, OSError) as error:
         failure = error
-    for root in sorted(roots):
-        if drive_root(root) != root:
-            msg = (
-                f"Google Drive was unmounted from '{root}' during this, so it is not known what of it is on Drive. "
-                f"Call {remount_words(root)} in a notebook cell, then do it again."
-            )
-            raise DriveNotMountedError(msg) from failure
+    for root in sorted(root for root in roots if drive_root(root) != root):
+        msg = (
+            f"Google Drive was unmounted from '{root}' during this, so it is not known what of it is on Drive. Call "
+            f"{remount_words(root)} in a notebook cell, then do it again."
+        )
+        raise DriveNotMountedError(msg) from failure
     if failure is not None:
         raise failure
 
@@ -504,17 +503,12 @@ def outside(root: Path) -> Iterator[None]:
 def check_unused(root: Path) -> None:
     """Refuse to unmount a Drive that this process uses: memory that is mapped from a file on it would end the process
     as soon as it is touched."""
-    folder = current_folder()
-    if folder.is_relative_to(root):
-        msg = f"The current folder is on Drive ({folder}). Leave it first: os.chdir('/content')."
-        raise DriveError(msg)
-
-    used = listed(sorted(path for path in _used_files() if Path(path).is_relative_to(root)), _NAMES_SHOWN)
+    used = sorted(path for path in {*_used_files(), str(current_folder())} if Path(path).is_relative_to(root))
     if used:
         msg = (
-            f"Files on Drive are open in this notebook, or mapped into its memory, and touching them after Drive is "
-            f"unmounted may end it: {used}. Close them, and delete what was read from them (torch.load(mmap=True), "
-            "safetensors and numpy.memmap map files), then try again."
+            f"This notebook uses {listed(used, _NAMES_SHOWN)} on Drive, and touching that after Drive is unmounted may "
+            "end it. Leave Drive's folders, os.chdir('/content'), close its files, and delete what was read from them "
+            "(torch.load(mmap=True), safetensors and numpy.memmap map files), then try again."
         )
         raise DriveError(msg)
 

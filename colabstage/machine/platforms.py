@@ -31,26 +31,21 @@ class Platform:
     """Whether `google.colab.drive.mount` can work in this process, and somebody can answer its dialogue."""
 
 
-# Marks are environment variables, of which any is enough. Kaggle's images are built from Colab's and inherit their
-# marks, so Kaggle comes first, and plain Python, which always matches, last.
-_TITLES = {"kaggle": "Kaggle", "colab": "Google Colab", "jupyter": "Jupyter", "python": "Python"}
-_MARKS = {
-    "kaggle": ("KAGGLE_KERNEL_RUN_TYPE",),
-    "colab": ("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION"),
-    "jupyter": ("JPY_PARENT_PID",),
-}
+_TITLES = {"kaggle": "Kaggle", "colab": "Google Colab", "python": "Python"}
+# Environment variables, of which any is enough; empty ones count. Kaggle's images are built from Colab's and inherit
+# their marks, so Kaggle comes first.
+_MARKS = {"kaggle": ("KAGGLE_KERNEL_RUN_TYPE",), "colab": ("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION")}
 _KAGGLES_OUTPUT = (
     "/kaggle/working would take the cache out of the 20 GB of the notebook's output, and lasts only where persistence "
     "is switched on; cache_dir='/kaggle/working/colabstage' uses it all the same"
 )
 
 
-def _is_recognised(name: str) -> bool:
-    # Empty variables count, like Colab's `COLAB_GPU` on a machine without a GPU. The package alone proves nothing: it
-    # can be installed, and other packages import it, on any machine.
+def _recognised() -> str:
+    # The package alone proves nothing: it can be installed, and other packages import it, on any machine.
     on_colab = sys.modules.get("google.colab") is not None and _in_system("/var/colab/hostname").exists()
-    others = {"colab": on_colab, "jupyter": _kernel() is not None, "python": True}
-    return not os.environ.keys().isdisjoint(_MARKS.get(name, ())) or others.get(name, False)
+    marked = (name for name, marks in _MARKS.items() if not os.environ.keys().isdisjoint(marks))
+    return next(marked, "colab" if on_colab else "python")
 
 
 def _in_system(path: str) -> Path:
@@ -91,8 +86,8 @@ def detect_platform() -> Platform:
     `COLABSTAGE_PLATFORM` overrides the answer, and `COLABSTAGE_LOCAL_DIR` replaces the platform's fast folder.
     """
     named, local_dir = os.environ.get(PLATFORM_VARIABLE), os.environ.get(LOCAL_DIR_VARIABLE)
-    name = next((name for name in _TITLES if (name == named if named else _is_recognised(name))), None)
-    if name is None:
+    name = named or _recognised()
+    if name not in _TITLES:
         msg = f"{PLATFORM_VARIABLE}={named!r} names no platform. Known names: {', '.join(_TITLES)}."
         raise OptionError(msg)
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - of unknown users too

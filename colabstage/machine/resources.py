@@ -7,7 +7,6 @@ from this process's group upwards.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import resource
@@ -15,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colabstage.errors import DriveDisconnectedError, NotEnoughSpaceError, TargetNotWritableError
+from colabstage.errors import NotEnoughSpaceError
 from colabstage.io.environment import current_folder
+from colabstage.io.files import translate_write_error
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import drive_root
 from colabstage.machine.platforms import system_root
@@ -96,18 +96,12 @@ def free_space(path: Path) -> int:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            why = error.strerror
-            if error.errno == errno.ENOTCONN:
-                msg = f"'{candidate}' is on a mount whose client has died ({why}). Mount it again, then try again."
-                raise DriveDisconnectedError(msg) from error
-            msg = f"Cannot ask for the free space of '{candidate}' ({why}). Choose another place."
-            raise TargetNotWritableError(msg) from error
+            raise translate_write_error(error, candidate, "measure the free space of") from error
         if not facts.f_bavail and drive_root(candidate) is not None:
             return UNKNOWN_SPACE
         # Not `f_bfree`, which includes blocks that are reserved for root.
         return facts.f_bavail * facts.f_frsize
-    msg = f"No folder on the way to '{path}' exists. Choose another place."
-    raise TargetNotWritableError(msg)
+    return UNKNOWN_SPACE
 
 
 def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -> None:

@@ -476,9 +476,8 @@ class ObjectStore(Closing):
 
 def _hang_up(fs: Any) -> None:
     """Close what a file system holds; those on the loop close their sockets when they are collected."""
-    for name in ("client", "ftp"):
-        with contextlib.suppress(Exception):
-            getattr(fs, name).close()
+    with contextlib.suppress(Exception):
+        fs.client.close()
 
 
 def _read_at(file: Any, start: int, stop: int | None) -> bytes:
@@ -495,7 +494,7 @@ def _load(protocol: str, label: str) -> Any:
     try:
         return fsspec.get_filesystem_class(protocol)
     except ValueError:
-        msg = f"'{label}': nothing here reads {protocol}:// addresses. Known are s3, gs, az, hf, ftp, sftp and more."
+        msg = f"'{label}': nothing here reads {protocol}:// addresses. Known are s3, gs, az, hf, sftp and more."
         raise OptionError(msg) from None
     except ImportError as error:
         package = _PACKAGES.get(protocol)

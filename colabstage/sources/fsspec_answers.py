@@ -32,12 +32,12 @@ _KINDS: dict[Judgement, str] = {
     "access": "NoCredentialsError PartialCredentialsError CredentialRetrievalError ProfileNotFound TokenRetrievalError "
     "UnauthorizedSSOTokenError DefaultCredentialsError RefreshError AuthenticationException PasswordRequiredException "
     "BadHostKeyException ClientAuthenticationError GatedRepoError RepositoryNotFoundError LocalTokenNotFoundError "
-    "PermissionError error_perm",
+    "PermissionError",
     "transient": "EndpointConnectionError ConnectTimeoutError ReadTimeoutError ConnectionClosedError HTTPClientError "
     "ResponseStreamingError IncompleteReadError IncompleteRead ClientPayloadError ServerDisconnectedError ConnectError "
     "ClientOSError ClientConnectorError ConnectTimeout ReadTimeout ReadError RemoteProtocolError ChunkedEncodingError "
     "SSHException ServiceRequestError ServiceResponseError TransportError NoValidConnectionsError TimeoutError "
-    "ConnectionError EOFError error_temp",
+    "ConnectionError EOFError",
 }
 _NAMES = {name: judgement for judgement, names in _KINDS.items() for name in names.split()}
 _STATUSES: dict[int, Judgement] = {
@@ -60,7 +60,6 @@ _LOGINS = {
     ("hf",): "Accept the dataset's terms on its page if it has any, and provide the login through the environment: "
     "HF_TOKEN. The address of a dataset begins with hf://datasets/.",
     ("sftp", "ssh"): f"{_OUTSIDE_CODE} a key in ~/.ssh or an agent, or FSSPEC_SFTP_USERNAME and FSSPEC_SFTP_PASSWORD.",
-    ("ftp",): f"{_OUTSIDE_CODE} FSSPEC_FTP_USERNAME and FSSPEC_FTP_PASSWORD.",
 }
 
 
@@ -81,7 +80,7 @@ def version_of(info: Mapping[str, Any]) -> str:
 
 def mtime_ns_of(info: Mapping[str, Any]) -> int:
     """Return the modification time in nanoseconds since 1970; 0 if it is unknown."""
-    names = ("LastModified", "last_modified", "mtime", "modified", "updated", "modify", "created")
+    names = ("LastModified", "last_modified", "mtime", "modified", "updated", "created")
     return _to_ns(next((info[name] for name in names if info.get(name)), None))
 
 
@@ -107,8 +106,7 @@ def _to_ns(value: Any) -> int:
         return round(value * 1e6) * 1000
     try:
         if isinstance(value, str):
-            is_of_ftp = re.fullmatch(r"\d{14}(?:\.\d+)?", value)
-            value = datetime.strptime(value[:14], "%Y%m%d%H%M%S") if is_of_ftp else datetime.fromisoformat(value)
+            value = datetime.fromisoformat(value)
     except ValueError:
         return 0
     if not isinstance(value, datetime):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 from colabstage.errors import (
@@ -29,14 +29,11 @@ from colabstage.sources.remote import Access, TransientError, with_retries
 from colabstage.trees.names import distinct_names, parent_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from colabstage.io.progress import Cancellation
 
 _DOWNLOADS = "https://drive.usercontent.google.com/download"
 _FOLDER_PAGE = "https://drive.google.com/embeddedfolderview"
 _AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0 Safari/537.36"
-_POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
 # Requests at once; with more, Google takes this machine for a robot.
 IN_FLIGHT = 6
 # File systems allow 255 bytes, and the suffix of a temporary file has to fit too.
@@ -56,8 +53,6 @@ _AUTOMATED = re.compile(r"automated queries|unusual traffic", re.IGNORECASE)
 
 def open_share(link: ShareSource, access: Access = Access()) -> HttpFile | SharedFolder:  # noqa: B008 - frozen
     """Open what a link leads to; Drive is asked if the link does not say it."""
-    access = replace(access, policy=access.policy or _POLICY)
-    assert access.policy is not None
     link = _resolve_link(link, access.policy)
     if link.kind == "folder":
         return list_shared_folder(link, policy=access.policy, cancellation=access.cancellation)
@@ -133,7 +128,6 @@ def list_shared_folder(
 
     Files with the name of another one or of a folder, which Drive allows, get numbers.
     """
-    read_page = _page_reader()
     notes = list[str]()
     found: list[tuple[str, ShareSource]] = []
     # For each folder, its name in the tree, and the ids on the path to it.
@@ -141,7 +135,7 @@ def list_shared_folder(
     while level:
         with DaemonPool(min(IN_FLIGHT, len(level)), "colabstage-drive") as pool:
             pages = pool.run(
-                lambda at: _read_folder(at[2], read_page, policy),
+                lambda at: _read_folder(at[2], policy),
                 level,
                 cancellation=cancellation,
                 # Each request has its own tries and ends by itself.
@@ -170,16 +164,15 @@ def list_shared_folder(
     return SharedFolder(dict(zip(names, (file for _, file in found), strict=True)), tuple(notes))
 
 
-def _page_reader() -> Callable[..., tuple[str, list[tuple[str, str, str]]]]:
-    """Return gdown's reader of a folder's page: its name, and the id, name and media type of each entry.
+def _read_folder(link: ShareSource, policy: RetryPolicy) -> list[tuple[str, str, str]]:
+    """Return the id, name and media type of each entry of a folder, whose page gdown reads.
 
     gdown's public function asks for each document too, and gives up at one that cannot be exported.
     """
     import gdown
 
     try:
-        module = import_module("gdown.download_folder")
-        return cast("Callable[..., tuple[str, list[tuple[str, str, str]]]]", module._parse_embedded_folder_view)
+        read: Any = import_module("gdown.download_folder")._parse_embedded_folder_view
     except (ImportError, AttributeError):
         # The version imported by an earlier cell counts, whatever was installed since.
         version = getattr(gdown, "__version__", "another version")
@@ -188,9 +181,6 @@ def _page_reader() -> Callable[..., tuple[str, list[tuple[str, str, str]]]]:
             '"gdown>=6.3,<6.6", restart the session, and try again.'
         )
         raise MissingDependencyError(msg) from None
-
-
-def _read_folder(link: ShareSource, read: Callable[..., Any], policy: RetryPolicy) -> list[tuple[str, str, str]]:
     answer = _ask(link, _FOLDER_PAGE, policy)
     page = SimpleNamespace(status_code=answer.status, text=answer.text)
     session = SimpleNamespace(get=lambda *_, **__: page)

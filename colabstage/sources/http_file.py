@@ -31,7 +31,7 @@ from colabstage.errors import (
     WebPageError,
     said_by,
 )
-from colabstage.io.files import RetryPolicy, is_html, stand_in
+from colabstage.io.files import is_html, stand_in
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Clock
 from colabstage.io.units import hide_secrets, is_signed_address, show_address
@@ -60,7 +60,6 @@ from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
 
     import requests
 
@@ -73,8 +72,6 @@ _TIMEOUT_S = 30.0
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
 # Beside twice the timeout, the longest that a look takes.
 _LOOK_S = 5.0
-# The longest wait for the bytes of the end, which were requested in addition.
-_LONGEST_TAIL_S = 60.0
 _PIECE_BYTES = 256 * 1024
 # As many as servers serve at full speed to one client; aria2 has the same limit.
 _CONNECTIONS = 16
@@ -132,7 +129,7 @@ def open_http(
 
     def look() -> HttpFile:
         # A socket's own time limit starts over with every byte.
-        looking = in_thread(lambda: _look(session, access.checksum, next(lengths), tail), "colabstage-look")
+        looking = in_thread(lambda: _look(session, access.checksum, next(lengths)), "colabstage-look")
         try:
             (found,) = DaemonPool.results([looking], cancellation=cancellation, stall_timeout_s=2 * timeout_s + _LOOK_S)
         except TimeoutError as error:
@@ -140,12 +137,10 @@ def open_http(
         return found
 
     try:
-        begin, end = access.along
-        tail = in_thread(lambda: _ask_for_tail(session, end), "colabstage-end") if end else None
         # The next tries request less: a server that cuts each connection early would never send the longer range.
-        lengths = itertools.chain([max(LOOK_BYTES, begin)], itertools.repeat(LOOK_BYTES))
+        lengths = itertools.chain([max(LOOK_BYTES, access.along)], itertools.repeat(LOOK_BYTES))
         sleep = clock.sleep if cancellation is None else cancellation.sleep
-        return with_retries(look, access.policy or RetryPolicy(), sleep)
+        return with_retries(look, access.policy, sleep)
     # Nobody else uses the session yet.
     except BaseException:
         session.close()
@@ -155,23 +150,15 @@ def open_http(
 class HttpFile(RemoteFile):
     """A `RemoteFile` on a web server. Made by `open_http`.
 
-    `first`: the response that described it; `head`: the bytes that came with it; `tail`: those of its end.
+    `first`: the response that described it; `head`: the bytes that came with it.
     """
 
-    def __init__(
-        self,
-        session: HttpSession,
-        facts: RemoteFacts,
-        first: _Answer,
-        head: bytes = b"",
-        tail: Future[_Tail | None] | None = None,
-    ) -> None:
+    def __init__(self, session: HttpSession, facts: RemoteFacts, first: _Answer, head: bytes) -> None:
         self.facts = facts
         self.headers = first.headers
         self._session = session
         self._first = first
         self._head = head
-        self._tail = tail
         # Whether the server declares the data as a web page.
         self._is_page = first.is_page_type or names_a_page(session.url, facts.name)
 
@@ -188,20 +175,7 @@ class HttpFile(RemoteFile):
         return HttpFile(self._session.open_again(), self.facts, self._first, self._head)
 
     def known(self, offset: int, stop: int) -> bytes:
-        """Return what arrived of these bytes when it was opened, from `offset` on. May wait for those of its end."""
-        data = self._head[offset:stop]
-        offset += len(data)
-        if offset == stop or self._tail is None:
-            return data
-        try:
-            # The session's time limits end it sooner.
-            tail = self._tail.result(_LONGEST_TAIL_S)
-        # Reading in the usual way reports what is wrong.
-        except Exception:  # noqa: BLE001 - as above
-            return data
-        if tail is None or tail.answer.is_of_another_file(self._first) or tail.answer.start > offset:
-            return data
-        return data + tail.data[offset - tail.answer.start : stop - tail.answer.start]
+        return self._head[offset:stop]
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Read as `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next."""
@@ -274,23 +248,11 @@ class HttpFile(RemoteFile):
             raise TransientError(msg)
 
 
-class _Tail(NamedTuple):
-    answer: _Answer
-    data: bytes
-
-
-def _ask_for_tail(session: HttpSession, length: int) -> _Tail | None:
-    """Return the last bytes of a file; `None` if the server does not send exactly these."""
-    with session.get({"Range": f"bytes=-{length}"}) as answer:
-        data = answer.exact_part(length)
-        return None if data is None or answer.stop != answer.size else _Tail(answer, data)
-
-
-def _look(session: HttpSession, checksum: Checksum | None, length: int, tail: Future[_Tail | None] | None) -> HttpFile:
+def _look(session: HttpSession, checksum: Checksum | None, length: int) -> HttpFile:
     with session.get({"Range": f"bytes=0-{length - 1}"}) as answer:
         head = answer.exact_part(length)
         if head is not None and answer.start == 0:
-            return _describe(session, answer, checksum, head, ranges=bool(head), tail=tail)
+            return _describe(session, answer, checksum, head, ranges=bool(head))
         # An empty file has no first byte.
         if answer.status == 200 or (answer.status == 416 and answer.size == 0):
             return _describe(session, answer, checksum, b"" if answer.status == 416 else answer.beginning(length))
@@ -304,13 +266,7 @@ def _look(session: HttpSession, checksum: Checksum | None, length: int, tail: Fu
 
 
 def _describe(
-    session: HttpSession,
-    answer: _Answer,
-    checksum: Checksum | None,
-    head: bytes,
-    *,
-    ranges: bool = False,
-    tail: Future[_Tail | None] | None = None,
+    session: HttpSession, answer: _Answer, checksum: Checksum | None, head: bytes, *, ranges: bool = False
 ) -> HttpFile:
     """Return the file that an answer with the beginning `head` describes, or raise the error for a page."""
     label, name = session.label, answer.name
@@ -331,7 +287,7 @@ def _describe(
         connections=_CONNECTIONS if ranges else 1,
     )
     # Without ranges, reading cannot continue after a part, so a part is useless.
-    return HttpFile(session, facts, answer, head if ranges or len(head) == answer.size else b"", tail)
+    return HttpFile(session, facts, answer, head if ranges or len(head) == answer.size else b"")
 
 
 # Responses.

@@ -19,7 +19,7 @@ from colabstage.io.environment import OFFLINE_VARIABLE, is_set
 from colabstage.io.files import RetryPolicy, hash_block, read_fields
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.workspace import current_world
-from colabstage.machine.drive_attributes import Md5Questions, ask_md5s
+from colabstage.machine.drive_attributes import ask_md5s
 from colabstage.machine.mounts import is_slow_mount, silence_of, slow_mounts_below
 from colabstage.sources.gdrive import SharedFolder, open_share
 from colabstage.sources.kaggle import find_kaggle_folder, find_login, newest_version
@@ -70,9 +70,6 @@ _SILENCE_S = 20.0
 # How many parts of a list are asked at once, and how many single addresses at most: each takes a request, so that
 # this many take about as long as a look may.
 _ASKERS, _MOST_ASKED = 16, 1000
-
-# The wording shared by a quick look and an opened source.
-MD5_PROOF = "the MD5s that Drive's client reports are unchanged"
 
 Verdict = Literal["same", "unproved", "changed"]
 
@@ -234,7 +231,7 @@ def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIde
 def identify_files(files: RemoteFileTree, sources: Sequence[SingleSource]) -> list[SourceIdentity]:
     """Return the state of each file when it was listed; `sources` are theirs, in the order of `files`."""
     on_drive = {source.address: str(source.path) for source in sources if is_on_drive(source)}
-    md5s, _ = ask_md5s(list(on_drive.values())) if on_drive else ([], "")
+    md5s = ask_md5s(list(on_drive.values())) if on_drive else []
     md5_of = dict(zip(on_drive, md5s, strict=False))
     found = []
     for facts, source in zip(files.facts.values(), sources, strict=True):
@@ -293,7 +290,8 @@ def _judge(recorded: SourceIdentity, now: SourceIdentity) -> Look:
         return Look("changed")
     if now.version or after.startswith(_STATES):
         return Look("same", "its service reports the recorded version")
-    return Look("same", MD5_PROOF if now.md5 else "checksums that stand for every byte are unchanged")
+    proof = "MD5s that Drive's client reports" if recorded.md5 and now.md5 else "checksums of every byte"
+    return Look("same", f"the {proof} are unchanged")
 
 
 def _deciding_facts(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
@@ -477,33 +475,21 @@ class _Asker:
             return Look("changed")
         # Listing everything would take minutes there, so its folders speak for it.
         if is_slow_mount(path) or not recorded.trusts_times:
-            return self._ask_mounted(path, recorded, leave_out)
+            return self._ask_mounted(path, recorded)
         mounts = slow_mounts_below(path)
         tree = FolderTree(path, on_response=self.on_response, leave_out=leave_out, mounts=mounts, keeps_inodes=True)
         return _judge(recorded, identify_by_times(tree, address=recorded.address))
 
-    def _ask_mounted(self, path: Path, recorded: SourceIdentity, leave_out: frozenset[str]) -> Look:
-        """Ask for the times of a folder's folders, and for its files' MD5s if Drive's client reported them before."""
-        workers, on_response, stamps = SLOW_READERS, self.on_response, None
-        if recorded.stamps:
-            stamps = folder_stamps(path, recorded.stamps, workers=workers, on_response=on_response)
+    def _ask_mounted(self, path: Path, recorded: SourceIdentity) -> Look:
+        """Ask for the times of a folder's folders, unless MD5s tell more, which takes opening it."""
         # A remount may give folders new times, so others prove no change.
-        if stamps is None or stamps != recorded.stamps:
+        if recorded.md5 or not recorded.stamps:
             return Look("unproved")
-        if not recorded.md5:
-            seen = "the times of its folders are unchanged; a file rewritten under its name would not be noticed"
-            return Look("same", seen)
-        with Md5Questions(workers=workers, on_response=on_response) as questions:
-            # Both wait for the client, and its answers are all that is wanted.
-            tree = FolderTree(path, workers=workers, on_response=on_response, found=questions.ask, leave_out=leave_out)
-            md5s, why = questions.answers(tree.paths)
-        now = identify_tree(tree, address=recorded.address, md5s=md5s)
-        if compare_states(recorded, now) != "same":
-            # The same files with another MD5 have other content. Otherwise a listing may have lacked a part; opening
-            # lists again.
-            return Look("changed" if md5s and now.listing == recorded.listing else "unproved")
-        seen = f"names, sizes and times of all files are unchanged; {_untold(why)}"
-        return Look("same", MD5_PROOF if md5s else seen)
+        stamps = folder_stamps(path, recorded.stamps, workers=SLOW_READERS, on_response=self.on_response)
+        if stamps != recorded.stamps:
+            return Look("unproved")
+        seen = "the times of its folders are unchanged; a file rewritten under its name would not be noticed"
+        return Look("same", seen)
 
     def _ask_kaggle(self, source: KaggleSource, recorded: SourceIdentity) -> Look:
         mounted = find_kaggle_folder(source)
@@ -532,17 +518,10 @@ class _Asker:
 def _ask_files(paths: Sequence[Path], found: Sequence[os.stat_result], recorded: SourceIdentity) -> Look:
     size, mtime_ns = sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
     # Another length is proof enough, whatever else agrees, so the client need not be asked.
-    md5s, why = ask_md5s([str(path) for path in paths]) if recorded.md5 and size == recorded.nbytes else ([], "")
+    md5s = ask_md5s([str(path) for path in paths]) if recorded.md5 and size == recorded.nbytes else []
     now = SourceIdentity(recorded.kind, 1, size, recorded.address, mtime_ns, md5=" ".join(md5s))
     # The version of one file of a list is its time.
-    look = _judge(replace(recorded, version=""), now)
-    if why and look.state == "same":
-        return Look("same", f"{look.detail}; {_untold(why)}")
-    return look
-
-
-def _untold(why: str) -> str:
-    return f"Drive's client reports no MD5 to compare: {why}"
+    return _judge(replace(recorded, version=""), now)
 
 
 def _ask_service(source: WebSource | ObjectSource | ShareSource, recorded: SourceIdentity, services: Services) -> Look:

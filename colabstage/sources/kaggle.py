@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import SourceAccessError, SourceNotFoundError, SourceReadError
 from colabstage.io.callers_code import absolute
-from colabstage.io.files import RetryPolicy
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.http_file import HttpFile, WebAnswer, ask_service, open_http
 from colabstage.sources.remote import Access, TransientError, with_retries
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from colabstage.sources.parse import KaggleSource
 
-_POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
 _SERVICE = "https://api.kaggle.com/v1/datasets.DatasetApiService"
 
 
@@ -74,21 +72,17 @@ def _is_filled(folder: Path) -> bool:
 def open_kaggle(source: KaggleSource, access: Access) -> HttpFile | KaggleFolder:
     """Open a dataset that is not local (`find_kaggle_folder`), as the zip that Kaggle serves."""
     login = find_login()
-    version = source.version or with_retries(lambda: newest_version(source, login), _POLICY)
+    version = source.version or with_retries(lambda: newest_version(source, login), access.policy)
     if (found := _downloaded(source, version)) is not None:
         return found
 
     def find_storage() -> str:
         # A signed address, which expires after a while. The login is for Kaggle, and not for the storage.
-        answer = _ask(source, "DownloadDataset", login, datasetVersionNumber=version)
-        if not (address := answer.headers.get("Location", "")):
-            msg = f"Kaggle's answer names no download of '{source.label}' (status {answer.status}). See {source.page}."
-            raise SourceReadError(msg)
-        return address
+        return _ask(source, "DownloadDataset", login, datasetVersionNumber=version).headers.get("Location", "")
 
-    address = with_retries(find_storage, _POLICY)
+    address = with_retries(find_storage, access.policy)
     # A user's checksum is not of the zip that Kaggle sends.
-    access = replace(access, checksum=None, policy=_POLICY)
+    access = replace(access, checksum=None)
     file = open_http(address, access, resolve=find_storage, label=source.label)
     file.facts = replace(file.facts, name=f"{source.dataset}.zip", version=str(version), mtime_ns=0)
     return file

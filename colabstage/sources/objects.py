@@ -220,14 +220,10 @@ def open_address(
     service = _service_of(url)
     found = _open_in_store(url, access, workers) if service is None else service(url)
     if isinstance(found, Mapping):
-        return RemoteFileTree(show_address(url), list(found.items()), policy=_policy(access), askers=workers)
+        return RemoteFileTree(show_address(url), list(found.items()), policy=access.policy, askers=workers)
     if access.checksum is not None and not isinstance(found, RemoteFileTree):
         found.facts = replace(found.facts, checksum=access.checksum)
     return found
-
-
-def _policy(access: Access) -> RetryPolicy:
-    return access.policy or RetryPolicy()
 
 
 def _open_in_store(url: str, access: Access, workers: int) -> ObjectFile | RemoteFileTree:
@@ -243,7 +239,7 @@ def _open_in_store(url: str, access: Access, workers: int) -> ObjectFile | Remot
         is_folder = pattern or info.get("type") == "directory" or (may_be_marker and store.list_folder(store.path))
         found: ObjectFile | RemoteFileTree
         if is_folder:
-            found = _open_folder(store, pattern=pattern, workers=workers, retry=_policy(access))
+            found = _open_folder(store, pattern=pattern, workers=workers, retry=access.policy)
         else:
             facts = RemoteFacts(
                 label=store.label,

@@ -190,8 +190,7 @@ class Part(Closing):
     version: str = ""
     """The service's name for its version, if the files here do not tell it."""
     questions: Md5Questions | None = None
-    """Asks Drive's client for MD5s: for each file of a folder before the file is read, for a zip while its directory is
-    read; otherwise `None`."""
+    """Asks Drive's client for the MD5 of each file of a folder before the file is read."""
     loose: tuple[SingleSource, ...] = ()
     """The single files of a list, if the tree is made of these; `source` then stands for the slowest of them."""
     in_place: bool = False
@@ -257,7 +256,7 @@ class Part(Closing):
             digest = self.source.digest if isinstance(self.source, TreeSource) else ""
             md5s: Sequence[str] = ()
             if self.questions is not None and isinstance(self.tree, FolderTree):
-                md5s, _ = self.questions.answers(self.tree.paths)
+                md5s = self.questions.answers(self.tree.paths)
             identity = identify_tree(self.tree, address=address, digest=digest, md5s=md5s)
             return replace(identity, version=self.version or self.tree.stamp)
         assert self.file is not None
@@ -268,11 +267,8 @@ class Part(Closing):
             return identify_remote(facts, facts.size or 0, address=address)
         on_drive = [str(path) for path in self.source.files] if self.slow and is_on_drive(self.source) else []
         # Before the ends are read, so that a write in between is noticed.
-        md5s, _ = ask_md5s(on_drive) if on_drive and self.questions is None else ([], "")
+        md5s = ask_md5s(on_drive) if on_drive else []
         identity = identify_archive(self.open_content(), facts.mtime_ns, address=address)
-        if self.questions is not None:
-            # In a zip, a write in between is noticed when members are read: their checksums are in its directory.
-            md5s, _ = self.questions.answers(on_drive)
         return replace(identity, md5=" ".join(md5s))
 
     def open_content(self) -> ByteSource:
@@ -520,7 +516,7 @@ class OpenedSource(Closing):
         """Add single files, each with the address that names it, as one part; `again` opens some by their addresses."""
         along, names = bytes_along(len(loose), self._opening.reads_next), name_remote_files([name for name, _ in loose])
         cancellation = self._opening.progress.cancellation
-        access = Access(along=(along, 0), cancellation=cancellation, services=self._opening.services)
+        access = Access(along=along, cancellation=cancellation, services=self._opening.services)
         openers = [again.get(one.address) or remote_opener(one, access) for _, one in loose]
         files = list(zip(names, openers, strict=True))
         try:
@@ -729,12 +725,12 @@ def _open_part(source: SingleSource, opening: Opening) -> Part:
 
 
 def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, opening: Opening) -> Part:
-    # Both ends of a zip are read next.
+    # The beginning of a zip is read next.
     may_be_zip = not isinstance(source, WebSource) or urlsplit(source.url).path.lower().endswith(".zip")
     along = ALONG_BYTES if may_be_zip and opening.folder is not None else 0
     access = Access(
         checksum=opening.checksum,
-        along=(along, along),
+        along=along,
         cancellation=opening.progress.cancellation,
         services=opening.services,
     )
@@ -779,13 +775,4 @@ def _open_path(source: SingleSource, path: Path, opening: Opening) -> Part:
     # Downloads have been compared already.
     if opening.checksum is not None and isinstance(source, LocalSource):
         file.facts = replace(file.facts, checksum=opening.checksum)
-    part = Part(source, transport, slow, opening, file=file, path=path)
-    if slow and is_on_drive(source):
-        with contextlib.ExitStack() as undo:
-            undo.callback(part.close)
-            part.recognise()
-            undo.pop_all()
-        if part.kind == "zip":
-            part.questions = Md5Questions(workers=1)
-            part.questions.ask([str(file) for file in source.files])
-    return part
+    return Part(source, transport, slow, opening, file=file, path=path)

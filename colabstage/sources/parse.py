@@ -198,8 +198,7 @@ def parse_source(source: SourceArgument) -> Source:
     if not isinstance(source, (list, tuple)):
         return _parse_one(source)
     if not source:
-        msg = f"source is an empty list; expected {_EXPECTED}."
-        raise OptionError(msg)
+        raise _no_source(source)
     parts = tuple(_parse_one(part) for part in source)
     if len(parts) == 1:
         return parts[0]
@@ -221,8 +220,11 @@ def _parse_one(source: object) -> SingleSource:
         digest = _content_digest(source)
         address = f"tree:{source.label}" + (f"?{digest}" if digest else "")
         return TreeSource(address, readable_name(source.label), source.label, source, digest)
-    msg = f"source={show_value(source)} cannot work; expected {_EXPECTED}."
-    raise OptionError(msg)
+    raise _no_source(source)
+
+
+def _no_source(source: object) -> OptionError:
+    return OptionError(f"source={show_value(source)} names nothing to read; expected {_EXPECTED}.")
 
 
 def _content_digest(tree: Tree) -> str:
@@ -239,8 +241,7 @@ def _content_digest(tree: Tree) -> str:
 def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
     text = text_of_path(source, "source")
     if not text.strip():
-        msg = f"source={source!r} names nothing; expected {_EXPECTED}."
-        raise OptionError(msg)
+        raise _no_source(source)
     if not isinstance(source, str) and re.match(_SCHEME, text) is None:
         return local_source(text)
     # Links may be pasted with quotation marks or angle brackets around them.
@@ -564,12 +565,11 @@ def _matches(source: LocalSource) -> LocalSource | ManySource:
 
 _DRIVE_HOSTS = ("drive.google.com", "docs.google.com", "drive.usercontent.google.com", "www.drive.google.com")
 _ID = r"[-\w]{10,}"
-# What the path and fragment of a link say of its target. Addresses of Google Workspace begin with the domain:
+# What the path of a link says of its target. Addresses of Google Workspace begin with the domain:
 # /a/example.org/file/d/…
 _DRIVE_PATHS: tuple[tuple[ShareKind, str], ...] = (
     ("file", rf"/file(?:/u/\d+)?/d/({_ID})"),
     ("folder", rf"/(?:drive|folders?)(?:/u/\d+)?(?:/mobile)?/(?:folders/)?(?!my-drive|shared-)({_ID})"),
-    ("folder", rf"/?#folders/({_ID})"),
 )
 _DRIVE_QUERIES: dict[str, ShareKind] = {
     **dict.fromkeys(("/folderview", "/embeddedfolderview"), "folder"),
@@ -602,8 +602,7 @@ _PAGES = (
         r"s3://\1/\2",
     ),
     (r"console\.cloud\.google\.com/storage/browser/(?:_details/)?([^?;]+).*", r"gs://\1"),
-    (r"storage\.cloud\.google\.com/([^?]+).*", r"gs://\1"),
-    (r"storage\.googleapis\.com/([^?]+).*", r"gs://\1"),
+    (r"storage\.(?:cloud\.google|googleapis)\.com/([^?]+).*", r"gs://\1"),
     (r"([^/]+)\.storage\.googleapis\.com/([^?]*).*", r"gs://\1/\2"),
     (r"([^/]+)\.s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]*).*", r"s3://\1/\2"),
     (r"s3[.-](?:[\w-]+\.)*amazonaws\.com/([^?]+).*", r"s3://\1"),
@@ -667,7 +666,7 @@ def _share_of_page(parts: SplitResult, text: str) -> ShareSource | None:
         raise OptionError(msg)
     key = query.get("resourcekey", "")
     for kind, pattern in _DRIVE_PATHS:
-        if found := re.match(pattern, f"{path}#{parts.fragment}"):
+        if found := re.match(pattern, path):
             return ShareSource(kind, found[1], key)
     if re.fullmatch(_ID, identity := query.get("id", "")):
         return ShareSource(_DRIVE_QUERIES.get(path, "unknown"), identity, key)

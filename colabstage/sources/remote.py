@@ -130,17 +130,21 @@ class Services(Closing):
             one.close()
 
 
+# Services answer too many tries at once by a refusal.
+OPENING = RetryPolicy(attempts=4, first_wait_s=0.5)
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """How an address is opened."""
 
     checksum: Checksum | None = None
     """The expected checksum, if the caller knows it; otherwise the one that the service reports counts, if any."""
-    policy: RetryPolicy | None = None
-    """How often the first question is asked again; by default as its service needs it."""
-    along: tuple[int, int] = (0, 0)
-    """How much of the beginning and, at the same time, of the end of a file on the web is requested with its facts, for
-    `RemoteFile.known`: reading these next costs no round trip."""
+    policy: RetryPolicy = OPENING
+    """How often the first question is asked again."""
+    along: int = 0
+    """How much of the beginning of a file on the web is requested with its facts, for `RemoteFile.known`: reading that
+    next costs no round trip."""
     cancellation: Cancellation | None = None
     """Ends requests, then and while the file is read."""
     services: Services | None = None

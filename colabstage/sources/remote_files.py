@@ -30,7 +30,7 @@ from colabstage.sources.remote import (
     read_through,
 )
 from colabstage.trees.bytes import ByteSource, RequestedBytes
-from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts, unknown_entry
+from colabstage.trees.listing import FileEntries, FileEntry, FileStates, Tree, hash_texts
 from colabstage.trees.names import check_collisions, clean_member_name, distinct_names, extension_of
 
 if TYPE_CHECKING:
@@ -171,13 +171,13 @@ class RemoteFileTree(Tree):
         )
 
     def address_of(self, entry: FileEntry) -> str:
-        label = self._facts_of(entry).label
+        label = self.facts[entry.name].label
         # An address with hidden parts cannot be used.
         return "" if HIDDEN in label else label
 
     def open(self, entry: FileEntry) -> ByteSource | None:
         """Return the bytes of one file; `None` if its service only serves the whole file from its beginning."""
-        if not self._facts_of(entry).ranges:
+        if not self.facts[entry.name].ranges:
             return None
         return RequestedBytes(partial(self._read_part, entry), entry.size, label=f"{self.label}/{entry.name}")
 
@@ -222,14 +222,9 @@ class RemoteFileTree(Tree):
     def _wait_for(self, why: str) -> None:
         self.waits_for = why
 
-    def _facts_of(self, entry: FileEntry) -> RemoteFacts:
-        if entry.name not in self.facts:
-            raise unknown_entry(self.label, entry.name)
-        return self.facts[entry.name]
-
     @contextlib.contextmanager
     def _reading(self, entry: FileEntry) -> Iterator[RemoteFile]:
-        before = self._facts_of(entry)
+        before = self.facts[entry.name]
         # Opening it includes retries.
         with given_up():
             file = self._open[entry.name]()
@@ -297,7 +292,7 @@ def open_remote(
             if not isinstance(shared, SharedFolder):
                 return shared
             each = Access(
-                along=(bytes_along(len(shared.files), reads_next), 0),
+                along=bytes_along(len(shared.files), reads_next),
                 cancellation=access.cancellation,
                 services=access.services,
             )
@@ -316,6 +311,6 @@ def read_small_file(source: SingleSource, services: Services | None = None) -> b
     """Return the whole content of a file that fits into memory, from the web in one round trip if it is short. It is
     not checked for changes while it is read."""
     along = _SMALL_BYTES if isinstance(source, WebSource) else 0
-    opener = remote_opener(source, Access(along=(along, 0), services=services))
+    opener = remote_opener(source, Access(along=along, services=services))
     with given_up(), contextlib.closing(opener()) as file:
         return b"".join(read_through(file.without_version_check(), policy=RetryPolicy()))

@@ -4,10 +4,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,14 +18,8 @@ Detect = Callable[..., tuple[str, str, str]]
 
 COLAB = {"COLAB_RELEASE_TAG": "release-colab_20250902-060100_RC00", "COLAB_GPU": "", "JPY_PARENT_PID": "94"}
 KAGGLE = COLAB | {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}
-PLATFORMS = ("kaggle", "colab", "jupyter", "python")
+PLATFORMS = ("kaggle", "colab", "python")
 SIGNS = re.compile(r"COLAB|KAGGLE|JPY_|TMPDIR|XDG_CACHE_HOME")
-
-
-def kernel(**request: object) -> dict[str, Any]:
-    """The modules of a notebook's kernel, and its current request to run code."""
-    found = SimpleNamespace(get_parent=partial(dict, content=request)) if request else object()
-    return {"IPython": SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=found))}
 
 
 CONSOLE = {"IPython": SimpleNamespace(get_ipython=lambda: None)}
@@ -68,7 +60,6 @@ ROWS: list[tuple[dict[str, str], tuple[str, ...], str, str, str]] = [
     # On Colab kagglehub mounts its cache there.
     (COLAB, ("/kaggle/input",), "colab", "/content", "no Drive is mounted"),
     ({"COLAB_BACKEND_VERSION": "next"}, (), "colab", "/content", "no Drive is mounted"),
-    ({"JPY_PARENT_PID": "7"}, (), "jupyter", "/home/ann/.cache", "'/home/ann'"),
     ({}, (), "python", "/home/ann/.cache", "'/home/ann'"),
     # What the person, or the owner of the machine, says.
     (COLAB | {"COLABSTAGE_PLATFORM": "kaggle"}, (), "kaggle", "/kaggle/temp", "/kaggle/working"),
@@ -95,8 +86,6 @@ def test_each_platform_is_recognised(
         # The package can be installed and imported on any laptop; `None`, which blocks its import, is no sign.
         (CONSOLE | {"google.colab": object()}, "colab"),
         (CONSOLE | {"google.colab": None}, "python"),
-        # A kernel that an editor has started sets no variables.
-        (kernel(), "jupyter"),
     ],
 )
 def test_a_kernel_is_recognised_by_what_is_imported(detect: Detect, modules: dict[str, object], name: str) -> None:

@@ -146,21 +146,6 @@ def test_staging_goes_on_after_the_client_has_died_midway(
     assert staged.path.read_bytes() == truth
 
 
-def test_staging_goes_on_after_the_drive_that_it_writes_to_has_died(
-    tmp_path: Path, colab: SimulatedColab, drive: SimulatedDrive
-) -> None:
-    """A source on this machine needs no Drive, and the folder of its dataset does."""
-    make_tree(tmp_path / "photos", in_classes(20))
-    todo: list[Callable[[], object]] = [drive.kill]
-    options: dict[str, Any] = {"cache_dir": None, "image_size": 8}
-    truth = stage_dataset(tmp_path / "photos", local_dir=tmp_path / "truth", progress=False, **options)
-    progress = Meanwhile(lambda: todo and todo.pop()())
-    place = colab.root / "content/drive/MyDrive/staged"
-    staged = stage_dataset(tmp_path / "photos", local_dir=place, progress=progress, **options)
-    assert [note for note in staged.report.notes if "mounted again" in note]
-    assert staged.path.read_bytes() == truth.path.read_bytes()
-
-
 # What asks the system about a path.
 CALLS = "stat lstat open rename replace link unlink mkdir rmdir listdir scandir statvfs utime chmod truncate readlink"
 

@@ -58,19 +58,6 @@ MACHINES: dict[str, tuple[dict[str, str], tuple[int, int, int]]] = {
         },
         (64 * GIB, 60 * GIB, CORES),
     ),
-    "half a core, over its limit": (
-        {
-            "proc/self/cgroup": "0::/",
-            "sys/fs/cgroup/cpu.max": "50000 100000",
-            "sys/fs/cgroup/memory.max": "100",
-            "sys/fs/cgroup/memory.current": "200",
-        },
-        (100, 0, 1),
-    ),
-    "more cores than there are": (
-        {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "99900000 100000"},
-        (64 * GIB, 60 * GIB, CORES),
-    ),
 }
 
 

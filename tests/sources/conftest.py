@@ -9,7 +9,7 @@ import pytest
 from colabstage.io.progress import ProgressStep
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveKnobs
-from tests.sources.servers import FolderService, ftp_service, sftp_service
+from tests.sources.servers import FolderService, sftp_service
 
 
 class CountingStep(ProgressStep):
@@ -66,15 +66,6 @@ def make_drive(tmp_path: Path) -> Iterator[Callable[..., SimulatedDrive]]:
 def small_disk(make_disk: Callable[[int], Path]) -> Path:
     """A disk of 1 MB."""
     return make_disk(1)
-
-
-@pytest.fixture
-def ftp(tmp_path: Path) -> Iterator[FolderService]:
-    """An FTP server over an empty folder."""
-    root = tmp_path / "ftp"
-    root.mkdir()
-    with ftp_service(root) as service:
-        yield service
 
 
 @pytest.fixture

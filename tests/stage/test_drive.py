@@ -137,7 +137,7 @@ def test_a_full_account_does_not_cost_the_staging(images: Path, my_drive: Path, 
     drive.set_faults(DriveFaults())
     retried = stage(my_drive / "photos")
     assert retried.report.origin == "local"
-    assert [step.name for step in retried.report.steps] == ["look", "publish to cache"]
+    assert [step.name for step in retried.report.steps] == ["open source", "look", "publish to cache"]
     assert len(list((my_drive / "colabstage").glob("*.h5"))) == 1
 
 

@@ -121,4 +121,4 @@ def test_a_file_that_cannot_be_read_leaves_no_thread(on_drive: tuple[SimulatedDr
     drive, path = on_drive
     drive.set_faults(DriveFaults(ops=(OpFault(op="read"),)))
     with pytest.raises(SourceReadError, match="quota"):
-        fetch_files(path, tmp_path / "copy", progress=False)
+        fetch_files(path, f"{tmp_path}/copy", progress=False)

@@ -38,10 +38,7 @@ FORMS = {
     "www.kaggle.com/datasets/ann/cats/data": None,
     "https://www.kaggle.com/datasets/ann/cats/code?datasetId=1&sortBy=voteCount": None,
     "https://www.kaggle.com/datasets/ann/cats/data?datasetVersionNumber=7": 7,
-    " <https://www.kaggle.com/datasets/ann/cats> ": None,
     "https://www.kaggle.com/api/v1/datasets/download/ann/cats": None,
-    "https://www.kaggle.com/datasets/ann/cats/download?datasetVersionNumber=7": 7,
-    "https://www.kaggle.com/datasets/ann/cats/versions/7/data": 7,
 }
 
 

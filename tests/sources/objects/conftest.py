@@ -21,7 +21,7 @@ class Place:
         return f"{self.address}/{key}"
 
 
-@pytest.fixture(params=["s3", "ftp", "sftp", "memory"])
+@pytest.fixture(params=["s3", "sftp", "memory"])
 def place(request: pytest.FixtureRequest, moto_server: BucketService) -> Iterator[Place]:
     """A place for objects in each of the services. (The server named here has to start before the guard on leaks.)"""
     if request.param == "s3":
@@ -45,7 +45,7 @@ def place(request: pytest.FixtureRequest, moto_server: BucketService) -> Iterato
             path.parent.mkdir(parents=True, exist_ok=True)
             older = path.stat().st_mtime if path.exists() else None
             path.write_bytes(data)
-            if older is not None:  # FTP and SFTP tell whole seconds
+            if older is not None:  # SFTP tells whole seconds
                 os.utime(path, (older + 2, older + 2))
 
         yield Place(service.login_address, put, lambda key: (service.root / key).unlink())

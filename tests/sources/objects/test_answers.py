@@ -1,7 +1,6 @@
 """What fsspec's backends say, each its own way: facts of an object, and failures with the way out of each."""
 
 import errno
-import ftplib
 import re
 import socket
 import time
@@ -75,16 +74,14 @@ def fetch(out: Path) -> Any:
         ({"last_modified": NOON.replace(tzinfo=None)}, NOON_NS),
         ({"mtime": NOON.timestamp()}, NOON_NS),
         ({"updated": "2026-03-01T12:00:00.250Z"}, NOON_NS),
-        ({"modify": "20260301120000.250"}, NOON_NS - 250_000_000),
-        # An `ls -l` without the year is no time.
-        ({"modify": "Mar  1 12:00"}, 0),
+        ({"updated": "Mar  1 12:00"}, 0),
         ({}, 0),
     ],
 )
 def test_times_are_read_from_every_backend(
     backend: type[Backend], tmp_path: Path, info: dict[str, Any], time_ns: int
 ) -> None:
-    """Datetimes, seconds, ISO texts and FTP's digits."""
+    """Datetimes, seconds and ISO texts."""
     backend.says = info
     fetch(tmp_path)
     found = (tmp_path / "x.bin").stat().st_mtime_ns
@@ -175,8 +172,6 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (caused(OSError(errno.EINVAL, "Bad Request"), ClientError(400)), SourceAccessError, False),
         (caused(OSError(errno.EINVAL, "Moved Permanently"), ClientError(301)), SourceAccessError, False),
         (PermissionError("Forbidden"), SourceAccessError, False),
-        (ftplib.error_perm("530 Login incorrect"), SourceAccessError, False),
-        (ftplib.error_perm("550 Permission denied"), SourceAccessError, False),
         (SSHException("No authentication methods available"), SourceAccessError, False),
         (ValueError("unable to connect to account for Must provide a connection_string"), SourceAccessError, False),
         (SSHException("Server connection dropped"), SourceReadError, True),

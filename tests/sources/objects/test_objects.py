@@ -172,24 +172,20 @@ def test_a_login_that_is_not_accepted_is_refused_and_not_shown(
     assert caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize("kind", ["ftp", "sftp"])
-def test_a_login_may_come_from_the_environment(
-    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_may_come_from_the_environment(sftp: FolderService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables set after fsspec was imported count, as they do in a notebook. A wrong password is not shown."""
     import fsspec  # noqa: F401
 
-    service: FolderService = request.getfixturevalue(kind)
-    (service.root / "x").write_bytes(b"hello")
-    wrong = service.address.replace("://", f"://{USER}:not-the-word@")
+    (sftp.root / "x").write_bytes(b"hello")
+    wrong = sftp.address.replace("://", f"://{USER}:not-the-word@")
     with pytest.raises(SourceAccessError, match="FSSPEC_") as caught:
         open_address(f"{wrong}/x")
     assert "not-the-word" not in str(caught.value)
-    monkeypatch.setenv(f"FSSPEC_{kind.upper()}_USERNAME", USER)
-    monkeypatch.setenv(f"FSSPEC_{kind.upper()}_PASSWORD", PASSWORD)
-    with contextlib.closing(open_object(f"{service.address}/x")) as file:
+    monkeypatch.setenv("FSSPEC_SFTP_USERNAME", USER)
+    monkeypatch.setenv("FSSPEC_SFTP_PASSWORD", PASSWORD)
+    with contextlib.closing(open_object(f"{sftp.address}/x")) as file:
         assert whole(file) == b"hello"
-        assert file.facts.label == f"{service.address}/x"
+        assert file.facts.label == f"{sftp.address}/x"
 
 
 @pytest.mark.parametrize(

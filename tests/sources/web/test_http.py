@@ -630,12 +630,8 @@ def test_https_never_leads_to_http(
         ("attachment; filename*=UTF-8''%C3%BC%2Fx.zip", "data.bin", "x.zip"),
         ('attachment; filename="C:\\\\temp\\\\b.zip"', "data.bin", "b.zip"),
         ('attachment; filename=".bashrc"', "data.bin", "bashrc"),
-        ("attachment; filename='b.zip'", "data.bin", "b.zip"),
-        ('attachment; filename="b.zip', "data.bin", "b.zip"),
-        ("attachment; filename=b c.zip", "data.bin", "b c.zip"),
         ('attachment; filename="n\xefve.zip"', "data.bin", "nïve.zip"),
         ('attachment; filename="n\xc3\xafve.zip"', "data.bin", "nïve.zip"),
-        ("attachment; filename*=ISO-8859-1''n%EFve.zip; filename=b.zip", "data.bin", "nïve.zip"),
         ("attachment", "data.bin", "data.bin"),
         ("", "%2e%2e%2fa%20b.zip", "a b.zip"),
         ("", "", "download"),
@@ -727,34 +723,9 @@ def test_a_body_that_never_ends_is_cut(raw_server: Answering) -> None:
     assert time.monotonic() - began < 0.05 * 1000
 
 
-@pytest.mark.parametrize("answers", ["alike", "no suffix", "another version", "too many at once"])
-def test_the_two_ends_come_along_with_the_look_or_are_asked_for_as_ever(
-    answers: str, server: WebServer, look: Look
-) -> None:
-    """Two requests at once; what came is told once it is sure to be of the same state."""
-    if answers == "no suffix":
-        server.set_knobs(WebKnobs(ranges="ignored"))
-    elif answers == "another version":
-        server.set_knobs(WebKnobs(etag="changing"))
-    elif answers == "too many at once":
-        server.set_knobs(WebKnobs(latency_s=0.2, max_requests=1))
-    file = look(along=(100_000, 100_000), policy=RetryPolicy(attempts=3, first_wait_s=0.01))
-    size = len(DATA)
-    assert file.known(100_000, size - 100) == b""
-    known = file.known(size - 1000, size)
-    if answers == "alike":
-        assert {request.range for request in server.requests} == {"bytes=0-99999", "bytes=-100000"}
-        assert known == DATA[-1000:]
-        assert file.known(100, size) == DATA[100:100_000]
-        assert file.known(size - 100_001, size) == b""
-    elif answers == "too many at once":
-        assert known in {b"", DATA[-1000:]}
-        server.set_knobs(WebKnobs())  # one of the two may still be answered
-    else:
-        assert known == b""
-    if answers != "another version":
-        assert b"".join(file.read_range(0, 1000)) == DATA[:1000]
-    # Who asks for nothing of the kind sends no such request. An unused one from above may still come.
-    server.set_knobs(WebKnobs())
-    assert look(url=server.url("data.bin", query="later")).known(size - 1000, size) == b""
-    assert [request.query for request in server.requests].count("later") == 1
+def test_the_beginning_comes_along_with_the_look(server: WebServer, look: Look) -> None:
+    """It is known then; the rest is requested as ever."""
+    file = look(along=100_000)
+    assert file.known(100, len(DATA)) == DATA[100:100_000]
+    assert file.known(100_000, len(DATA)) == b""
+    assert [request.range for request in server.requests] == ["bytes=0-99999"]
