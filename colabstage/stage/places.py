@@ -10,10 +10,10 @@ has been written beside its place, read back and compared before.
 3. The file gets its name, only where nothing is; in a bucket it is read back.
 4. The note becomes its manifest.
 
-No lock reaches all machines that share a bucket. So each step changes only what it was decided on, by the service's
-conditions; in a folder the processes of a machine take turns, and files are renamed to names that are free. A run that
-finds another one's file leaves that there and is refused; a file with the same content is as good as its own. If an
-earlier version has made room in a folder, and its successor does not come, it gets its name back.
+No lock reaches all machines that share a place. So each step changes only what it was decided on: in a bucket by the
+service's conditions, in a folder by renames to names that are free. A run that was halted at any point, and then finds
+another one's file, leaves that there and is refused; a file with the same content is as good as its own. If an earlier
+version has made room in a folder, and its successor does not come, it gets its name back.
 """
 
 from __future__ import annotations
@@ -579,48 +579,89 @@ class FolderPlace(Place):
                     if alone is False:
                         msg = f"'{target}' is being published by another process. Try again when that is done."
                         raise TargetExistsError(msg)
-                    finished, now = replace(new, made=temp), self._now(new.name)
-                    # Another process may have published the same meanwhile. It stays, and so does the version before.
-                    if not self._adopt(finished, now):
-                        self._exchange(finished, now)
+                    self._replace(replace(new, made=temp))
         except (DamagedPackError, SourceReadError):
             # A source that is being written to looks damaged; then that is the cause to report.
             new.check_unchanged()
             raise
         return already
 
+    def _replace(self, new: Publication) -> None:
+        """Give a finished copy its name, in place of an earlier version."""
+        assert new.made is not None
+        for left in reversed(range(_TRIES)):
+            now = self._now(new.name)
+            # Another process may have published the same meanwhile. It stays, and so does the version before.
+            if self._adopt(new, now):
+                break
+            try:
+                self._exchange(new, now)
+                break
+            except TargetExistsError:
+                # Where several move one version aside at once, all may give up, and it stands again.
+                was, again = self._written(now), self._written(self._now(new.name))
+                if not left or was is None or again is None or was.hashes != again.hashes or not new.made.exists():
+                    raise
+
     def send(self, new: Publication, there: Present, note: bytes) -> StoredFile:
         assert new.made is not None
         there, previous = self._both(new.name)
-        manifest, beside = self._written(there), previous.name + MANIFEST_SUFFIX
+        manifest = self._written(there)
+        if manifest is None or there.entry is None:
+            return self._succeed(new, there)
+        if manifest.hashes == new.manifest.hashes:
+            # Another run has published the same.
+            return there.entry
+        # All that takes room comes before the first change, so that a full disk cannot leave half of this.
+        draft, described = temp_beside(new.made.parent / "manifest"), _content_of(manifest)
+        draft.write_bytes(described)
+        sync_file(draft)
+        for name, entry in {previous.name: previous.entry, **previous.our_notes}.items():
+            self._set_aside(name, entry, new)
+        beside = previous.name + MANIFEST_SUFFIX
+        put_file(draft, self.folder / beside, replaces=is_manifest)
         target, aside = self.folder / new.name, self.folder / previous.name
-        if manifest is not None:
-            # All that takes room comes before the first change, so that a full disk cannot leave half of this.
-            draft, described = temp_beside(new.made.parent / "manifest"), _content_of(manifest)
-            draft.write_bytes(described)
-            sync_file(draft)
-            for name, entry in {previous.name: previous.entry, **previous.our_notes}.items():
-                if entry is not None:
-                    self.remove(name, entry)
-            put_file(draft, self.folder / beside, replaces=is_manifest)
-            move_vouched(target, aside)
+        # The step that a halt may delay until another run has put its own file there.
+        move_vouched(target, aside)
         try:
-            if MANIFEST_SUFFIX in there.notes:
-                self.remove(there.name + MANIFEST_SUFFIX, there.notes[MANIFEST_SUFFIX].entry)
-            move_vouched(new.made, target)
+            return self._succeed(new, there, moved=self._now(previous.name))
         except BaseException:
-            # Without a successor, the earlier version has its name again.
+            # Without a successor, it has its name again.
             with contextlib.suppress(OSError):
                 move_vouched(aside, target)
                 back = self._now(new.name)
-                if manifest is not None and back.entry is not None:
+                if back.entry is not None and back.entry[:2] == there.entry[:2]:
                     self._vouch(new.name, manifest, back.entry, back.notes.get(MANIFEST_SUFFIX))
-                    self._withdraw(beside, self._now(previous.name).notes.get(MANIFEST_SUFFIX), described)
+                self._withdraw(beside, self._now(previous.name).notes.get(MANIFEST_SUFFIX), described)
             raise
+
+    def _succeed(self, new: Publication, there: Present, moved: Present | None = None) -> StoredFile:
+        """Give a new version the name that has become free, and return what has it then. `moved`: the earlier one."""
+        assert new.made is not None
+        made_ns = new.made.stat().st_mtime_ns
+        if moved is not None and moved.entry is not None and self._written(moved) is None:
+            raise self.occupied(new.name, _WRITTEN_MEANWHILE)
+        if MANIFEST_SUFFIX in there.notes:
+            self._set_aside(there.name + MANIFEST_SUFFIX, there.notes[MANIFEST_SUFFIX].entry, new)
+        with contextlib.suppress(TargetExistsError):
+            move_vouched(new.made, self.folder / new.name)
+        # Some disks cannot rename to free names alone, and another machine's file may have come.
         sent = self._entry(new.name)
-        if sent is None:
+        if sent is None or (sent.mtime_ns != made_ns and not self._has_content(new.name, sent, new.manifest)):
             raise self.occupied(new.name, _WRITTEN_MEANWHILE)
         return sent
+
+    def _set_aside(self, name: str, entry: StoredFile | None, new: Publication) -> None:
+        """Remove this version of a file; another run's, which has come during a halt, is put back."""
+        if entry is None or new.made is None:
+            return
+        # On Drive it is emptied with the workspace.
+        path, aside = self.folder / name, temp_beside(new.made.parent / name)
+        move_vouched(path, aside)
+        found = aside.stat()
+        if (found.st_size, found.st_mtime_ns) != entry[:2]:
+            move_vouched(aside, path)
+            raise self.occupied(new.name, _WRITTEN_MEANWHILE)
 
 
 def _read_back(temp: Path, new: Publication) -> None:

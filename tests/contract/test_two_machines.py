@@ -1,28 +1,36 @@
-"""Two processes of a machine publish different files under one name; the second one publishes at a given moment of the
-first one's call.
+"""Two machines publish different files under one name; the second one publishes at a given moment of the first one's
+call.
 
 However long the first one halts, and wherever: one of those that succeed has the name, whole; one that does not names
-what is in its way; and the next one publishes what it is given, leaving nothing unfinished.
+what is in its way; and the next one publishes what it is given, leaving nothing unfinished. Machines may also publish
+the same file at the same time.
 """
 
 import contextlib
 import os
+import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from colabstage import extract_archive, fetch_files, publish_file
 from colabstage.errors import ColabstageError
+from colabstage.io import workspace
 from colabstage.stage import places
 from tests.contract.cases import make_mine, newest, pack
 from tests.support.images import make_tree
 from tests.support.invariants import Home, left_behind, unvouched
 from tests.support.moments import Moment, Processes, Ran
 
-# More system calls than the first process makes.
+# More system calls than the first machine makes.
 MOST = 1000
+# Between these events of Python's, machines take turns.
+_HALTS = frozenset({"open", "os.rename", "os.remove", "ctypes.dlsym"})
 VERSIONS = {name: name.encode() * 1000 for name in ("older", "mine", "others", "last")}
 
 
@@ -38,18 +46,48 @@ def publish(home: str, version: str) -> bool:
 
 
 def publish_others(out: str) -> None:
-    """Publish the second version from another process, whose result is in a file of that name."""
-    home = Path(out).parent
+    """Publish the second version from another process of this machine."""
+    _publish_meanwhile(out, elsewhere=False)
+
+
+def publish_elsewhere(out: str) -> None:
+    """Publish it from another machine that shares the disk: no lock reaches there, and nobody sees who is alive."""
+    _publish_meanwhile(out, elsewhere=True)
+
+
+def _publish_meanwhile(out: str, *, elsewhere: bool) -> None:
+    _wait_for(_begin(Path(out).parent, "others", "0" * 8 if elsewhere else ""))
+
+
+def _wait_for(child: int) -> None:
+    assert os.waitpid(child, 0)[1] == 0, "the second machine's call ended otherwise than by success or a refusal"
+
+
+def _begin(home: Path, version: str, world: str, seed: int | None = None) -> int:
+    """Publish a version in a process of another machine, or of this one if `world` is empty; with a seed, it halts for
+    moments on its way. Its result is in a file of that name."""
     child = os.fork()
     if child == 0:
         places._TURN_S = 0.6
+        if world:
+            workspace.current_world = lambda: world
+            tempfile.tempdir = str(home / f"elsewhere{world}")
+            Path(tempfile.tempdir).mkdir()
+        if seed is not None:
+            halts = Random(seed)
+
+            def halt(event: str, _: object) -> None:
+                if event in _HALTS:
+                    time.sleep(halts.choice([0, 0, 0, 3e-4, 1e-3, 3e-3]))
+
+            sys.addaudithook(halt)
         try:
-            (home / "others").write_text(str(publish(str(home), "others")))
+            (home / version).write_text(str(publish(str(home), version)))
         except BaseException:  # noqa: BLE001 - the exit code says so
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, "the second call ended otherwise than by success or a refusal"
+    return child
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +97,12 @@ def machines() -> Iterator[Processes]:
 
 
 @pytest.mark.parametrize("before", [(), ("older",)], ids=["a new name", "over an older version"])
+@pytest.mark.parametrize("second", ["publish_others", "publish_elsewhere"])
 @pytest.mark.parametrize(
     "stride", [29, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(1200)])], ids=["some", "each"]
 )
 def test_two_machines_publish_one_name(
-    before: tuple[str, ...], stride: int, tmp_path: Path, machines: Processes
+    before: tuple[str, ...], second: str, stride: int, tmp_path: Path, machines: Processes
 ) -> None:
     for at in range(1, MOST, stride):
         home = tmp_path / str(at)
@@ -71,7 +110,7 @@ def test_two_machines_publish_one_name(
         (home / "out").mkdir()
         assert all(publish(str(home), version) for version in before)
         user, out = Home(home, theirs=["mine"]), str(home / "out")
-        ran = machines.run([str(home), "mine"], Moment(at, "call", out, function=f"{__name__}:publish_others"))
+        ran = machines.run([str(home), "mine"], Moment(at, "call", out, function=f"{__name__}:{second}"))
         if not ran.is_at(Moment(at)):
             return
         assert ran.error is None, f"at {at}: {ran.error}"
@@ -89,6 +128,24 @@ def test_two_machines_publish_one_name(
         assert left_behind(home / "out") == [], f"at {at}"
         user.check(finished=True, about=f"at {at}")
     pytest.fail("the call did not end within these moments")
+
+
+@pytest.mark.parametrize("before", [(), ("older",)], ids=["a new name", "over an older version"])
+@pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+def test_machines_publish_the_same_file_at_once(before: tuple[str, ...], rounds: int, tmp_path: Path) -> None:
+    """All succeed where nothing has to make room first, otherwise at least one; and no note is left."""
+    machines = ["one", "two", "three"]
+    for round_ in range(rounds):
+        home = tmp_path / str(round_)
+        make_tree(home, {f"mine/{name}": VERSIONS.get(name, VERSIONS["mine"]) for name in [*before, *machines]})
+        (home / "out").mkdir()
+        assert all(publish(str(home), version) for version in before)
+        for child in [_begin(home, name, name.zfill(8), round_ * 9 + at) for at, name in enumerate(machines)]:
+            _wait_for(child)
+        succeeded = [name for name in machines if (home / name).read_text() == "True"]
+        assert len(succeeded) >= (1 if before else len(machines)), f"round {round_}: {succeeded}"
+        assert newest(home) == {"model.bin": VERSIONS["mine"]}, f"round {round_}"
+        assert left_behind(home / "out") == unvouched(home / "out") == [], f"round {round_}"
 
 
 # Calls that may replace nothing, the name that each gives to what it makes, and how many moments before that are tried:
