@@ -50,24 +50,6 @@ def test_an_md5_counts_only_where_all_vouches_for_it(photos: Path, monkeypatch: 
         assert (origin, "MD5s" in note) == ("local", not changes), changes
 
 
-def test_each_file_is_asked_for_once_and_a_client_without_md5s_once_in_all(
-    photos: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also while its content is read, before it."""
-    for _ in range(2):
-        look(photos)
-        assert [asked.count(one) for one in QUESTIONS] == [40, 40]
-        asked.clear()
-
-    def refuse(path: Any, name: str) -> bytes:
-        asked.append(name)
-        raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
-
-    monkeypatch.setattr(os, "getxattr", refuse)
-    look(photos)
-    assert len(asked) == 1
-
-
 def test_a_client_that_hangs_is_not_waited_for_for_ever(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look(photos)
     over, whole = threading.Event(), os.getxattr
