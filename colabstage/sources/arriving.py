@@ -52,7 +52,7 @@ from colabstage.io.workspace import (
     temp_beside,
     whatever_is_there,
 )
-from colabstage.sources.blocks import WHOLE, Blocks, Layout, has_noted
+from colabstage.sources.blocks import TABLE, WHOLE, Blocks, Layout
 from colabstage.sources.fetcher import Fetcher, prove_rest
 from colabstage.sources.order import RangeOrder
 from colabstage.sources.remote import (
@@ -349,18 +349,21 @@ def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
     folder = temp_beside(target)
     content = f"{facts.label} {facts.size} {facts.version} {facts.mtime_ns} {facts.checksum or ''}"
     layout = Layout([_DATA], [facts.size or 0], BLOCK_BYTES)
-    for orphan in find_orphans(target):
-        if take_orphan(orphan, folder):
-            if facts.names_its_state and has_noted(folder, content):
-                break
+
+    def continues(orphan: Path) -> bool:
+        if not take_orphan(orphan, folder):
+            return False
+        if not (is_kept := facts.names_its_state and (folder / TABLE).is_file()):
             remove_own(folder)
-    else:
+        return is_kept
+
+    if not (is_kept := any(map(continues, find_orphans(target)))):
         with typed_write_errors(target):
             folder.mkdir()
     try:
         return Blocks(folder, layout, content, shared=False, gives_back=False, shown=target)
     except BaseException:
-        if not has_noted(folder, content):
+        if not is_kept:
             remove_own(folder)
         raise
 

@@ -230,13 +230,6 @@ _KNOWN: tuple[tuple[bytes, str, ArchiveKind | None], ...] = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", None),
     (b"\x93NUMPY", "a NumPy array", None),
     (b"PAR1", "a Parquet file", None),
-    (b"SQLite format 3\0", "an SQLite database", None),
-    (b"\x89PNG", "a PNG image", None),
-    (b"\xff\xd8\xff", "a JPEG image", None),
-    (b"GIF8", "a GIF image", None),
-    (b"BM", "a BMP image", None),
-    (b"%PDF", "a PDF document", None),
-    (b"MZ", "a Windows program (7z x unpacks a self-extracting archive)", None),
 )
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18.{4}", re.DOTALL)
 # Characters that text does not contain.
@@ -292,6 +285,7 @@ def describe_contents(head: bytes) -> str:
         (bool(stand_in(head)), stand_in(head)),
         (is_tar_head(head), "a tar archive"),
         *((head.startswith(magic), what) for magic, what, _ in _KNOWN),
+        (bool(image_ending(head)), f"an image ({image_ending(head)})"),
         (head.lstrip()[:1] in (b"{", b"["), "a JSON file"),
         (is_text(head), "a text file"),
     )

@@ -304,13 +304,10 @@ def _notes(left_out_names: list[tuple[str, str]]) -> Iterator[str]:
     for kind, where in (("broken", "to nothing"), ("looped", "to a folder above")):
         if names := left.get(kind):
             yield f"{left_out(len(names), 'links', where)} (first '{names[0]}')."
-    for kind, what, remedy in (
-        ("own", "in which colabstage keeps what it makes", ""),
-        ("mount", "at which something else is mounted", ": give them as sources of their own if they belong to it"),
-    ):
-        if names := left.get(kind):
-            named = ", ".join(f"'{name}'" for name in names[:3])
-            yield f"{left_out(len(names), 'folders', what)} ({named}){remedy}."
+    if names := left.get("mount"):
+        left_names = left_out(len(names), "folders", "at which something else is mounted")
+        named = ", ".join(f"'{name}'" for name in names[:3])
+        yield f"{left_names} ({named}): give them as sources of their own if they belong to it."
 
 
 class _Listed(NamedTuple):
