@@ -12,7 +12,6 @@ import gc
 import os
 import pickle
 import queue
-import select
 import signal
 import subprocess
 import sys
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # As after tarfile's `data` filter: readable, and executable only if the archive says so.
 _MODES = (0o644, 0o755)
-# Long enough for a process to start, on a busy machine, and for a killed one to end. On a dead disk neither happens.
-_START_S, _END_S = 60.0, 10.0
+# Long enough for a killed process to end; on a dead disk it does not.
+_END_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -95,10 +94,6 @@ def _open_new(folder: Folder, name: str, executable: bool) -> int:
         return os.open(name, _FLAGS, mode, dir_fd=folder.handle)
 
 
-class ProcessesNotStartedError(Exception):
-    """No process could be started here; threads can do the work."""
-
-
 _PROGRAM = """
 import sys
 sys.path[:] = {path!r}
@@ -124,14 +119,9 @@ class Processes(Closing):
             folder=tuple(folder),
             parent=os.getpid(),
         )
-        try:
-            self._all += [_start(program, (archive.fileno(), folder.handle)) for _ in range(count)]
-            for process in self._all:
-                _ask(process, None, within_s=_START_S)
-                self._idle.put(process)
-        except (OSError, EOFError) as error:
-            self.close()
-            raise ProcessesNotStartedError from error
+        for _ in range(count):
+            self._all.append(_start(program, (archive.fileno(), folder.handle)))
+            self._idle.put(self._all[-1])
 
     def write(self, begin: int, end: int, members: Sequence[Member]) -> None:
         """Have members written that are between two positions of the archive; as `write_members`. The pipeline that
@@ -164,8 +154,6 @@ class Processes(Closing):
 
 
 def _start(program: str, handles: tuple[int, int]) -> subprocess.Popen[bytes]:
-    if not sys.executable:  # Python inside another program
-        raise EOFError
     return subprocess.Popen(
         # Isolated and without site: no hook of the environment runs, and the start is as short as possible.
         [sys.executable, "-I", "-S", "-c", program],
@@ -182,15 +170,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(_END_S)
 
 
-def _ask(process: subprocess.Popen[bytes], message: object, *, within_s: float | None = None) -> Any:
+def _ask(process: subprocess.Popen[bytes], message: object) -> Any:
     assert process.stdin is not None
     assert process.stdout is not None
     pickle.dump(message, process.stdin, pickle.HIGHEST_PROTOCOL)
     process.stdin.flush()
-    answer = select.poll()
-    answer.register(process.stdout, select.POLLIN)
-    if within_s is not None and not answer.poll(1000 * within_s):
-        raise EOFError
     return pickle.load(process.stdout)
 
 
@@ -210,8 +194,7 @@ def write_in_child(archive: int, label: str, folder: tuple[int, str], parent: in
         while True:
             message = pickle.load(inbox)
             try:
-                if message is not None:
-                    _write(source, Folder(*folder), *message)
+                _write(source, Folder(*folder), *message)
                 answer: Exception | None = None
             except Exception as error:  # noqa: BLE001 - raised in the parent
                 answer = error

@@ -34,7 +34,7 @@ from colabstage.io.progress import Cancellation, ProgressStep
 from colabstage.io.receipts import Receipt, put_folder
 from colabstage.io.workspace import Journal, current_world, open_workspace, read_journal, remove_own, rename_own
 from colabstage.machine.resources import usable_cores
-from colabstage.sources.members import Folder, Processes, ProcessesNotStartedError, write_file, write_members
+from colabstage.sources.members import Folder, Processes, write_file, write_members
 from colabstage.trees.bytes import PIECE_BYTES, LocalBytes, TemporaryBytes, cut_while_read
 from colabstage.trees.compressed import pieces_ahead
 from colabstage.trees.names import parent_folders
@@ -320,7 +320,7 @@ class _Writing:
         return [(entry, self.tree.packing(entry)) for entry in entries]
 
     def _with_processes(self, parts: Sequence[Part], folder: Folder) -> bool:
-        """Have processes write neighbours in an archive; return whether that is worth it, and possible."""
+        """Have processes write neighbours in an archive; return whether that is worth it."""
         count = min(usable_cores(), _MOST_PROCESSES, len(parts))
         members, nbytes = sum(part.files for part in parts), sum(part.length for part in parts)
         is_worth = count > 1 and (members >= _PROCESS_MEMBERS or nbytes >= _PROCESS_BYTES)
@@ -330,23 +330,20 @@ class _Writing:
         # Each process works in its own region: two in one folder would wait for each other at every new file.
         regions = [range(len(parts) * one // count, len(parts) * (one + 1) // count) for one in range(count)]
         order = [number for turn in itertools.zip_longest(*regions) for number in turn if number is not None]
-        try:
-            with Processes(self._source, folder, count) as processes:
+        with Processes(self._source, folder, count) as processes:
 
-                def use(_: int, part: Part) -> None:
-                    processes.write(part.begin, part.end, self._members(part))
-                    self._finish(part)
+            def use(_: int, part: Part) -> None:
+                processes.write(part.begin, part.end, self._members(part))
+                self._finish(part)
 
-                run_pipeline(
-                    order,
-                    read=parts.__getitem__,
-                    use=use,
-                    cost=lambda _: 0,
-                    limits=PipelineLimits(readers=0, max_readers=0, workers=count, stall_timeout_s=_STALL_S),
-                    cancellation=self.cancellation,
-                )
-        except ProcessesNotStartedError:
-            return False
+            run_pipeline(
+                order,
+                read=parts.__getitem__,
+                use=use,
+                cost=lambda _: 0,
+                limits=PipelineLimits(readers=0, max_readers=0, workers=count, stall_timeout_s=_STALL_S),
+                cancellation=self.cancellation,
+            )
         return True
 
     def _with_threads(self, parts: Sequence[Part], folder: Folder, limits: PipelineLimits) -> None:

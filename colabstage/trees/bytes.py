@@ -219,8 +219,6 @@ HEAD_BYTES = 1024
 _KNOWN: tuple[tuple[bytes, str, ArchiveKind | None], ...] = (
     (b"PK\3\4", "a zip archive", "zip"),
     (b"PK\5\6", "an empty zip archive", "zip"),
-    (b"PK\7\x08PK\3\4", "a zip archive", "zip"),
-    (b"PK00PK\3\4", "a zip archive", "zip"),
     (b"\x1f\x8b\x08", "a gzip file", "gz"),
     (b"BZh", "a bzip2 file", "bz2"),
     (b"\xfd7zXZ\0", "an xz file", "xz"),
@@ -231,16 +229,12 @@ _KNOWN: tuple[tuple[bytes, str, ArchiveKind | None], ...] = (
     (b"\x93NUMPY", "a NumPy array", None),
     (b"PAR1", "a Parquet file", None),
 )
-_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18.{4}", re.DOTALL)
 # Characters that text does not contain.
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 def kind_by_magic(head: bytes) -> ArchiveKind | None:
     """Return what kind of archive, or of compressed stream, begins with these bytes."""
-    # pzstd writes a skippable frame (RFC 8878, 3.1.2) before each one with content.
-    while _SKIPPABLE.match(head):
-        head = head[8 + int.from_bytes(head[4:8], "little") :]
     return next((kind for magic, _, kind in _KNOWN if head.startswith(magic)), None)
 
 

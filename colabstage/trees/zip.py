@@ -76,8 +76,8 @@ _MEMBER_FACTS = ("offset", "end", "packed_size", "size", "crc", "method", "flags
 # A 32-bit field with this value means that a zip64 field has the number.
 _NARROW_FULL = 0xFFFFFFFF
 _ZIP64 = b"\1\0"
-# A local header, the marker that some multi-volume tools put before it, or the end record of an empty archive.
-_FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
+# A local header, or the end record of an empty archive.
+_FIRST_MARKS = (b"PK\3\4", _END_MARK)
 # Ten million members; a directory that claims to be longer is not read just for comparison.
 _MAX_DIRECTORY_BYTES = 1 << 30
 # No file is this long; larger claims are refused just as well with this value, and sums of two fit 64 bits.
@@ -395,6 +395,6 @@ class ZipTree(Tree):
     def packing(self, entry: FileEntry) -> ZipMember:
         place = self._own(entry)
         # An entry that a caller has created may differ from the directory.
-        own = entry if entry.place == place else self.entries[place]
+        own = self.entries[place]
         facts = {fact: column.item(place) for fact, column in self._packing.items()}
         return ZipMember(own.name, offset=own.position, size=own.size, mtime_ns=own.mtime_ns, **facts)

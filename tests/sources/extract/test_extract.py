@@ -18,7 +18,6 @@ from colabstage import extract_archive, pack_dataset
 from colabstage.errors import CancelledError, CorruptArchiveError, NotEnoughSpaceError, SourceChangedError
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
-from tests.support.deadlines import shorten_deadlines
 from tests.support.images import image, in_classes, read_tree
 from tests.support.steps import Meanwhile, OneStep
 
@@ -155,22 +154,6 @@ def test_too_little_room_is_told_with_figures_before_anything_is_written(tmp_pat
     with pytest.raises(NotEnoughSpaceError, match=r"'a.zip' \(3,000 files\) .* 1[0-9.]+ MB"):
         extract_archive(archive, small_disk / "out", progress=False)
     assert list(small_disk.iterdir()) == []
-
-
-@pytest.mark.parametrize("program", [None, "exit 1", "exec sleep 600"])
-def test_threads_do_it_where_no_process_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None
-) -> None:
-    """Python inside another program has no interpreter to start, or one that hangs."""
-    files = many_files()
-    archive = write(tmp_path / "a.zip", files)
-    script = tmp_path / "python"
-    script.write_text(f"#!/bin/sh\n{program}\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", "" if program is None else str(script))
-    shorten_deadlines("sources", 1.0, monkeypatch.setattr)
-    extract_archive(archive, tmp_path / "out", progress=False)
-    assert read_tree(tmp_path / "out") == files
 
 
 _LARGE = """
