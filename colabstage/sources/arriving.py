@@ -78,8 +78,6 @@ _STALL_S = 180.0
 # Before a copy, reads are scattered, but often close to the last one; this many bytes take as long as a round trip.
 ALONG_BYTES = 256 * 1024
 _KEPT_READS = 8
-# A connection for less than this would end before the first one reaches full speed.
-_LEAST_BYTES = 1024 * 1024
 # Gaps between two members up to this length are fetched along: a round trip of 0.1 s costs each of 16 connections no
 # less of a line of 20 MB/s.
 _GAP_BYTES = 128 * 1024
@@ -168,12 +166,9 @@ class StreamingCopy(Closing):
     def _begin(self, blocks: Blocks, fetcher: Fetcher) -> RangeOrder:
         """Verify what an earlier run has left, and order the rest."""
         gaps = prove_rest(blocks, fetcher)
-        missing = sum(end - begin for begin, end in gaps)
-        self.kept_bytes = self.size - missing
-        # A connection costs a round trip or more, too much for a small rest.
-        self._copiers = max(1, min(self._copiers, -(-missing // _LEAST_BYTES)))
+        self.kept_bytes = self.size - sum(end - begin for begin, end in gaps)
         with fetcher.lock:
-            self._order.leave(gaps, connections=self._copiers)
+            self._order.leave(gaps)
         if self.kept_bytes:
             self._step.start_at(self.kept_bytes)
         return self._order

@@ -75,18 +75,9 @@ def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
     if not folder and _PLAIN.fullmatch(raw):
         return raw
     name = posixpath.normpath(raw.lstrip("/"))
-    reason = ""
-    if "\0" in raw:
-        reason = "its name contains a NUL character"
-    elif ".." in raw.split("/"):
-        reason = "its name climbs out of the archive's folder with '..'"
-    elif not folder and name == ".":
-        reason = "it is a file without a name"
-    elif not folder and raw.endswith("/"):
-        reason = "it is a file, but its name ends in a slash like a folder's"
-    elif raw.count("/") > MOST_FOLDERS:
-        reason = f"it is in more than {MOST_FOLDERS} folders, one in the other"
-    if reason:
+    is_odd = "\0" in raw or ".." in raw.split("/") or raw.count("/") > MOST_FOLDERS
+    if is_odd or (not folder and (name == "." or raw.endswith("/"))):
+        reason = f"its name has '..' or a NUL, is no file's, or is in more than {MOST_FOLDERS} folders"
         raise refuse_member(archive, raw, reason)
     return name
 

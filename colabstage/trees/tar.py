@@ -15,11 +15,9 @@ import numpy as np
 
 from colabstage.errors import ArchiveError, CorruptArchiveError
 from colabstage.trees.bytes import (
-    HEAD_BYTES,
     ByteSource,
     RequestedBytes,
     damaged,
-    describe_contents,
     header_checksum,
     truncated,
 )
@@ -150,9 +148,6 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
     except ValueError:
         whole = False
     if not whole or size < 0:
-        if at == 0:
-            msg = f"'{source.label}' is not a tar but {describe_contents(source.pread(HEAD_BYTES, 0))}."
-            raise CorruptArchiveError(msg)
         raise damaged(source.label, f"there is no readable header at byte {at:,}")
     # GNU's own format, "ustar " with a blank, stores times where POSIX has the beginning of a long name.
     begins = _until_nul(prefix) + b"/" if magic == b"ustar\0" and prefix[:1] != b"\0" else b""

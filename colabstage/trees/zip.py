@@ -18,7 +18,7 @@ import numpy as np
 from colabstage.errors import ArchiveError, CorruptArchiveError
 from colabstage.io.files import block_ranges
 from colabstage.io.units import format_count
-from colabstage.trees.bytes import HEAD_BYTES, ByteSource, base_name, damaged, describe_contents, truncated
+from colabstage.trees.bytes import ByteSource, base_name, damaged, truncated
 from colabstage.trees.listing import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -76,8 +76,6 @@ _MEMBER_FACTS = ("offset", "end", "packed_size", "size", "crc", "method", "flags
 # A 32-bit field with this value means that a zip64 field has the number.
 _NARROW_FULL = 0xFFFFFFFF
 _ZIP64 = b"\1\0"
-# A local header, or the end record of an empty archive.
-_FIRST_MARKS = (b"PK\3\4", _END_MARK)
 # Ten million members; a directory that claims to be longer is not read just for comparison.
 _MAX_DIRECTORY_BYTES = 1 << 30
 # No file is this long; larger claims are refused just as well with this value, and sums of two fit 64 bits.
@@ -111,10 +109,6 @@ def _find_end(source: ByteSource) -> _End:
         if at + _END.size <= len(tail) and (end := _end_at(source, tail, tail_at, at)) is not None:
             return end
         at = tail.rfind(_END_MARK, 0, at + 3)
-    head = source.pread(HEAD_BYTES, 0)
-    if not head.startswith(_FIRST_MARKS):
-        msg = f"'{source.label}' is not a zip but {describe_contents(head)}. Fetch or copy the archive again."
-        raise CorruptArchiveError(msg)
     raise truncated(source, "its directory, which a zip has at its end, is missing")
 
 
