@@ -77,7 +77,7 @@ def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
     name = posixpath.normpath(raw.lstrip("/"))
     is_odd = "\0" in raw or ".." in raw.split("/") or raw.count("/") > MOST_FOLDERS
     if is_odd or (not folder and (name == "." or raw.endswith("/"))):
-        reason = f"its name has '..' or a NUL, is no file's, or is in more than {MOST_FOLDERS} folders"
+        reason = f"its name has '..' or a NUL, names no file, or is in more than {MOST_FOLDERS} folders"
         raise refuse_member(archive, raw, reason)
     return name
 
