@@ -184,15 +184,9 @@ class StreamingCopy(Closing):
         self._close_ahead()
         self._ahead = self.ahead_of([(begin, end) for begin, end, members in coalesce(byte_ranges) if members > 1])
 
-    def ahead_of(self, ranges: Sequence[tuple[int, int]], *, behind: int = _BEHIND) -> ReadAhead:
+    def ahead_of(self, ranges: Sequence[tuple[int, int]]) -> ReadAhead:
         """Return an object that reads these ranges `(begin, end)` of the source about in order, without a copy."""
-        return ReadAhead(
-            ranges,
-            self._read_directly,
-            connections=self._connections,
-            behind=behind,
-            cancellation=self._cancellation,
-        )
+        return ReadAhead(ranges, self._read_directly, connections=self._connections, cancellation=self._cancellation)
 
     def _close_ahead(self) -> None:
         if self._ahead is not None:
@@ -396,11 +390,10 @@ class ReadAhead(Closing):
         *,
         connections: int,
         cancellation: Cancellation,
-        behind: int = _BEHIND,
     ) -> None:
         """Expect to read these ranges `(begin, end)`, which are sorted; `fetch` returns the bytes of one."""
         self._ranges, self._begins = ranges, [begin for begin, _ in ranges]
-        self._fetch, self._ahead, self._behind = fetch, connections, behind
+        self._fetch, self._ahead = fetch, connections
         self._cancellation = cancellation
         self._lock = threading.Lock()
         self._pool = DaemonPool(connections, "colabstage-ahead")
@@ -432,7 +425,7 @@ class ReadAhead(Closing):
                 if following not in self._coming:
                     self._coming[following] = self._pool.submit(partial(self._fetch, *self._ranges[following]))
             coming = self._coming[number]
-            self._passed = max(self._passed, number - self._behind)
+            self._passed = max(self._passed, number - _BEHIND)
             for passed in [one for one in self._coming if one < self._passed]:
                 del self._coming[passed]
         try:
@@ -452,11 +445,9 @@ class ReadAhead(Closing):
 
 
 STRETCH_BYTES = 4 * 1024 * 1024
-# Headers further apart than this on average are requested one by one: at 100 MB/s the bytes between them take longer
-# than a round trip.
+# Headers further apart than this are requested one by one: at 100 MB/s the bytes between them take longer than a round
+# trip.
 _FAR_APART_BYTES = 4 * STRETCH_BYTES
-# The weight of the latest value in the average.
-_SHARE = 0.25
 
 
 class ArchiveWalk(Closing):
@@ -472,18 +463,17 @@ class ArchiveWalk(Closing):
         self.label, self.size = content.label, content.size
         self._content, self._step = content, step
         self._walks = True
-        self._reached, self._gap = 0, 0.0
+        self._reached = 0
         edges = [*range(0, self.size, STRETCH_BYTES), self.size]
-        self._ahead = content.ahead_of(list(itertools.pairwise(edges)), behind=0)
+        self._ahead = content.ahead_of(list(itertools.pairwise(edges)))
 
     def pread(self, length: int, offset: int) -> bytes:
         found, end = None, min(offset + length, self.size)
         if self._walks and offset < self.size:
-            self._gap += _SHARE * (max(0, offset - self._reached) - self._gap)
+            if offset - self._reached <= _FAR_APART_BYTES:
+                found = self._ahead.read(offset, end)
             self._step.advance(max(0, end - self._reached))
             self._reached = max(self._reached, end)
-            if self._gap <= _FAR_APART_BYTES:
-                found = self._ahead.read(offset, end)
         return self._content.pread(length, offset) if found is None else found
 
     def end(self) -> None:

@@ -6,7 +6,6 @@ would leave the archive's own folder refuses the whole archive, before a member 
 
 from __future__ import annotations
 
-import functools
 import posixpath
 import re
 from collections import Counter
@@ -142,13 +141,8 @@ def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ..
 def is_junk(name: str) -> bool:
     """Return whether an operating system, a notebook or colabstage left this file, so that it is not a sample."""
     folder, _, base = name.rpartition("/")
-    return base.startswith("._") or base.lower() in JUNK_FILES or is_our_name(base) or _in_junk(folder)
-
-
-# Cached, because millions of files come folder by folder.
-@functools.lru_cache(maxsize=1024)
-def _in_junk(folder: str) -> bool:
-    return any(map(is_junk_folder, folder.split("/")))
+    is_odd = base.startswith("._") or base.lower() in JUNK_FILES or is_our_name(base)
+    return is_odd or any(map(is_junk_folder, folder.split("/")))
 
 
 def is_junk_folder(base: str) -> bool:

@@ -52,26 +52,6 @@ def test_every_tar_reads_as_tarfile_reads_it(
         }
 
 
-def test_headers_close_together_are_read_together(tmp_path: Path) -> None:
-    """Small members before and after a large one, with long names among them, are all found, with few reads; a cut
-    among them is noticed."""
-    draw = random.Random(0)
-    small = {
-        f"a/{'ü' * draw.randrange(120)}{number}.txt": draw.randbytes(draw.randrange(1500)) for number in range(600)
-    }
-    names = list(small)
-    files = {name: small[name] for name in names[:300]} | {"b.npy": bytes(900_000)}
-    files |= {name: small[name] for name in names[300:]}
-    source = RecordingBytes(tar_bytes(files))
-    with open_archive(source, spool=tmp_path) as tree:
-        assert len(source.reads) < 80
-        assert sum(length for _, length in source.reads) < len(source.content) - 900_000 + 64 * 1024
-        assert read_all(tree) == files
-    for cut in range(100_000, len(source.content) - 20_000, 297_777):
-        with pytest.raises(CorruptArchiveError):
-            open_archive(RecordingBytes(source.content[:cut]), spool=tmp_path)
-
-
 HUGE_TIMES = [{"mtime": mtime} for mtime in ("1e999980", "-1e999980", "9" * 5000, "1e400")]
 
 
