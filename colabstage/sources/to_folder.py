@@ -299,7 +299,7 @@ class _Writing:
                     self.tree.verify(entry, self._pieces(file))
                 except SourceError:
                     # The next call would trust its parts, which the ledger lists.
-                    remove_own(path)
+                    remove_own(self.path.with_name(_LEDGER))
                     raise
 
     def _pieces(self, file: BinaryIO) -> Iterator[bytes]:
