@@ -148,7 +148,7 @@ def test_an_archive_above_4_gib_as_macos_writes_it(tmp_path: Path) -> None:
         open_tree(large, spool=tmp_path)
 
 
-@pytest.mark.parametrize("at", [0, 1, 3, 20, 47, 5_000])
+@pytest.mark.parametrize("at", [0, 3, 47])
 def test_members_are_found_wherever_the_directory_is_cut(tmp_path: Path, at: int) -> None:
     """Records that are cut by the end of a piece are in the next, and the mark of one in an extra field is none. Each
     record says how long it is, so that damage shows in every piece."""
