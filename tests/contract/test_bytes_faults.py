@@ -391,7 +391,7 @@ def test_a_large_file_of_a_list_meets_its_checksum(tmp_path: Path) -> None:
     headers = (("Digest", f"sha-256={digest}"),)
     (tmp_path / "small.bin").write_bytes(b"s")
     with WebServer({"large.bin": right[:-1] + b"?"}, knobs=WebKnobs(headers=headers)) as web:
-        files = [web.url("large.bin"), tmp_path / "small.bin"]
+        files = [web.url("large.bin"), str(tmp_path / "small.bin")]
         for _ in range(2):
             with pytest.raises(SourceReadError, match=r"large\.bin.*sha256"):
                 fetch_files(files, tmp_path / "got", progress=False)
