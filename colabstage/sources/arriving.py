@@ -342,9 +342,11 @@ def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
     def continues(orphan: Path) -> bool:
         if not take_orphan(orphan, folder):
             return False
-        if not (is_kept := facts.names_its_state and (folder / TABLE).is_file()):
-            remove_own(folder)
-        return is_kept
+        with contextlib.suppress(OSError):
+            if facts.names_its_state and (folder / TABLE).is_file() and (folder / _DATA).stat().st_size == facts.size:
+                return True
+        remove_own(folder)
+        return False
 
     if not (is_kept := any(map(continues, find_orphans(target)))):
         with typed_write_errors(target):

@@ -343,8 +343,6 @@ class Blocks:
         here = os.fstat(handle).st_size
         if here and empty:
             punch_hole(handle, 0, here)
-        if here > size:
-            os.ftruncate(handle, size)
         if here < size:
             # Writing the last byte sets the length; blocks come before it.
             os.pwrite(handle, b"\0", size - 1)

@@ -124,7 +124,10 @@ class FileSet(Layout):
         manifests = [one.manifest for one in self.files]
         lengths = {one.block_bytes for one in manifests}
         if len(lengths) > 1:
-            msg = f"The files of '{self.label}' were not written together. Open each alone, or pack them again."
+            msg = (
+                f"The files of '{self.label}' have blocks of {' and of '.join(f'{one:,}' for one in sorted(lengths))} "
+                "bytes, so they were not written together. Open each alone, or pack them again."
+            )
             raise PackFormatError(msg)
         hashes = [text for one in manifests for text in one.hashes]
         super().__init__([one.name for one in self.files], [one.size for one in manifests], lengths.pop(), hashes)

@@ -47,11 +47,14 @@ class Folder(NamedTuple):
     path: str
 
 
-def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence[Member], folder: Folder) -> None:
-    """Unpack, verify and write small members that are neighbours in an archive.
+def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence[Member], folder: Folder) -> str:
+    """Unpack, verify and write small members that are neighbours in an archive; return the hash of their content.
 
     `data` holds all of them, and begins at `begin` in the archive `source`. Their folders exist.
     """
+    import xxhash
+
+    hasher = xxhash.xxh3_64()
 
     def pread(length: int, offset: int) -> bytes:
         at = offset - begin
@@ -67,6 +70,8 @@ def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence
             if len(content) != entry.size:
                 raise cut_while_read(source.label, entry.name)
         write_file(folder, entry.name, content, entry.executable, entry.mtime_ns)
+        hasher.update(content)
+    return hasher.hexdigest()
 
 
 def write_file(folder: Folder, name: str, content: bytes, executable: bool, mtime_ns: int) -> None:
@@ -123,7 +128,7 @@ class Processes(Closing):
             self._all.append(_start(program, (archive.fileno(), folder.handle)))
             self._idle.put(self._all[-1])
 
-    def write(self, begin: int, end: int, members: Sequence[Member]) -> None:
+    def write(self, begin: int, end: int, members: Sequence[Member]) -> str:
         """Have members written that are between two positions of the archive; as `write_members`. The pipeline that
         calls this ends it by `close` if nothing moves for long."""
         process = self._idle.get()
@@ -138,6 +143,8 @@ class Processes(Closing):
         if isinstance(answer, Exception):
             # The error as the process raised it, with its type.
             raise answer
+        digest: str = answer
+        return digest
 
     def close(self) -> None:
         """End them: what they wrote is noted only after their response."""
@@ -190,18 +197,18 @@ def write_in_child(archive: int, label: str, folder: tuple[int, str], parent: in
     # Over a handle of the parent, which ends with this process.
     source = RequestedBytes(partial(pread_exactly, archive), os.fstat(archive).st_size, label=label)
     inbox, outbox = sys.stdin.buffer, sys.stdout.buffer
+    answer: object
     with contextlib.suppress(EOFError):
         while True:
             message = pickle.load(inbox)
             try:
-                _write(source, Folder(*folder), *message)
-                answer: Exception | None = None
+                answer = _write(source, Folder(*folder), *message)
             except Exception as error:  # noqa: BLE001 - raised in the parent
                 answer = error
             pickle.dump(answer, outbox, pickle.HIGHEST_PROTOCOL)
             outbox.flush()
 
 
-def _write(source: ByteSource, folder: Folder, begin: int, end: int, members: Sequence[Member]) -> None:
+def _write(source: ByteSource, folder: Folder, begin: int, end: int, members: Sequence[Member]) -> str:
     data = source.pread(end - begin, begin) if end > begin else b""
-    write_members(source, begin, data, members, folder)
+    return write_members(source, begin, data, members, folder)

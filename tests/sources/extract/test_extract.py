@@ -112,8 +112,8 @@ def test_the_same_archive_again_is_not_extracted_again(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "the archive is written anew"])
-def test_an_interrupted_run_goes_on(tmp_path: Path, meanwhile: str) -> None:
+@pytest.mark.parametrize("meanwhile", ["a file of it is cut", "the archive is written anew"])
+def test_an_interrupted_run_goes_on_with_what_is_whole(tmp_path: Path, meanwhile: str) -> None:
     """Nothing stands at the target; the next call writes only the rest, and says so. Names, sizes and the archive's
     ends may all be those of another one: labels written anew."""
     files = {f"labels/{number:05}.txt": b"%05d 0.5 0.5 0.1 0.1\n" % number * 40 for number in range(MANY)}
@@ -122,6 +122,9 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, meanwhile: str) -> None:
     with pytest.raises(CancelledError):
         extract_archive(archive, tmp_path / "out", progress=progress)
     assert not (tmp_path / "out").exists()
+    if meanwhile == "a file of it is cut":
+        (left,) = (tmp_path / name for name in leftovers(tmp_path))
+        next(path for path in left.rglob("*.txt") if path.stat().st_size).write_bytes(b"short")
     if meanwhile == "the archive is written anew":
         files = {name: content[::-1] if 800 <= int(name[7:12]) < 1200 else content for name, content in files.items()}
         write(archive, files, "tar")
