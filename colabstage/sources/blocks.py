@@ -236,11 +236,7 @@ def _set(handle: int, start: int, stop: int, kind: int, *, wait: bool = False) -
         if not wait:
             return False
         if SYSTEM_CLOCK.now() > deadline:
-            folder = os.path.dirname(os.readlink(f"/proc/self/fd/{handle}"))  # noqa: PTH115, PTH120 - a handle's path
-            msg = (
-                f"Another process that reads the pack in '{folder}' has stopped while it made room there, "
-                f"{_MOMENT_S:.0f} s ago. Continue it or end it, then try again."
-            )
+            msg = "Another process that reads this pack stopped while it made room. Continue or end it, then try again."
             raise SourceReadError(msg)
         SYSTEM_CLOCK.sleep(_LOOK_S)
 

@@ -290,14 +290,11 @@ class Fetcher:
                 self._clock.wait(self._moved, look_s)
 
     def _stalled_error(self) -> SourceReadError:
-        blocks = self._blocks
-        here = int(blocks.layout.lengths[blocks.state == WHOLE].sum())
-        msg = (
-            f"The copy of '{self._label}' has not moved for {_STALL_S:.0f} seconds, "
-            f"{here:,} of {blocks.layout.size:,} bytes are here. Run this once more: finished blocks are kept. "
-            "If it is on Google Drive, end its client before (!pkill -9 -x drive) and call mount_drive()."
+        return SourceReadError(
+            f"The copy of '{self._label}' has not moved for {_STALL_S:.0f} seconds. Run this once more: finished "
+            "blocks are kept. If it is on Google Drive, end its client before (!pkill -9 -x drive) and call "
+            "mount_drive()."
         )
-        return SourceReadError(msg)
 
     def _end_order(self) -> None:
         if self._order is not None:
