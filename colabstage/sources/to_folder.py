@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError
+from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError, TargetNotWritableError
 from colabstage.io.files import (
     Closing,
     RetryPolicy,
@@ -253,6 +253,9 @@ def write_folder(
             writing.write(left, limits)
             writing.verify(part.first for part in parts if not part.end and part.length < entries[part.first].size)
         cancellation.check()
+        if sum(len(names) for *_, names in os.walk(made)) < len(entries):
+            msg = f"The disk of '{target}' takes names that differ in case or accents for one. Choose another disk."
+            raise TargetNotWritableError(msg)
         # The last moment at which what was there before is in its place.
         check()
         with typed_write_errors(target):

@@ -10,12 +10,19 @@ import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from colabstage import extract_archive, pack_dataset
-from colabstage.errors import CancelledError, CorruptArchiveError, NotEnoughSpaceError, SourceChangedError
+from colabstage.errors import (
+    CancelledError,
+    CorruptArchiveError,
+    NotEnoughSpaceError,
+    SourceChangedError,
+    TargetNotWritableError,
+)
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
 from tests.support.images import image, in_classes, read_tree
@@ -157,6 +164,21 @@ def test_too_little_room_is_told_with_figures_before_anything_is_written(tmp_pat
     with pytest.raises(NotEnoughSpaceError, match=r"'a.zip' \(3,000 files\) .* 1[0-9.]+ MB"):
         extract_archive(archive, small_disk / "out", progress=False)
     assert list(small_disk.iterdir()) == []
+
+
+def test_a_disk_that_takes_two_names_for_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of Windows and macOS do: one file would replace the other."""
+    archive, open_file = write(tmp_path / "a.zip", {"a.txt": b"1", "A.txt": b"2"}), os.open
+
+    def folded(path: Any, flags: int, *more: Any, **others: Any) -> int:
+        if path == "A.txt":  # it is there, and is removed first
+            path, flags = "a.txt", flags & ~os.O_EXCL | os.O_TRUNC
+        return open_file(path, flags, *more, **others)
+
+    monkeypatch.setattr(os, "open", folded)
+    with pytest.raises(TargetNotWritableError, match="differ in case"):
+        extract_archive(archive, tmp_path / "out", progress=False)
+    assert beside(tmp_path) == ["a.zip"]
 
 
 _LARGE = """
