@@ -33,7 +33,7 @@ from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleSource,
 from colabstage.pack.job import PackJob, Prepared, target_source
 from colabstage.pack.plan import PackPlan, image_options
 from colabstage.pack.writer import FACTS, PackJournal, WriteJob, compares_masks, copy_runs, sample_costs
-from colabstage.trees.listing import hash_rows, hash_texts, take_strings
+from colabstage.trees.listing import hash_rows, hash_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -192,13 +192,7 @@ def _file_states(source: SampleSource) -> tuple[NDArray[np.uint64], ...] | None:
 
 def _places(source: TreeFiles) -> NDArray[np.int64] | None:
     """Return the number of each file in its tree's listing; `None` if one is not listed."""
-    entries, listing = source.entries, source.tree.entries
-    places = np.arange(len(entries)) if entries.places is None else entries.places
-    # A part of a tree numbers its files as the whole does, and some listings do not number them.
-    is_numbered = places.min(initial=0) >= 0 and places.max(initial=-1) < len(listing)
-    if is_numbered and take_strings(listing.names, places) == entries.names:
-        return places
-    found = [listing.find(name) for name in entries.names]
+    found = [source.tree.entries.find(name) for name in source.entries.names]
     return None if None in found else np.array(found, np.int64)
 
 

@@ -52,7 +52,7 @@ from colabstage.io.workspace import (
     temp_beside,
     whatever_is_there,
 )
-from colabstage.sources.blocks import WHOLE, Blocks, Layout, has_noted
+from colabstage.sources.blocks import TABLE, WHOLE, Blocks, Layout
 from colabstage.sources.fetcher import Fetcher, prove_rest
 from colabstage.sources.order import RangeOrder
 from colabstage.sources.remote import (
@@ -78,8 +78,6 @@ _STALL_S = 180.0
 # Before a copy, reads are scattered, but often close to the last one; this many bytes take as long as a round trip.
 ALONG_BYTES = 256 * 1024
 _KEPT_READS = 8
-# A connection for less than this would end before the first one reaches full speed.
-_LEAST_BYTES = 1024 * 1024
 # Gaps between two members up to this length are fetched along: a round trip of 0.1 s costs each of 16 connections no
 # less of a line of 20 MB/s.
 _GAP_BYTES = 128 * 1024
@@ -168,12 +166,9 @@ class StreamingCopy(Closing):
     def _begin(self, blocks: Blocks, fetcher: Fetcher) -> RangeOrder:
         """Verify what an earlier run has left, and order the rest."""
         gaps = prove_rest(blocks, fetcher)
-        missing = sum(end - begin for begin, end in gaps)
-        self.kept_bytes = self.size - missing
-        # A connection costs a round trip or more, too much for a small rest.
-        self._copiers = max(1, min(self._copiers, -(-missing // _LEAST_BYTES)))
+        self.kept_bytes = self.size - sum(end - begin for begin, end in gaps)
         with fetcher.lock:
-            self._order.leave(gaps, connections=self._copiers)
+            self._order.leave(gaps)
         if self.kept_bytes:
             self._step.start_at(self.kept_bytes)
         return self._order
@@ -189,15 +184,9 @@ class StreamingCopy(Closing):
         self._close_ahead()
         self._ahead = self.ahead_of([(begin, end) for begin, end, members in coalesce(byte_ranges) if members > 1])
 
-    def ahead_of(self, ranges: Sequence[tuple[int, int]], *, behind: int = _BEHIND) -> ReadAhead:
+    def ahead_of(self, ranges: Sequence[tuple[int, int]]) -> ReadAhead:
         """Return an object that reads these ranges `(begin, end)` of the source about in order, without a copy."""
-        return ReadAhead(
-            ranges,
-            self._read_directly,
-            connections=self._connections,
-            behind=behind,
-            cancellation=self._cancellation,
-        )
+        return ReadAhead(ranges, self._read_directly, connections=self._connections, cancellation=self._cancellation)
 
     def _close_ahead(self) -> None:
         if self._ahead is not None:
@@ -349,18 +338,23 @@ def _take_blocks(target: Path, facts: RemoteFacts) -> Blocks:
     folder = temp_beside(target)
     content = f"{facts.label} {facts.size} {facts.version} {facts.mtime_ns} {facts.checksum or ''}"
     layout = Layout([_DATA], [facts.size or 0], BLOCK_BYTES)
-    for orphan in find_orphans(target):
-        if take_orphan(orphan, folder):
-            if facts.names_its_state and has_noted(folder, content):
-                break
-            remove_own(folder)
-    else:
+
+    def continues(orphan: Path) -> bool:
+        if not take_orphan(orphan, folder):
+            return False
+        with contextlib.suppress(OSError):
+            if facts.names_its_state and (folder / TABLE).is_file() and (folder / _DATA).stat().st_size == facts.size:
+                return True
+        remove_own(folder)
+        return False
+
+    if not (is_kept := any(map(continues, find_orphans(target)))):
         with typed_write_errors(target):
             folder.mkdir()
     try:
         return Blocks(folder, layout, content, shared=False, gives_back=False, shown=target)
     except BaseException:
-        if not has_noted(folder, content):
+        if not is_kept:
             remove_own(folder)
         raise
 
@@ -398,11 +392,10 @@ class ReadAhead(Closing):
         *,
         connections: int,
         cancellation: Cancellation,
-        behind: int = _BEHIND,
     ) -> None:
         """Expect to read these ranges `(begin, end)`, which are sorted; `fetch` returns the bytes of one."""
         self._ranges, self._begins = ranges, [begin for begin, _ in ranges]
-        self._fetch, self._ahead, self._behind = fetch, connections, behind
+        self._fetch, self._ahead = fetch, connections
         self._cancellation = cancellation
         self._lock = threading.Lock()
         self._pool = DaemonPool(connections, "colabstage-ahead")
@@ -434,7 +427,7 @@ class ReadAhead(Closing):
                 if following not in self._coming:
                     self._coming[following] = self._pool.submit(partial(self._fetch, *self._ranges[following]))
             coming = self._coming[number]
-            self._passed = max(self._passed, number - self._behind)
+            self._passed = max(self._passed, number - _BEHIND)
             for passed in [one for one in self._coming if one < self._passed]:
                 del self._coming[passed]
         try:
@@ -454,11 +447,9 @@ class ReadAhead(Closing):
 
 
 STRETCH_BYTES = 4 * 1024 * 1024
-# Headers further apart than this on average are requested one by one: at 100 MB/s the bytes between them take longer
-# than a round trip.
+# Headers further apart than this are requested one by one: at 100 MB/s the bytes between them take longer than a round
+# trip.
 _FAR_APART_BYTES = 4 * STRETCH_BYTES
-# The weight of the latest value in the average.
-_SHARE = 0.25
 
 
 class ArchiveWalk(Closing):
@@ -474,18 +465,17 @@ class ArchiveWalk(Closing):
         self.label, self.size = content.label, content.size
         self._content, self._step = content, step
         self._walks = True
-        self._reached, self._gap = 0, 0.0
+        self._reached = 0
         edges = [*range(0, self.size, STRETCH_BYTES), self.size]
-        self._ahead = content.ahead_of(list(itertools.pairwise(edges)), behind=0)
+        self._ahead = content.ahead_of(list(itertools.pairwise(edges)))
 
     def pread(self, length: int, offset: int) -> bytes:
         found, end = None, min(offset + length, self.size)
         if self._walks and offset < self.size:
-            self._gap += _SHARE * (max(0, offset - self._reached) - self._gap)
+            if offset - self._reached <= _FAR_APART_BYTES:
+                found = self._ahead.read(offset, end)
             self._step.advance(max(0, end - self._reached))
             self._reached = max(self._reached, end)
-            if self._gap <= _FAR_APART_BYTES:
-                found = self._ahead.read(offset, end)
         return self._content.pread(length, offset) if found is None else found
 
     def end(self) -> None:

@@ -236,11 +236,7 @@ def _set(handle: int, start: int, stop: int, kind: int, *, wait: bool = False) -
         if not wait:
             return False
         if SYSTEM_CLOCK.now() > deadline:
-            folder = os.path.dirname(os.readlink(f"/proc/self/fd/{handle}"))  # noqa: PTH115, PTH120 - a handle's path
-            msg = (
-                f"Another process that reads the pack in '{folder}' has stopped while it made room there, "
-                f"{_MOMENT_S:.0f} s ago. Continue it or end it, then try again."
-            )
+            msg = "Another process that reads this pack stopped while it made room. Continue or end it, then try again."
             raise SourceReadError(msg)
         SYSTEM_CLOCK.sleep(_LOOK_S)
 
@@ -326,9 +322,9 @@ class Blocks:
         files = zip(self.paths, self.layout.sizes, strict=True)
         were_filled = [self._open_file(path, size, empty=is_new and self.gives_back) for path, size in files]
         if counters[CONTENT] not in (0, content) or (is_new and any(were_filled)):
-            # Notes about other content, perhaps with more blocks, prove nothing; some blocks may be the same.
+            # Notes about other content, perhaps with more blocks, prove nothing; known hashes may.
             self.edges.heads[:] = self.edges.tails[:] = self.kept[:] = 0
-            state[:] = UNPROVED
+            state[:] = UNPROVED if any(self.layout.hashes) else MISSING
         if self.locks is None or self._map[:_WORLD_BYTES] != world:
             state[state == WHOLE], state[state == FILLING] = UNPROVED, WRITING
             for block in np.flatnonzero(state == EDGES).tolist():
@@ -502,20 +498,6 @@ def _map_table(path: Path, length: int) -> mmap.mmap:
         return mmap.mmap(handle, length)
     finally:
         os.close(handle)
-
-
-def has_noted(folder: Path, content: str) -> bool:
-    """Return whether the table in a folder notes blocks of this content."""
-    try:
-        raw = (folder / TABLE).read_bytes()
-        counters = np.frombuffer(raw, np.int64, _COUNTERS, _WORLD_BYTES)
-    except (OSError, ValueError):
-        return False
-    count = (len(raw) - _HEAD_BYTES) // _BLOCK_ROW_BYTES
-    if len(raw) != _HEAD_BYTES + _BLOCK_ROW_BYTES * count or counters[_FORMAT] != _THIS_FORMAT:
-        return False
-    state = np.frombuffer(raw, np.uint8, count, _HEAD_BYTES + 24 * count)
-    return bool(counters[CONTENT] == _number_of(content) and ((state == WHOLE) | (state == UNPROVED)).any())
 
 
 def is_part(folder: Path) -> bool:

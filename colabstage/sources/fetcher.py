@@ -131,39 +131,24 @@ class Remotes:
 
 
 class Arriving:
-    def __init__(self, begin: int, end: int) -> None:
-        import xxhash
-
-        self.missing = end - begin
-        self._end, self._hashed, self._hasher = end, begin, xxhash.xxh3_64()
+    def __init__(self, nbytes: int) -> None:
+        self.missing = nbytes
         # The ranges of addresses that have arrived, in order; two of them may touch.
-        self.stretches: list[list[int]] = []
+        self._stretches: list[list[int]] = []
 
-    def add(self, data: bytes | memoryview, address: int) -> None:
-        end = address + len(data)
-        number = bisect.bisect_right(self.stretches, [address])
-        if number and self.stretches[number - 1][1] == address:
-            self.stretches[number - 1][1] = end
+    def add(self, begin: int, end: int) -> None:
+        number = bisect.bisect_right(self._stretches, [begin])
+        if number and self._stretches[number - 1][1] == begin:
+            self._stretches[number - 1][1] = end
         else:
-            self.stretches.insert(number, [address, end])
-        self.missing -= len(data)
-        # Bytes that have just arrived are still in the processor's cache.
-        if address == self._hashed:
-            self._hasher.update(data)
-            self._hashed = end
+            self._stretches.insert(number, [begin, end])
+        self.missing -= end - begin
 
     def first_missing(self, begin: int, end: int) -> int | None:
-        for first, last in self.stretches:
+        for first, last in self._stretches:
             if first <= begin < last:
                 begin = last
         return begin if begin < end else None
-
-    def digest(self, blocks: Blocks) -> str:
-        """Return the hash of the block, which has arrived completely."""
-        if self._hashed < self._end:
-            self._hasher.update(blocks.read(self._hashed, self._end - self._hashed))
-        digest: str = self._hasher.hexdigest()
-        return digest
 
 
 class Fetcher:
@@ -305,14 +290,11 @@ class Fetcher:
                 self._clock.wait(self._moved, look_s)
 
     def _stalled_error(self) -> SourceReadError:
-        blocks = self._blocks
-        here = int(blocks.layout.lengths[blocks.state == WHOLE].sum())
-        msg = (
-            f"The copy of '{self._label}' has not moved for {_STALL_S:.0f} seconds, "
-            f"{here:,} of {blocks.layout.size:,} bytes are here. Run this once more: finished blocks are kept. "
-            "If it is on Google Drive, end its client before (!pkill -9 -x drive) and call mount_drive()."
+        return SourceReadError(
+            f"The copy of '{self._label}' has not moved for {_STALL_S:.0f} seconds. Run this once more: finished "
+            "blocks are kept. If it is on Google Drive, end its client before (!pkill -9 -x drive) and call "
+            "mount_drive()."
         )
-        return SourceReadError(msg)
 
     def _end_order(self) -> None:
         if self._order is not None:
@@ -445,7 +427,7 @@ class Fetcher:
                 return False
             # Another connection may have taken over the end meanwhile.
             data, now = data[: run.left], self._clock.now()
-            complete = self._store(data, address)
+            complete = self._store(address, address + len(data))
             has_waited = bool(data and self.waits_for)
             if data:
                 self._come += len(data)
@@ -460,30 +442,24 @@ class Fetcher:
             self._verify(block, remote)
         return run.left > 0
 
-    def _store(self, data: bytes | memoryview, address: int) -> list[int]:
-        """Note bytes with the lock held; return the blocks that they complete."""
+    def _store(self, begin: int, end: int) -> list[int]:
+        """Note bytes that are written, with the lock held; return the blocks that they complete."""
         complete, layout = [], self._blocks.layout
-        while data:
-            block = address // layout.block_bytes
-            begin, end = layout.span(block)
-            arriving = self._arriving.get(block)
-            if arriving is None:
-                arriving = self._arriving[block] = Arriving(begin, end)
-            part, data = data[: end - address], data[end - address :]
-            arriving.add(part, address)
+        while begin < end:
+            block = begin // layout.block_bytes
+            first, last = layout.span(block)
+            arriving = self._arriving.setdefault(block, Arriving(last - first))
+            arriving.add(begin, min(end, last))
             if not arriving.missing:
                 complete.append(block)
-            address += len(part)
+            begin = last
         return complete
 
     def _verify(self, block: int, remote: RemoteFile) -> None:
         layout = self._blocks.layout
         begin, end = layout.span(block)
-        if self._blocks.edges.heads[block] or self._blocks.edges.tails[block]:
-            # Its edges may have been local before, so not all of it is from this request.
-            digest = hash_block(self._blocks.read(begin, end - begin))
-        else:
-            digest = self._arriving[block].digest(self._blocks)
+        # As it is on the disk: its edges may have been local before, so not all of it need be from this request.
+        digest = hash_block(self._blocks.read(begin, end - begin))
         expected = layout.hashes[block]
         if expected and digest != expected:
             msg = (

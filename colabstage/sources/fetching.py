@@ -473,7 +473,7 @@ def extract_archive(
     """Extract an archive into a folder of its own.
 
     The kind of archive is recognised by its content, never by its name: zip, tar (also compressed with gzip, bzip2, xz
-    or Zstandard), 7z and rar if a tool or package for them is installed, or a single compressed file. A suspicious
+    or Zstandard), 7z and rar if 7-Zip or unrar is installed, or a single compressed file. A suspicious
     archive is refused as a whole, before anything is written. The folder appears when it is complete and every member
     has been verified; until then, what was there stays. A call that was interrupted continues where it stopped; the
     same archive into the same folder again does nothing.
@@ -503,8 +503,8 @@ def extract_archive(
         ArchiveError: the file is not an archive, needs a password, or uses an unsupported method.
         CorruptArchiveError: it is truncated or damaged.
         SourceChangedError: it was written to while it was being extracted.
-        UnsafeArchiveError: it contains paths outside the target, devices or duplicates, or is a decompression bomb.
-        MissingDependencyError: it is a 7z or rar, and no tool or package that reads it is installed.
+        UnsafeArchiveError: it contains paths outside the target, or devices, or is a decompression bomb.
+        MissingDependencyError: it is a 7z or rar, and its tool is not installed.
         NotEnoughSpaceError: it does not fit; with figures, and before the first byte if the archive tells its size.
         DriveNotMountedError: a path is on Drive, and none is mounted there, or it was unmounted meanwhile.
         TargetNotWritableError: nothing can be written there.

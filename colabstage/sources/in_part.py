@@ -242,19 +242,14 @@ class Lookahead(Order):
     def __init__(self, blocks: Blocks, readers: Readers, fetcher: Fetcher) -> None:
         assert blocks.locks is not None
         self._blocks, self._locks, self._readers, self._fetcher = blocks, blocks.locks, readers, fetcher
-        # The blocks that this process has claimed, and the run that fetches each; `None` after an interruption.
-        self._claimed: dict[int, Run | None] = {}
+        # The blocks that this process has claimed, and the run that fetches each.
+        self._claimed: dict[int, Run] = {}
         self._next_use = np.full(len(blocks.state), NEVER)
         self._seen_for: tuple[int, ...] = (-1,)
-        self._is_closed = False
         self._pacing = Pacing(_FIRST_REQUESTS)
 
     def take(self, now: float) -> Run | None:
         blocks, next_use, failures = self._blocks, self._look(), self._fetcher.failures
-        for block in [block for block, run in self._claimed.items() if run is None]:
-            if block not in failures and (next_use[block] != NEVER or blocks.wanted[block]):
-                return self._begin(block, now)
-            self._give_up(block)
         if int((blocks.state >= WRITING).sum()) > len(self._claimed):
             # Another process may have died.
             blocks.reclaim(self._claimed)
@@ -264,7 +259,7 @@ class Lookahead(Order):
         for block in waited[np.argsort(next_use[waited], kind="stable")].tolist():
             if self._claim(block, next_use):
                 return self._begin(block, now)
-        runs = [run for run in self._claimed.values() if run is not None]
+        runs = list(self._claimed.values())
         # If nothing is in flight, as after failures, no rate will show.
         is_full = len(runs) >= self._fetcher.connections
         if is_full or (runs and not self._pacing.allows(now, runs, blocks.layout.block_bytes)):
@@ -285,9 +280,7 @@ class Lookahead(Order):
     def release(self, run: Run, now: float) -> None:
         block = run.begin // self._blocks.layout.block_bytes
         if self._claimed.get(block) is run:
-            run.end, self._claimed[block] = run.position, None
-            if self._is_closed:
-                self._give_up(block)
+            self._give_up(block)
 
     def again(self, begin: int, end: int) -> None:
         self._give_up(begin // self._blocks.layout.block_bytes)
@@ -299,7 +292,6 @@ class Lookahead(Order):
 
     def close(self) -> None:
         """Leave to other processes what is not being written at this moment."""
-        self._is_closed = True
         for block, run in list(self._claimed.items()):
             if run not in self._fetcher.writing:
                 self._give_up(block)
@@ -314,10 +306,7 @@ class Lookahead(Order):
         return self._next_use
 
     def _begin(self, block: int, now: float) -> Run:
-        begin, end = self._blocks.layout.span(block)
-        # Bytes that arrived before an interruption are not fetched again.
-        missing = self._fetcher.first_missing(begin, end)
-        run = self._claimed[block] = Run(end if missing is None else missing, end, now)
+        run = self._claimed[block] = Run(*self._blocks.layout.span(block), now)
         self._pacing.sent(run.left, now, is_last=len(self._claimed) >= self._fetcher.connections)
         return run
 

@@ -12,7 +12,6 @@ import gc
 import os
 import pickle
 import queue
-import select
 import signal
 import subprocess
 import sys
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # As after tarfile's `data` filter: readable, and executable only if the archive says so.
 _MODES = (0o644, 0o755)
-# Long enough for a process to start, on a busy machine, and for a killed one to end. On a dead disk neither happens.
-_START_S, _END_S = 60.0, 10.0
+# Long enough for a killed process to end; on a dead disk it does not.
+_END_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,11 +47,14 @@ class Folder(NamedTuple):
     path: str
 
 
-def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence[Member], folder: Folder) -> None:
-    """Unpack, verify and write small members that are neighbours in an archive.
+def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence[Member], folder: Folder) -> str:
+    """Unpack, verify and write small members that are neighbours in an archive; return the hash of their content.
 
     `data` holds all of them, and begins at `begin` in the archive `source`. Their folders exist.
     """
+    import xxhash
+
+    hasher = xxhash.xxh3_64()
 
     def pread(length: int, offset: int) -> bytes:
         at = offset - begin
@@ -68,6 +70,8 @@ def write_members(source: ByteSource, begin: int, data: bytes, members: Sequence
             if len(content) != entry.size:
                 raise cut_while_read(source.label, entry.name)
         write_file(folder, entry.name, content, entry.executable, entry.mtime_ns)
+        hasher.update(content)
+    return hasher.hexdigest()
 
 
 def write_file(folder: Folder, name: str, content: bytes, executable: bool, mtime_ns: int) -> None:
@@ -95,10 +99,6 @@ def _open_new(folder: Folder, name: str, executable: bool) -> int:
         return os.open(name, _FLAGS, mode, dir_fd=folder.handle)
 
 
-class ProcessesNotStartedError(Exception):
-    """No process could be started here; threads can do the work."""
-
-
 _PROGRAM = """
 import sys
 sys.path[:] = {path!r}
@@ -124,16 +124,11 @@ class Processes(Closing):
             folder=tuple(folder),
             parent=os.getpid(),
         )
-        try:
-            self._all += [_start(program, (archive.fileno(), folder.handle)) for _ in range(count)]
-            for process in self._all:
-                _ask(process, None, within_s=_START_S)
-                self._idle.put(process)
-        except (OSError, EOFError) as error:
-            self.close()
-            raise ProcessesNotStartedError from error
+        for _ in range(count):
+            self._all.append(_start(program, (archive.fileno(), folder.handle)))
+            self._idle.put(self._all[-1])
 
-    def write(self, begin: int, end: int, members: Sequence[Member]) -> None:
+    def write(self, begin: int, end: int, members: Sequence[Member]) -> str:
         """Have members written that are between two positions of the archive; as `write_members`. The pipeline that
         calls this ends it by `close` if nothing moves for long."""
         process = self._idle.get()
@@ -148,6 +143,8 @@ class Processes(Closing):
         if isinstance(answer, Exception):
             # The error as the process raised it, with its type.
             raise answer
+        digest: str = answer
+        return digest
 
     def close(self) -> None:
         """End them: what they wrote is noted only after their response."""
@@ -164,8 +161,6 @@ class Processes(Closing):
 
 
 def _start(program: str, handles: tuple[int, int]) -> subprocess.Popen[bytes]:
-    if not sys.executable:  # Python inside another program
-        raise EOFError
     return subprocess.Popen(
         # Isolated and without site: no hook of the environment runs, and the start is as short as possible.
         [sys.executable, "-I", "-S", "-c", program],
@@ -182,15 +177,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(_END_S)
 
 
-def _ask(process: subprocess.Popen[bytes], message: object, *, within_s: float | None = None) -> Any:
+def _ask(process: subprocess.Popen[bytes], message: object) -> Any:
     assert process.stdin is not None
     assert process.stdout is not None
     pickle.dump(message, process.stdin, pickle.HIGHEST_PROTOCOL)
     process.stdin.flush()
-    answer = select.poll()
-    answer.register(process.stdout, select.POLLIN)
-    if within_s is not None and not answer.poll(1000 * within_s):
-        raise EOFError
     return pickle.load(process.stdout)
 
 
@@ -206,19 +197,18 @@ def write_in_child(archive: int, label: str, folder: tuple[int, str], parent: in
     # Over a handle of the parent, which ends with this process.
     source = RequestedBytes(partial(pread_exactly, archive), os.fstat(archive).st_size, label=label)
     inbox, outbox = sys.stdin.buffer, sys.stdout.buffer
+    answer: object
     with contextlib.suppress(EOFError):
         while True:
             message = pickle.load(inbox)
             try:
-                if message is not None:
-                    _write(source, Folder(*folder), *message)
-                answer: Exception | None = None
+                answer = _write(source, Folder(*folder), *message)
             except Exception as error:  # noqa: BLE001 - raised in the parent
                 answer = error
             pickle.dump(answer, outbox, pickle.HIGHEST_PROTOCOL)
             outbox.flush()
 
 
-def _write(source: ByteSource, folder: Folder, begin: int, end: int, members: Sequence[Member]) -> None:
+def _write(source: ByteSource, folder: Folder, begin: int, end: int, members: Sequence[Member]) -> str:
     data = source.pread(end - begin, begin) if end > begin else b""
-    write_members(source, begin, data, members, folder)
+    return write_members(source, begin, data, members, folder)

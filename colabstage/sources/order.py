@@ -137,9 +137,9 @@ class RangeOrder(Order):
         self._bytes_per_s: float | None = None
         self._pacing = Pacing(math.inf)
 
-    def leave(self, gaps: Iterable[tuple[int, int]], *, connections: int) -> None:
+    def leave(self, gaps: Iterable[tuple[int, int]]) -> None:
         """Plan to fetch these ranges instead, before anything is requested."""
-        self._gaps, self._connections = list(gaps), connections
+        self._gaps = list(gaps)
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
         """Hand out these byte ranges `(begin, end)` first, in this order, and with `alone` no others; replaces earlier

@@ -20,7 +20,7 @@ from colabstage.h5.manifest import Manifest, manifest_path, parse_manifest, read
 from colabstage.h5.parts import PartName, find_parts
 from colabstage.h5.schema import BYTES, OFFSETS, split_of, y_name
 from colabstage.h5.untrusted import open_alone, reading_contents
-from colabstage.io.units import NAMES_SHOWN, format_names, show_address
+from colabstage.io.units import NAMES_SHOWN, format_names
 from colabstage.sources.blocks import Edges
 from colabstage.sources.in_part import BlockwiseFile, FileOfSet, WholeFile
 from colabstage.sources.parse import LocalSource, ShareSource, SingleSource, parse_source
@@ -53,22 +53,18 @@ def find_files(files: Files) -> list[tuple[SingleSource, SingleSource]]:
 def _addresses_of(files: Files) -> list[str | os.PathLike[str]]:
     if not isinstance(files, str | os.PathLike):
         found = list(files)
-        if not found:
-            msg = "The list of files is empty; expected at least one packed file."
-            raise OptionError(msg)
-        return found
-    text = os.fspath(files)
-    if "://" not in text:
+    elif "://" not in (text := os.fspath(files)):
         return [*find_parts(files)] if glob.has_magic(text) else [files]
-    # Not every address can be listed, but that of a set tells how many files there are.
-    shards = _SHARDS.fullmatch(text)
-    if shards is None:
+    elif (shards := _SHARDS.fullmatch(text)) is not None:
+        # Not every address can be listed, but that of a set tells how many files there are.
+        count = int(shards["count"])
+        found = [f"{shards['stem']}-{number:05}-of-{count:05}{shards['rest']}" for number in range(count)]
+    else:
         return [files]
-    count = int(shards["count"])
-    if not count:
-        msg = f"'{show_address(text)}' names a set of no files."
+    if not found:
+        msg = "No file is named; expected at least one packed file."
         raise OptionError(msg)
-    return [f"{shards['stem']}-{number:05}-of-{count:05}{shards['rest']}" for number in range(count)]
+    return found
 
 
 def source_of(address: str | os.PathLike[str]) -> FileSource:

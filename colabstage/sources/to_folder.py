@@ -1,8 +1,8 @@
 """Write the files of a tree into a folder: one plan, and one executor for copying and extracting.
 
 The work is cut into parts before the first byte: neighbours in an archive, single files, pieces of large files. A
-ledger notes each part that is on the disk, so that an interrupted run is continued. Many small members of a local
-archive are written by processes, everything else by threads.
+ledger notes each part that is on the disk, with its hash, so that an interrupted run is continued. Many small members
+of a local archive are written by processes, everything else by threads.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import os
 import struct
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError
+from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError, TargetNotWritableError
 from colabstage.io.files import (
     Closing,
     RetryPolicy,
     TargetFile,
     block_ranges,
+    hash_block,
     read_with_retry,
     translate_write_error,
     typed_write_errors,
@@ -32,9 +34,9 @@ from colabstage.io.files import (
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation, ProgressStep
 from colabstage.io.receipts import Receipt, put_folder
-from colabstage.io.workspace import Journal, current_world, open_workspace, read_journal, remove_own, rename_own
+from colabstage.io.workspace import Journal, open_workspace, read_journal, remove_own, rename_own
 from colabstage.machine.resources import usable_cores
-from colabstage.sources.members import Folder, Processes, ProcessesNotStartedError, write_file, write_members
+from colabstage.sources.members import Folder, Processes, write_file, write_members
 from colabstage.trees.bytes import PIECE_BYTES, LocalBytes, TemporaryBytes, cut_while_read
 from colabstage.trees.compressed import pieces_ahead
 from colabstage.trees.names import parent_folders
@@ -65,7 +67,9 @@ _BLOCK_BYTES, _FILE_BYTES = 4096, 512
 _GAP_BYTES, _LOCAL_HEADER_BYTES = 64 * 1024, 30
 _STALL_S = 180.0
 _FILES, _LEDGER = "files", "ledger"
-_FORMAT = 2
+_FORMAT = 1
+# Hashing cached data needs a core, reading from a disk needs two requests in flight.
+_HASH_THREADS, _HASH_BYTES = 2, 1 << 20
 
 
 class Part(NamedTuple):
@@ -249,6 +253,9 @@ def write_folder(
             writing.write(left, limits)
             writing.verify(part.first for part in parts if not part.end and part.length < entries[part.first].size)
         cancellation.check()
+        if sum(len(names) for *_, names in os.walk(made)) < len(entries):
+            msg = f"The disk of '{target}' takes names that differ in case or accents for one. Choose another disk."
+            raise TargetNotWritableError(msg)
         # The last moment at which what was there before is in its place.
         check()
         with typed_write_errors(target):
@@ -320,7 +327,7 @@ class _Writing:
         return [(entry, self.tree.packing(entry)) for entry in entries]
 
     def _with_processes(self, parts: Sequence[Part], folder: Folder) -> bool:
-        """Have processes write neighbours in an archive; return whether that is worth it, and possible."""
+        """Have processes write neighbours in an archive; return whether that is worth it."""
         count = min(usable_cores(), _MOST_PROCESSES, len(parts))
         members, nbytes = sum(part.files for part in parts), sum(part.length for part in parts)
         is_worth = count > 1 and (members >= _PROCESS_MEMBERS or nbytes >= _PROCESS_BYTES)
@@ -330,23 +337,19 @@ class _Writing:
         # Each process works in its own region: two in one folder would wait for each other at every new file.
         regions = [range(len(parts) * one // count, len(parts) * (one + 1) // count) for one in range(count)]
         order = [number for turn in itertools.zip_longest(*regions) for number in turn if number is not None]
-        try:
-            with Processes(self._source, folder, count) as processes:
+        with Processes(self._source, folder, count) as processes:
 
-                def use(_: int, part: Part) -> None:
-                    processes.write(part.begin, part.end, self._members(part))
-                    self._finish(part)
+            def use(_: int, part: Part) -> None:
+                self._finish(part, processes.write(part.begin, part.end, self._members(part)))
 
-                run_pipeline(
-                    order,
-                    read=parts.__getitem__,
-                    use=use,
-                    cost=lambda _: 0,
-                    limits=PipelineLimits(readers=0, max_readers=0, workers=count, stall_timeout_s=_STALL_S),
-                    cancellation=self.cancellation,
-                )
-        except ProcessesNotStartedError:
-            return False
+            run_pipeline(
+                order,
+                read=parts.__getitem__,
+                use=use,
+                cost=lambda _: 0,
+                limits=PipelineLimits(readers=0, max_readers=0, workers=count, stall_timeout_s=_STALL_S),
+                cancellation=self.cancellation,
+            )
         return True
 
     def _with_threads(self, parts: Sequence[Part], folder: Folder, limits: PipelineLimits) -> None:
@@ -361,8 +364,7 @@ class _Writing:
             return read_with_retry(partial(self._read, part), name, policy=policy)
 
         def use(number: int, data: bytes) -> None:
-            self._write(parts[number], data, folder)
-            self._finish(parts[number])
+            self._finish(parts[number], self._write(parts[number], data, folder))
 
         run_pipeline(
             range(len(parts)),
@@ -388,18 +390,19 @@ class _Writing:
             raise cut_while_read(self.tree.label, entry.name)
         return data
 
-    def _write(self, part: Part, data: bytes, folder: Folder) -> None:
+    def _write(self, part: Part, data: bytes, folder: Folder) -> str:
         entry = self.entries[part.first]
         if part.end:
             assert self._source is not None
-            write_members(self._source, part.begin, data, self._members(part), folder)
-        elif part.length == entry.size:
+            return write_members(self._source, part.begin, data, self._members(part), folder)
+        if part.length == entry.size:
             write_file(folder, entry.name, data, entry.executable, entry.mtime_ns)
         else:
             # The pieces of a file come in any order; each sets the time, so it is right after the last one.
             with TargetFile(self.path / entry.name, fresh=False) as file:
                 file.write(data, part.offset)
             self._set_time(entry)
+        return hash_block(data)
 
     def _with_streams(self, parts: Sequence[Part]) -> None:
         """Write large files that can only be read in order, without holding one in memory."""
@@ -415,7 +418,9 @@ class _Writing:
                 stopping.cancel()
 
     def _stream(self, part: Part, *, stopping: Cancellation) -> None:
-        entry, at = self.entries[part.first], 0
+        import xxhash
+
+        entry, hasher, at = self.entries[part.first], xxhash.xxh3_64(), 0
         with (
             TargetFile(self.path / entry.name) as file,
             pieces_ahead((data for data in self.tree.chunks(entry)), stall_timeout_s=_STALL_S) as pieces,
@@ -423,21 +428,22 @@ class _Writing:
             for data in pieces:
                 stopping.check()
                 file.write(data, at)
+                hasher.update(data)
                 at += len(data)
                 self.step.advance(len(data))
         with typed_write_errors(self.path / entry.name):
             (self.path / entry.name).chmod(0o755 if entry.executable else 0o644)
         self._set_time(entry)
-        self._finish(part, shows=False)
+        self._finish(part, hasher.hexdigest(), shows=False)
 
     def _set_time(self, entry: FileEntry) -> None:
         if entry.mtime_ns:
             with typed_write_errors(self.path / entry.name):
                 os.utime(self.path / entry.name, ns=(entry.mtime_ns, entry.mtime_ns))
 
-    def _finish(self, part: Part, *, shows: bool = True) -> None:
+    def _finish(self, part: Part, digest: str, *, shows: bool = True) -> None:
         """Note a part, and give back the bytes of our own copy of the archive that are no longer needed."""
-        self.ledger.note(part)
+        self.ledger.note(part, digest)
         # Checked here, because parts finish faster than the waiting thread polls.
         self.cancellation.check()
         if shows:
@@ -457,6 +463,7 @@ class _Ledger(Closing):
     """Which parts of a folder are on the disk. `kept`: those that an interrupted run had finished."""
 
     def __init__(self, workspace: Path, fingerprint: str, entries: Sequence[FileEntry], parts: Sequence[Part]) -> None:
+        """Open the ledger of an existing workspace; everything it lists is hashed."""
         self._files, self._entries = workspace / _FILES, entries
         path = workspace / _LEDGER
         recorded = _read_ledger(path, fingerprint)
@@ -465,13 +472,19 @@ class _Ledger(Closing):
             if not recorded:
                 remove_own(self._files)
             self._files.mkdir(exist_ok=True)
-            self.kept = {part for part in parts if self._span(part) in recorded}
-            self._journal = Journal(path, _journal_head(fingerprint), map(self._span, self.kept))
+        listed = [part for part in parts if self._span(part) in recorded]
+        # After a crash of the machine, a written line proves nothing about the bytes: only their hash does.
+        with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="colabstage-hash") as pool:
+            found = zip(listed, pool.map(self._hash, listed), strict=True)
+            self.kept = {part: digest for part, digest in found if recorded[self._span(part)] == digest}
+        lines = (self._line(part, digest) for part, digest in self.kept.items())
+        with typed_write_errors(path):
+            self._journal = Journal(path, _journal_head(fingerprint), lines)
 
-    def note(self, part: Part) -> None:
+    def note(self, part: Part, digest: str) -> None:
         """Note in one write that a part is on the disk, so that a kill leaves at most one incomplete line."""
         with typed_write_errors(self._files):
-            self._journal.append(self._span(part))
+            self._journal.append(self._line(part, digest))
 
     def close(self) -> None:
         self._journal.close()
@@ -479,17 +492,37 @@ class _Ledger(Closing):
     def _span(self, part: Part) -> _Span:
         return self._entries[part.first].name, part.offset, part.length, part.files
 
+    def _line(self, part: Part, digest: str) -> list[object]:
+        name, offset, length, files = self._span(part)
+        return [name, offset, length, digest, files] if files > 1 else [name, offset, length, digest]
 
-def _read_ledger(path: Path, fingerprint: str) -> set[_Span]:
-    """Return the parts in a ledger; none if it belongs to something else or is missing."""
+    def _hash(self, part: Part) -> str:
+        """Return the hash of a part's content; "" if it is not all there."""
+        import xxhash
+
+        hasher = xxhash.xxh3_64()
+        try:
+            for entry in self._entries[part.first : part.first + part.files]:
+                with (self._files / entry.name).open("rb") as file:
+                    file.seek(part.offset)
+                    left = part.length if part.files == 1 else entry.size
+                    while left and (data := file.read(min(left, _HASH_BYTES))):
+                        hasher.update(data)
+                        left -= len(data)
+        except OSError:
+            return ""
+        return hasher.hexdigest()
+
+
+def _read_ledger(path: Path, fingerprint: str) -> dict[_Span, str]:
+    """Return the hashes in a ledger; nothing if it belongs to something else or is missing."""
     try:
         # Without a fingerprint, the files may no longer be those of the ledger.
         lines = read_journal(path, _journal_head(fingerprint)) if fingerprint else None
-        return {tuple(line) for line in lines or ()}
-    except (OSError, ValueError, TypeError):
-        return set()
+        return {(line[0], line[1], line[2], (line[4:] or [1])[0]): line[3] for line in lines or ()}
+    except (OSError, ValueError, TypeError, LookupError):
+        return {}
 
 
 def _journal_head(fingerprint: str) -> dict[str, object]:
-    # After a crash of the machine, a written line would prove nothing about the bytes.
-    return {"format": _FORMAT, "fingerprint": fingerprint, "boot": current_world()}
+    return {"format": _FORMAT, "fingerprint": fingerprint}

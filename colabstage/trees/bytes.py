@@ -219,8 +219,6 @@ HEAD_BYTES = 1024
 _KNOWN: tuple[tuple[bytes, str, ArchiveKind | None], ...] = (
     (b"PK\3\4", "a zip archive", "zip"),
     (b"PK\5\6", "an empty zip archive", "zip"),
-    (b"PK\7\x08PK\3\4", "a zip archive", "zip"),
-    (b"PK00PK\3\4", "a zip archive", "zip"),
     (b"\x1f\x8b\x08", "a gzip file", "gz"),
     (b"BZh", "a bzip2 file", "bz2"),
     (b"\xfd7zXZ\0", "an xz file", "xz"),
@@ -230,24 +228,13 @@ _KNOWN: tuple[tuple[bytes, str, ArchiveKind | None], ...] = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", None),
     (b"\x93NUMPY", "a NumPy array", None),
     (b"PAR1", "a Parquet file", None),
-    (b"SQLite format 3\0", "an SQLite database", None),
-    (b"\x89PNG", "a PNG image", None),
-    (b"\xff\xd8\xff", "a JPEG image", None),
-    (b"GIF8", "a GIF image", None),
-    (b"BM", "a BMP image", None),
-    (b"%PDF", "a PDF document", None),
-    (b"MZ", "a Windows program (7z x unpacks a self-extracting archive)", None),
 )
-_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18.{4}", re.DOTALL)
 # Characters that text does not contain.
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 def kind_by_magic(head: bytes) -> ArchiveKind | None:
     """Return what kind of archive, or of compressed stream, begins with these bytes."""
-    # pzstd writes a skippable frame (RFC 8878, 3.1.2) before each one with content.
-    while _SKIPPABLE.match(head):
-        head = head[8 + int.from_bytes(head[4:8], "little") :]
     return next((kind for magic, _, kind in _KNOWN if head.startswith(magic)), None)
 
 
@@ -292,6 +279,7 @@ def describe_contents(head: bytes) -> str:
         (bool(stand_in(head)), stand_in(head)),
         (is_tar_head(head), "a tar archive"),
         *((head.startswith(magic), what) for magic, what, _ in _KNOWN),
+        (bool(image_ending(head)), f"an image ({image_ending(head)})"),
         (head.lstrip()[:1] in (b"{", b"["), "a JSON file"),
         (is_text(head), "a text file"),
     )

@@ -49,8 +49,6 @@ _ODD_ENDINGS = (*GOOGLE_NATIVE, *JUNK_FILES)
 # How many entries are looked up together: on a mount, where each may be a round trip, few enough that others are looked
 # up at the same time, and enough that the cost of a task (about 20 µs) does not matter.
 _LOOKS, _SLOW_LOOKS = 256, 8
-# Folders that are listed before their entries are looked up: enough for every worker.
-_LIST_FOLDERS = 512
 # Longer than the slowest reported listing of a Drive mount (20 s) with its retries.
 _STALL_S = 300.0
 # With O_NONBLOCK a file that turned into a FIFO after the listing cannot block the open.
@@ -304,13 +302,10 @@ def _notes(left_out_names: list[tuple[str, str]]) -> Iterator[str]:
     for kind, where in (("broken", "to nothing"), ("looped", "to a folder above")):
         if names := left.get(kind):
             yield f"{left_out(len(names), 'links', where)} (first '{names[0]}')."
-    for kind, what, remedy in (
-        ("own", "in which colabstage keeps what it makes", ""),
-        ("mount", "at which something else is mounted", ": give them as sources of their own if they belong to it"),
-    ):
-        if names := left.get(kind):
-            named = ", ".join(f"'{name}'" for name in names[:3])
-            yield f"{left_out(len(names), 'folders', what)} ({named}){remedy}."
+    if names := left.get("mount"):
+        left_names = left_out(len(names), "folders", "at which something else is mounted")
+        named = ", ".join(f"'{name}'" for name in names[:3])
+        yield f"{left_names} ({named}): give them as sources of their own if they belong to it."
 
 
 class _Listed(NamedTuple):
@@ -344,25 +339,23 @@ class _Walk:
         level = [_Folder("", frozenset(), through_link=False)]
         while level:
             below: list[_Folder] = []
-            for first in range(0, len(level), _LIST_FOLDERS):
-                some = level[first : first + _LIST_FOLDERS]
-                for folder, listed in zip(some, _at_once(self._list, some, self._listers), strict=True):
-                    if listed is None:
-                        self.files.left_out.append(("looped", folder.name))
-                        continue
-                    for more in _results(listed.looks):
-                        listed.found.add(more)
-                    self.stamp[folder.name] = (listed.mtime_ns, listed.found.total)
-                    ancestors = folder.ancestors | {listed.identity}
-                    for name, linked in listed.found.folders:
-                        if name in leave_out:
-                            self.files.left_out.append((leave_out[name], name))
-                        else:
-                            below.append(_Folder(name, ancestors, linked))
-                    listed.found.folders.clear()
-                    if listed.found.names:
-                        self.with_files.append(folder.name)
-                    self.files.add(listed.found)
+            for folder, listed in zip(level, _at_once(self._list, level, self._listers), strict=True):
+                if listed is None:
+                    self.files.left_out.append(("looped", folder.name))
+                    continue
+                for more in _results(listed.looks):
+                    listed.found.add(more)
+                self.stamp[folder.name] = (listed.mtime_ns, listed.found.total)
+                ancestors = folder.ancestors | {listed.identity}
+                for name, linked in listed.found.folders:
+                    if name in leave_out:
+                        self.files.left_out.append((leave_out[name], name))
+                    else:
+                        below.append(_Folder(name, ancestors, linked))
+                listed.found.folders.clear()
+                if listed.found.names:
+                    self.with_files.append(folder.name)
+                self.files.add(listed.found)
             level = below
 
     def _list(self, folder: _Folder) -> _Listed | None:

@@ -6,7 +6,7 @@ import contextlib
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -55,9 +55,6 @@ class FileEntry:
     folder's listing."""
     executable: bool = False
     """Whether an archive marks it as executable by its owner; a folder does not tell."""
-    # Not compared: two listings of one file are equal wherever it is in them.
-    place: int = field(default=-1, compare=False, repr=False)
-    """Its number among the tree's entries, which finds it faster than its name; -1 if unknown."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,8 +68,6 @@ class FileEntries(Sequence[FileEntry]):
     mtimes_ns: NDArray[np.int64]
     positions: NDArray[np.int64]
     executable: NDArray[np.bool_]
-    places: NDArray[np.int64] | None = None
-    """The number of each among the tree's entries; `None` if that is its number here."""
 
     @classmethod
     def of(cls, entries: Iterable[FileEntry]) -> FileEntries:
@@ -86,7 +81,6 @@ class FileEntries(Sequence[FileEntry]):
             np.array([entry.mtime_ns if abs(entry.mtime_ns) < TIME_END_NS else 0 for entry in found], np.int64),
             np.array([entry.position for entry in found], np.int64),
             np.array([entry.executable for entry in found], np.bool_),
-            np.array([entry.place for entry in found], np.int64),
         )
 
     def __len__(self) -> int:
@@ -102,15 +96,13 @@ class FileEntries(Sequence[FileEntry]):
             return self.take(np.arange(len(self))[index])
         row = range(len(self))[index]
         size, mtime_ns, position, executable = [column.item(row) for column in self._columns]
-        place = row if self.places is None else self.places.item(row)
-        return FileEntry(self.names[row], size, mtime_ns, position, executable, place)
+        return FileEntry(self.names[row], size, mtime_ns, position, executable)
 
     def __iter__(self) -> Iterator[FileEntry]:
         # Page by page: an object for each of millions would take most of a listing's memory.
         for first in range(0, len(self), _PAGE_ENTRIES):
             page = slice(first, min(first + _PAGE_ENTRIES, len(self)))
-            places = range(page.start, page.stop) if self.places is None else self.places[page].tolist()
-            yield from map(FileEntry, self.names[page], *[column[page].tolist() for column in self._columns], places)
+            yield from map(FileEntry, self.names[page], *[column[page].tolist() for column in self._columns])
 
     @property
     def _columns(self) -> tuple[NDArray[Any], ...]:
@@ -121,8 +113,7 @@ class FileEntries(Sequence[FileEntry]):
         if len(rows) == len(self) and np.array_equal(rows, np.arange(len(self))):
             return self
         sizes, times, positions, executable = [column[rows] for column in self._columns]
-        places = rows.astype(np.int64) if self.places is None else self.places[rows]
-        made = FileEntries(take_strings(self.names, rows), sizes, times, positions, executable, places)
+        made = FileEntries(take_strings(self.names, rows), sizes, times, positions, executable)
         # What is known of all is known of some.
         for known in self.__dict__.keys() & {"folders", "endings"}:
             texts, numbers = self.__dict__[known]
@@ -171,13 +162,9 @@ class FileEntries(Sequence[FileEntry]):
 
     def find(self, entry: FileEntry | str) -> int | None:
         """Return the number of an entry, by its name; `None` if it is missing. Only if names ascend."""
-        # Entries of this very listing know their number.
-        if isinstance(entry, FileEntry):
-            if 0 <= entry.place < len(self) and self.names[entry.place] == entry.name:
-                return entry.place
-            entry = entry.name
-        at = bisect_left(self.names, entry)
-        return at if at < len(self) and self.names[at] == entry else None
+        name = entry.name if isinstance(entry, FileEntry) else entry
+        at = bisect_left(self.names, name)
+        return at if at < len(self) and self.names[at] == name else None
 
 
 def folders_of(names: Iterable[str]) -> tuple[list[str], NDArray[np.integer[Any]]]:

@@ -6,7 +6,6 @@ would leave the archive's own folder refuses the whole archive, before a member 
 
 from __future__ import annotations
 
-import functools
 import posixpath
 import re
 from collections import Counter
@@ -75,18 +74,9 @@ def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
     if not folder and _PLAIN.fullmatch(raw):
         return raw
     name = posixpath.normpath(raw.lstrip("/"))
-    reason = ""
-    if "\0" in raw:
-        reason = "its name contains a NUL character"
-    elif ".." in raw.split("/"):
-        reason = "its name climbs out of the archive's folder with '..'"
-    elif not folder and name == ".":
-        reason = "it is a file without a name"
-    elif not folder and raw.endswith("/"):
-        reason = "it is a file, but its name ends in a slash like a folder's"
-    elif raw.count("/") > MOST_FOLDERS:
-        reason = f"it is in more than {MOST_FOLDERS} folders, one in the other"
-    if reason:
+    is_odd = "\0" in raw or ".." in raw.split("/") or raw.count("/") > MOST_FOLDERS
+    if is_odd or (not folder and (name == "." or raw.endswith("/"))):
+        reason = f"its name has '..' or a NUL, names no file, or is in more than {MOST_FOLDERS} folders"
         raise refuse_member(archive, raw, reason)
     return name
 
@@ -151,13 +141,8 @@ def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ..
 def is_junk(name: str) -> bool:
     """Return whether an operating system, a notebook or colabstage left this file, so that it is not a sample."""
     folder, _, base = name.rpartition("/")
-    return base.startswith("._") or base.lower() in JUNK_FILES or is_our_name(base) or _in_junk(folder)
-
-
-# Cached, because millions of files come folder by folder.
-@functools.lru_cache(maxsize=1024)
-def _in_junk(folder: str) -> bool:
-    return any(map(is_junk_folder, folder.split("/")))
+    is_odd = base.startswith("._") or base.lower() in JUNK_FILES or is_our_name(base)
+    return is_odd or any(map(is_junk_folder, folder.split("/")))
 
 
 def is_junk_folder(base: str) -> bool:

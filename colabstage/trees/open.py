@@ -69,7 +69,7 @@ class SingleFileTree(Tree):
     def __init__(self, source: ByteSource, name: str, packed: ByteSource | None = None) -> None:
         self.source, self.label = source, source.label
         self.packed = packed
-        self.entries = FileEntries.of([FileEntry(name, source.size, 0, 0, place=0)])
+        self.entries = FileEntries.of([FileEntry(name, source.size, 0, 0)])
 
     def open(self, entry: FileEntry) -> ByteSource:
         self._own(entry)

@@ -15,11 +15,9 @@ import numpy as np
 
 from colabstage.errors import ArchiveError, CorruptArchiveError
 from colabstage.trees.bytes import (
-    HEAD_BYTES,
     ByteSource,
     RequestedBytes,
     damaged,
-    describe_contents,
     header_checksum,
     truncated,
 )
@@ -56,11 +54,6 @@ _EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL})
 _MAX_EXTENSION_BYTES = 1 << 20
 # Archivers fill the last record with zeros: 10 KiB by default, 1 MiB with the largest blocking factors in use.
 _MAX_PADDING_BYTES = 1 << 20
-# After so many headers within this distance of each other, the next ones are read together: reading the bytes in
-# between takes less time than a call for each.
-_CLOSE_HEADERS = 16
-_NEAR_BYTES = 8 * 1024
-_WINDOW_BYTES = 64 * 1024
 # The pax records that are used here; an archive may hold any others.
 _PAX_KEYS = frozenset({"path", "linkpath", "size", "mtime"})
 _PAX_SPARSE = "GNU.sparse."
@@ -87,11 +80,11 @@ class TarMember(NamedTuple):
 def scan_members(source: ByteSource) -> Iterator[TarMember]:
     """Yield every member of an uncompressed tar, in the archive's order; refuse one that is sparse, or continues in
     another volume."""
-    at, blocks = 0, _Blocks(source)
+    at = 0
     # What extensions say of the next member.
     own: dict[str, str] = {}
     while True:
-        block = blocks.read(at)
+        block = source.pread(BLOCK, at)
         if not block.strip(b"\0"):
             _check_end(source, at)
             return
@@ -101,7 +94,7 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
         if flag in _EXTENSIONS:
             if size > _MAX_EXTENSION_BYTES:
                 raise damaged(source.label, f"a name of {size:,} bytes at byte {at:,}")
-            data = blocks.read(at, size)
+            data = source.pread(size, at)
             if len(data) < size:
                 raise truncated(source, "a long name is cut")
             try:
@@ -118,27 +111,6 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
         at += -(-size // BLOCK) * BLOCK
 
 
-class _Blocks:
-    """Headers of a tar, in order: one at a time, or many with one read once they have been close together."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self._source = source
-        self._data = b""
-        self._start = 0
-        self._latest = 0
-        self._close = 0
-
-    def read(self, at: int, length: int = BLOCK) -> bytes:
-        """Return the bytes at `at`, of a header or an extension; fewer, or none, at the end."""
-        self._close = self._close + 1 if at - self._latest <= _NEAR_BYTES else 0
-        self._latest = at
-        begin = at - self._start
-        if begin + length > len(self._data):
-            window = _WINDOW_BYTES if self._close > _CLOSE_HEADERS else 0
-            self._data, self._start, begin = self._source.pread(max(length, window), at), at, 0
-        return self._data[begin : begin + length]
-
-
 def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str]) -> tuple[bytes, TarMember]:
     """Return the type flag of a header block, and the member that it and its extensions describe."""
     if len(block) < BLOCK:
@@ -150,9 +122,6 @@ def _read_header(source: ByteSource, block: bytes, at: int, pax: dict[str, str])
     except ValueError:
         whole = False
     if not whole or size < 0:
-        if at == 0:
-            msg = f"'{source.label}' is not a tar but {describe_contents(source.pread(HEAD_BYTES, 0))}."
-            raise CorruptArchiveError(msg)
         raise damaged(source.label, f"there is no readable header at byte {at:,}")
     # GNU's own format, "ustar " with a blank, stores times where POSIX has the beginning of a long name.
     begins = _until_nul(prefix) + b"/" if magic == b"ustar\0" and prefix[:1] != b"\0" else b""

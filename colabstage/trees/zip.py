@@ -10,7 +10,6 @@ import calendar
 import contextlib
 import stat
 import struct
-import zlib
 from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +18,7 @@ import numpy as np
 from colabstage.errors import ArchiveError, CorruptArchiveError
 from colabstage.io.files import block_ranges
 from colabstage.io.units import format_count
-from colabstage.trees.bytes import HEAD_BYTES, ByteSource, base_name, damaged, describe_contents, truncated
+from colabstage.trees.bytes import ByteSource, base_name, damaged, truncated
 from colabstage.trees.listing import (
     DEFAULT_LIMITS,
     ArchiveLimits,
@@ -76,9 +75,7 @@ _KINDS: dict[int, MemberKind] = {0: "file", stat.S_IFREG: "file", stat.S_IFLNK: 
 _MEMBER_FACTS = ("offset", "end", "packed_size", "size", "crc", "method", "flags", "mtime_ns")
 # A 32-bit field with this value means that a zip64 field has the number.
 _NARROW_FULL = 0xFFFFFFFF
-_ZIP64, _UNICODE_PATH = b"\1\0", b"up"
-# A local header, the marker that some multi-volume tools put before it, or the end record of an empty archive.
-_FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
+_ZIP64 = b"\1\0"
 # Ten million members; a directory that claims to be longer is not read just for comparison.
 _MAX_DIRECTORY_BYTES = 1 << 30
 # No file is this long; larger claims are refused just as well with this value, and sums of two fit 64 bits.
@@ -112,10 +109,6 @@ def _find_end(source: ByteSource) -> _End:
         if at + _END.size <= len(tail) and (end := _end_at(source, tail, tail_at, at)) is not None:
             return end
         at = tail.rfind(_END_MARK, 0, at + 3)
-    head = source.pread(HEAD_BYTES, 0)
-    if not head.startswith(_FIRST_MARKS):
-        msg = f"'{source.label}' is not a zip but {describe_contents(head)}. Fetch or copy the archive again."
-        raise CorruptArchiveError(msg)
     raise truncated(source, "its directory, which a zip has at its end, is missing")
 
 
@@ -161,12 +154,12 @@ def directory_bytes(source: ByteSource) -> bytes | None:
     return found if found.startswith(_MEMBER_MARK) else None
 
 
-def _read_directory(source: ByteSource) -> tuple[list[str], dict[str, NDArray[Any]], dict[int, bytes]]:
+def _read_directory(source: ByteSource) -> tuple[list[str], dict[str, NDArray[Any]]]:
     """Read every member's record, N of them, from the end of the file only.
 
     Returns:
         Their names as stored, each byte a character; columns, each `(N,)`: offset, end, packed_size, size, crc, method,
-        flags, mode, mtime_ns; and Info-ZIP's fields with a name in UTF-8, by number.
+        flags, mode, mtime_ns.
     """
     end = _find_end(source)
     # Bytes before the archive, as in a self-extracting one, shift every offset equally.
@@ -178,7 +171,7 @@ def _read_directory(source: ByteSource) -> tuple[list[str], dict[str, NDArray[An
     blocks: Iterable[bytes] = [end.directory or b""]
     if end.directory is None:
         blocks = (source.pread(length, end.start + at) for at, length in block_ranges(end.size, _READ_BYTES))
-    names, columns, unicode_paths = _parse(source, blocks, end.size)
+    names, columns = _parse(source, blocks, end.size)
     offsets = columns["offset"]
     if shift > 0:
         # Numbers are modulo 4 GiB, as macOS writes them into large archives: each fall of the offsets means 4 GiB more.
@@ -203,16 +196,13 @@ def _read_directory(source: ByteSource) -> tuple[list[str], dict[str, NDArray[An
     if len(over):
         name = names[over[np.argmax(offsets[over])]].encode("latin-1").decode("utf-8", "replace")
         raise refuse_member(source.label, name, "its bytes overlap those of what follows it")
-    return names, columns, unicode_paths
+    return names, columns
 
 
-def _parse(
-    source: ByteSource, blocks: Iterable[bytes], size: int
-) -> tuple[list[str], dict[str, NDArray[Any]], dict[int, bytes]]:
+def _parse(source: ByteSource, blocks: Iterable[bytes], size: int) -> tuple[list[str], dict[str, NDArray[Any]]]:
     names: list[str] = []
     records = bytearray()
     wide_rows, wide_facts = array("q"), array("q")
-    unicode_paths: dict[int, bytes] = {}
     read, done, data = _MEMBER.unpack_from, 0, b""
     for block in blocks:
         # A record that a block's end cuts is read with the next block.
@@ -233,8 +223,6 @@ def _parse(
                 if _NARROW_FULL in (length, packed_size, offset):
                     wide_rows.append(len(names))
                     wide_facts.extend(_wide_fields(source, extra, (length, packed_size, offset)))
-                if _UNICODE_PATH in extra and (field := _extra_field(extra, _UNICODE_PATH)) is not None:
-                    unicode_paths[len(names)] = field
             records += data[at:name_at]
             names.append(text[name_at:name_end])
             at = end
@@ -255,7 +243,7 @@ def _parse(
     stamps, of_stamp = np.unique(columns.pop("stamp"), return_inverse=True)
     times = np.array([_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()], np.int64)
     columns["mtime_ns"] = times[of_stamp.reshape(-1)]
-    return names, columns, unicode_paths
+    return names, columns
 
 
 def _extra_field(extra: bytes, wanted: bytes) -> bytes | None:
@@ -291,26 +279,21 @@ def _unix_time_ns(date: int, time: int) -> int:
     return calendar.timegm((year, month, day, hour, minute, second)) * 1_000_000_000
 
 
-def _decode_names(
-    archive: str, names: list[str], flags: NDArray[Any], unicode_paths: dict[int, bytes], encoding: str | None
-) -> set[int]:
+def _decode_names(archive: str, names: list[str], flags: NDArray[Any], encoding: str | None) -> set[int]:
     """Decode the names that are not plain ASCII; return the numbers of those whose encoding the archive leaves open."""
+    stored = {number: name.encode("latin-1") for number, name in enumerate(names) if not name.isascii()}
     undeclared: set[int] = set()
-    foreign = [number for number, name in enumerate(names) if not name.isascii()]
-    stored = {number: names[number].encode("latin-1") for number in sorted({*foreign, *unicode_paths})}
+    is_utf8 = True
     for number, raw in stored.items():
-        field = unicode_paths.get(number, b"")
-        # The field belongs to this name only if it has its checksum: other tools rename members and leave the field.
-        is_its_own = field[:1] == b"\1" and int.from_bytes(field[1:5], "little") == zlib.crc32(raw)
         try:
-            names[number] = (field[5:] if is_its_own else raw).decode("utf-8")
-            is_declared = raw.isascii() or is_its_own or bool(flags[number] & FLAG_UTF8)
+            names[number] = raw.decode("utf-8")
+            is_declared = bool(flags[number] & FLAG_UTF8)
         except UnicodeDecodeError:
-            names[number], is_declared = "", False
+            is_utf8 = is_declared = False
         if not is_declared:
             undeclared.add(number)
     # A single name in UTF-8 may be chance, as with two Chinese characters in GBK, so UTF-8 must fit all names or none.
-    if encoding is None and all(names[number] or not stored[number] for number in undeclared):
+    if encoding is None and is_utf8:
         return set()
     for number in undeclared:
         try:
@@ -338,11 +321,11 @@ class ZipTree(Tree):
         self, source: ByteSource, *, limits: ArchiveLimits = DEFAULT_LIMITS, encoding: str | None = None
     ) -> None:
         self.source, self.label = source, source.label
-        names, columns, unicode_paths = _read_directory(source)
+        names, columns = _read_directory(source)
         # Each size may be near 2 ** 61, so they are summed as floats.
         total = int(columns["size"].sum(dtype=np.float64))
         check_limits(self.label, len(names), total, source.size, limits)
-        undeclared = _decode_names(self.label, names, columns["flags"], unicode_paths, encoding)
+        undeclared = _decode_names(self.label, names, columns["flags"], encoding)
         self._check_readable(names, columns)
         members, kinds = Members(self.label), columns["mode"] & np.uint16(0o170000)
         for number, (name, mode, size) in enumerate(zip(names, kinds.tolist(), columns["size"].tolist(), strict=True)):
@@ -406,6 +389,6 @@ class ZipTree(Tree):
     def packing(self, entry: FileEntry) -> ZipMember:
         place = self._own(entry)
         # An entry that a caller has created may differ from the directory.
-        own = entry if entry.place == place else self.entries[place]
+        own = self.entries[place]
         facts = {fact: column.item(place) for fact, column in self._packing.items()}
         return ZipMember(own.name, offset=own.position, size=own.size, mtime_ns=own.mtime_ns, **facts)

@@ -35,7 +35,6 @@ _USUAL_NAME_BYTES = 1024
 # checked afterwards.
 _ONE_SHOT_BYTES = 64 * 1024
 _PACKED_PIECE_BYTES = 1 << 20
-_HEAD_PIECE_BYTES = 1 << 17
 
 # isal's type information declares the exception class as an instance.
 UNPACK_ERRORS = (cast("type[Exception]", isal_zlib.IsalError), lzma.LZMAError, OSError, EOFError, ValueError)
@@ -139,16 +138,13 @@ def _packed_pieces(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
     at = member.offset + _content_at(source, member, head)
     end = at + member.packed_size
     most = PIECE_BYTES if member.method == STORED else _PACKED_PIECE_BYTES
-    # The beginning of a large member, such as an array's header, should not wait for 16 MiB.
-    wanted = _HEAD_PIECE_BYTES if member.packed_size > _PACKED_PIECE_BYTES else most
     while at < end:
-        length = min(wanted, end - at)
+        length = min(most, end - at)
         data = source.pread(length, at)
         if len(data) != length:
             raise cut_while_read(source.label, member.name)
         yield data
         at += length
-        wanted = most
 
 
 def _pieces(packed: Iterable[bytes], member: ZipMember) -> Iterator[bytes]:

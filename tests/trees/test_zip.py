@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import random
 import struct
 import tracemalloc
 import zipfile
@@ -17,7 +16,7 @@ import pytest
 from colabstage.errors import ArchiveError, CorruptArchiveError
 from colabstage.trees.listing import ArchiveLimits
 from colabstage.trees.open import open_archive, open_tree
-from tests.support.archives import RecordingBytes, read_all, set_field, zip_bytes
+from tests.support.archives import RecordingBytes, read_all, set_field
 
 GIB_4 = 1 << 32
 
@@ -123,12 +122,11 @@ def test_a_member_above_4_gib_and_one_behind_it(tmp_path: Path) -> None:
         assert next(tree.chunks(tree.entries[0])).startswith(b"begins\0\0")
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
-def test_a_member_that_lacks_4_gib_is_damaged(tmp_path: Path, method: int) -> None:
+def test_a_member_that_lacks_4_gib_is_damaged(tmp_path: Path) -> None:
     """What is there would be its size, and its checksum right, if sizes were cut to 32 bits."""
     content = os.urandom(5000)
-    packed = deflate(content) if method else content
-    member = Member(b"a/1.bin", packed, method, size=GIB_4 + 5000, crc=zlib.crc32(content))
+    facts: Any = {"size": GIB_4 + 5000, "crc": zlib.crc32(content)}
+    member = Member(b"a/1.bin", deflate(content), zipfile.ZIP_DEFLATED, **facts)
     path = write_zip(tmp_path / "wide.zip", [member])
     # What it promises is far more than a zip of this size can hold, which has a refusal of its own.
     with open_tree(path, spool=tmp_path, limits=ArchiveLimits(max_ratio=1e9)) as tree:
@@ -150,7 +148,7 @@ def test_an_archive_above_4_gib_as_macos_writes_it(tmp_path: Path) -> None:
         open_tree(large, spool=tmp_path)
 
 
-@pytest.mark.parametrize("at", [0, 1, 3, 20, 47, 5_000])
+@pytest.mark.parametrize("at", [0, 3, 47])
 def test_members_are_found_wherever_the_directory_is_cut(tmp_path: Path, at: int) -> None:
     """Records that are cut by the end of a piece are in the next, and the mark of one in an extra field is none. Each
     record says how long it is, so that damage shows in every piece."""
@@ -211,28 +209,6 @@ def test_the_times_of_members_are_kept(tmp_path: Path) -> None:
         assert tree.entries[0].mtime_ns == 0
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_the_head_of_a_large_member_is_read_alone(tmp_path: Path, method: int) -> None:
-    """For the shape of an array nobody waits for 16 MiB of it; whoever reads on gets all of it."""
-    content = random.Random(2).randbytes(1_200_000)
-    source = RecordingBytes(zip_bytes({"x.npy": content}, method=method))
-    with open_archive(source, spool=tmp_path) as tree:
-        (entry,) = tree.entries
-        source.reads.clear()
-        chunks = tree.chunks(entry)
-        first = next(chunks)
-        assert content.startswith(first)
-        assert len(first) >= 64 * 1024
-        assert sum(length for _, length in source.reads) < 300_000
-        assert first + b"".join(chunks) == content
-
-
-def unicode_field(stored: bytes, name: str) -> bytes:
-    """Info-ZIP's extra field with a name in UTF-8."""
-    field = b"\1" + struct.pack("<L", zlib.crc32(stored)) + name.encode()
-    return struct.pack("<HH", 0x7075, len(field)) + field
-
-
 CHINESE = ["照片/猫.jpg", "照片/表.jpg"]
 # The members, the encoding that a caller gives, what they are called, and whether that is a guess.
 NAMES: dict[str, tuple[list[Member], str | None, list[str], bool]] = {
@@ -241,8 +217,6 @@ NAMES: dict[str, tuple[list[Member], str | None, list[str], bool]] = {
     "not all in UTF-8": ([Member("é.jpg".encode()), Member(b"\x82")], None, ["é", "├⌐.jpg"], True),
     "gbk": ([Member(name.encode("gbk")) for name in CHINESE], "gbk", sorted(CHINESE), False),
     "flag on damaged UTF-8": ([Member(b"\x82", flags=0x800)], None, ["é"], True),
-    "Info-ZIP's field": ([Member(b"x.jpg", extra=unicode_field(b"x.jpg", "ж.jpg"))], None, ["ж.jpg"], False),
-    "its field of another": ([Member(b"x.jpg", extra=unicode_field(b"y.jpg", "ж.jpg"))], None, ["x.jpg"], False),
     "backslashes": ([Member(b"a\\b\\1.jpg"), Member(b"a\\")], None, ["a/b/1.jpg"], False),
     "half a character": ([Member(b"\x95\\.jpg")], None, ["ò\\.jpg"], True),
 }

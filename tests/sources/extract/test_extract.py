@@ -10,15 +10,21 @@ import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from colabstage import extract_archive, pack_dataset
-from colabstage.errors import CancelledError, CorruptArchiveError, NotEnoughSpaceError, SourceChangedError
+from colabstage.errors import (
+    CancelledError,
+    CorruptArchiveError,
+    NotEnoughSpaceError,
+    SourceChangedError,
+    TargetNotWritableError,
+)
 from simulated_drive.drive import SimulatedDrive
 from simulated_drive.knobs import DriveFaults, OpFault
-from tests.support.deadlines import shorten_deadlines
 from tests.support.images import image, in_classes, read_tree
 from tests.support.steps import Meanwhile, OneStep
 
@@ -113,8 +119,8 @@ def test_the_same_archive_again_is_not_extracted_again(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "the archive is written anew"])
-def test_an_interrupted_run_goes_on(tmp_path: Path, meanwhile: str) -> None:
+@pytest.mark.parametrize("meanwhile", ["a file of it is cut", "the archive is written anew"])
+def test_an_interrupted_run_goes_on_with_what_is_whole(tmp_path: Path, meanwhile: str) -> None:
     """Nothing stands at the target; the next call writes only the rest, and says so. Names, sizes and the archive's
     ends may all be those of another one: labels written anew."""
     files = {f"labels/{number:05}.txt": b"%05d 0.5 0.5 0.1 0.1\n" % number * 40 for number in range(MANY)}
@@ -123,6 +129,9 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, meanwhile: str) -> None:
     with pytest.raises(CancelledError):
         extract_archive(archive, tmp_path / "out", progress=progress)
     assert not (tmp_path / "out").exists()
+    if meanwhile == "a file of it is cut":
+        (left,) = (tmp_path / name for name in leftovers(tmp_path))
+        next(path for path in left.rglob("*.txt") if path.stat().st_size).write_bytes(b"short")
     if meanwhile == "the archive is written anew":
         files = {name: content[::-1] if 800 <= int(name[7:12]) < 1200 else content for name, content in files.items()}
         write(archive, files, "tar")
@@ -157,20 +166,19 @@ def test_too_little_room_is_told_with_figures_before_anything_is_written(tmp_pat
     assert list(small_disk.iterdir()) == []
 
 
-@pytest.mark.parametrize("program", [None, "exit 1", "exec sleep 600"])
-def test_threads_do_it_where_no_process_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None
-) -> None:
-    """Python inside another program has no interpreter to start, or one that hangs."""
-    files = many_files()
-    archive = write(tmp_path / "a.zip", files)
-    script = tmp_path / "python"
-    script.write_text(f"#!/bin/sh\n{program}\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", "" if program is None else str(script))
-    shorten_deadlines("sources", 1.0, monkeypatch.setattr)
-    extract_archive(archive, tmp_path / "out", progress=False)
-    assert read_tree(tmp_path / "out") == files
+def test_a_disk_that_takes_two_names_for_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of Windows and macOS do: one file would replace the other."""
+    archive, open_file = write(tmp_path / "a.zip", {"a.txt": b"1", "A.txt": b"2"}), os.open
+
+    def folded(path: Any, flags: int, *more: Any, **others: Any) -> int:
+        if path == "A.txt":  # it is there, and is removed first
+            path, flags = "a.txt", flags & ~os.O_EXCL | os.O_TRUNC
+        return open_file(path, flags, *more, **others)
+
+    monkeypatch.setattr(os, "open", folded)
+    with pytest.raises(TargetNotWritableError, match="differ in case"):
+        extract_archive(archive, tmp_path / "out", progress=False)
+    assert beside(tmp_path) == ["a.zip"]
 
 
 _LARGE = """

@@ -87,22 +87,6 @@ def held_after(step: Any, nbytes: int) -> Iterator[threading.Event]:
         release.set()
 
 
-class RefusedError(Exception):
-    """An error of another library, which is made in its own way."""
-
-    def __init__(self, code: int, why: str) -> None:
-        super().__init__(f"{code}: {why}")
-
-
-def test_an_error_of_another_library_stays_what_it_is(open_arriving: Open, step: Any) -> None:
-    def refuse(_: int) -> None:
-        raise RefusedError(7, "not now")
-
-    step.notice = refuse
-    with open_arriving() as arriving, pytest.raises(RefusedError, match="7: not now"):
-        arriving.wait()
-
-
 def test_what_nobody_prefers_stays_where_it_is_until_somebody_waits_for_it(
     open_arriving: Open, target: Path, content: bytes, step: Any
 ) -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from colabstage.errors import CancelledError, SourceReadError
+from colabstage.errors import SourceReadError
 from colabstage.io.progress import Cancellation
 from colabstage.sources.arriving import ReadAhead, coalesce
 
@@ -66,19 +66,4 @@ def test_what_failed_is_fetched_again_for_who_asks_again() -> None:
         neighbours.read(*MEMBERS[0])
     archive.failing = False
     assert neighbours.read(*MEMBERS[0]) == CONTENT[:4000]
-    neighbours.close()
-
-
-def test_who_waits_can_be_stopped() -> None:
-    cancellation, never = Cancellation(), threading.Event()
-
-    def fetch(begin: int, end: int) -> bytes:
-        cancellation.cancel()
-        never.wait(20)
-        return b""
-
-    neighbours = ReadAhead(SHARED, fetch, connections=1, cancellation=cancellation)
-    with pytest.raises(CancelledError):
-        neighbours.read(*MEMBERS[0])
-    never.set()
     neighbours.close()
