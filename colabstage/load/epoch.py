@@ -262,7 +262,8 @@ def given_rows(name: str, values: Any, samples: int) -> NDArray[np.intp]:
         # Not by a cast, which would turn a mask into rows 0 and 1.
         return resolve_rows(values, samples)
     except (IndexError, TypeError, ValueError) as error:
-        msg = f"{name} has rows that cannot be read. {error}"
+        why = "Expected rows, got lists of rows." if isinstance(error, ValueError) else error
+        msg = f"{name} has rows that cannot be read. {why}"
         raise OptionError(msg) from error
 
 
