@@ -210,11 +210,11 @@ def _device_bytes(facts: LoaderFacts) -> int:
 
 def _on_device(facts: LoaderFacts) -> Choice:
     """Return how rows of a split on the device are read; refuse a split that cannot be there."""
-    if facts.per_sample:
-        msg = 'strategy="device" cannot work with a dataset\'s transforms of single samples. Use batch_transform.'
-        raise OptionError(msg)
-    if not facts.uniform:
-        msg = 'strategy="device" needs rows of one shape. Stage with image_size=… or use strategy="auto".'
+    if facts.per_sample or not facts.uniform:
+        msg = (
+            'strategy="device" needs rows of one shape, without transforms of single samples. Stage with image_size=…, '
+            'use batch_transform, or strategy="auto".'
+        )
         raise OptionError(msg)
     # Without a device, batches and the split stay in this computer's memory.
     free = facts.free_memory_bytes if facts.device is None else facts.device_free_bytes
