@@ -157,7 +157,7 @@ class Bench:
         data = stage_dataset(
             source, local_dir=place, cache_dir=cache, progress=False, streaming=streaming, image_size=image_size
         )
-        loader = data.loader("train", BATCH)
+        loader, layout = data.loader("train", BATCH), data["train"].reader.layout
         first, batches = 0.0, 0
         seconds: list[float] = []
         labels: list[np.ndarray] = []
@@ -180,7 +180,7 @@ class Bench:
             data.cancel()
         shutil.rmtree(place)
         found = np.concatenate([*labels, np.zeros(0, np.int64)])
-        return Epoch(first, seconds, batches, found, loader.plan.order.window_units, data.report.origin)
+        return Epoch(first, seconds, batches, found, 0 if layout is None else layout.window_units, data.report.origin)
 
 
 @contextmanager

@@ -53,6 +53,8 @@ _LEAST_S = 1.0
 _MOST_PASSES = 1_000_000
 _KEPT_BYTES = 512 * 1024 * 1024
 _STALL_S = 60.0
+# Samples in a batch that is read from the pack.
+_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,7 @@ def compare_sources(
     *,
     samples: int = 500,
     num_workers: int = 2,
-    batch_size: int = 64,
     budget_s: float = 60.0,
-    seed: int = 0,
     local_dir: str | os.PathLike[str] | None = None,
     progress: bool | Progress = True,
     **arguments: Unpack[ImageArguments],
@@ -123,9 +123,7 @@ def compare_sources(
         samples: maximum number of images; fewer if reading them would exceed the budget, or if they have more than 512
             MB together.
         num_workers: threads that read and decode files at once, for the workers that your `DataLoader` has.
-        batch_size: samples in a batch that is read from the pack.
         budget_s: about how long it may take, in seconds, not counting listing the folder and packing the images.
-        seed: seed for choosing images.
         local_dir: where the copies go; the platform's fast folder by default.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
         **arguments: how images are decoded, as the arguments of these names in `colabstage.options.PackOptions`.
@@ -144,8 +142,7 @@ def compare_sources(
     >>> print(compare_sources("/content/drive/MyDrive/photos", image_size=(224, 224)))  # doctest: +SKIP
     An epoch of 12,500 images: 42 min 10 s from Google Drive, 1.02 s from a pack (2,480 times as fast)
     """
-    numbers = {"samples": samples, "num_workers": num_workers, "batch_size": batch_size, "budget_s": budget_s}
-    for name, value in numbers.items():
+    for name, value in {"samples": samples, "num_workers": num_workers, "budget_s": budget_s}.items():
         check_argument(name, value, "above zero")
     options, local = PackOptions(**arguments), read_local_dir(local_dir)
     check_argument("path", path, "path", remedy="Of a staged dataset pass the folder or archive that it was made of.")
@@ -158,12 +155,12 @@ def compare_sources(
     def compare() -> SourceComparison:
         with _temporary_folder(local) as folder:
             files = _Files(options, num_workers, shown)
-            rows = files.read_source(source, folder / "unpacked", samples, budget_s=budget_s, seed=seed)
+            rows = files.read_source(source, folder / "unpacked", samples, budget_s)
             files.read_copies(folder / "files", min(_LEAST_S, budget_s * _OTHER_PART))
             # The copies are in class folders, whatever the original layout was.
             pack = folder / "pack.h5"
             report = pack_dataset(folder / "files", pack, options=options, layout="image_folder", progress=shown)
-            packed = _read_pack(report, batch_size, min(_LEAST_S, budget_s * _OTHER_PART), shown)
+            packed = _read_pack(report, min(_LEAST_S, budget_s * _OTHER_PART), shown)
         return _describe(source, rows, files, packed, report)
 
     return run_watched(compare, source, local)
@@ -193,7 +190,7 @@ class _Files:
         self.kept: dict[str, bytes] = {}
         self._progress = progress
 
-    def read_source(self, path: Path, spool: Path, samples: int, *, budget_s: float, seed: int) -> int:
+    def read_source(self, path: Path, spool: Path, samples: int, budget_s: float) -> int:
         """Read some images twice, and return how many there are. They stay in memory for the other ways."""
         self.place = slow_reason(mount_of(path)) or "the local disk"
         with open_source(path, self.options, beside=spool) as opened:
@@ -211,7 +208,7 @@ class _Files:
                 return read_with_retry(lambda: source.read(index), source.name(index))
 
             # Drawn at random, because neighbours in a folder are often read ahead together, and are often of one size.
-            chosen = np.random.default_rng(seed).permutation(len(source))[:samples].tolist()
+            chosen = np.random.default_rng(0).permutation(len(source))[:samples].tolist()
             kept = self._read("source", f"{self.place}, first epoch", chosen, read, budget_s * _SOURCE_PART)
             # Later epochs profit from what the mount's client keeps on the local disk, which makes the comparison fair.
             self._read("again", f"{self.place}, later epochs", list(kept), read, budget_s * _AGAIN_PART)
@@ -284,14 +281,14 @@ class _Files:
         return kept
 
 
-def _read_pack(report: PackReport, batch_size: int, seconds: float, progress: Progress) -> SourceRate:
+def _read_pack(report: PackReport, seconds: float, progress: Progress) -> SourceRate:
     order, done = np.random.default_rng(0), 0
     with (
         contextlib.closing(SplitReader(report.path)) as reader,
         ThreadPool(usable_cores()) as pool,
         progress.step("read the pack", total=None, unit="images") as step,
     ):
-        batch = min(batch_size, len(reader))
+        batch = min(_BATCH, len(reader))
         # The first batch opens the file and allocates the memory for all batches, like a loader's buffers.
         first = reader.read_x(np.arange(batch), None, pool=pool)
         out = first if isinstance(first, np.ndarray) else None

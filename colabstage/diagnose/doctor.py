@@ -164,8 +164,7 @@ def judge_gpu(facts: MachineFacts) -> Finding:
     busy = [one for one in facts.gpus if (one.utilisation or 0) > _BUSY or one in full]
     if busy:
         used = (
-            f"GPU {one.index}{'' if one.utilisation is None else f' {one.utilisation:.0%} busy,'} "
-            f"{format_bytes(one.memory_used_bytes or 0)} held"
+            f"GPU {one.index} {one.utilisation or 0:.0%} busy, {format_bytes(one.memory_used_bytes or 0)} held"
             for one in busy
         )
         who = "`nvidia-smi` lists the processes; on Colab end an earlier notebook under 'Runtime, Manage sessions'."

@@ -109,7 +109,7 @@ def _torch_view(loader: Any) -> View:
         # `loader.dataset` of a subset is torch's own `Subset`.
         own, of_batches = loader._pipeline.form.dataset, loader._pipeline.rest
         _learn(known, of_batches, "transform")
-        keeps = loader.plan.keep is not None and loader.plan.keep.most_bytes
+        keeps = loader.plan.keep is not None and loader.plan.keep.value
         # If the loop itself calls transforms, reading ahead is the smaller part.
         threads = int(not loader._pipeline.in_loop)
         return View(
@@ -233,7 +233,7 @@ def batch_size_of(batch: Any) -> tuple[int, int]:
     parts: list[Any] = list(batch) if isinstance(batch, list | tuple) else [batch]
     last = parts[-1] if parts else None
     last = next(iter(last.values()), None) if isinstance(last, Mapping) else last
-    shape = getattr(last, "shape", ())
+    shape: Any = getattr(last, "shape", ())
     count = len(last) if isinstance(last, list | tuple) else int(shape[0]) if len(shape) else 1
     return count, sum(int(array.nbytes) for array in arrays_of(batch))
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -126,9 +126,17 @@ class Restored:
         self._seen: dict[int, object] = {}
         self._stack = ExitStack()
         for number, part in enumerate(self._parts):
-            if isinstance(part, _PLAIN):
-                self._refuse(f"restore[{number}]", part, "It cannot change: hand over what holds it, restore=(losses,)")
-            self._save(f"restore[{number}]", part)
+            try:
+                why = (
+                    "" if self._save(part) else "Hand over what holds it, or its parts: restore=(model, trainer.losses)"
+                )
+            except Exception as error:  # noqa: BLE001 - whatever a library raises where its state cannot be copied
+                why = f"Copying its state failed: {said_by(error)}"
+            if why:
+                self._stack.pop_all()
+                name = type(part).__name__
+                msg = f"restore[{number}] is a {name}, which cannot be restored; expected {_ACCEPTED}. {why}."
+                raise OptionError(msg)
 
     def __enter__(self) -> Self:
         return self
@@ -146,61 +154,47 @@ class Restored:
             return f"{ran}. Restored: {names}. Anything else that it changed stays changed."
         return f"{ran}, without restore=: what it trained and recorded stays changed. To restore it, write {call}."
 
-    def _refuse(self, name: str, part: object, remedy: str) -> NoReturn:
-        self._stack.pop_all()
-        msg = f"{name} is a {type(part).__name__}, which cannot be restored; expected {_ACCEPTED}. {remedy}."
-        raise OptionError(msg)
-
-    def _save(self, name: str, part: Any, *, known_only: bool = False) -> None:
-        """Copy a part. `known_only`: skip what cannot be restored, as among the attributes of a model."""
-        if isinstance(part, (*_PLAIN, *_CODE)) or id(part) in self._seen:
-            return
+    def _save(self, part: Any) -> bool:
+        """Copy a part, and the parts in it as far as they are known; return whether it is known itself."""
+        if id(part) in self._seen:
+            return True
         self._seen[id(part)] = part
-        try:
-            restore = self._restorer(name, part, known_only=known_only)
-        except OptionError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a library raises where its state cannot be copied
-            self._refuse(name, part, f"Copying its state failed: {said_by(error)}")
-        else:
-            if restore is not None:
-                self._stack.callback(restore)
-            elif not known_only:
-                self._refuse(name, part, "Hand over its parts instead: restore=(trainer.model, trainer.losses)")
+        restore = None if isinstance(part, (*_PLAIN, *_CODE)) else self._restorer(part)
+        if restore is None:
+            return False
+        self._stack.callback(restore)
+        return True
 
-    def _restorer(self, name: str, part: Any, *, known_only: bool) -> Callable[[], object] | None:
+    def _restorer(self, part: Any) -> Callable[[], object] | None:
         """Return a function that restores a part; `None` if nothing can."""
         torch: Any = sys.modules.get("torch")
+        inner: Iterable[object] = ()
+        restore = _generator_restorer(part)
         # First, because with torch as Keras's backend its models are modules as well.
         if _variables_of(part):
-            return _variables_restorer(part)
-        if torch is not None and isinstance(part, torch.nn.Module | torch.Tensor):
-            is_tensor = isinstance(part, torch.Tensor)
-            return _tensor_restorer(part) if is_tensor else self._module_restorer(name, part)
-        if _has(part, "state_dict", "load_state_dict"):
+            restore = _variables_restorer(part)
+        elif torch is not None and isinstance(part, torch.Tensor):
+            restore = _tensor_restorer(part)
+        elif torch is not None and isinstance(part, torch.nn.Module):
+            # Metrics and counters are plain attributes; modules inside are in one of them.
+            inner, restore = _values_in(part), partial(_restore_attributes, part, dict(vars(part)))
+        elif _has(part, "state_dict", "load_state_dict"):
             # An optimizer's state does not contain the values that it trains.
-            self._save_all(name, [one for group in getattr(part, "param_groups", ()) for one in group["params"]])
-            return partial(_load_state, part, _on_host(part.state_dict()))
-        if isinstance(part, np.ndarray):
-            self._save_all(name, part.tolist() if part.dtype == object else ())
-            return partial(np.copyto, part, part.copy())
-        if isinstance(part, list | deque | set | dict | bytearray | tuple):
-            self._save_all(name, part.values() if isinstance(part, dict) else part, known_only=known_only)
-            return partial(_refill, part, copy.copy(part))
-        return _generator_restorer(part)
+            inner = [one for group in getattr(part, "param_groups", ()) for one in group["params"]]
+            restore = partial(_load_state, part, _on_host(part.state_dict()))
+        elif isinstance(part, np.ndarray):
+            inner = part.tolist() if part.dtype == object else ()
+            restore = partial(np.copyto, part, part.copy())
+        elif isinstance(part, list | deque | set | dict | bytearray | tuple):
+            inner = part.values() if isinstance(part, dict) else part
+            restore = partial(_refill, part, copy.copy(part))
+        for one in inner:
+            self._save(one)
+        return restore
 
-    def _save_all(self, name: str, items: Iterable[object], *, known_only: bool = False) -> None:
-        for number, item in enumerate(items):
-            self._save(f"{name}[{number}]", item, known_only=known_only)
 
-    def _module_restorer(self, name: str, module: Any) -> Callable[[], object]:
-        self._save_all(name, (*module.parameters(), *module.buffers()))
-        if type(module).get_extra_state is not sys.modules["torch"].nn.Module.get_extra_state:
-            self._stack.callback(module.set_extra_state, copy.deepcopy(module.get_extra_state()))
-        attributes = dict(vars(module))
-        # Metrics and counters are plain attributes; modules inside are in one of them.
-        self._save_all(name, attributes.values(), known_only=True)
-        return partial(_restore_attributes, module, attributes)
+def _values_in(module: Any) -> tuple[object, ...]:
+    return (*module.parameters(), *module.buffers(), *vars(module).values())
 
 
 def _refill(part: Any, before: Any) -> None:

@@ -267,8 +267,10 @@ class Iterated(Closing):
     # Weak references: an abandoned loop ends its thread by itself.
     _running: tuple[weakref.ref[Iteration[Any]], ...] = ()
 
-    def _begun(self, begin: Callable[[], Steps]) -> Iteration[Any]:
+    def _begun(self, begin: Callable[[], Steps], *, at_once: bool = False) -> Iteration[Any]:
         iteration: Iteration[Any] = Iteration(begin)
+        if at_once:
+            iteration._started()
         self._running = (*(one for one in self._running if one() is not None), weakref.ref(iteration))
         return iteration
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -391,7 +390,7 @@ class RandomFlip(_Seeded):
 
     def __post_init__(self) -> None:
         for name, value in (("horizontal", self.horizontal), ("vertical", self.vertical)):
-            if not 0 <= _number(value) <= 1:
+            if not all(0 <= one <= 1 for one in _numbers([value]) or (math.nan,)):
                 refuse_argument(name, value, "a probability, 0 to 1")
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
@@ -622,19 +621,17 @@ def _height_and_width(size: int | Size) -> Size:
     return height, width
 
 
-def _number(value: Any) -> float:
-    """Return a number as Python's own; for anything else NaN, which is within no limits."""
-    if isinstance(value, torch.Tensor) and not value.dim():
-        value = value.item()
-    return float(value) if isinstance(value, Real) else math.nan
-
-
-def _numbers(values: object) -> tuple[float, ...]:
-    return tuple(map(_number, values)) if isinstance(values, Iterable) else ()
+def _numbers(values: Any) -> tuple[float, ...]:
+    """Return numbers as Python's own; none for anything else."""
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        return ()
 
 
 def _limits(values: object) -> tuple[float, float]:
     found = _numbers(values)
+    # NaN is within no limits.
     return (found[0], found[1]) if len(found) == 2 else (math.nan, math.nan)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,8 +35,12 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
         return change(batch)
     if isinstance(batch, Mapping):
         values = {key: map_leaves(value, change) for key, value in batch.items()}
+        if not isinstance(batch, MutableMapping):
+            return type(batch)(values)  # type: ignore[call-arg]
         # A copy keeps what a mapping is besides its items, such as a defaultdict's factory.
-        return copy.copy(batch) | values if isinstance(batch, dict) else type(batch)(values)  # type: ignore[call-arg]
+        filled: Any = copy.copy(batch)
+        filled.update(values)
+        return filled
     parts = [map_leaves(part, change) for part in batch]
     return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
 

@@ -52,17 +52,10 @@ def describe(value: object) -> str:
 
 
 def check_batch_transform(name: str, given: object) -> None:
-    """Refuse anything that cannot be a batch transform: a class instead of its object, a module of kornia's that takes
-    x alone, or no function."""
+    """Refuse anything that cannot be a batch transform: a class instead of its object, or no function."""
     # A class has its objects' methods, so it would fail only at the first batch.
     if isinstance(given, type):
         refuse_argument(name, given, f"an object of it: {given.__name__}(…)")
-    if _library_of(given) == "kornia" and len(getattr(given, "data_keys", None) or ()) < 2:
-        msg = (
-            f"kornia's {type(given).__name__} takes x alone, and {name} gets x and y. Write batch_transform=lambda x, "
-            "y: (augment(x), y); where masks or boxes have to move too, use colabstage.transforms."
-        )
-        raise OptionError(msg)
     if not isinstance(given, SeededTransform):
         check_argument(name, given, "function", remedy="It is called with (x, y).")
 
@@ -168,6 +161,12 @@ def apply_transform(
         return call_theirs("batch_transform", transform.apply_at, x, y, place)
     if of_torchvision(transform):
         return call_theirs("batch_transform", partial(apply_to_each, transform), x, y)
+    if _library_of(transform) == "kornia" and len(getattr(transform, "data_keys", None) or ()) < 2:
+        msg = (
+            f"kornia's {type(transform).__name__} takes x alone, and is called with x and y. Write "
+            "batch_transform=lambda x, y: (augment(x), y); where masks or boxes move too, use colabstage.transforms."
+        )
+        raise OptionError(msg)
     made = call_theirs("batch_transform", transform, x, y)  # type: ignore[arg-type]  # one with `apply_at` is called too
     # A loop would only report that it cannot unpack the result; and two samples it would unpack, as x and y.
     if made is None or isinstance(made, torch.Tensor | np.ndarray):

@@ -11,7 +11,7 @@ from colabstage.images.decode import most_decoding_threads
 from colabstage.io.arguments import check_argument, check_choice, whole_number
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.epoch import Shard, count_batches
-from colabstage.load.plan import Choice, KeepChoice, LoaderOptions, LoaderPlan, ReasonedValue, Strategy
+from colabstage.load.plan import Choice, LoaderOptions, LoaderPlan, ReasonedValue, Strategy
 from colabstage.load.reading.memory import check_memory, spare_memory
 from colabstage.machine.resources import read_resources
 
@@ -210,11 +210,11 @@ def _device_bytes(facts: LoaderFacts) -> int:
 
 def _on_device(facts: LoaderFacts) -> Choice:
     """Return how rows of a split on the device are read; refuse a split that cannot be there."""
-    if facts.per_sample:
-        msg = 'strategy="device" cannot work with a dataset\'s transforms of single samples. Use batch_transform.'
-        raise OptionError(msg)
-    if not facts.uniform:
-        msg = 'strategy="device" needs rows of one shape. Stage with image_size=… or use strategy="auto".'
+    if facts.per_sample or not facts.uniform:
+        msg = (
+            'strategy="device" needs rows of one shape, without transforms of single samples. Stage with image_size=…, '
+            'use batch_transform, or strategy="auto".'
+        )
         raise OptionError(msg)
     # Without a device, batches and the split stay in this computer's memory.
     free = facts.free_memory_bytes if facts.device is None else facts.device_free_bytes
@@ -291,14 +291,14 @@ def _choose_decoding(facts: LoaderFacts) -> Choice | None:
     return Choice("crops", "batch_transform begins with a RandomResizedCrop, and no more is needed of a file")
 
 
-def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -> KeepChoice | None:
+def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -> ReasonedValue | None:
     """Decide how much memory may hold decoded images for later epochs; `None` if no later epoch decodes any."""
     budget = options.memory_budget
     asked = None if budget is None else parse_bytes(budget, "memory_budget", may_be_zero=True)
     if not (facts.encoded or facts.decodes_targets) or strategy == "device":
         return None
     if asked == 0:
-        return KeepChoice(0, "as asked")
+        return ReasonedValue(0, "as asked")
     rows = facts.rows if facts.epoch_rows is None else min(facts.rows, facts.epoch_rows)
     row_bytes = facts.row_bytes if facts.encoded else 0
     if facts.decodes_targets:
@@ -311,10 +311,10 @@ def _choose_keeping(facts: LoaderFacts, options: LoaderOptions, strategy: str) -
     size = f"{format_bytes(min(most, needed))} of the {format_bytes(free)} free"
     if asked is None and most * _LEAST_KEPT_PART < needed:
         why = f"as all would take {format_bytes(needed)}, and {size} can be spared"
-        return KeepChoice(0, f"{why}; memory_budget= gives them more")
+        return ReasonedValue(0, f"{why}; memory_budget= gives them more")
     part = "most images" if most >= needed else f"about {most / needed:.0%} of the images"
     reason = f"up to {size}{'' if asked is None else ', as asked'}: later epochs skip decoding {part}"
-    return KeepChoice(most, reason)
+    return ReasonedValue(most, reason)
 
 
 def _choose_order(facts: LoaderFacts, options: LoaderOptions) -> Choice:

@@ -310,20 +310,17 @@ class CudaDataLoader(Iterated, Generic[T]):
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
-        """Start the next iteration; the loader's own iterator is created with its first batch, in this thread."""
+        """Start the next iteration; the loader's own iterator is created here, in the caller's thread."""
         self.close()
+        # At once, to follow what makes the batches, which the stream that is current now may have queued.
+        return self._begun(self._start, at_once=True)
 
-        def begin() -> Steps:
-            staged, stager = self._stage()
-            return Steps(staged, lambda one: (one,), stager.hand_out)
-
-        return self._begun(begin)
-
-    def _stage(self) -> tuple[Ahead[tuple[T, Any]], Stager]:
+    def _start(self) -> Steps:
         # Before our thread exists: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
         source, stager = _closing_batches(batches, owned=batches is not self.loader), Stager(self._stream, self.device)
-        return stage_ahead(source, stager, self._queue_size, "colabstage-cuda"), stager
+        staged = stage_ahead(source, stager, self._queue_size, "colabstage-cuda")
+        return Steps(staged, lambda one: (one,), stager.hand_out)
 
     def __repr__(self) -> str:
         return f"CudaDataLoader({self.loader!r}, device='{self.device}', queue_size={self._queue_size})"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -262,7 +262,8 @@ def given_rows(name: str, values: Any, samples: int) -> NDArray[np.intp]:
         # Not by a cast, which would turn a mask into rows 0 and 1.
         return resolve_rows(values, samples)
     except (IndexError, TypeError, ValueError) as error:
-        msg = f"{name} has rows that cannot be read. {error}"
+        why = "Expected rows, got lists of rows." if isinstance(error, ValueError) else error
+        msg = f"{name} has rows that cannot be read. {why}"
         raise OptionError(msg) from error
 
 
@@ -354,6 +355,30 @@ class Schedule:
     @property
     def batches(self) -> int:
         return count_batches(self.order.count, self.batch_size, self.shard, drop_last=self.drop_last)
+
+    def steps_as(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the ranks of the loader of `state` together have handed out the same rows as this one's would
+        have in as many steps."""
+        size: Any = state.get("batch_size")
+        ranks: Any = state.get("world_size")
+        done: Any = state.get("batches_done")
+        if not all(isinstance(one, int) and one >= least for one, least in ((size, 1), (ranks, 1), (done, 0))):
+            return False
+        if size * ranks != self.batch_size * self.shard.world_size:
+            return False
+        return done == 0 or all(
+            one._is_even(done) for one in (replace(self, batch_size=size, shard=Shard(0, ranks)), self)
+        )
+
+    def _is_even(self, batches_done: int) -> bool:
+        """Return whether, after this many batches, every rank has had only full ones, or all of its own."""
+        least, more = divmod(self.order.count, self.shard.world_size)
+        # On ranks with one sample less, the last full batch may be shorter so that another one follows.
+        if batches_done * self.batch_size < least + (self.batch_size == 1):
+            return True
+        return batches_done == replace(self, shard=Shard(0, self.shard.world_size)).batches and (
+            not more or min(least, self.batch_size) > 1
+        )
 
     def rows_left(self, epoch: int, batches_done: int) -> list[NDArray[np.intp]]:
         """Return the rows of each of an epoch's remaining batches."""

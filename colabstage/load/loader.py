@@ -441,7 +441,9 @@ class Loader(Shown, Iterated, _Base):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration continue exactly where `state_dict` was taken.
 
-        A loader whose seed was drawn takes that of the state.
+        Another number of ranks is fine where all ranks together have as many samples in a step as before: four with 16
+        continue where two with 32 were (but for the last step of an epoch, if ranks share it unevenly). A loader whose
+        seed was drawn takes that of the state.
 
         Raises:
             OptionError: the state is of a loader with another seed, batch size, order, subset, number of samples or of
@@ -455,6 +457,7 @@ class Loader(Shown, Iterated, _Base):
         if not sampler.given and isinstance(seed, int | np.integer):
             pipeline = copy.copy(pipeline)
             pipeline.schedule = replace(pipeline.schedule, seed=whole_number("seed", seed))
+        shared_alike = pipeline.schedule.steps_as(state)
         epoch = whole_number("epoch", state.get("epoch"))
         ours = {**pipeline.identity(epoch), **(pipeline.drawn(epoch) if "order" in state else {})}
         theirs = {name: state[name] for name in state if name not in _PLACE}
@@ -467,7 +470,8 @@ class Loader(Shown, Iterated, _Base):
             # A state may hold anything, even an array.
             saved: Any = theirs.get(name)
             wanted: Any = ours.get(name)
-            if np.array_equal(saved, wanted) or (is_whole and name in _ARRIVING):
+            is_same = np.array_equal(saved, wanted) or (shared_alike and name in ("batch_size", "world_size"))
+            if is_same or (is_whole and name in _ARRIVING):
                 continue
             if name in _ARRIVING:
                 msg = (
@@ -656,8 +660,8 @@ class Pipeline:
         # The device gathers by itself, and a thread would only stand between.
         if self.resident is not None:
             return self.resident.groups(batches, self.plan.together, with_index=with_index), *self._divide(batches)
-        if self.plan.keep is not None and self.plan.keep.most_bytes:
-            self.kept[:] = [reader.keep_images(self.plan.keep.most_bytes)]
+        if self.plan.keep is not None and self.plan.keep.value:
+            self.kept[:] = [reader.keep_images(self.plan.keep.value)]
         crops = None if self.crop is None else CroppedInputs(reader, self.crop, self.schedule.seed, epoch)
 
         def complete(batch: tuple[Any, Any], rows: NDArray[np.intp]) -> tuple[Any, ...]:

@@ -36,7 +36,6 @@ from colabstage.sources.packs import (
 )
 from colabstage.sources.parse import SingleSource, local_source, read_local_dir
 from colabstage.sources.remote import Services
-from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
     import os
@@ -430,29 +429,21 @@ def open_partial(
     limit, base = parse_bytes(disk_limit, "disk_limit"), read_local_dir(local_dir)
     wanted_files = find_files(files)
     sources = [source for source, _ in wanted_files]
-    first, opened = remote_opener(sources[0]), list[Any]()
     with DaemonPool(_OPENERS, "colabstage-open") as pool, Services() as services:
         # In parallel, because each takes a round trip or more.
-        opening = pool.submit(lambda: opened.append(first()))
+        manifests = manifests or pool.run(partial(find_manifest, services=services), wanted_files)
+        wanted = FileSet(name_files(sources, manifests), label_of(files, sources))
+        folder = _folder_of(sources, base, wanted.digest[:_CONTENT_LENGTH])
+        make_folder(folder)
+        # For the list of datasets: blocks alone do not tell their source.
+        if not (folder / PART_RECORD).exists():
+            write_json(folder / PART_RECORD, {"address": sources[0].address, "samples": wanted.samples})
+        file = BlockwiseFile(wanted, folder, limit)
+        file.step = step
         try:
-            manifests = manifests or pool.run(partial(find_manifest, services=services), wanted_files)
-            pool.results([opening])
-            wanted = FileSet(name_files(sources, manifests), label_of(files, sources))
-            folder = _folder_of(sources, base, wanted.digest[:_CONTENT_LENGTH])
-            make_folder(folder)
-            # For the list of datasets: blocks alone do not tell their source.
-            if not (folder / PART_RECORD).exists():
-                write_json(folder / PART_RECORD, {"address": sources[0].address, "samples": wanted.samples})
-            openers = [lambda: opened.pop() if opened else first(), *map(remote_opener, sources[1:])]
-            file = BlockwiseFile(wanted, folder, limit, openers=openers)
-            file.step = step
-            try:
-                return open_pack(file)
-            finally:
-                file.step = None
+            return open_pack(file)
         finally:
-            # If another process fetches, or something failed, it is not needed, now or later.
-            opening.add_done_callback(lambda _: [opened.pop().close() for _ in range(len(opened))])
+            file.step = None
 
 
 def open_whole(place: Path) -> PartialPack | None:
@@ -505,13 +496,9 @@ def _folder_of(sources: Sequence[SingleSource], base: Path, content: str) -> Pat
     addresses = "\n".join(source.address for source in sources)
     mine = f"{sources[0].name}.part-{short_digest(addresses, 8)}-"
     folder = base / PARTS
-    # By prefix, not by a pattern: a file may be called "photos[1].h5".
+    # Not by a pattern: a file may be called "photos[1].h5".
     for other in folder.iterdir() if folder.is_dir() else ():
-        if (
-            other.name.startswith(mine)
-            and len(other.name) == len(mine) + _CONTENT_LENGTH
-            and other.name != mine + content
-        ):
+        if other.name[:-_CONTENT_LENGTH] == mine and other.name != mine + content:
             remove_vouched(other, is_part)
     return folder / (mine + content)
 

@@ -169,17 +169,6 @@ class Choice:
         return f"{self.name}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class KeepChoice:
-    """How much memory may keep decoded images for later epochs."""
-
-    most_bytes: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"kept, {self.reason}" if self.most_bytes else f"not kept, {self.reason}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderPlan(Shown):
     """How batches will be loaded: each choice with its reason."""
@@ -200,8 +189,8 @@ class LoaderPlan(Shown):
     decode: Choice | None = None
     """`"crops"`, no more of an image file than the crop that the batch transform begins with, or `"whole"`; `None` if
     inputs are not image files."""
-    keep: KeepChoice | None = None
-    """`None` if nothing is decoded in each epoch."""
+    keep: ReasonedValue | None = None
+    """How many bytes may keep decoded images for later epochs; `None` if nothing is decoded in each epoch."""
     together: int = 1
     """How many batches are gathered at once, because gathering each would cost more than its copy."""
 
@@ -216,7 +205,7 @@ class LoaderPlan(Shown):
             "engine": self.engine,
             "order": self.order,
             "decode": self.decode,
-            "decoded images": self.keep,
+            "decoded images": self.keep and f"{'kept' if self.keep.value else 'not kept'}, {self.keep.reason}",
         }
         return [(name, str(choice)) for name, choice in chosen.items() if choice is not None]
 

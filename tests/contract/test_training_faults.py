@@ -405,7 +405,7 @@ def test_kornias_modules_are_called_as_the_message_says(path: Path) -> None:
     )
     for given in (lambda: flip, lambda: Compose([flip])):
         with pytest.raises(ColabstageError, match=r"batch_transform=lambda x, y: \(augment\(x\), y\)"):
-            make_loader(dataset_h5(path), 8, batch_transform=given())
+            seen(make_loader(dataset_h5(path), 8, batch_transform=given()))
     for works in (lambda x, y: (flip(x), y), joint, Compose([joint])):
         assert sorted(seen(make_loader(dataset_h5(path), 8, batch_transform=works))) == list(range(40))
 

@@ -79,7 +79,7 @@ CASES: list[tuple[str, dict[str, Any], Status, str]] = [
     ("libraries", versions(h5py=None), "fail", "needed: h5py 3.12 or newer"),
     ("GPU", {}, "ok", "Tesla T4 (16.1 GB), idle"),
     ("GPU", {"gpus": (other(T4, utilisation=0.9),)}, "warn", "GPU 0 90% busy"),
-    ("GPU", {"gpus": (other(T4, memory_used_bytes=9 << 30, utilisation=None),)}, "warn", "GPU 0 9.66 GB held"),
+    ("GPU", {"gpus": (other(T4, memory_used_bytes=9 << 30, utilisation=None),)}, "warn", "GPU 0 0% busy, 9.66 GB held"),
     ("GPU", {"gpus": (other(T4, memory_used_bytes=9 << 30, processes=(SimpleNamespace(pid=1),)),)}, "ok", "idle"),
     ("GPU", versions(torch="2.11.0+cpu"), "fail", "torch 2.11.0+cpu was built for CPUs only"),
     ("GPU", {"gpus": (), "gpu_problem": "there is none"}, "warn", "there is none"),

@@ -20,7 +20,7 @@ def keep(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def most_bytes(budget: Any) -> int:
         with make_loader(dataset_h5(path), 1, memory_budget=budget) as loader:
             assert loader.plan.keep is not None
-            return loader.plan.keep.most_bytes
+            return loader.plan.keep.value
 
     return most_bytes
 

@@ -1,12 +1,13 @@
 """Real process groups: ranks of `torch.distributed` divide epochs exactly, and resume in the middle of one."""
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from colabstage import pack_dataset
+from colabstage import dataset_h5, make_loader, pack_dataset
 from tests.nurseries import Nurseries
 from tests.support.staged import use_small_blocks
 
@@ -89,3 +90,14 @@ def test_ranks_of_a_process_group_share_out(tmp_path: Path, nurseries: Nurseries
             assert kept["rest"] == kept["rows"][3:], name
             assert len(kept["rows"]) == kept["batches"] == found[0][name]["batches"], name
     assert {**found[0]["shuffled"], "state": None} == {**found[0]["device"], "state": None}
+    # One process with as large a step continues where they stopped.
+    alone = make_loader(dataset_h5(pack, return_index=True), 4 * world, seed=0)
+    alone.load_state_dict(found[0]["shuffled"]["state"])
+    steps = [sorted(index.tolist()) for _, index in alone]
+    together = zip(*(part["shuffled"]["rest"] for part in found), strict=True)
+    shared = [sorted(chain.from_iterable(step)) for step in together]
+    # Ranks with one row less than others divide their last batch in two, to make as many steps; so it may vary in which
+    # of the last two steps a row is.
+    assert len(shared) == len(steps) > 2
+    assert shared[:-2] == steps[:-2]
+    assert sorted(chain.from_iterable(shared[-2:])) == sorted(chain.from_iterable(steps[-2:]))

@@ -254,22 +254,3 @@ def test_a_forked_child_gets_the_same_batches(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate(found), np.concatenate(wanted))
     mine = [x.numpy() for x, _ in batches_of(loader, 2)]
     np.testing.assert_array_equal(np.concatenate(mine), np.concatenate(wanted))
-
-
-def test_files_that_are_never_kept_take_no_memory_from_others(tmp_path: Path, decoded: list[int]) -> None:
-    """The decoder warns about them only at the end, in every epoch, after memory for them was reserved."""
-    files = mixed_files()
-    odd, sound = files[-1], files[4]
-    with pytest.raises(ValueError, match="Corrupt"):
-        simplejpeg.decode_jpeg(odd)
-    height, width = Image.open(io.BytesIO(sound)).size[::-1]
-    path = write_pack(tmp_path / "a.h5", [odd] * 6 + [sound])
-    crop = RandomResizedCrop(300, scale=(1.0, 1.0), ratio=(0.01, 100.0))
-    options: dict[str, Any] = {"batch_transform": crop, "shuffle": False, "num_workers": 0}
-    # Room for the valid image and little more: six others before it would take all of it.
-    keeping = make_loader(dataset_h5(path), 1, memory_budget=height * width * 3 * 11 // 10, **options)
-    usual = make_loader(dataset_h5(path), 1, memory_budget=0, **options)
-    assert_same(batches_of(keeping), batches_of(usual))
-    decoded.clear()
-    list(keeping)
-    assert len(sound) not in decoded

@@ -551,27 +551,6 @@ def fill(filler: Path) -> None:
             file.write(bytes(4096))
 
 
-def test_a_disk_that_is_full_before_the_next_epoch_is_announced_is_told_to_the_loop(
-    pack: Pack, small_disk: Path
-) -> None:
-    """Nobody sees an error in the thread that announces it; once there is room, this epoch and the next are
-    complete."""
-    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=small_disk, return_index=True)
-    loader, filler = make_loader(dataset, 50, seed=7, num_workers=0), small_disk / "filler"
-    batches = iter(loader)
-    fill(filler)
-    # No error if the limit's blocks had already been fetched by then: each further one replaces another.
-    with contextlib.suppress(NotEnoughSpaceError):
-        list(batches)
-    for thread in [one for one in threading.enumerate() if one.name == "colabstage-next-epoch"]:
-        thread.join(30)
-    filler.unlink()
-    loader.load_state_dict(loader.state_dict())
-    list(loader)
-    assert sorted(check_epoch(loader, pack)) == list(range(ROWS))
-    part_of(dataset).close()
-
-
 def test_a_full_disk_is_told_although_nothing_can_be_noted(pack: Pack, small_disk: Path) -> None:
     """At once, with its type; once there is room, the epoch continues, also after an older failure."""
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=small_disk, return_index=True)

@@ -143,7 +143,7 @@ def next_rows(loader: Any, state: dict[str, Any], pack: Pack) -> list[int]:
 
 
 def test_the_state_after_any_batch_continues_with_the_next(pack: Pack, server: WebServer, tmp_path: Path) -> None:
-    """Whatever was evicted by then, and with another number of threads."""
+    """Whatever was evicted by then, with another number of threads, and by two ranks with as large a step."""
     dataset = opened(server, tmp_path)
     loader, states, straight = make_loader(dataset, 120, seed=5), [], []
     for _ in range(3):
@@ -151,10 +151,13 @@ def test_the_state_after_any_batch_continues_with_the_next(pack: Pack, server: W
             states.append(loader.state_dict())
             straight.append(check_epoch([batch], pack))
     alone = [make_loader(dataset, 120, seed=5, num_workers=count) for count in (0, 3)]
+    ranks = [make_loader(dataset, 60, seed=5, rank=rank, world_size=2) for rank in range(2)]
     # The first one, the last two of an epoch, and some in between.
     for number in (1, 17, 24, 25, 43):
         state = states[number - 1]
         assert next_rows(alone[number % 2], state, pack) == straight[number], number
+        together = [row for rank in ranks for row in next_rows(rank, state, pack)]
+        assert sorted(together) == sorted(straight[number]), number
     part_of(dataset).close()
 
 
@@ -174,7 +177,7 @@ with h5py.File(file) as opened:
     whole = opened["X_train"][()]
 dataset = dataset_h5(url, disk_limit=limit, local_dir=local, return_index=True)
 loader = make_loader(dataset, 32, seed=5)
-epochs = []
+epochs, state = [], None
 # The second epoch is left in the middle, and begun again with what is here by then.
 for stop in (None, 11, None):
     rows = []
@@ -183,9 +186,10 @@ for stop in (None, 11, None):
         rows.append(index.tolist())
         distributed.all_reduce(torch.ones(1))
         if number + 1 == stop:
+            state = loader.state_dict()
             break
     epochs.append(rows)
-found = {"epochs": epochs, "figures": dataset.figures}
+found = {"epochs": epochs, "state": state, "figures": dataset.figures}
 Path(out).write_text(json.dumps(found))
 distributed.barrier()
 distributed.destroy_process_group()
@@ -195,7 +199,8 @@ distributed.destroy_process_group()
 def test_ranks_share_one_part_under_a_limit(
     pack: Pack, server: WebServer, tmp_path: Path, nurseries: Nurseries
 ) -> None:
-    """Two processes of a group go through the same windows, one fetches for both, and neither waits for ever."""
+    """Two processes of a group go through the same windows, one fetches for both, and neither waits for ever; one
+    process continues where they stopped."""
     local, script = tmp_path / "local", tmp_path / "rank.py"
     local.mkdir()
     script.write_text(RANK, encoding="utf-8")
@@ -211,6 +216,13 @@ def test_ranks_share_one_part_under_a_limit(
         assert sorted(rows) == list(range(ROWS))
     # All of it about once an epoch, by either of them.
     assert max(part["figures"]["fetched"] for part in found) < 4 * pack.path.stat().st_size
+    dataset = opened(server, local)
+    alone = make_loader(dataset, 64, seed=5)
+    alone.load_state_dict(found[0]["state"])
+    rest = check_epoch(alone, pack)
+    before = [row for part in found for batch in part["epochs"][1] for row in batch]
+    assert sorted(before + rest) == list(range(ROWS))
+    part_of(dataset).close()
 
 
 def test_what_a_reader_in_another_container_announces_stays(pack: Pack, tmp_path: Path) -> None:

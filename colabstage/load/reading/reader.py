@@ -118,8 +118,6 @@ class RowFacts:
     """Of targets of one shape, in native byte order; otherwise `None`."""
     has_targets: bool
     has_boxes: bool
-    has_free_rows: bool
-    """Whether inputs are arrays of variable length."""
     has_free_targets: bool
     """Whether targets are texts or arrays of variable length."""
     decodes_targets: bool
@@ -160,7 +158,6 @@ class RowFacts:
             target_dtype=None if target_shape is None else target_dtype,
             has_targets=y is not None,
             has_boxes=y is not None and y.info.kind == "boxes",
-            has_free_rows=x.info.kind == "ragged",
             has_free_targets=y is not None and y.of_any_length,
             decodes_targets=y is not None and y.info.kind == "encoded",
             whole_reason=whole,
