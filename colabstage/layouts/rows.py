@@ -388,8 +388,10 @@ class TableSearch:
         if is_path:
             return False
         written = [cell for cell in column.distinct if cell.lower().endswith(self.kind.extensions)]
+        # Addresses say where the files came from, and an id beside them what they are called here.
+        elsewhere = chosen.plain in (*words.IDS, *words.PATHS) and all("://" in cell for cell in column.distinct)
         is_called = column.plain in words.PATHS and chosen.plain not in words.PATHS
-        return is_called or 0 < len(column.distinct) <= 2 * len(written)
+        return not elsewhere and (is_called or 0 < len(column.distinct) <= 2 * len(written))
 
     def _choose_tables(self, notes: list[str]) -> list[LeadingTable]:
         """Return one table, or those of the splits; tables about other files are left out."""
