@@ -220,6 +220,10 @@ def held_out_of_others(
 # --- lists of splits --------------------------------------------------------------------------------------------------
 
 LIST_ENDS = (".txt", ".lst")
+# An extension, or one word with a number, which sentences and remarks are not.
+_NAME = re.compile(r"\.\w+$|^\S*\d\S*$")
+# What follows the name of an image in that of a numbered part of it: a tile, a frame.
+_PART = re.compile(r"[ _.-]\d+(\.\w+)?$")
 _OF_CELLS = (".csv", ".tsv", ".jsonl")
 # Three splits and some folds; more text files than this are one per sample.
 MOST_LISTS = 16
@@ -338,6 +342,10 @@ class _Reader(NamedTuple):
                     there[name], lines[name] = files, way
                     break
         stated = {split for name in there for split in lines[name].splits}
+        # What a list of train does not name is never trained on, and often a test was not published.
+        is_stated = self.table.splits is not None or "train" in stated
+        for name in () if is_stated else sorted(lines.keys() - there.keys()):
+            self._refuse_lost(name, lines[name])
         held_out = Lookup((), self.source.files.folders[0]).held_out(stated)
         read = (self._named(name, files, lines[name], held_out) for name, files in there.items())
         return [one for one in read if one is not None], held_out
@@ -364,6 +372,21 @@ class _Reader(NamedTuple):
         # Of a list for more files there may be a part; a few numbers are those of files by chance.
         is_list = self.within or (name in self.called and whole)
         return files if count and (is_list or 2 * count >= len(paths)) else None
+
+    def _refuse_lost(self, name: str, lines: _Lines) -> None:
+        """Refuse a list that names neither samples nor other files, unless it has a row for each split, words, or
+        numbered parts of the samples, which are still to be cut."""
+        paths = lines.paths if name in self.called and not self.within else ()
+        is_of_splits = not self.names[name] and len({*lines.splits}) == len(lines.splits)
+        if not paths or is_of_splits or not all(map(_NAME.search, paths)):
+            return
+        every = Lookup.of(self.source.files)
+        there = sum(every.may_find(path) or every.may_find(_PART.sub("", path)) for path in paths)
+        if 2 * there < len(paths):
+            first = next(path for path in paths if not self.rows.lookup.may_find(path))
+            which = f"'{show(first)}', and one of the {self.table.unit} is called '{self.table.keys[0]}'"
+            why = f"files most of which are not there (first {which})"
+            raise _contradiction(self.source, self.names, name, why, self.table)
 
     def _named(self, name: str, files: NDArray[np.int64], lines: _Lines, held_out: set[str]) -> _Named | None:
         """Return what a list names; `None` if that cannot be told, and it may be no list."""

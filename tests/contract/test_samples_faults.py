@@ -347,7 +347,6 @@ FORMS = [
     row("YOLO's boxes by their first corner", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(FIRST_CORNER)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("first corner")]),
     row("COCO's boxes by their corners", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60, 40]} for i in range(3)]}}),
         right=[refused("two corners")]),
-    row("one label file for two images", turned(1, OF_YOLO) | {"images/0.png": image(9)}, right=[noted("1 image has the label file of another")]),
     row("a split without label files", yolo("a b c", {"data.yaml": "names: [cat]\ntest: images/test\n", "images/test/d.jpg": image(9)}, "train train val"), right=[found("train: boxes cat 2; val: boxes cat 1", note="1 image of splits without a label file was left out")]),
     row("a box in two classes", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 1), "data.yaml": "names: [cat, dog]\n"}), right=[lambda packed: packed.found == "train: boxes cat 3, dog 3" and not packed.notes]),
     *(row(f"YOLO's boxes in {labels}", files(f"{images}/{{0..2}}.jpg", {labels.format("{0..2}"): first_of(0)}), right=[found("train: boxes .* 3")])
@@ -512,7 +511,10 @@ SPLITS_BESIDE = [
         right=[found("train: boxes cat 4; test: boxes cat 2"), refused("labels.csv")]),
     *(row(f"splits that name folders: {name}", files("img/v{0..2}/{0..3}.jpg", {"masks/v{0..2}/{0..3}.png": grey(np.eye(48, 64, dtype=np.uint8)), **stated}), right=[found("train: 8 masks .*; val: 4 masks .*")], layout="pairs")
       for name, stated in (("lists", {"sets/train.txt": "v0\nv1\n", "sets/val.txt": "v2\n"}), ("JSON", {"splits.json": {"train": ["img/v0", "img/v1"], "val": ["img/v2"]}}))),
-    row("lists of what is not there", pairs("img/{}.jpg", "masks/{}.png") | files("", {"train.txt": "a0.jpg\na1.jpg\n", "val.txt": "a4.jpg\n"}), right=[noted("2 other files were left out .'train.txt', 'val.txt'")]),
+    *(row(f"splits that name other files: {name}", pairs("img/{}.jpg", "masks/{}.png") | files("", stated), right=[refused(r"(splits\.\w+|train\.\w+)' names files most of which are not there.*Correct the list, or leave .* out: only=")])
+      for name, stated in (("lists", {"train.txt": "a0.jpg\na1.jpg\n", "val.txt": "a4.jpg\n"}), ("numbers", {"train.txt": "101\n102\n103\n", "val.txt": "104\n"}), ("a table", {"splits.csv": "file,split\na0,train\na1,train\na2,val\n"}), ("YAML", {"splits.yaml": "train: [a0, a1]\nval: [a2]\n"}))),
+    *(row(f"a list of what is not there, beside {name}", pairs("img/{}.jpg", "masks/{}.png") | files("", {"test.txt": "a7\na8\n", **lists}), right=[right])
+      for name, lists, right in (("train and val", {"train.txt": "0\n1\n2\n3\n", "val.txt": "4\n5\n"}, found("train: 4 masks .*; val: 2 masks .*", note="'test.txt'")), ("train", {"train.txt": "0\n1\n2\n3\n"}, refused("'test.txt' names files most of which")), ("val", {"val.txt": "4\n5\n"}, refused("'test.txt' names files most of which")))),
     row("a remark called as a list", files("{cat,dog}/{0..3}.jpg", {"test.txt": "this is a test\n"}), right=[noted("'test.txt'")]),
     row("a table of train alone beside masks", pairs("img/{}.jpg", "masks/{}.png") | files("", {"train.csv": "image\n0.jpg\n1.jpg\n2.jpg\n"}), right=[found("train: 6 masks .*")]),
     *(row(f"a table of labels, and {name}", files("img/{00..39}.jpg", {table: "file,label\n" + "".join(f"{i:02}.jpg,{('cat', 'dog')[i % 2]}\n" for i in range(40)), "val.csv": held_out}), right=[found("train: cat 19, dog 19; val: cat 1, dog 1")])
