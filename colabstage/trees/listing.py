@@ -22,6 +22,7 @@ from colabstage.trees.names import (
     clean_member_name,
     extension_of,
     is_junk,
+    is_plain,
     refuse_member,
     resolve_link,
     resolve_links,
@@ -400,6 +401,9 @@ class Members:
 
     def add(self, raw: str, kind: MemberKind, number: int, link: str = "") -> None:
         """Add the next member, `raw` and `link` as they are in the archive."""
+        if kind == "file" and is_plain(raw) and raw not in self._files and raw not in self._links:
+            self._files[raw] = number
+            return
         if kind == "folder":
             self._folders.append(clean_member_name(self._archive, raw, folder=True))
             return

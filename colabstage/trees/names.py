@@ -64,14 +64,14 @@ UNFINISHED = (".aria2", ".crdownload", ".opdownload", ".part", ".partial", ".fil
 MOST_FOLDERS = 200
 
 
-# Nearly all names are plain.
-_PLAIN = re.compile(r"(?:[^/.\0][^/\0]*/){0,9}[^/.\0][^/\0]*")
+# Nearly all names need no cleaning, and are nobody's junk.
+is_plain = re.compile(r"(?:[^/._\0\\][^/\0\\]*/){0,9}[^/._\0\\][^/\0\\]*(?<!(?i:\.db))(?<!(?i:\.ini))").fullmatch
 
 
 def clean_member_name(archive: str, raw: str, *, folder: bool = False) -> str:
     """Return the name of a file inside a tree, from its name in an archive: without a root, `./` and doubled slashes.
     `folder`: whether it is a folder's, which may end in a slash; "." is the tree itself."""
-    if not folder and _PLAIN.fullmatch(raw):
+    if not folder and is_plain(raw):
         return raw
     name = posixpath.normpath(raw.lstrip("/"))
     is_odd = "\0" in raw or ".." in raw.split("/") or raw.count("/") > MOST_FOLDERS
