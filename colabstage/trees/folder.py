@@ -386,9 +386,14 @@ class _Walk:
         """Look up each entry, which empties the list."""
         prefix, found = f"{folder.name}/" if folder.name else "", _Found(len(entries))
         for entry in entries:
-            name = prefix + entry.name
+            base, name = entry.name, prefix + entry.name
+            # Nearly all are plain files, of which no more is asked.
+            is_odd = base[0] == "." or base.lower().endswith(_ODD_ENDINGS)
             try:
-                _look_at(entry, name, found)
+                if not is_odd and entry.is_file(follow_symlinks=False):
+                    found.add_file(name, entry.stat())
+                else:
+                    _look_at(entry, name, found)
             except OSError:
                 read_with_retry(partial(_look_at, entry, name, found), f"{self._root}/{name}")
         # An entry holds nearly a kilobyte once it is looked up, and there may be millions.
@@ -405,8 +410,7 @@ def _look_at(entry: os.DirEntry[str], name: str, found: _Found) -> None:
         if entry.is_dir():
             if not is_junk_folder(base):
                 found.folders.append((name, linked))
-        # Nearly all are plain files, of which no more is asked.
-        elif (base[0] == "." or base.lower().endswith(_ODD_ENDINGS)) and is_junk(base):
+        elif is_junk(base):
             return
         elif base.lower().endswith(GOOGLE_NATIVE):
             found.left_out.append(("native", name))
