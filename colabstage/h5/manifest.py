@@ -328,7 +328,8 @@ def begins_as_manifest(content: bytes | None) -> bool:
         return False
     raw = parse_json(content)
     if raw is None:
-        return _BEGINNING.startswith(content[: len(_BEGINNING)])
+        # A loss of power may leave zeros for the rest.
+        return _BEGINNING.startswith(content.rstrip(b"\0")[: len(_BEGINNING)])
     return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
 
 

@@ -235,7 +235,8 @@ def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool, most: float 
     if FORMAT_ATTRIBUTE in file.attrs and not takes_packs:
         file.close()
         # As arrays, its samples would lose their names, and files their form.
-        how = f"open it with dataset_h5({str(tree.path_of(entry) or entry.name)!r})"
+        place = tree.path_of(entry) or (tree.label if tree.kind == "file" else entry.name)
+        how = f"open it with dataset_h5({str(place)!r})"
         raise broken(entry.name, f"it is a pack that colabstage made, so it needs no staging: {how}")
     found: list[StoredArray] = []
     try:

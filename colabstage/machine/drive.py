@@ -286,14 +286,6 @@ _NO_UNMOUNT = "publish_file(…, wait_uploaded=True) waits for one file, and unm
 
 def _colab_client(verb: str, *, asks: bool = False) -> Any:
     """Return Colab's module; with `asks`, refuse before anything is unmounted where nobody can give the permission."""
-    try:
-        client = importlib.import_module("google.colab.drive")
-    except ImportError:
-        msg = (
-            f"{verb}() works in Google Colab only, and this is not Colab. Remove this line, and give stage_dataset a "
-            "path on this machine or a share link."
-        )
-        raise NotSupportedHereError(msg) from None
     platform = detect_platform()
     if asks and platform.name == "colab" and not platform.drive_mountable:
         msg = (
@@ -303,7 +295,14 @@ def _colab_client(verb: str, *, asks: bool = False) -> Any:
             f"too. {WITHOUT_DRIVE}"
         )
         raise NotSupportedHereError(msg)
-    return client
+    try:
+        return importlib.import_module("google.colab.drive")
+    except ImportError:
+        msg = (
+            f"{verb}() works in Google Colab only, and this is not Colab. Remove this line, and give stage_dataset a "
+            "path on this machine or a share link."
+        )
+        raise NotSupportedHereError(msg) from None
 
 
 def _check_consent(client: Any, drive: mounts.Mount) -> None:

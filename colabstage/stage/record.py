@@ -12,17 +12,21 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from colabstage.errors import CancelledError, ColabstageError
+from colabstage.errors import CancelledError, ColabstageError, NewerFormatError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
     Manifest,
     check_replaceable_pack,
     damage_of,
+    is_manifest,
+    is_replaceable_pack,
+    manifest_path,
     read_manifest,
 )
 from colabstage.io.files import read_fields, read_json, write_json
 from colabstage.io.receipts import Receipt, Seal, Standing, check_replaceable, file_seal, look_at
 from colabstage.io.units import listed
+from colabstage.io.workspace import free_name, move_vouched
 from colabstage.sources.identity import SourceIdentity, compare_states
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.request import FILES_REMEDY, RECORD_NAME, StageRequest
@@ -177,9 +181,26 @@ def _files_made_of(request: StageRequest, here: Standing, record: LocalRecord | 
     return record.identity if not about and record is not None and record.files else None
 
 
+def _is_spoilt(pack: Path) -> bool:
+    """Return whether a pack's manifest, although ours, can no longer be read, and nothing else proves the pack.
+
+    A pack that contradicts a whole manifest, or has none, was put there by somebody.
+    """
+    with suppress(NewerFormatError):
+        return is_manifest(manifest_path(pack)) and read_manifest(pack) is None and not is_replaceable_pack(pack)
+    return False
+
+
+def set_aside(pack: Path) -> Iterator[str]:
+    """Rename a pack whose manifest is spoilt, and yield a sentence about it."""
+    if _is_spoilt(pack):
+        move_vouched(pack, aside := free_name(pack, ".aside"))
+        yield f"The manifest of the pack here was spoilt, so it is made again. What was there is now '{aside.name}'."
+
+
 def check_targets(request: StageRequest, *, packs: bool) -> None:
     """Refuse to replace a pack, if one is made, or plain files that are not as colabstage made them."""
-    if packs:
+    if packs and not _is_spoilt(request.pack_path):
         check_replaceable_pack(request.pack_path)
     if request.wants_files:
         check_replaceable(request.files_path, FILES_REMEDY)

@@ -72,6 +72,7 @@ from colabstage.stage.record import (
     files_record,
     renumbered,
     seal_of,
+    set_aside,
     write_record,
 )
 from colabstage.stage.request import (
@@ -231,6 +232,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
                 return _reuse(call, source, cache, decision)
             if decision.cached is not None and decision.in_part:
                 return open_in_part(call, decision.cached)
+            call.report.note(*(set_aside(request.pack_path) if request.wants_pack else ()))
             cached = decision.cached
             restored = None if cached is None else _restore(call, source, cached, decision.freshness)
             return restored or _stage_source(call, source, cache, wait=wait)

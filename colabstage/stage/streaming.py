@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from colabstage.errors import CancelledError, NotStagedError, said_by
+from colabstage.errors import CancelledError, NotStagedError, WorkersLostError, said_by
 from colabstage.h5.info import PackInfo, read_info
 from colabstage.io.display import resolve_progress
 from colabstage.io.progress import SYSTEM_CLOCK, Progress, ProgressStep
@@ -161,6 +161,9 @@ class BackgroundPack:
         """Return the dataset once all of it is local; raises `TimeoutError` if that takes too long."""
         # A bar would only jump from zero to the end, below what the caller has printed meanwhile.
         if not self._done.done():
+            if os.getpid() != self._pid:
+                msg = "The dataset is staged by a thread of another process, before a fork. Wait for it there."
+                raise WorkersLostError(msg)
             shown = resolve_progress(self._wanted if progress is None else progress)
             deadline = float("inf") if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
 

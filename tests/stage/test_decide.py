@@ -137,6 +137,33 @@ def spoil(pack: Path, manifest: bytes, *, content: bytes | None = None) -> bytes
     return content
 
 
+SPOILT: dict[str, Callable[[bytes], bytes]] = {
+    "zeros": lambda whole: bytes(len(whole)),
+    "flipped": lambda whole: whole.replace(b'"size": ', b'"size"; '),
+    "impossible": lambda _: b'{"block_bytes": -1, "hashes": [], "version": 1}',
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_cached"), [("zeros", False), ("zeros", True), ("flipped", False), ("impossible", True)]
+)
+def test_a_pack_whose_manifest_is_spoilt_is_made_again(name: str, is_cached: bool, tmp_path: Path) -> None:
+    """The user has nothing to decide: what was there is kept under names that nothing replaces."""
+    world = World(tmp_path)
+    options = {} if is_cached else {"cache_dir": None}
+    kept = set[bytes]()
+    for number in range(2):
+        pack = world.stage(**options).path
+        manifest = pack.with_name(f"{pack.name}.json").read_bytes()
+        kept.add(spoil(pack, SPOILT[name](manifest), content=b"%d" % number))
+        plan_stage(world.source, **{**world.places, **options})
+        data = world.stage(**options)
+        assert (data.report.origin, numbers_in(data.path)) == ("cache" if is_cached else "source", BEFORE)
+        assert any(".aside" in note for note in data.report.notes)
+        assert {path.read_bytes() for path in pack.parent.glob("*.aside*")} == kept
+    assert world.stage(**options).report.origin == "local"
+
+
 @pytest.mark.parametrize("keep", ["pack", "files"])
 def test_what_is_somebodys_is_refused_by_both(keep: Any, tmp_path: Path) -> None:
     world = World(tmp_path)

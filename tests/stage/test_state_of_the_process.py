@@ -3,9 +3,11 @@
 import io
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tree(folder, {"images.zip": stored_zip(photos), "model.bin": b"m" * 5000})
 
 
+def _slow(x: Any) -> Any:
+    time.sleep(0.15)
+    return x
+
+
 def _in_child(work: Callable[[], object]) -> str:
     """Return the outcome of a call in a forked child: the name of its error, or ""."""
     ours, theirs = os.pipe()
@@ -43,6 +50,21 @@ def _in_child(work: Callable[[], object]) -> str:
     os.waitpid(child, 0)
     with os.fdopen(ours) as answer:
         return answer.read()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_what_its_parent_stages(tmp_path: Path, source: Path) -> None:
+    data = stage_dataset(
+        source / "images.zip",
+        local_dir=tmp_path,
+        cache_dir=None,
+        image_size=SIZE,
+        streaming=True,
+        prepare=_slow,
+        progress=False,
+    )
+    assert _in_child(lambda: data.wait(30.0, progress=False)) == "WorkersLostError True"
+    data.wait(_TIMEOUT_S, progress=False)
 
 
 @pytest.mark.torch
