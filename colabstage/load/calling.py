@@ -204,7 +204,12 @@ def apply_transform(
 
 def collate_results(name: str, results: list[Any]) -> Any:
     """Stack what a transform returned for each sample into a batch, as a stock `DataLoader` does, or refuse it."""
+    arrays = [one for one in results if isinstance(one, torch.Tensor | np.ndarray) and len(one.shape)]
     try:
+        # Stacking converts to one dtype, so that bytes up to 255 would mix with fractions up to 1.
+        if len({"float" in str(one.dtype) for one in arrays}) > 1:
+            msg = "bytes stand among fractions"
+            raise TypeError(msg)  # noqa: TRY301 - as torch says that shapes differ
         # Of one dtype whichever comes first, as of 0 and 0.9: torch would take that of the first.
         numbers = all(isinstance(one, int | float) for one in results)
         return default_collate([*np.asarray(results)] if numbers else results)
