@@ -28,6 +28,7 @@ from colabstage.load.calling import (
     SeededTransform,
     apply_transform,
     check_batch_transform,
+    check_points,
     describe,
     moved_axis,
     moves_pixels,
@@ -673,20 +674,24 @@ def check_inputs(transform: object, dataset: dataset_h5) -> None:
     """Refuse a transform of images that does not fit these inputs, as far as no other function comes before it.
 
     Of inputs `(H, W, C)` that are not images to a loader, one that moves pixels would take the channels for the width;
-    if the first axis is the shortest, they are `(C, H, W)`. `Normalize` gets the pixels of images as fractions."""
+    if the first axis is the shortest, they are `(C, H, W)`. `Normalize` gets the pixels of images as fractions.
+    Targets that look like points would not move."""
     shape = dataset.reader.row_shape
     turned = shape is None or len(shape) != 3 or is_image_shape(shape) or shape[2] >= shape[0]
     # What a dataset's own transform returns is unknown before it is called.
     for part in _parts(transform) if dataset.transform is None else ():
+        moves = isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part)
         if isinstance(part, Normalize):
             part.check_scale(white_of(dataset.reader.row_dtype))
-        elif not turned and (isinstance(part, RandomFlip | RandomCrop | RandomResizedCrop) or moves_pixels(part)):
+        elif moves and not turned:
             msg = (
                 f"{type(part).__name__} moves images (C, H, W), and inputs of {' x '.join(map(str, shape or ()))} come "
                 "as they are stored. Write batch_transform=Compose([lambda x, y: (x.permute(0, 3, 1, 2), y), …]) for "
                 "(H, W, C), or Compose([lambda x, y: (x, y), …]) for (C, H, W)."
             )
             raise OptionError(msg)
+        elif moves and dataset.target_transform is None and len(getattr(part, "data_keys", None) or ()) < 2:
+            check_points(type(part).__name__, dataset.reader)
         elif not isinstance(part, _Seeded) and not of_torchvision(part):
             return
 

@@ -14,7 +14,7 @@ import torch
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import LABELS
-from colabstage.io.arguments import check_choice, whole_number
+from colabstage.io.arguments import check_choice, refuse_argument, whole_number
 from colabstage.load.batch import Group, Ragged, is_image_shape, pad_boxes, target_array, white_of
 from colabstage.load.calling import apply_transform, collate_results
 
@@ -67,6 +67,9 @@ class Form:
     def __post_init__(self) -> None:
         check_choice("ragged", self.ragged, Ragged)
         whole_number("label_offset", self.label_offset)
+        if self.label_offset and not self.dataset.reader.has_boxes:
+            remedy = f"Write batch_transform=lambda x, y: (x, y + {self.label_offset}) for other targets."
+            refuse_argument("label_offset", self.label_offset, "0, as y has no boxes", remedy=remedy)
 
     def targets(self, y: Any) -> Any:
         """Return targets as tensors; rows of different shapes as a list, boxes as `ragged` says."""

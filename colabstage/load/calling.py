@@ -13,8 +13,10 @@ from torch.utils.data import default_collate
 
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.h5.schema import BOXES
+from colabstage.images.geometry import are_points
 from colabstage.io.arguments import check_argument, refuse_argument
 from colabstage.io.callers_code import shorten
+from colabstage.load.batch import is_image_shape
 
 if TYPE_CHECKING:
     from colabstage.load.epoch import BatchPlace
@@ -81,20 +83,45 @@ _BY_CHANCE = re.compile("Random|Elastic|ScaleJitter|Augment|AugMix")
 
 
 def check_moves(name: str, transform: object, reader: SplitReader, *, alone: bool) -> None:
-    """Refuse another library's transform that moves the pixels of x if y is a mask or boxes, which would not move. What
-    does so always alike is a mistake only with boxes, and if no transform changes y (`alone`)."""
+    """Refuse another library's transform that moves the pixels of x if y is a mask or boxes, which would not move. If
+    no transform changes y (`alone`), also if it is points, or it is boxes and all pixels always move alike."""
     shape, image = reader.target_shape, reader.row_shape
     is_mask = reader.decodes_targets or pixel_axis(shape or (), (image or ())[:2]) is not None
     for part in leaves_of(transform):
         kind = type(part).__name__
-        by_chance = (is_mask or reader.has_boxes) and _BY_CHANCE.search(kind)
-        if _MOVES.search(kind) and (by_chance or (alone and reader.has_boxes)):
+        moves, by_chance = _MOVES.search(kind), _BY_CHANCE.search(kind)
+        if moves and by_chance and alone and not is_mask:
+            check_points(f"{_library_of(part)}'s {kind}", reader)
+        if moves and ((by_chance and is_mask) or ((by_chance or alone) and reader.has_boxes)):
             msg = (
                 f"{_library_of(part)}'s {kind} in {name}= would move x and not the mask or boxes that belong to it. "
                 "Leave it out there, and give make_loader(dataset, batch_size, batch_transform=…) one that moves both: "
                 "of colabstage.transforms, or of torchvision.transforms.v2."
             )
             raise OptionError(msg)
+
+
+# Rows whose targets show whether they are points.
+_FEW_ROWS = 64
+
+
+def check_points(name: str, reader: SplitReader) -> None:
+    """Refuse a transform, called `name`, that moves x if y looks like points in it, which would not move."""
+    shape, image = reader.target_shape or (), reader.row_shape
+    rows = np.arange(min(_FEW_ROWS, len(reader)))
+    # To wait for rows that still arrive would take too long here.
+    has_come = reader.arrival is None or reader.arrival.complete
+    has_sizes = reader.whole_reason is None if image is None else len(image) > 1
+    if len(shape) not in (1, 2) or not len(rows) or not has_come or not has_sizes:
+        return
+    pixels = image and (image[:2] if is_image_shape(image) else image[-2:])
+    if are_points(np.asarray(reader.read_y(rows)), np.array([pixels]) if pixels else reader.image_sizes(rows)):
+        msg = (
+            f"y has {' x '.join(map(str, shape))} numbers, like points in the images, and {name} would move x alone. "
+            "If they are points, move both in a function of (x, y) of your own. If not, write make_loader(…, "
+            "batch_transform=Compose([lambda x, y: (x, y), augment])), with Compose of colabstage.transforms."
+        )
+        raise OptionError(msg)
 
 
 def leaves_of(transform: object) -> list[object]:
@@ -177,7 +204,12 @@ def apply_transform(
 
 def collate_results(name: str, results: list[Any]) -> Any:
     """Stack what a transform returned for each sample into a batch, as a stock `DataLoader` does, or refuse it."""
+    arrays = [one for one in results if isinstance(one, torch.Tensor | np.ndarray) and len(one.shape)]
     try:
+        # Stacking converts to one dtype, so that bytes up to 255 would mix with fractions up to 1.
+        if len({"float" in str(one.dtype) for one in arrays}) > 1:
+            msg = "bytes stand among fractions"
+            raise TypeError(msg)  # noqa: TRY301 - as torch says that shapes differ
         # Of one dtype whichever comes first, as of 0 and 0.9: torch would take that of the first.
         numbers = all(isinstance(one, int | float) for one in results)
         return default_collate([*np.asarray(results)] if numbers else results)

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 try:
     import torch
+    from torch.utils.data import DataLoader, default_collate
 except ImportError as error:
     refuse_import("torch", "CudaDataLoader and make_loader need", error)
 
@@ -268,7 +270,7 @@ class CudaDataLoader(Iterated, Generic[T]):
 
     A batch may nest lists, tuples, named tuples and mappings; every tensor in it arrives on the device with its dtype,
     shape and memory format, detached from any graph. An object with a method `to(device)` (`PackedSequence`) is moved
-    by that; everything else is passed on. The loader needs no `pin_memory`.
+    by that; everything else is passed on. The loader needs no `pin_memory`, and may fill one memory for all batches.
 
     Each batch is yours to keep and change, on the stream that is current when you get it. The device holds up to
     `queue_size` that wait and one that is being copied. One iteration runs at a time: a new one ends the one before,
@@ -318,7 +320,8 @@ class CudaDataLoader(Iterated, Generic[T]):
     def _start(self) -> Steps:
         # Before our thread exists: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
-        source, stager = _closing_batches(batches, owned=batches is not self.loader), Stager(self._stream, self.device)
+        own = None if _gives_new_batches(self.loader) else partial(_own_leaf, self.device)
+        source, stager = _own_batches(batches, own, owned=batches is not self.loader), Stager(self._stream, self.device)
         staged = stage_ahead(source, stager, self._queue_size, "colabstage-cuda")
         return Steps(staged, lambda one: (one,), stager.hand_out)
 
@@ -326,10 +329,28 @@ class CudaDataLoader(Iterated, Generic[T]):
         return f"CudaDataLoader({self.loader!r}, device='{self.device}', queue_size={self._queue_size})"
 
 
-def _closing_batches(batches: Iterator[T], *, owned: bool) -> Generator[T]:
-    """Yield an iterator's batches; if `owned`, close the iterator at the end."""
+def _gives_new_batches(loader: Any) -> bool:
+    """Return whether each batch has memory of its own: it is stacked, or sent by another process."""
+    # Other classes may keep anything, and a copy costs less than a wrong batch.
+    if not isinstance(loader, DataLoader):
+        return False
+    stacked: Any = loader.collate_fn is default_collate and loader.batch_sampler is not None
+    return bool(stacked or loader.num_workers > 0 or type(loader).__module__.startswith("colabstage."))
+
+
+def _own_leaf(device: torch.device, leaf: Any) -> Any:
+    """Return a part of a batch that does not change if its loader reuses the memory."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    # Copies from pinned memory happen later; others are made before the loader is asked for more.
+    stays = isinstance(leaf, torch.Tensor) and (leaf.device.type == device.type or leaf.is_pinned())
+    return leaf.detach().clone() if stays else leaf
+
+
+def _own_batches(batches: Iterator[T], own: Callable[[Any], Any] | None, *, owned: bool) -> Generator[T]:
+    """Yield an iterator's batches, each part passed through `own`; if `owned`, close the iterator at the end."""
     try:
-        yield from batches
+        yield from batches if own is None else map(partial(map_leaves, change=own), batches)
     finally:
         # So that a generator's clean-up runs now, not whenever it is collected.
         close: Any = getattr(batches, "close", None)

@@ -62,7 +62,7 @@ from colabstage.load.epoch import (
     order_within,
     sampler_order,
 )
-from colabstage.load.partial import FirstEpochOrder, lasting_layout, order_of
+from colabstage.load.partial import FirstEpochOrder, lasting_layout, mixing_of, order_of
 from colabstage.load.plan import LoaderArguments, LoaderOptions, LoaderPlan, Shuffle
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ else:
 _THREAD = "colabstage-loader"
 # Batches of floats that are handed over at once.
 _FEW_FLOATS = 8
+# Counting the classes of more rows would take as long as the first batch does.
+_MOST_MEASURED = 2**21
+# Below this, the counts of classes in a batch vary more than four times as much as at random.
+_LEAST_MIXING = 0.25
 _SEEDS = 2**62
 
 
@@ -184,6 +188,8 @@ def make_loader(
     order: Order = some or RowOrder(len(dataset), plan.order.name == "permutation")
     if plan.order.name == "arrival" and layout is not None:
         order = order_of(layout, dataset.split, None if some is None else some.chosen)
+    if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
+        plan = _with_mixing(plan, dataset, order.first.rows(seed, 0), plan.batch_size * shard.world_size)
     # Read now, so that an error comes where the loader is made. The caller's dataset continues to read from the file.
     reader = dataset.reader.into_memory() if plan.strategy == "memory" else dataset.reader
     schedule = Schedule(order, seed, plan.batch_size, asked.drop_last, shard)
@@ -239,6 +245,24 @@ def _check_overrides(dataset: object, getter: object) -> None:
             "batch_transform=, or use torch.utils.data.DataLoader, which calls it."
         )
         raise OptionError(msg)
+
+
+def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, rows: NDArray[np.intp], together: int) -> LoaderPlan:
+    """Add how even the classes are in each `together` of the first epoch's `rows`; warn if they are uneven."""
+    dtype = dataset.reader.target_dtype
+    is_labels = bool(dataset.classes) and dataset.reader.target_shape == () and dtype is not None and dtype.kind in "iu"
+    if not is_labels or len(rows) > _MOST_MEASURED:
+        return plan
+    mixing = min(1.0, mixing_of(dataset.targets[rows], together))
+    even = f"in the first epoch the classes of {together:,} rows are {mixing:.2f} as even as after a full shuffle"
+    if mixing < _LEAST_MIXING:
+        warnings.warn(
+            f"The source is sorted, and rows are packed and visited while it arrives: {even} (1 is the same). For a "
+            "full shuffle wait for all of it: data.wait(), then data.loader(…, shuffle=True). Or take smaller batches.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return replace(plan, order=replace(plan.order, reason=f"{plan.order.reason}; {even}"))
 
 
 def _of_the_dataset(name: str) -> Any:

@@ -450,6 +450,8 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
         }.items()
     },
     "an offset that is text": (of_rows(label_offset="1"), "label_offset"),
+    # It would have no effect.
+    "an offset of labels without boxes": (of_rows(label_offset=1), "label_offset"),
     # Its samples would count twice, in `len` and in every epoch.
     "a file that is listed twice": (lambda path, _: dataset_h5([path, path]), r"rows\.h5' twice"),
     "a file that is listed by another path": (

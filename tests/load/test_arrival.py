@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -186,15 +187,23 @@ def test_however_many_units_come_first_little_is_left_to_visit_when_the_last_is_
 def test_classes_of_a_sorted_source_are_even_in_batches(
     make_rows: Callable[..., dataset_h5], count: int, units: int, window: int, classes: int, least: float
 ) -> None:
-    """As after a full shuffle, if a window has as many units as there are classes: by the variance of class counts in
-    batches after a full shuffle, relative to that in these batches."""
+    """As after a full shuffle, if a window has as many units as there are classes; the plan says how even they are."""
     of_rows, labels = (np.arange(count) * parts // count for parts in (units, classes))
     dataset = make_rows(of_rows, window, labels, first_units=8, first_epoch_only=True)
-    found = np.array(
-        [np.bincount(y, minlength=classes) for (_, y), _ in make_loader(dataset, 64, seed=0) if len(y) == 64]
-    )
-    shuffled = 64 / classes * (1 - 1 / classes) * (count - 64) / (count - 1)
-    assert least <= shuffled / np.mean((found - 64 / classes) ** 2)
+    found = re.search(r"classes of 64 rows are (\S+) as even", str(make_loader(dataset, 64, seed=0).plan))
+    assert found is not None
+    assert least <= float(found[1]) <= 1
+
+
+def test_classes_that_are_uneven_are_warned_of(make_rows: Callable[..., dataset_h5]) -> None:
+    """Evenness is the variance of class counts in batches after a full shuffle, relative to that in these batches."""
+    labels = np.arange(2_000) // 400
+    dataset = make_rows(np.arange(2_000) // 40, 1, labels, first_units=8, first_epoch_only=True)
+    with pytest.warns(UserWarning, match=r"shuffle=True"):
+        loader = make_loader(dataset, 32, seed=0)
+    counts = np.array([np.bincount(y, minlength=5) for (_, y), _ in loader if len(y) == 32])
+    shuffled = 32 * 0.2 * 0.8 * (2_000 - 32) / 1_999
+    assert f"are {shuffled / np.mean((counts - 32 * 0.2) ** 2):.2f} as even" in str(loader.plan)
 
 
 def test_a_loader_announces_its_rows_and_holds_them(make_file: Callable[..., Any]) -> None:

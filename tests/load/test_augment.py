@@ -354,6 +354,49 @@ def test_means_of_other_channels_are_refused() -> None:
             Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7))(torch.zeros(shape), NONE)
 
 
+RNG = np.random.default_rng(0)
+# Places in images of 96 x 96 around their middle, as of parts of faces.
+FACES = 48 + RNG.normal(0, 1, (20, 5, 1)) * [3, 4] + RNG.uniform(-25, 25, (1, 5, 2))
+POINTS: dict[str, tuple[Any, bool]] = {
+    "landmarks": (FACES, True),
+    "in a row": (FACES.reshape(20, 10).astype(np.float32), True),
+    "as whole numbers": (FACES.reshape(20, 10).astype(np.int64), True),
+    "some of them missing": (np.where(RNG.random((20, 5, 1)) < 0.3, np.nan, FACES), True),
+    "with what is visible": (np.concatenate([FACES, RNG.integers(0, 3, (20, 5, 1))], axis=2), True),
+    "as parts of the sides": (FACES / 96, True),
+    "one point": (FACES[:, 0], True),
+    "corners of a box": (np.sort(FACES, axis=1)[:, [0, 4]].reshape(20, 4), True),
+    "classes of five things": (RNG.integers(0, 2, (20, 5)), False),
+    "two classes of five things": (np.eye(2)[RNG.integers(0, 2, (20, 5))], False),
+    "counts": (RNG.integers(0, 9, (20, 10)), False),
+    "parts of a whole": (RNG.dirichlet(np.ones(10), 20), False),
+    "features": (RNG.normal(0, 1, (20, 10)), False),
+    "a matrix": (RNG.uniform(-1, 1, (20, 3, 3)), False),
+    "age and class": (np.stack([RNG.integers(1, 90, 20), RNG.integers(0, 2, 20)], axis=1), False),
+}
+
+
+@pytest.mark.parametrize(("y", "are_points"), POINTS.values(), ids=POINTS)
+def test_points_that_would_not_move_are_refused(tmp_path: Path, y: Any, *, are_points: bool) -> None:
+    """Other numbers stay as they are; the error's line is for numbers that only look like points."""
+    x = RNG.integers(0, 256, (20, 96, 96, 3), np.uint8)
+    dataset = dataset_h5(write_rows(tmp_path / "points.h5", x, y))
+    augment: Any = Compose([Normalize((0.5,), (0.5,)), RandomFlip(1.0)])
+    if are_points:
+        with pytest.raises(
+            OptionError, match=r"RandomFlip would move x alone.*Compose\(\[lambda x, y: \(x, y\), augment\]"
+        ):
+            make_loader(dataset, 20, batch_transform=augment)
+        make_loader(dataset, 20, batch_transform=augment.transforms[0])
+    as_it_says = Compose([lambda x, y: (x, y), augment]) if are_points else augment
+    ((moved, same),) = make_loader(dataset, 20, shuffle=False, batch_transform=as_it_says)
+    np.testing.assert_array_equal(same, y)
+    np.testing.assert_allclose(moved.permute(0, 2, 3, 1).flip(2), x / 127.5 - 1, rtol=0, atol=1e-6)
+    by_seed = Compose([*as_it_says.transforms, RandomFlip(0.5, 0.5)])
+    one, other = (next(iter(make_loader(dataset, 20, seed=1, batch_transform=by_seed)))[0] for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_a_mean_of_bytes_is_refused_with_that_of_fractions(tmp_path: Path, dtype: Any) -> None:
     x = np.random.default_rng(0).integers(0, 256, (8, 12, 17, 3), np.uint8)

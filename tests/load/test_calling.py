@@ -60,12 +60,14 @@ CALLS = count()
         (lambda x: None, "None"),
         (Image.fromarray, "Image"),
         (lambda x: x[: 3 + next(CALLS) % 2], r"\(3, 6, 3\)"),
+        (lambda x: x.astype(["f4", "u1"][next(CALLS) % 2]), "float32"),
         (lambda x: x[:, ::-1], "ndarray"),
         (iter, "iterator"),
     ],
-    ids=["None", "PIL", "shapes", "mirrored", "iterator"],
+    ids=["None", "PIL", "shapes", "dtypes", "mirrored", "iterator"],
 )
 def test_results_that_make_no_batch_are_named(images: Path, transform: Callable[..., Any], says: str) -> None:
+    """Bytes among fractions would have been converted to fractions up to 255."""
     of_targets: Any = lambda _: transform(np.zeros((8, 6, 3), np.uint8))  # noqa: E731
     for dataset in (dataset_h5(images, transform), dataset_h5(images, target_transform=of_targets)):
         name = "transform" if dataset.target_transform is None else "target_transform"

@@ -71,6 +71,23 @@ def test_tensors_that_are_not_dense_arrive(make: Callable[[torch.Tensor], torch.
     assert torch.equal(torch.stack(list(rows)), torch.eye(3))
 
 
+@pytest.mark.parametrize("kind", ["tensor", "array", "collated"])
+def test_a_loader_may_fill_the_same_memory_again(device: str, kind: str) -> None:
+    """Waiting batches are not changed by those that the loader makes meanwhile."""
+    memory = torch.zeros(4)
+
+    def refilled() -> Generator[Any]:
+        for number in range(9):
+            memory.fill_(number)
+            yield {"x": memory.numpy() if kind == "array" else memory}
+
+    loader: Any = refilled()
+    if kind == "collated":
+        loader = DataLoader(range(9), collate_fn=lambda number: {"x": memory.fill_(number[0])})  # type: ignore[arg-type]
+    kept = [batch["x"] for batch in CudaDataLoader(loader, device, 4)]
+    assert [float(x[0]) for x in kept] == list(range(9))
+
+
 def test_loading_and_training_go_on_at_once() -> None:
     """While a step trains on one batch, the next is being made, and vice versa: each waits in the middle for the other.
     How little of the shorter one remains is checked by `make bench`."""
