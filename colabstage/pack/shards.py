@@ -33,11 +33,11 @@ from colabstage.images.decode import LOSSES, can_torch_resize
 from colabstage.io.files import make_folder
 from colabstage.io.packages import installed_version
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Progress, ProgressStep
-from colabstage.io.workspace import disk_use
+from colabstage.io.workspace import disk_use, open_workspace
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import SampleTable, TreeFiles
 from colabstage.machine.resources import free_space, usable_cores
-from colabstage.pack.execute import PackReport, PackRun, report_of, target_arrays
+from colabstage.pack.execute import PackReport, PackRun, place_joined, report_of, target_arrays
 from colabstage.pack.job import (
     CallersDataset,
     OpenSource,
@@ -400,6 +400,27 @@ def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named 
         for done, result in coming:
             step.advance(result.rows)
             yield done.name, result
+
+
+def pack_joined(
+    source: PackSource,
+    out: Path,
+    options: PackOptions,
+    executor: Executor,
+    progress: Progress,
+    *,
+    key: str,
+    identity: Mapping[str, Any],
+    address: str,
+) -> PackReport:
+    """Write one file whose parts an executor's workers make; they need access to `source` and to `out`'s folder."""
+    # Kept after any error: each shard has its own manifest, and is checked before it is used again.
+    with open_workspace(out.with_name(f"{out.stem}-parts{out.suffix}")) as workspace:
+        pack = workspace.path / "pack.h5"
+        made = pack_set(source, pack, options, progress, shards=None, executor=executor, overwrite=True)
+        facts: dict[str, Any] = {"key": key, "identity": identity, "address": address}
+        place_joined(made.files, workspace.path, out, samples=made.samples, skipped=made.skipped, **facts)
+    return made
 
 
 def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> PackReport:

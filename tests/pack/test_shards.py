@@ -283,9 +283,9 @@ def test_workers_that_fall_silent_are_given_up(tmp_path: Path, photos: Path, mon
     assert list(tmp_path.glob("set-*")) == []
 
 
-# --- one file packed by several threads ---
+# --- one file packed by several workers ---
 
-# Enough samples to be divided among threads.
+# Enough samples to be divided among workers.
 MANY = 140
 
 
@@ -326,6 +326,7 @@ def arrays(folder: Path) -> Path:
     ("make", "options"),
     [
         (photos_in, {"splits": {"train": 0.97, "dev": 0.02, "test": 0.01}}),
+        # Two shards of 8.8 MB each.
         (photos_in, {"image_size": (210, 200)}),
         (photos_in, {"encoding": "encoded"}),
         (photos_in, {"encoding": "jpeg:80", "image_size": (8, 8)}),
@@ -337,10 +338,15 @@ def arrays(folder: Path) -> Path:
     ],
     ids=["splits", "long", "encoded", "jpeg", "left out", "boxes", "masks", "encoded masks", "arrays"],
 )
-def test_the_file_of_several_threads_is_that_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], options: dict[str, Any]
+def test_the_file_of_several_workers_is_that_of_one_process(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read_pack: Any,
+    make: Callable[[Path], Path],
+    options: dict[str, Any],
 ) -> None:
-    """Also with boxes removed by cropping, which come last."""
+    """With one thread or eight; with splits that have no rows in some shards, boxes removed by cropping, which come
+    last, and shards that are copied in several steps."""
     source = make(tmp_path / "data")
     places: dict[str, Any] = {"cache_dir": None, "progress": False}
     found = []
@@ -348,4 +354,40 @@ def test_the_file_of_several_threads_is_that_of_one(
         with monkeypatch.context() as patch:
             patch.setattr(os, "sched_getaffinity", lambda _, count=threads: set(range(count)))
             found.append(stage_dataset(source, local_dir=tmp_path / f"{threads}", **places, **options).path)
+    with ThreadPoolExecutor(2) as pool:
+        together = stage_dataset(source, local_dir=tmp_path / "together", executor=pool, **places, **options).path
     assert found[0].read_bytes() == found[1].read_bytes()
+    one, other = read_pack(found[0]), read_pack(together)
+    assert sorted(one.pop("skipped", ())) == sorted(other.pop("skipped", ()))
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        np.testing.assert_array_equal(other[name], values, err_msg=name)
+    if make is not with_broken:
+        assert together.read_bytes() == found[0].read_bytes()
+
+
+class _EndsAfter(OneStep):
+    """Records what was done before; ends with Ctrl-C once all is packed, if told to."""
+
+    before = 0
+
+    def __init__(self, *, ends: bool) -> None:
+        self._ends = ends
+
+    def start_at(self, amount: int) -> None:
+        self.before = amount
+
+    def __exit__(self, *error: object) -> None:
+        if self._ends and error[0] is None:
+            raise KeyboardInterrupt
+
+
+def test_shards_that_were_not_put_together_are_not_made_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
+    with ThreadPoolExecutor(2) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            stage_dataset(photos_in(tmp_path / "data"), executor=pool, progress=_EndsAfter(ends=True), **options)
+        again = _EndsAfter(ends=False)
+        data = stage_dataset(tmp_path / "data", executor=pool, progress=again, **options)
+    assert again.before == MANY
+    assert numbers_in(data.path) == in_classes(MANY)
