@@ -152,8 +152,8 @@ _ROWS = "rows.npz"
 class PackReport(Shown):
     """What packing did."""
 
-    path: Path
-    """The file; for shards a pattern that matches them, for `dataset_h5`."""
+    path: Path | str
+    """The file; an address if the target is one; for shards a pattern that matches them, for `dataset_h5`."""
     encoding: str
     """How samples are stored."""
     reason: str
@@ -178,7 +178,7 @@ class PackReport(Shown):
     """What was found in a source of files, as named texts: layout, classes, examples."""
     notes: tuple[str, ...]
     """What else the user should know: about the source, its samples, and what showed when all had been read."""
-    files: tuple[Path, ...] = ()
+    files: tuple[Path | str, ...] = ()
     """All shards, if the pack consists of shards."""
     lost: Mapping[Loss, tuple[str, ...]] = field(default_factory=dict)
     """Names of images that are not stored as a whole, by what is lost: `"frames"` after the first, or the lower

@@ -93,7 +93,7 @@ def moving(batches: list[tuple[int, str]]) -> None:
 def packing_and_publishing() -> None:
     """The halves of staging that are usable alone."""
     packed = colabstage.pack_dataset("photos", "photos.h5", overwrite=True)
-    assert_type((packed.path, packed.samples, packed.nbytes), tuple[Path, Mapping[str, int], int])
+    assert_type((packed.path, packed.samples, packed.nbytes), tuple[Path | str, Mapping[str, int], int])
     assert_type(colabstage.publish_file(Path("model.pt"), "/content/drive/MyDrive"), PublishReport[Path])
     assert_type(colabstage.restore_file("/content/drive/MyDrive/model.pt", overwrite=True), RestoreReport)
 
