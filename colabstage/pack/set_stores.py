@@ -29,7 +29,6 @@ from colabstage.pack.job import PackJob, ReplanError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from colabstage.images.decode import Loss
     from colabstage.pack.execute import PackReport
     from colabstage.sources.buckets import ObjectStore
 
@@ -75,7 +74,7 @@ class ShardResult(NamedTuple):
     skipped: tuple[str, ...]
     resumed: int
     readers: int
-    lost: Mapping[Loss, tuple[str, ...]]
+    lost: Mapping[str, tuple[str, ...]]
     outside: tuple[int, str]
 
     @classmethod

@@ -29,7 +29,7 @@ import numpy as np
 
 from colabstage.errors import MissingDependencyError, OptionError, SourceChangedError, WorkersLostError
 from colabstage.h5.parts import shard_pattern
-from colabstage.images.decode import LOSSES, can_torch_resize
+from colabstage.images.decode import can_torch_resize
 from colabstage.io.files import make_folder, temporary_folder
 from colabstage.io.packages import installed_version
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Progress, ProgressStep
@@ -38,7 +38,7 @@ from colabstage.io.workspace import open_workspace
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import SampleTable, TreeFiles
 from colabstage.machine.resources import free_space, usable_cores
-from colabstage.pack.execute import PackReport, PackRun, place_joined, report_of, target_arrays
+from colabstage.pack.execute import LOST, PackReport, PackRun, place_joined, report_of, target_arrays
 from colabstage.pack.job import (
     CallersDataset,
     OpenSource,
@@ -442,7 +442,7 @@ def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> Pa
         tuple(why for one in results for why in one.skipped),
         sum(one.resumed for one in results),
         max(one.readers for one in results),
-        {part: tuple(name for one in results for name in one.lost.get(part, ())) for part in LOSSES},
+        {part: tuple(name for one in results for name in one.lost.get(part, ())) for part in LOST},
         (sum(one.outside[0] for one in results), next((one.outside[1] for one in results if one.outside[0]), "")),
     )
     return report_of(job, job.plan, done, seconds=time.monotonic() - began)

@@ -1,5 +1,6 @@
 """One dataset in several files, or packed by several workers: the same rows and bytes as by one process."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from colabstage.options import Images, SampleTable, TreeFiles
 from tests.clocks import ManualClock
 from tests.contract.served import numbers_in
 from tests.support.images import image, in_classes, make_tree, mask
+from tests.support.made_files import npy
 from tests.support.steps import AfterThat, OneStep
 
 COUNT = 30
@@ -117,6 +119,21 @@ def test_shards_of_mixed_images_are_all_kept_as_they_came(tmp_path: Path) -> Non
     assert shards_in(tmp_path / "pool") == shards_in(tmp_path / "alone")
     with pytest.raises(LayoutError, match="pixels"):
         pack_dataset(folder, tmp_path / "no.h5", shards=3, encoding="pixels", progress=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nan_and_infinity_are_noted_of_all_shards(tmp_path: Path, workers: int) -> None:
+    """Of samples that are stored: the greatest finite number is none, and what is left out says so itself."""
+    for number in range(12):
+        most = np.finfo(np.float32).max
+        row = np.array([[1.0, most, most], [2.0, {3: np.nan, 8: -np.inf}.get(number, 0.0), 1.0]], np.float32)
+        content = npy(row)[: -1 if number == 5 else None]
+        make_tree(tmp_path / "source", {f"{'ab'[number % 2]}/{number:02}.npy": content})
+    pool = ThreadPoolExecutor(workers) if workers else None
+    with pool or contextlib.nullcontext():
+        done = pack_dataset(tmp_path / "source", tmp_path / "a.h5", executor=pool, on_error="skip", progress=False)
+    assert sorted(done.lost["nan"]) == ["a/08.npy", "b/03.npy"]
+    assert (len(done.skipped), sum("NaN" in note for note in done.notes)) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", [None, "threads"])
