@@ -256,7 +256,7 @@ def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
     }
     clash = next((name for name, is_given in others.items() if is_given), None)
     if clash is not None:
-        msg = f"streaming=True makes all of one pack, here and in this process, which {clash} forbids. Leave out one."
+        msg = f"streaming=True makes all of one pack here, which {clash} forbids. Leave out one."
         raise OptionError(msg)
 
 
