@@ -17,17 +17,15 @@ class Chance:
     def __init__(self) -> None:
         self._before = _states()
 
-    def notes(self, what: str, *, differs: bool = False) -> list[str]:
-        """Return a note if the code, called `what`, has drawn from any of them meanwhile, or `differs`: if another call
-        returned something else for the same sample."""
+    def notes(self, what: str) -> list[str]:
+        """Return a note if the code, called `what`, has drawn from any of them meanwhile."""
         drew = any(now != before for now, before in zip(_states(), self._before, strict=False))
-        how = "drew random numbers" if drew else "returned something else for the same sample when called again"
         # Some pipelines always draw, even if nothing in them is random.
         note = (
-            f"{what} {how}. If that is augmentation, each epoch repeats what is stored: give it to make_loader, as "
-            "batch_transform=."
+            f"{what} drew random numbers. If that is augmentation, each epoch repeats what is stored: give it to "
+            "make_loader, as batch_transform=."
         )
-        return [note] if drew or differs else []
+        return [note] if drew else []
 
 
 def _states() -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import time
 from array import array
@@ -37,7 +38,7 @@ from colabstage.h5.schema import (
     y_name,
 )
 from colabstage.h5.untrusted import open_with_any_locking
-from colabstage.images.decode import LOSSES, Loss, Resizer, most_decoding_threads
+from colabstage.images.decode import LOSSES, Resizer, most_decoding_threads
 from colabstage.images.geometry import ImageOptions, fit_boxes
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly, typed_write_errors
 from colabstage.io.packages import installed_version
@@ -152,8 +153,8 @@ _ROWS = "rows.npz"
 class PackReport(Shown):
     """What packing did."""
 
-    path: Path
-    """The file; for shards a pattern that matches them, for `dataset_h5`."""
+    path: Path | str
+    """The file; an address if the target is one; for shards a pattern that matches them, for `dataset_h5`."""
     encoding: str
     """How samples are stored."""
     reason: str
@@ -178,11 +179,12 @@ class PackReport(Shown):
     """What was found in a source of files, as named texts: layout, classes, examples."""
     notes: tuple[str, ...]
     """What else the user should know: about the source, its samples, and what showed when all had been read."""
-    files: tuple[Path, ...] = ()
+    files: tuple[Path | str, ...] = ()
     """All shards, if the pack consists of shards."""
-    lost: Mapping[Loss, tuple[str, ...]] = field(default_factory=dict)
+    lost: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of images that are not stored as a whole, by what is lost: `"frames"` after the first, or the lower
-    `"bits"` of 16; and of those that EXIF `"turned"`, if nothing shows whether boxes or a mask were drawn before."""
+    `"bits"` of 16; of those that EXIF `"turned"`, if nothing shows whether boxes or a mask were drawn before; and of
+    samples with `"nan"`, or infinity, among the numbers that were read with them."""
     resizer: Resizer | None = None
     """What resized the images, `"torch"` or `"pillow"`; `None` if they were not resized."""
     outside: tuple[int, str] = (0, "")
@@ -210,7 +212,8 @@ class PackReport(Shown):
         return "\n".join(map(printable, [*lines, f"Written to '{self.path}'"]))
 
 
-_LOSSES: dict[Loss, tuple[str, str]] = {
+LOST: dict[str, tuple[str, str]] = {
+    "nan": ("NaN or infinity in place of numbers", "stored as it is, and a model makes NaN of it"),
     "frames": ("several frames or pages", "the first of each counts; items (x, y) of a dataset object may hold all"),
     "bits": (
         "16 bits for each value or further bands",
@@ -226,7 +229,7 @@ def report_of(
     """Return the report of what was written by a plan, not yet in place; `learnt`: notes on what showed at the end."""
     losses = (
         f"{counted(len(names), job.table.unit, 'have')} {what} (first '{names[0]}'): {kept}"
-        for loss, (what, kept) in _LOSSES.items()
+        for loss, (what, kept) in LOST.items()
         if (names := done.lost.get(loss))
     )
     outside, first = done.outside
@@ -345,6 +348,8 @@ class PackRun:
             left_out = work.order[sorted(journal.skipped)]
             final, plan, outside = _finish_pack(work, left_out=left_out, skipped=skipped, attributes=self._attributes())
             learnt, lost = self._learn(work, plan)
+            if found := _with_nan(job, plan, final):
+                lost["nan"] = found
             if self.records_rows and (rows := rows_made(work, plan, takeover)) is not None:
                 write_rows(workspace / _ROWS, rows)
 
@@ -449,7 +454,7 @@ class PackRun:
         )
         return write_samples(work, journal, left=in_order, limits=limits, progress=self.progress, stream=self.stream)
 
-    def _learn(self, work: WriteJob, plan: PackPlan) -> tuple[tuple[str, ...], dict[Loss, tuple[str, ...]]]:
+    def _learn(self, work: WriteJob, plan: PackPlan) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
         """Return notes on the values of all masks, and on repeated images; and which images are not stored as a
         whole."""
         table, found = self.job.table, tuple[str, ...]()
@@ -596,6 +601,19 @@ def _finish_pack(
             with open(file, "rb") as old:
                 copy_runs(old.fileno(), new, starts[kept], places[kept], part.lengths_of(kept))
     return final, plan, _write_boxes(work, job, plan, final, offsets)
+
+
+def _with_nan(job: PackJob, plan: PackPlan, file: Path) -> tuple[str, ...]:
+    """Return the names of samples with NaN or infinity among their numbers."""
+    found: list[int] = []
+    floats = [part for part in plan.fields if part.dtype.kind == "f" and part.row_bytes]
+    with open_with_any_locking(file) as pack:
+        for part, split in itertools.product(floats, plan.splits):
+            # All rows together: to look at each as it is packed takes a fifth of the time of packing rows of numbers.
+            for first, count in block_ranges(len(split.samples), max(1, COPY_BYTES // part.row_bytes)):
+                rows = pack[part.name(split.name)][first : first + count].reshape(count, -1)
+                found += split.samples[first : first + count][~np.isfinite(rows).all(axis=1)].tolist()
+    return tuple(map(job.table.inputs.source.name, dict.fromkeys(found)))
 
 
 def _noted(work: WriteJob) -> NDArray[np.void]:

@@ -222,7 +222,9 @@ def pack_dataset(
         source: a folder, or a zip or tar that is read in place, never extracted; one file of arrays, records or tokens
             (.npy, .h5, .tfrecord, .parquet, .bin, .txt), or a .csv of paths beside it; or a dataset: an object with a
             length whose items are `(x, y)`, images, arrays or numbers.
-        target: the file to make. Its manifest `TARGET.json` is written beside it, last.
+        target: the file to make. Its manifest `TARGET.json` is written beside it, last. With `shards` or `executor`
+            also an address that fsspec writes to, such as `"s3://bucket/set.h5"`: each shard is made on its writer's
+            disk, then uploaded.
         append_to: in place of `target`: a dataset `NAME.h5` that was packed before, in one file or in shards. The
             samples are written to `NAME-append-00001.h5` beside it (or 00002, …), and `dataset_h5("NAME*.h5")` reads
             all as one, appended samples last. Options left at their defaults are those of `NAME.h5`; samples whose
@@ -258,16 +260,17 @@ def pack_dataset(
             "executor", executor, "a concurrent.futures.Executor", remedy="For example ProcessPoolExecutor(5)."
         )
     shown = resolve_progress(progress)
+    # An executor without `shards` writes shards too: one file has one writer.
+    in_shards = shards is not None or executor is not None
+    remote = str(target).strip() if in_shards and _is_uploaded_to(target) else None
     # Before any mount is checked: these names may be impossible as paths.
-    places = {"target": target, "append_to": append_to}
+    places = {"target": None if remote else target, "append_to": append_to}
     target, append_to = (None if place is None else _expanded(name, place) for name, place in places.items())
     if isinstance(source, str | os.PathLike):
         absolute_path(source, "source", instead="stage_dataset takes it, and fetch_files brings it here first")
         source = os.path.expanduser(source)  # noqa: PTH111 - as `_expanded`
 
     def pack(source: PackSource | CallersDataset) -> PackReport:
-        # An executor without `shards` writes shards too: one file has one writer.
-        in_shards = shards is not None or executor is not None
         if append_to is not None:
             if target is not None or in_shards or overwrite:
                 msg = (
@@ -278,6 +281,8 @@ def pack_dataset(
             if isinstance(source, str | os.PathLike):
                 require_answer(source)
             return _append(source, dataset_of_part(Path(append_to)), packing, shown)
+        if remote is not None:
+            return pack_set(source, remote, packing, shown, shards=shards, executor=executor, overwrite=overwrite)
         if target is None:
             msg = "Neither target nor append_to= says where the pack goes; give a file's name, for example 'data.h5'."
             raise OptionError(msg)
@@ -311,9 +316,15 @@ def pack_dataset(
     return run_watched_for_caller(lambda in_caller: pack_there(CallersDataset(source, in_caller)), *watched)
 
 
+def _is_uploaded_to(target: object) -> bool:
+    protocol, mark, rest = str(target).strip().partition("://")
+    return bool(mark) and protocol.lower() not in {"http", "https"} and bool(rest.partition("/")[2].rpartition("/")[2])
+
+
 def _expanded(name: str, place: str | PathLike[str]) -> str | PathLike[str]:
     """Return where a pack goes, with `~` expanded."""
-    absolute_path(place, name, instead="pack to a path, then upload that, or stage with cache_dir=")
+    address = "shards= also take an address that fsspec writes to, as 's3://bucket/set.h5'"
+    absolute_path(place, name, instead=address if name == "target" else "")
     return os.path.expanduser(place)  # noqa: PTH111 - a Path would lose the slash of a folder
 
 

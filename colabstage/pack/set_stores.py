@@ -1,4 +1,5 @@
-"""The shards of a set: their names and results, and the folder in which they are kept until all are finished."""
+"""The shards of a set: their names and results, and where they are kept until all are finished: a local folder, or one
+in a bucket or on a file server."""
 
 from __future__ import annotations
 
@@ -6,18 +7,21 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
-from colabstage.errors import TargetExistsError
+from colabstage.errors import SourceError, TargetExistsError
 from colabstage.h5.manifest import (
     Manifest,
     is_as_written,
     is_replaceable_pack,
+    manifest_path,
+    parse_manifest,
     place_pack,
     read_manifest,
     remove_manifest,
 )
-from colabstage.h5.parts import shard_path, shards_beside
+from colabstage.h5.parts import PartName, shard_path, shards_beside
+from colabstage.io.files import parse_json, temporary_folder
 from colabstage.io.workspace import disk_use, open_workspace, remove_own, remove_vouched, whatever_is_there
 from colabstage.machine.resources import check_space
 from colabstage.pack.job import PackJob, ReplanError
@@ -25,10 +29,10 @@ from colabstage.pack.job import PackJob, ReplanError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from colabstage.images.decode import Loss
     from colabstage.pack.execute import PackReport
+    from colabstage.sources.buckets import ObjectStore
 
-# A file beside unfinished shards: workers continue while it exists. A shared folder is the one thing that all
+# A file beside unfinished shards: workers continue while it exists. The place of the set is the one thing that all
 # executors' workers have in common, so cancelling works with any executor.
 _WANTED = "wanted"
 # In a shard's manifest, beside the state of an archive: a digest of its samples' states.
@@ -70,7 +74,7 @@ class ShardResult(NamedTuple):
     skipped: tuple[str, ...]
     resumed: int
     readers: int
-    lost: Mapping[Loss, tuple[str, ...]]
+    lost: Mapping[str, tuple[str, ...]]
     outside: tuple[int, str]
 
     @classmethod
@@ -97,6 +101,10 @@ class SetFolder:
     folder: Path
     others: Sequence[Path]
     """Files that go when the set is in place: a single file of this name, and shards that are not of this set."""
+    look_s: ClassVar[float] = 0.25
+    """How often a worker may ask whether its shard is wanted."""
+    silence_s: ClassVar[float] = 1800.0
+    """After this long without a result or a sign of work, workers are gone: a busy cluster may keep tasks waiting."""
 
     @classmethod
     @contextlib.contextmanager
@@ -118,11 +126,20 @@ class SetFolder:
 
     def finished(self, name: ShardName) -> ShardResult | None:
         """Return the result of a complete shard, in place or in the folder; otherwise `None`."""
-        return _result(self._final(name), name) or _result(self.part(name), name)
+        return _result(self._final(name), name) or _result(self._part(name), name)
 
     def is_wanted(self) -> bool:
         """Return whether the caller, wherever it is, still wants the shards."""
         return (self.folder / _WANTED).exists()
+
+    def signs(self) -> object:
+        """Return a value that changes whenever a worker has written something."""
+        return disk_use(self.folder)
+
+    @contextlib.contextmanager
+    def writing(self, name: ShardName) -> Iterator[Path]:
+        """Yield the local file that a shard is written to; at the end it is kept with the others."""
+        yield self._part(name)
 
     def stop(self) -> None:
         """Withdraw the set: workers that still write a shard stop."""
@@ -131,16 +148,15 @@ class SetFolder:
     def place(self, names: Sequence[ShardName]) -> int:
         """Move all shards into place; return their length in bytes."""
         for name in names:
-            if self.part(name).exists():
-                place_pack(self.part(name), self._final(name), replaces=whatever_is_there)
+            if self._part(name).exists():
+                place_pack(self._part(name), self._final(name), replaces=whatever_is_there)
         for other in self.others:
             # Last, when the whole new set is in place: until then there is only the old one.
             if remove_vouched(other, whatever_is_there if other == self.target else is_as_written):
                 remove_manifest(other)
         return sum(self._final(name).stat().st_size for name in names)
 
-    def part(self, name: ShardName) -> Path:
-        """Return the file that a shard is written to."""
+    def _part(self, name: ShardName) -> Path:
         return self.folder / name.file_of(self.target.name)
 
     def _final(self, name: ShardName) -> Path:
@@ -165,3 +181,119 @@ def _files_to_replace(target: Path, names: Sequence[ShardName], *, overwrite: bo
             msg = f"'{path}' has the name of a shard, and colabstage did not write it as it is now. Rename it."
             raise TargetExistsError(msg)
     return [path for path in foreign if path not in own]
+
+
+@dataclass(slots=True)
+class RemoteFolder:
+    """Where workers upload the shards of a set: a folder beside their places, named for the set, so that packing it
+    again, on any machine, continues with what is there. No such service has an atomic rename, and few have locks."""
+
+    store: ObjectStore
+    folder: str
+    """Of the shards when all are finished."""
+    target: str
+    """The name of the single file that these are the shards of."""
+    parts: str
+    """The folder of finished shards until then."""
+    others: Sequence[str] = ()
+    """As in `SetFolder`."""
+    # Each look is a request, and there is no sign of a shard between its beginning and its end.
+    look_s: ClassVar[float] = 2.0
+    silence_s: ClassVar[float] = 4 * 3600.0
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, target: str, names: Sequence[ShardName], _job: PackJob, *, overwrite: bool) -> Iterator[Self]:
+        """Yield the folder while workers may upload shards into it. `target`: the address of the single file."""
+        # Imported late: it needs fsspec.
+        from colabstage.sources.buckets import ObjectStore
+
+        with ObjectStore(target) as store:
+            place, _, name = store.path.rpartition("/")
+            folder = cls(store, place, name, f"{place}/.colabstage-{Path(name).stem}-{names[0].made_of}")
+            folder.others = folder._files_to_replace(names, overwrite=overwrite)
+            store.put_bytes(b"wanted", folder._mark)
+            try:
+                yield folder
+            except ReplanError:
+                folder._clear(names)
+                raise
+            finally:
+                folder.stop()
+
+    def finished(self, name: ShardName) -> ShardResult | None:
+        return self._result(self._final(name), name) or self._result(self._part(name), name)
+
+    def is_wanted(self) -> bool:
+        # No answer does not mean that the set is not wanted, unless it is the caller, in this process, that has left.
+        with contextlib.suppress(SourceError):
+            return self.store.exists(self._mark)
+        return not self.store.is_closed
+
+    def signs(self) -> object:
+        return None
+
+    @contextlib.contextmanager
+    def writing(self, name: ShardName) -> Iterator[Path]:
+        # Kept after any error: the shard's journal on this disk says what is finished.
+        with open_workspace(temporary_folder() / f"colabstage-{name.made_of}-{name.number:05}") as workspace:
+            yield (file := workspace.path / name.file_of(self.target))
+            # A worker that seemed lost may be late.
+            if self.is_wanted():
+                self.store.put(file, self._part(name))
+                self.store.put(manifest_path(file), f"{self._part(name)}.json")
+                if self._result(self._final(name), name) is not None:
+                    self._discard(self._part(name))
+
+    def stop(self) -> None:
+        self.store.remove(self._mark)
+
+    def place(self, names: Sequence[ShardName]) -> int:
+        for name in names:
+            if self._result(self._part(name), name) is not None:
+                # The manifest first: one without its file is no pack, and does not stop the next run.
+                self._discard(self._final(name))
+                for end in (".json", ""):
+                    self.store.move(self._part(name) + end, self._final(name) + end)
+        for other in self.others:
+            self._discard(f"{self.folder}/{other}")
+        self._clear(names)
+        return sum(self.store.size(self._final(name)) or 0 for name in names)
+
+    def _files_to_replace(self, names: Sequence[ShardName], *, overwrite: bool) -> list[str]:
+        own, dataset = {name.file_of(self.target): name for name in names}, PartName.of(Path(self.target)).dataset
+        there = {file: PartName.of(Path(file)) for file in self.store.objects(self.folder)}
+        foreign = [file for file, part in there.items() if part.dataset == dataset]
+        foreign = [one for one in foreign if one not in own or self._result(self._final(own[one]), own[one]) is None]
+        for one in foreign:
+            # Rows of an appended file would be read after other rows than those they were appended to.
+            if there[one].appended or not overwrite:
+                remedy = "." if there[one].appended else ", or give overwrite=True to replace it."
+                msg = f"'{one}' exists beside '{self.store.label}'. Choose another name{remedy}"
+                raise TargetExistsError(msg)
+        return [one for one in foreign if one not in own]
+
+    def _result(self, path: str, name: ShardName) -> ShardResult | None:
+        manifest = parse_manifest(parse_json(self.store.content(f"{path}.json") or b""), path)
+        return name.result_of(manifest, self.store.size(path))
+
+    def _clear(self, names: Sequence[ShardName]) -> None:
+        self.stop()
+        for name in names:
+            self._discard(self._part(name))
+        self.store.remove_folder(self.parts)
+
+    def _discard(self, path: str) -> None:
+        # The manifest first, so that a pack without one does not count.
+        self.store.remove(f"{path}.json")
+        self.store.remove(path)
+
+    @property
+    def _mark(self) -> str:
+        return f"{self.parts}/{_WANTED}"
+
+    def _final(self, name: ShardName) -> str:
+        return f"{self.folder}/{name.file_of(self.target)}"
+
+    def _part(self, name: ShardName) -> str:
+        return f"{self.parts}/{name.file_of(self.target)}"

@@ -2,7 +2,7 @@
 
 Which rows a shard holds depends only on the samples and the number of shards, so the files have the same bytes whoever
 writes them. A task gets its planned rows, opens the source by its address, and makes sure that it is the same there.
-When all shards are finished, they are moved into place (`set_stores`).
+When all shards are finished, they get their names (`set_stores`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ import numpy as np
 
 from colabstage.errors import MissingDependencyError, OptionError, SourceChangedError, WorkersLostError
 from colabstage.h5.parts import shard_pattern
-from colabstage.images.decode import LOSSES, can_torch_resize
-from colabstage.io.files import make_folder
+from colabstage.images.decode import can_torch_resize
+from colabstage.io.files import make_folder, temporary_folder
 from colabstage.io.packages import installed_version
 from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Progress, ProgressStep
-from colabstage.io.workspace import disk_use
+from colabstage.io.units import show_address
+from colabstage.io.workspace import open_workspace
 from colabstage.layouts.evidence import take_rows as take_rows_of_table
 from colabstage.layouts.table import SampleTable, TreeFiles
 from colabstage.machine.resources import free_space, usable_cores
-from colabstage.pack.execute import PackReport, PackRun, report_of, target_arrays
+from colabstage.pack.execute import LOST, PackReport, PackRun, place_joined, report_of, target_arrays
 from colabstage.pack.job import (
     CallersDataset,
     OpenSource,
@@ -52,7 +53,7 @@ from colabstage.pack.job import (
     target_source,
 )
 from colabstage.pack.plan import PackPlan, SplitPlan
-from colabstage.pack.set_stores import SetFolder, ShardName, ShardResult
+from colabstage.pack.set_stores import RemoteFolder, SetFolder, ShardName, ShardResult
 from colabstage.pack.writer import check_share, sample_stamps
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from colabstage.pack.options import PackOptions
     from colabstage.trees.listing import FileEntries, Tree
 
+    Folder = SetFolder | RemoteFolder
     Written = Generator[tuple[ShardName, ShardResult]]
 
 
@@ -75,8 +77,6 @@ _FEWEST, _FEWEST_SAMPLES = 8, 64
 _MOST = 99_999
 # The most bytes of rows sent to a worker; more per sample would be a whole listing, or the contents.
 _MOST_SENT_BYTES, _SENT_BYTES_OF_SAMPLE = 1 << 20, 1024
-# How often a worker may check whether its shard is wanted: the folder may be on a network.
-_CHECK_S = 0.25
 
 
 def count_shards(asked: int | None, job: PackJob) -> int:
@@ -165,7 +165,7 @@ class ShardTask:
 
     source: PackSource
     """What is packed, under the name by which the worker can open it."""
-    folder: SetFolder
+    folder: Folder
     name: ShardName
     options: PackOptions
     rows: ShardRows
@@ -215,8 +215,7 @@ def write_shard(task: ShardTask) -> ShardResult:
             "plan the pack where there is none."
         )
         raise MissingDependencyError(msg)
-    path = task.folder.part(task.name)
-    with open_source(task.source, task.options, beside=path) as opened:
+    with task.folder.writing(task.name) as path, open_source(task.source, task.options, beside=path) as opened:
         job = PackJob(opened.tree, _planned_table(task, opened), task.rows.plan, task.options)
         progress, name = Progress(_AsLongAs(task.folder)), task.name
         return ShardResult.of(PackRun(job, path, opened.slow, progress, identity=opened.identity, shard=name).execute())
@@ -265,7 +264,7 @@ def _is_listed(table: SampleTable, tree: Tree) -> bool:
 class _AsLongAs(Cancellation):
     """A cancellation that takes effect when a set is no longer wanted; it works across processes and machines."""
 
-    def __init__(self, folder: SetFolder) -> None:
+    def __init__(self, folder: Folder) -> None:
         super().__init__()
         self._folder = folder
         self._looked = time.monotonic()
@@ -274,7 +273,7 @@ class _AsLongAs(Cancellation):
     def cancelled(self) -> bool:
         """Return whether the set is no longer wanted, or `cancel` has been called."""
         now = time.monotonic()
-        if now - self._looked > _CHECK_S:
+        if now - self._looked > self._folder.look_s:
             self._looked = now
             if not self._folder.is_wanted():
                 self.cancel()
@@ -331,7 +330,7 @@ class _PartOfStep(Progress, ProgressStep):
 
 def pack_set(
     source: PackSource | CallersDataset,
-    target: Path,
+    target: Path | str,
     options: PackOptions,
     progress: Progress,
     *,
@@ -339,18 +338,30 @@ def pack_set(
     executor: Executor | None,
     overwrite: bool,
 ) -> PackReport:
-    """Write all shards of a set, those of the single file `target`; the arguments are those of `pack_dataset`."""
+    """Write all shards of a set; the arguments are those of `pack_dataset`.
+
+    `target`: the single file whose shards are made: a path, or as text its address.
+    """
     began = time.monotonic()
-    with open_source(source, options, beside=target) as opened:
+    path = target if isinstance(target, Path) else temporary_folder() / target.rpartition("/")[2]
+
+    def shown(file: Path) -> Path | str:
+        return file if isinstance(target, Path) else f"{show_address(target).rpartition('/')[0]}/{file.name}"
+
+    with open_source(source, options, beside=path) as opened:
         # Workers use the resizer that is planned here, so it must be certain, not only expected.
-        job = settled(plan_job(opened.tree, opened.find(), options, free_bytes=free_space(target.parent)))
+        job = settled(plan_job(opened.tree, opened.find(), options, free_bytes=free_space(path.parent)))
         count = count_shards(shards, job)
-        make_folder(target.parent)
+        make_folder(path.parent)
         while True:
             names = shard_names(job, count, opened.identity())
             # Finished shards are kept for the next attempt.
             try:
-                with SetFolder.open(target, names, job, overwrite=overwrite) as folder:
+                with (
+                    SetFolder.open(target, names, job, overwrite=overwrite)
+                    if isinstance(target, Path)
+                    else RemoteFolder.open(target, names, job, overwrite=overwrite)
+                ) as folder:
                     done = {name.number: found for name in names if (found := folder.finished(name)) is not None}
                     write = partial(_write_elsewhere, executor, source) if executor is not None else _write_here
                     results = write_shards(names, job, done, partial(write, opened, job, folder), progress)
@@ -360,18 +371,19 @@ def pack_set(
                 # Start over: shards of pixels and shards of files cannot be read as one.
                 job = found.plan_again(job)
                 continue
-            files = tuple(target.with_name(name.file_of(target.name)) for name in names)
+            files = tuple(shown(path.with_name(name.file_of(path.name))) for name in names)
             report = set_report(job, results, began)
-            return replace(report, path=shard_pattern(target, count), files=files, nbytes=nbytes)
+            return replace(report, path=shown(shard_pattern(path, count)), files=files, nbytes=nbytes)
 
 
 def _write_here(
-    opened: OpenSource, job: PackJob, folder: SetFolder, names: list[ShardName], progress: Progress
+    opened: OpenSource, job: PackJob, folder: Folder, names: list[ShardName], progress: Progress
 ) -> Written:
     for name in names:
-        path = folder.part(name)
-        run = PackRun(shard_job(job, name), path, opened.slow, progress, identity=opened.identity, shard=name)
-        yield name, ShardResult.of(run.execute())
+        with folder.writing(name) as path:
+            run = PackRun(shard_job(job, name), path, opened.slow, progress, identity=opened.identity, shard=name)
+            done = ShardResult.of(run.execute())
+        yield name, done
 
 
 def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named once
@@ -379,7 +391,7 @@ def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named 
     source: PackSource | CallersDataset,
     opened: OpenSource,
     job: PackJob,
-    folder: SetFolder,
+    folder: Folder,
     names: list[ShardName],
     progress: Progress,
 ) -> Written:
@@ -402,6 +414,27 @@ def _write_elsewhere(  # noqa: PLR0917 - what the tasks are made of, each named 
             yield done.name, result
 
 
+def pack_joined(
+    source: PackSource,
+    out: Path,
+    options: PackOptions,
+    executor: Executor,
+    progress: Progress,
+    *,
+    key: str,
+    identity: Mapping[str, Any],
+    address: str,
+) -> PackReport:
+    """Write one file whose parts an executor's workers make; they need access to `source` and to `out`'s folder."""
+    # Kept after any error: each shard has its own manifest, and is checked before it is used again.
+    with open_workspace(out.with_name(f"{out.stem}-parts{out.suffix}")) as workspace:
+        pack = workspace.path / "pack.h5"
+        made = pack_set(source, pack, options, progress, shards=None, executor=executor, overwrite=True)
+        facts: dict[str, Any] = {"key": key, "identity": identity, "address": address}
+        place_joined([*map(Path, made.files)], workspace.path, out, samples=made.samples, skipped=made.skipped, **facts)
+    return made
+
+
 def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> PackReport:
     """Return the report, without files, of a set that was begun at the monotonic time `began`."""
     done = ShardResult(
@@ -409,7 +442,7 @@ def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> Pa
         tuple(why for one in results for why in one.skipped),
         sum(one.resumed for one in results),
         max(one.readers for one in results),
-        {part: tuple(name for one in results for name in one.lost.get(part, ())) for part in LOSSES},
+        {part: tuple(name for one in results for name in one.lost.get(part, ())) for part in LOST},
         (sum(one.outside[0] for one in results), next((one.outside[1] for one in results if one.outside[0]), "")),
     )
     return report_of(job, job.plan, done, seconds=time.monotonic() - began)
@@ -418,8 +451,6 @@ def set_report(job: PackJob, results: Sequence[ShardResult], began: float) -> Pa
 # How often one task may lose its worker. Dask itself tries three times before it reports a loss.
 _MOST_LOSSES = 4
 _LOOK_S = 0.5
-# After this long without a result or a sign of work, the workers are gone. A busy cluster may keep tasks waiting.
-_SILENCE_S = 1800.0
 # Stopped workers end between two samples, which may take a moment on a slow source.
 _END_S = 60.0
 
@@ -464,16 +495,16 @@ def _outcomes(executor: Executor, tasks: Sequence[ShardTask]) -> Generator[tuple
     """Submit tasks, and yield each when it has ended."""
     folder = tasks[0].folder
     pending: dict[Future[ShardResult], ShardTask] = {}
-    sign, last_sign_s = disk_use(folder.folder), SYSTEM_CLOCK.now()
+    sign, last_sign_s = folder.signs(), SYSTEM_CLOCK.now()
     try:
         pending |= {_submitted(executor, task): task for task in tasks}
         while pending:
             finished, _ = wait(pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-            if finished or (now := disk_use(folder.folder)) != sign:
+            if finished or (now := folder.signs()) != sign:
                 sign, last_sign_s = sign if finished else now, SYSTEM_CLOCK.now()
-            elif SYSTEM_CLOCK.now() - last_sign_s > _SILENCE_S:
+            elif SYSTEM_CLOCK.now() - last_sign_s > folder.silence_s:
                 msg = (
-                    f"{len(pending)} tasks are with the executor, but for {_SILENCE_S:,.0f} s none has ended or "
+                    f"{len(pending)} tasks are with the executor, but for {folder.silence_s:,.0f} s none has ended or "
                     "written anything. Look at its workers, then start again: finished work is kept."
                 )
                 raise WorkersLostError(msg)  # noqa: TRY301 - stops the others, as what a worker raises

@@ -151,9 +151,17 @@ class ObjectStore(Closing):
         self._cancellation = cancellation or Cancellation()
         self._leave = self._cancellation.follow(self._wake)
 
+    def __reduce__(self) -> tuple[type[ObjectStore], tuple[str]]:
+        # Another process has its own connections, and its own login.
+        return ObjectStore, (self._url,)
+
     def open_again(self) -> ObjectStore | None:
         """Return one for the same address with the same connections, if these outlive this one."""
         return None if self._owns_services else ObjectStore(self._url, self._cancellation, self._services)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.done()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -344,6 +352,14 @@ class ObjectStore(Closing):
         bucket, _, key = path.partition("/")
         return self._change(path, "call_s3", method, Bucket=bucket, Key=key, **arguments)
 
+    def move(self, path: str, to: str) -> None:
+        """Rename an object, without downloading its bytes if the service can do that."""
+        if self._on_loop:
+            self._change(to, "cp_file", path, to)
+            self._change(to, "rm_file", path)
+        else:
+            self._change(to, "mv", path, to)
+
     def remove(self, path: str, version: str = "") -> None:
         """Remove an object; with `version`, only that version of it."""
 
@@ -371,6 +387,11 @@ class ObjectStore(Closing):
             with suppress(TargetNotWritableError):
                 self.call(path, act, {**arguments, "IfMatch": f'"{version}"'})
                 return
+
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder; if folders are just prefixes of names, there is none."""
+        if not self._on_loop and self.exists(path):
+            self._change(path, "rmdir", path)
 
     def close(self) -> None:
         """Close the connections, and wake callers that wait for a response. Calling it twice is fine."""

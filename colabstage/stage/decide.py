@@ -160,8 +160,8 @@ Bases: TypeAlias = "Callable[[PackJob], Iterator[Base]]"
 def find_bases(call: StageCall, source: OpenedSource, cache: Cache, job: PackJob) -> Iterator[Base]:
     """Yield complete packs with their row records: that of this dataset, then others in the form of the planned one."""
     request, own, form = call.request, call.request.pack_path, form_of(job)
-    # Plain files are fetched anyway, and packed from the local disk.
-    if request.refresh or request.wants_files:
+    # Plain files are fetched anyway, and packed from the local disk; workers read what they pack.
+    if request.refresh or request.wants_files or call.executor is not None:
         return
     packs = [folder / f"{folder.name}.h5" for folder in (staged_folders(request.folder.parent) if form else ())]
     others = closest({pack: disk_use(pack) for pack in packs}, job.plan.nbytes)

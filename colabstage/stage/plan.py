@@ -114,7 +114,7 @@ def plan_stage(
 
     This lists the source, and reads the headers of a few images where their size matters.
 
-    The arguments are those of `stage_dataset` without `wait`, `streaming` and `progress`.
+    The arguments are those of `stage_dataset` without `wait`, `streaming`, `executor` and `progress`.
 
     Args:
         source: where the dataset is, as for `stage_dataset`.

@@ -39,10 +39,7 @@ Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
 RECORD_NAME, LOCK_NAME = "stage.json", ".colabstage-{}.lock"
 FILES_REMEDY = "Move what is yours out of it, or delete it if nothing there is, then stage again."
-SOURCE_REMEDIES = {
-    "source": 'Write the dataset\'s path or address first: "photos.zip".',
-    "executor": 'Workers make shards: pack_dataset("photos", "data.h5", executor=…), then dataset_h5("data-*.h5").',
-}
+SOURCE_REMEDIES = {"source": 'Write the dataset\'s path or address first: "photos.zip".'}
 # A folder, a prefix in a bucket, this platform's default, or none.
 CacheDir = Union[Path, ObjectSource, Literal["auto"], None]  # noqa: UP007 - read at run time
 
@@ -85,6 +82,14 @@ class StageRequest:
     def touched_paths(self) -> list[Path]:
         """Return the paths that staging needs: those of the source and the dataset's folder."""
         return [*paths_of(self.source), self.folder]
+
+    @property
+    def path_for_workers(self) -> Path | None:
+        """Return the path by which any process can open what is packed; `None` if there is none."""
+        if self.wants_files:
+            return self.files_path
+        source = self.source
+        return source.path if isinstance(source, LocalSource) and not glob.has_magic(str(source.path)) else None
 
     @property
     def wants_pack(self) -> bool:
@@ -232,9 +237,20 @@ def _cache_in_source(cache: str, source: SingleSource, instead: str) -> str:
     return f"The cache '{cache}' {what}, so packs would be taken for a part of the dataset. Give cache_dir= {instead}."
 
 
-def check_for_streaming(request: StageRequest) -> None:
+def check_for_workers(request: StageRequest) -> None:
+    """Make sure that an executor's workers can open what is packed."""
+    if request.path_for_workers is None:
+        msg = (
+            f"The workers of executor= open one folder or archive by its path, and '{request.source.label}' has none. "
+            "Leave it out, or give keep='both', which copies the files first."
+        )
+        raise OptionError(msg)
+
+
+def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
     """Make sure that rows can be read while the others are packed."""
     others = {
+        "executor=": has_executor,
         f"keep='{request.keep}'": request.keep != "pack",
         "disk_limit=": request.disk_limit is not None,
     }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from colabstage.errors import ArchiveError, DecodeError, SourceChangedError, SourceReadError
+from colabstage.errors import ArchiveError, DecodeError, NotEnoughSpaceError, SourceChangedError, SourceReadError
 from colabstage.h5.info import found_in, read_info
 from colabstage.io.boundary import GOES_ON, public, typed_errors
 from colabstage.io.display import resolve_progress
@@ -28,9 +28,10 @@ from colabstage.io.workspace import find_orphans, open_spool, put_back, remove_e
 from colabstage.machine.mounts import required_to_stay, run_with_one_remount
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.arrival import MemberRanges, PackStream
-from colabstage.pack.execute import PackRun, pipeline_limits, space_for
+from colabstage.pack.execute import PackReport, PackRun, pipeline_limits, space_for
 from colabstage.pack.job import PackJob, listed_job, prepare_pack
 from colabstage.pack.rows import BasePack, sweep_rows
+from colabstage.pack.shards import pack_joined
 from colabstage.sources.opening import OpenedSource, SourceListingError, sweep_copies
 from colabstage.sources.parse import SourceArgument, parts_of, paths_of
 from colabstage.sources.to_folder import write_folder
@@ -80,6 +81,7 @@ from colabstage.stage.request import (
     StageArguments,
     StageRequest,
     check_for_streaming,
+    check_for_workers,
     lock_path,
     make_request,
 )
@@ -91,6 +93,7 @@ from colabstage.trees.listing import Tree, total_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
     from colabstage.io.progress import Progress
     from colabstage.load.partial import PartialPack
@@ -116,6 +119,7 @@ def stage_dataset(
     *,
     wait: bool = True,
     streaming: bool = False,
+    executor: Executor | None = None,
     progress: bool | Progress = True,
     options: PackOptions | None = None,
     **arguments: Unpack[StageArguments],
@@ -141,6 +145,9 @@ def stage_dataset(
             the first epoch needs the rows. `data.loader(…)` waits only for the rows of the next batch, `data.wait()`
             for all, and `data.ready` says how much has arrived. The finished pack is the same, byte for byte. A pack
             in the cache is copied in the same way.
+        executor: a `concurrent.futures.Executor` whose workers each read and decode a part of the samples; the parts
+            are joined into the same file. Workers have to be able to open the source by its path, except with
+            `keep="both"`; on other machines they need `local_dir` too. While it runs, it needs space for two packs.
         progress: `True` for bars, `False` for silence, or a `Progress`.
         options: how the pack is made, in one value, for several datasets; arguments given by name take precedence.
         **arguments: those of `colabstage.options.PackOptions`; and `keep`, `local_dir`, `cache_dir`, `refresh`,
@@ -165,9 +172,11 @@ def stage_dataset(
     Whatever is raised, what was staged or cached before is unchanged.
     """
     request = make_request(source, options=options, **arguments)
+    if executor is not None:
+        check_for_workers(request)
     shown = resolve_progress(progress)
     if streaming:
-        check_for_streaming(request)
+        check_for_streaming(request, has_executor=executor is not None)
         report = StageReport()
 
         def work(progress: Progress, stream: PackStream, let_in: Callable[[PartialPack], object]) -> StagedDataset:
@@ -175,7 +184,7 @@ def stage_dataset(
 
         data = BackgroundPack(work, report, shown).start()
     else:
-        data = _stage_watched(StageCall(request, shown), wait=wait)
+        data = _stage_watched(StageCall(request, shown, executor), wait=wait)
     for doubt in data.report.doubts:
         warnings.warn(doubt, UserWarning, stacklevel=3)
     return data
@@ -383,7 +392,7 @@ def make_local(call: StageCall, source: OpenedSource, cache: Cache | None = None
 def _start(
     call: StageCall, source: OpenedSource, reading: Reading, stream: PackStream | None, taken_from: BasePack | None
 ) -> None:
-    """Begin to fetch the source, unless that is for the stream to do."""
+    """Begin to fetch the source, unless that is for workers or the stream to do."""
     job, request = reading.job, call.request
     if reading.in_place and taken_from is not None and stream is None and job is not None and job.takeover is not None:
         # Only the members that are read are fetched from the archive.
@@ -391,9 +400,10 @@ def _start(
         read = MemberRanges(job).of(job, np.flatnonzero(job.takeover.rows < 0))
         source.read_members(read)
         return
+    only_workers_read = call.executor is not None and not request.wants_files
     # If some rows are here already, the stream soon knows which are left, and starts the source then.
     stream_starts = stream is not None and (taken_from is not None or bool(find_orphans(request.pack_path)))
-    if not stream_starts:
+    if not only_workers_read and not stream_starts:
         source.start()
 
 
@@ -412,6 +422,9 @@ def _plan(call: StageCall, source: OpenedSource, spool: Path, cache: Cache | Non
         step.amount = len(reading.tree.entries)
         report.found = () if reading.job is None else reading.job.table.summary()
         if reading.in_shards:
+            if call.executor is not None:
+                msg = f"disk_limit= has '{request.source.name}' packed in shards, one by one. Leave out executor=."
+                raise NotEnoughSpaceError(msg)
             return reading, None
         # What an interrupted run has written is part of the figures, and does not need its space twice.
         in_place = source.cost.kept_bytes + (reading.room - free_space(request.folder) if packs else 0)
@@ -459,27 +472,31 @@ def _fetch_files(call: StageCall, source: OpenedSource, tree: Tree) -> None:
 def _make_pack(
     call: StageCall, source: OpenedSource, job: PackJob, stream: PackStream | None, base: BasePack | None
 ) -> None:
-    request, report = call.request, call.report
+    request, report, executor = call.request, call.report, call.executor
     slow = source.cost.reads_slowly
-    if request.wants_files:
-        # The files have just arrived: the local ones are faster than the source.
-        job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))
-        slow = False
-    # The report's notes are those of the packed job.
-    job = listed_job(job)
+    if executor is None:
+        if request.wants_files:
+            # The files have just arrived: the local ones are faster than the source.
+            job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))
+            slow = False
+        # The report's notes are those of the packed job.
+        job = listed_job(job)
     with report.timed("pack", unit=job.table.unit) as step:
-        done = PackRun(
-            job,
-            request.pack_path,
-            slow,
-            call.progress,
-            key=request.key,
-            identity=lambda: source.identify().to_json(),  # at the end
-            address=request.source.address,
-            stream=stream,
-            records_rows=not request.wants_files,
-            base=base,
-        ).execute()
+        if executor is None:
+            done = PackRun(
+                job,
+                request.pack_path,
+                slow,
+                call.progress,
+                key=request.key,
+                identity=lambda: source.identify().to_json(),  # at the end
+                address=request.source.address,
+                stream=stream,
+                records_rows=not request.wants_files,
+                base=base,
+            ).execute()
+        else:
+            done = _pack_by_workers(call, source, executor)
         try:
             # Checked last, because only listing again shows whether a listing was incomplete, and takes as long as the
             # first time.
@@ -504,6 +521,24 @@ def _make_pack(
             "Other sessions get this pack without that, and another call here packs again: complete it first, and save "
             "it."
         )
+
+
+def _pack_by_workers(call: StageCall, source: OpenedSource, executor: Executor) -> PackReport:
+    request = call.request
+    # Plain files are already the requested part.
+    options = replace(request.options, only=None) if request.wants_files else request.options
+    place = request.path_for_workers
+    assert place is not None
+    return pack_joined(
+        place,
+        request.pack_path,
+        options,
+        executor,
+        call.progress,
+        key=request.key,
+        identity=source.identify().to_json(),
+        address=request.source.address,
+    )
 
 
 def _finish(

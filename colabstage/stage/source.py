@@ -4,7 +4,7 @@ during the copy of what was made from that state."""
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,8 @@ class StageCall:
 
     request: StageRequest
     progress: Progress
+    executor: Executor | None = None
+    """The executor whose workers pack; `None` for this process."""
     report: StageReport = field(default_factory=StageReport)
     stream: PackStream | None = None
     """Lets readers in before everything is packed; `None` if they wait for the whole pack."""

@@ -1,5 +1,6 @@
 """One dataset in several files, or packed by several workers: the same rows and bytes as by one process."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from colabstage.options import Images, SampleTable, TreeFiles
 from tests.clocks import ManualClock
 from tests.contract.served import numbers_in
 from tests.support.images import image, in_classes, make_tree, mask
+from tests.support.made_files import npy
 from tests.support.steps import AfterThat, OneStep
 
 COUNT = 30
@@ -117,6 +119,21 @@ def test_shards_of_mixed_images_are_all_kept_as_they_came(tmp_path: Path) -> Non
     assert shards_in(tmp_path / "pool") == shards_in(tmp_path / "alone")
     with pytest.raises(LayoutError, match="pixels"):
         pack_dataset(folder, tmp_path / "no.h5", shards=3, encoding="pixels", progress=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nan_and_infinity_are_noted_of_all_shards(tmp_path: Path, workers: int) -> None:
+    """Of samples that are stored: the greatest finite number is none, and what is left out says so itself."""
+    for number in range(12):
+        most = np.finfo(np.float32).max
+        row = np.array([[1.0, most, most], [2.0, {3: np.nan, 8: -np.inf}.get(number, 0.0), 1.0]], np.float32)
+        content = npy(row)[: -1 if number == 5 else None]
+        make_tree(tmp_path / "source", {f"{'ab'[number % 2]}/{number:02}.npy": content})
+    pool = ThreadPoolExecutor(workers) if workers else None
+    with pool or contextlib.nullcontext():
+        done = pack_dataset(tmp_path / "source", tmp_path / "a.h5", executor=pool, on_error="skip", progress=False)
+    assert sorted(done.lost["nan"]) == ["a/08.npy", "b/03.npy"]
+    assert (len(done.skipped), sum("NaN" in note for note in done.notes)) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", [None, "threads"])
@@ -283,9 +300,9 @@ def test_workers_that_fall_silent_are_given_up(tmp_path: Path, photos: Path, mon
     assert list(tmp_path.glob("set-*")) == []
 
 
-# --- one file packed by several threads ---
+# --- one file packed by several workers ---
 
-# Enough samples to be divided among threads.
+# Enough samples to be divided among workers.
 MANY = 140
 
 
@@ -326,6 +343,7 @@ def arrays(folder: Path) -> Path:
     ("make", "options"),
     [
         (photos_in, {"splits": {"train": 0.97, "dev": 0.02, "test": 0.01}}),
+        # Two shards of 8.8 MB each.
         (photos_in, {"image_size": (210, 200)}),
         (photos_in, {"encoding": "encoded"}),
         (photos_in, {"encoding": "jpeg:80", "image_size": (8, 8)}),
@@ -337,10 +355,15 @@ def arrays(folder: Path) -> Path:
     ],
     ids=["splits", "long", "encoded", "jpeg", "left out", "boxes", "masks", "encoded masks", "arrays"],
 )
-def test_the_file_of_several_threads_is_that_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Path], options: dict[str, Any]
+def test_the_file_of_several_workers_is_that_of_one_process(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read_pack: Any,
+    make: Callable[[Path], Path],
+    options: dict[str, Any],
 ) -> None:
-    """Also with boxes removed by cropping, which come last."""
+    """With one thread or eight; with splits that have no rows in some shards, boxes removed by cropping, which come
+    last, and shards that are copied in several steps."""
     source = make(tmp_path / "data")
     places: dict[str, Any] = {"cache_dir": None, "progress": False}
     found = []
@@ -348,4 +371,40 @@ def test_the_file_of_several_threads_is_that_of_one(
         with monkeypatch.context() as patch:
             patch.setattr(os, "sched_getaffinity", lambda _, count=threads: set(range(count)))
             found.append(stage_dataset(source, local_dir=tmp_path / f"{threads}", **places, **options).path)
+    with ThreadPoolExecutor(2) as pool:
+        together = stage_dataset(source, local_dir=tmp_path / "together", executor=pool, **places, **options).path
     assert found[0].read_bytes() == found[1].read_bytes()
+    one, other = read_pack(found[0]), read_pack(together)
+    assert sorted(one.pop("skipped", ())) == sorted(other.pop("skipped", ()))
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        np.testing.assert_array_equal(other[name], values, err_msg=name)
+    if make is not with_broken:
+        assert together.read_bytes() == found[0].read_bytes()
+
+
+class _EndsAfter(OneStep):
+    """Records what was done before; ends with Ctrl-C once all is packed, if told to."""
+
+    before = 0
+
+    def __init__(self, *, ends: bool) -> None:
+        self._ends = ends
+
+    def start_at(self, amount: int) -> None:
+        self.before = amount
+
+    def __exit__(self, *error: object) -> None:
+        if self._ends and error[0] is None:
+            raise KeyboardInterrupt
+
+
+def test_shards_that_were_not_put_together_are_not_made_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
+    with ThreadPoolExecutor(2) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            stage_dataset(photos_in(tmp_path / "data"), executor=pool, progress=_EndsAfter(ends=True), **options)
+        again = _EndsAfter(ends=False)
+        data = stage_dataset(tmp_path / "data", executor=pool, progress=again, **options)
+    assert again.before == MANY
+    assert numbers_in(data.path) == in_classes(MANY)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ def test_one_function_takes_what_the_other_takes() -> None:
     """`stage_dataset` takes the options of `pack_dataset`, except where the file goes; `plan_stage` those of
     `stage_dataset`, except how it is done; and a dataset's loader those of `make_loader`, with the same defaults."""
     packing, staging, planning = parameters(pack_dataset, stage_dataset, plan_stage)
-    assert packing - staging == {"target", "append_to", "shards", "overwrite", "executor"}
-    assert staging - planning == {"wait", "progress", "streaming"}
+    assert packing - staging == {"target", "append_to", "shards", "overwrite"}
+    assert staging - planning == {"wait", "progress", "executor", "streaming"}
     assert planning <= staging
     own, plain = (inspect.signature(function).parameters for function in (StagedDataset.loader, make_loader))
     assert list(own)[2:] == list(plain)[1:]
@@ -62,3 +63,24 @@ def test_each_option_has_a_key_of_its_own(tmp_path: Path) -> None:
     keys = {name: key(options) for name, options in OPTIONS.items()}
     assert {key({}), *keys.values()} == {key({}), *(key(options) for options in OPTIONS.values())}
     assert len({key({}), *keys.values()}) == len(OPTIONS) + 1
+
+
+@pytest.mark.parametrize("form", ["zip", "both"])
+def test_workers_make_the_pack_that_one_process_makes(tmp_path: Path, photos: Path, make_zip: Any, form: str) -> None:
+    source = make_zip(photos, tmp_path / "photos.zip") if form == "zip" else photos
+    options: dict[str, Any] = {"progress": False, "keep": "both" if form == "both" else "pack", "cache_dir": None}
+    alone = stage_dataset(source, local_dir=tmp_path / "alone", **options)
+    with ThreadPoolExecutor(2) as pool:
+        together = stage_dataset(source, local_dir=tmp_path / "together", executor=pool, **options)
+    assert together.path.read_bytes() == alone.path.read_bytes()
+    assert together.report.origin == "source"
+    assert stage_dataset(source, local_dir=tmp_path / "together", **options).report.origin == "local"
+    assert list(together.path.parent.glob(".colabstage-*.tmp")) == []
+
+
+@pytest.mark.parametrize("source", ["https://example.org/a.zip", ["a.zip", "b.zip"]])
+def test_what_workers_cannot_open_is_refused(source: Any, tmp_path: Path) -> None:
+    """Before anything is opened or written."""
+    with ThreadPoolExecutor(1) as pool, pytest.raises(OptionError, match="keep='both'"):
+        stage_dataset(source, executor=pool, local_dir=tmp_path / "here", progress=False)
+    assert not (tmp_path / "here").exists()

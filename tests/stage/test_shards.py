@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,12 @@ def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
         WebServer({"photos.zip": archive}) as server,
         pytest.raises(ChecksumMismatchError, match="0000"),
         staged(server.url("photos.zip"), places, hash="sha256:" + 64 * "0"),
+    ):
+        pass
+    with (
+        ThreadPoolExecutor(1) as workers,
+        pytest.raises(NotEnoughSpaceError, match="executor="),
+        staged(archive, places, executor=workers),
     ):
         pass
     assert not places["cache_dir"].exists()

@@ -1,6 +1,7 @@
 """The public signatures as users' type checkers see them. Never run: `make check` has mypy read it."""
 
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -38,7 +39,8 @@ def staging() -> None:
         ),
         StagedDataset,
     )
-    colabstage.stage_dataset("photos", prepare=lambda x: x[::2], encoding="jpeg:90", group_by="a+")
+    with ProcessPoolExecutor(2) as pool:
+        colabstage.stage_dataset("photos", executor=pool, prepare=lambda x: x[::2], encoding="jpeg:90", group_by="a+")
     assert_type(colabstage.stage_dataset(["s3://bucket/a.zip", Path("b.zip")]), StagedDataset)
     plan = colabstage.plan_stage("photos.zip", image_size=(8, 8), hash=None)
     assert_type((plan.target, plan.samples, plan.fits), tuple[Path, dict[str, int], bool])
@@ -91,7 +93,7 @@ def moving(batches: list[tuple[int, str]]) -> None:
 def packing_and_publishing() -> None:
     """The halves of staging that are usable alone."""
     packed = colabstage.pack_dataset("photos", "photos.h5", overwrite=True)
-    assert_type((packed.path, packed.samples, packed.nbytes), tuple[Path, Mapping[str, int], int])
+    assert_type((packed.path, packed.samples, packed.nbytes), tuple[Path | str, Mapping[str, int], int])
     assert_type(colabstage.publish_file(Path("model.pt"), "/content/drive/MyDrive"), PublishReport[Path])
     assert_type(colabstage.restore_file("/content/drive/MyDrive/model.pt", overwrite=True), RestoreReport)
 

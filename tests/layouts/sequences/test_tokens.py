@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,10 @@ def test_a_plan_does_not_tokenize_and_a_staging_says_how_many_rows_there_are(tmp
     assert plan.samples["train"] >= 29
     assert not calls
     assert not (tmp_path / "here").exists()
-    staged = stage_dataset(folder, layout=token_blocks(length=10, tokenizer=words), progress=False, **options)
+    with ThreadPoolExecutor(1) as pool:
+        executor = pool if workers else None
+        layout = token_blocks(length=10, tokenizer=words)
+        staged = stage_dataset(folder, layout=layout, executor=executor, progress=False, **options)
     assert any(re.findall(r"\d+", note)[:2] == ["300", "29"] for note in staged.report.notes)
 
 
