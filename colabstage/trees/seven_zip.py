@@ -1,9 +1,10 @@
 """7z and rar archives as trees: listed and checked, then unpacked into a temporary folder by the command that Colab's
-image has for each: 7-Zip, which lacks RAR's codec there, and unrar."""
+image has for each: 7-Zip, which lacks RAR's codec there, and unrar. Elsewhere by a package, py7zr or rarfile."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import stat
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -31,13 +32,17 @@ from colabstage.trees.listing import ArchiveLimits, FileEntries, FileEntry, Tree
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, refuse_member
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 ToolKind = Literal["7z", "rar"]
 
 _COMMANDS = {"7z": ("7zz", "7z", "7za"), "rar": ("unrar",)}
-_INSTALL = {"7z": "p7zip-full", "rar": "unrar"}
+_PACKAGES = {"7z": "py7zr", "rar": "rarfile"}
+_INSTALL = {
+    "7z": "install 7-Zip (apt-get install p7zip-full) or pip install py7zr",
+    "rar": "install unrar (apt-get install unrar), or pip install rarfile with unar beside it (apt-get install unar)",
+}
 # The arguments for a technical listing, whose fields have names, and for unpacking. With an empty password, because
 # both would otherwise prompt for one.
 _LIST = {"7z": ("l", "-slt", "-ba", "-sccUTF-8", "-p", "-t7z"), "rar": ("lt", "-scf", "-p-", "-cfg-")}
@@ -61,6 +66,63 @@ class _Listed(NamedTuple):
     is_folder: bool
     is_link: bool
     executable: bool
+
+
+# The members of an archive, and a function that unpacks all of them into a folder, which is empty.
+_Opened = tuple[list[_Listed], "Callable[[Path], object]"]
+
+
+def _open(kind: ToolKind, path: str, label: str, cancellation: Cancellation) -> _Opened:
+    command = next((found for name in _COMMANDS[kind] if (found := shutil.which(name))), None)
+    if command is None:
+        return _open_by_package(kind, path, label)
+    listing = _run(label, command, [*_LIST[kind], "--", path], _LISTING_S, cancellation)
+    members = list(_members(label, listing, kind))
+
+    def unpack(folder: Path) -> None:
+        target = [f"-o{folder}", "--", path] if kind == "7z" else ["--", path, f"{folder}/"]
+        deadline_s = 60 + sum(member.size for member in members) / _SLOWEST_BYTES_PER_S
+        _run(label, command, [*_UNPACK[kind], *target], deadline_s, cancellation)
+
+    return members, unpack
+
+
+def _open_by_package(kind: ToolKind, path: str, label: str) -> _Opened:
+    missing = MissingDependencyError(f"'{label}' is a {kind} archive, and nothing here reads that: {_INSTALL[kind]}.")
+    try:
+        module = importlib.import_module(_PACKAGES[kind])
+    except ImportError:
+        raise missing from None
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Any]:
+        try:
+            with (module.SevenZipFile if kind == "7z" else module.RarFile)(path) as archive:
+                if archive.needs_password():
+                    raise _locked(label)  # noqa: TRY301 - passes below
+                yield archive
+        except ColabstageError:
+            raise
+        # On damaged bytes these packages may raise anything.
+        except Exception as error:
+            if type(error).__name__ == "PasswordRequired":
+                raise _locked(label) from error
+            if type(error).__name__ == "RarCannotExec":
+                raise missing from error
+            raise _failure(label, module.__name__, f"ERROR: {error}", 1) from error
+
+    def listed(info: Any) -> _Listed:
+        if kind == "7z":  # it does not say which files are executable
+            return _Listed(info.filename, info.uncompressed or 0, info.is_directory, info.is_symlink, executable=False)
+        is_link = not info.is_dir() and not info.is_file()
+        return _Listed(info.filename, info.file_size, info.is_dir(), is_link, bool((info.mode or 0) & 0o100))
+
+    def unpack(folder: Path) -> None:
+        with opened() as archive:
+            archive.extractall(folder)
+
+    with opened() as archive:
+        return [listed(info) for info in (archive.list() if kind == "7z" else archive.infolist())], unpack
 
 
 def _run(label: str, command: str, arguments: list[str], deadline_s: float, cancellation: Cancellation) -> str:
@@ -154,28 +216,20 @@ class ToolArchiveTree(Tree):
         self, source: ByteSource, kind: ToolKind, spool: Path, limits: ArchiveLimits, cancellation: Cancellation | None
     ) -> None:
         self.packed, self.label, self.kind = source, source.label, kind
-        command = next((found for name in _COMMANDS[kind] if (found := shutil.which(name))), None)
-        if command is None:
-            msg = f"'{self.label}' is a {kind} archive, and no command here reads that: apt-get install "
-            raise MissingDependencyError(msg + _INSTALL[kind])
         # On the disk where the files are used, so that extraction can move them instead of copying.
         make_folder(spool)
         self.unpacked = temp_beside(spool / "unpacked")
         try:
             cancellation = cancellation or Cancellation()
             with _as_file(source, temp_beside(spool / f"archive.{kind}"), cancellation) as path:
-                text = _run(self.label, command, [*_LIST[kind], "--", path], _LISTING_S, cancellation)
-                members = list(_members(self.label, text, kind))
+                members, unpack = _open(kind, path, self.label, cancellation)
                 if not members and source.size > _EMPTY_BYTES:
                     raise damaged(self.label, "no member can be found in it")  # noqa: TRY301
-                total = sum(member.size for member in members)
-                check_limits(self.label, len(members), total, source.size, limits)
+                check_limits(self.label, len(members), sum(member.size for member in members), source.size, limits)
                 # Checked in the listing, before the tool writes a byte.
                 listed = _check_listed(self.label, members)
                 self.unpacked.mkdir()
-                target = [f"-o{self.unpacked}", "--", path] if kind == "7z" else ["--", path, f"{self.unpacked}/"]
-                deadline_s = 60 + total / _SLOWEST_BYTES_PER_S
-                _run(self.label, command, [*_UNPACK[kind], *target], deadline_s, cancellation)
+                unpack(self.unpacked)
             # And checked again afterwards: the listing may say one thing and the content another.
             _check_unpacked(self.label, self.unpacked, listed)
         except BaseException:

@@ -9,7 +9,7 @@ import pytest
 from colabstage import pack_dataset, stage_dataset
 from colabstage.errors import ArchiveError
 from tests.contract.served import labels_in, numbers_in
-from tests.support.archives import MAKERS, tool_for, write_archive
+from tests.support.archives import MAKERS, write_archive
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.images import image, in_classes
@@ -26,7 +26,7 @@ LABELS = {name: name.partition("/")[0] for name in NUMBERS}
 @pytest.fixture(params=MAKERS)
 def archive(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     if request.param == ".rar":
-        tool_for("rar")
+        pytest.importorskip("rarfile", reason="needs rarfile: pip install 'colabstage[archives]'")
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
     return write_archive(tmp_path / f"mine/photos{request.param}", FILES | JUNK)
 

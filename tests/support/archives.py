@@ -7,12 +7,9 @@ import bz2
 import gzip
 import io
 import lzma
-import shutil
 import stat
 import struct
-import subprocess
 import tarfile
-import tempfile
 import warnings
 import zipfile
 import zlib
@@ -104,30 +101,14 @@ def set_field(content: bytes, mark: bytes, shift: int, form: str, *values: int) 
     return bytes(changed)
 
 
-def tool_for(kind: str) -> str:
-    """Return the command that reads a 7z or rar; skip a test where there is none."""
-    names, package = {"7z": (("7zz", "7z", "7za"), "p7zip-full"), "rar": (("unrar",), "unrar")}[kind]
-    command = next(filter(None, map(shutil.which, names)), None)
-    if command is None:
-        pytest.skip(f"needs {names[0]}: apt-get install {package}")
-    return command
-
-
-def seven_zip() -> str:
-    return tool_for("7z")
-
-
 def seven_bytes(files: Mapping[str, bytes]) -> bytes:
     """Return a 7z."""
-    command = seven_zip()
-    with tempfile.TemporaryDirectory() as folder:
+    py7zr = pytest.importorskip("py7zr", reason="needs py7zr: pip install 'colabstage[archives]'")
+    buffer = io.BytesIO()
+    with py7zr.SevenZipFile(buffer, "w") as archive:
         for name, content in files.items():
-            path = Path(folder, "files", name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        made = Path(folder, "a.7z")
-        subprocess.run([command, "a", made, "."], cwd=Path(folder, "files"), check=True, capture_output=True)
-        return made.read_bytes()
+            archive.writestr(content, name)
+    return buffer.getvalue()
 
 
 def rar_bytes(files: Mapping[str, bytes], *, crc: int | None = None) -> bytes:
