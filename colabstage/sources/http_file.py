@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
+import functools
 import gzip
 import html
 import http.client
 import itertools
 import re
+import socket
 import ssl
 import threading
+import time
 import zlib
 from email.message import Message
 from email.utils import collapse_rfc2231_value, parsedate_to_datetime
@@ -73,6 +76,8 @@ _MAX_PAGE_BYTES = 16 * 1024 * 1024
 # Beside twice the timeout, the longest that a look takes.
 _LOOK_S = 5.0
 _PIECE_BYTES = 256 * 1024
+# A slower transfer is not worth waiting for: a file of 1 GB would take twelve days.
+_LEAST_BYTES_PER_S = 1024.0
 # As many as servers serve at full speed to one client; aria2 has the same limit.
 _CONNECTIONS = 16
 # More than are ever in flight at once, so that no connection is discarded after use.
@@ -97,6 +102,8 @@ _PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
 # The beginning of the answer of Amazon, Google and their imitators at the address of a bucket or a folder in it.
 _BUCKET_LIST = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<ListBucketResult\b")
 _EXCERPT_BYTES, _EXCERPT = 400, 120
+# `session`: whose request this thread sends.
+_sending = threading.local()
 
 
 def open_http(
@@ -383,7 +390,7 @@ class _Answer:
         return b"".join(self.pieces(most if self.size is not None and self.size <= most else LOOK_BYTES))
 
     def pieces(self, count: int | None) -> Iterator[bytes]:
-        """Yield the content as it comes, up to `count` bytes: no piece waits to be filled."""
+        """Yield the content as it comes, up to `count` bytes: no piece waits to be filled. A trickle is an error."""
         label = self._session.label
         if self.coding not in {"", "gzip", "x-gzip"}:
             msg = (
@@ -395,10 +402,19 @@ class _Answer:
         # Not by urllib3, which takes a stream that ends too early for a complete one.
         read = gzip.GzipFile(fileobj=raw).read1 if self.coding else raw.read1
         left = count
+        # Only waiting counts, not what is done with the pieces.
+        waited_s, sent = 0.0, 0
         while left is None or left > 0:
+            began = time.monotonic()
             piece = self._read_some(read, _PIECE_BYTES if left is None else min(left, _PIECE_BYTES))
             if not piece:
                 return
+            waited_s, sent = waited_s + time.monotonic() - began, sent + len(piece)
+            if waited_s >= self._session.timeout_s:
+                if sent < _LEAST_BYTES_PER_S * waited_s:
+                    msg = f"The server of '{label}' sent {sent:,} bytes in {waited_s:.0f} s: too slow to finish."
+                    raise TransientError(msg, slow=True)
+                waited_s, sent = 0.0, 0
             left = None if left is None else left - len(piece)
             yield piece
 
@@ -621,7 +637,7 @@ class HttpSession:
         self._begin()
 
     def _begin(self) -> None:
-        self._resolving, self._answers = threading.Lock(), list[_Answer]()
+        self._resolving, self._answers, self._silent = threading.Lock(), list[_Answer](), list[Any]()
         self._closed = False
         self._leave = self._cancellation.follow(self.interrupt)
 
@@ -665,10 +681,23 @@ class HttpSession:
             self._services.close()
 
     def interrupt(self) -> None:
-        """Cut the connections that are being read, so that what waits for them fails at once; a request that has had no
-        response yet ends by its time limit."""
+        """Cut the connections that are being read, or have had no response yet, so that what waits fails at once."""
         for answer in [*self._answers]:
             answer.shut_down()
+        for connection in [*self._silent]:
+            # It may have ended meanwhile. An SSLSocket's own method is not for other threads.
+            with contextlib.suppress(OSError, TypeError):
+                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def waiting(self, connection: Any) -> Iterator[None]:
+        """Wait for a response, for as long as this is open."""
+        self._silent.append(connection)
+        try:
+            self._check_open()
+            yield
+        finally:
+            self._silent.remove(connection)
 
     def _ask(self, headers: dict[str, str]) -> _Answer:
         target = self._target
@@ -701,7 +730,11 @@ class HttpSession:
         login = self._login if _origin(url) == _origin(self.url) else None
         auth = login and HTTPBasicAuth(*login)
         timeouts = (min(self.timeout_s, _CONNECT_TIMEOUT_S), self.timeout_s)
-        response = self._session.get(url, headers=headers, auth=auth, timeout=timeouts, stream=True)
+        _sending.session = self
+        try:
+            response = self._session.get(url, headers=headers, auth=auth, timeout=timeouts, stream=True)
+        finally:
+            _sending.session = None
         hops = [one.url for one in (*response.history, response)]
         for before, after in itertools.pairwise(hops):
             if before.startswith("https:") and not after.startswith("https:"):
@@ -835,15 +868,34 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port
 
 
+@functools.cache
+def _endable(kind: Any) -> Any:
+    """Return urllib3's kind of connection, which tells its session while it has no response: until then urllib3 cannot
+    cut it."""
+
+    def getresponse(self: Any) -> Any:
+        session = getattr(_sending, "session", None)
+        with session.waiting(self) if session else contextlib.nullcontext():
+            return kind.getresponse(self)
+
+    return type(kind.__name__, (kind,), {"getresponse": getresponse})
+
+
 def _new_session(agent: str) -> requests.Session:
     # Imported late: most runs need none.
     import requests
     from requests.adapters import HTTPAdapter
 
+    class Adapter(HTTPAdapter):
+        def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:
+            pool: Any = super().get_connection_with_tls_context(*args, **options)
+            pool.ConnectionCls = _endable(type(pool).ConnectionCls)
+            return pool
+
     session = requests.Session()
     # No retries here, because the reader continues at the byte where it stopped.
     for scheme in ("https://", "http://"):
-        session.mount(scheme, HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0))
+        session.mount(scheme, Adapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0))
     session.max_redirects = _MAX_REDIRECTS
     session.headers.update({"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": agent})
     return session

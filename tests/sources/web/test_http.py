@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from colabstage.errors import (
+    CancelledError,
     OptionError,
     SourceAccessError,
     SourceChangedError,
@@ -26,8 +27,9 @@ from colabstage.errors import (
     WebPageError,
 )
 from colabstage.io.files import RetryPolicy
+from colabstage.io.progress import Cancellation
 from colabstage.sources.http_file import HttpFile, open_http
-from colabstage.sources.remote import Access, Checksum, RemoteFile, TransientError
+from colabstage.sources.remote import Access, Checksum, RemoteFile, Services, TransientError
 from tests.clocks import ManualClock
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
@@ -194,6 +196,26 @@ def test_closing_wakes_whoever_reads(server: WebServer, look: Look, knobs: WebKn
     file.close()
     with pytest.raises(SourceReadError):
         content(file)
+
+
+@pytest.mark.parametrize("by", ["closing", "cancelling"])
+def test_who_waits_for_a_response_is_woken_too(server: WebServer, by: str) -> None:
+    """Where the server has taken the request, and says nothing; other files of the same server are read on."""
+    server.set_faults(WebFault(kind="hang", path="data.bin", min_bytes=PART))
+    server.put("other.bin", DATA)
+    server.set_knobs(WebKnobs(latency_s=0.5))
+    services, cancellation = Services(), Cancellation()
+    with closing(services), ThreadPoolExecutor(2) as pool:
+        file = open_http(server.url("data.bin"), Access(services=services, cancellation=cancellation), timeout_s=60.0)
+        other = open_http(server.url("other.bin"), Access(services=services, policy=ONCE), timeout_s=60.0)
+        asked = len(server.requests)
+        reading, read_on = pool.submit(content, file), pool.submit(content, other)
+        while len(server.requests) < asked + 2:
+            time.sleep(0.01)
+        file.close() if by == "closing" else cancellation.cancel()
+        with pytest.raises(SourceReadError if by == "closing" else CancelledError):
+            reading.result(1)
+        assert read_on.result(10) == DATA
 
 
 # Servers without ranges, or without lengths.
@@ -721,6 +743,16 @@ def test_a_body_that_never_ends_is_cut(raw_server: Answering) -> None:
     with closing(open_http(raw_server(answer), Access(policy=ONCE), timeout_s=0.5)) as file:
         assert content(file, 0, None) == bytes(0x3000)
     assert time.monotonic() - began < 0.05 * 1000
+
+
+def test_a_trickle_is_an_error(server: WebServer, look: Look) -> None:
+    """No socket is silent for long, but nobody could wait for the end."""
+    file = look(timeout_s=0.5)
+    server.set_faults(WebFault(kind="drip", bytes_per_s=200.0, min_bytes=PART))
+    error = read_broken(file)[1]
+    assert isinstance(error, TransientError)
+    assert error.slow
+    assert "too slow" in str(error)
 
 
 def test_the_beginning_comes_along_with_the_look(server: WebServer, look: Look) -> None:
