@@ -63,9 +63,11 @@ from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
     import requests
 
+    _Tail = Future[tuple["_Answer", bytes]]
 
 AGENT = "colabstage"
 _CONNECT_TIMEOUT_S = 15.0
@@ -78,6 +80,8 @@ _LOOK_S = 5.0
 _PIECE_BYTES = 256 * 1024
 # A slower transfer is not worth waiting for: a file of 1 GB would take twelve days.
 _LEAST_BYTES_PER_S = 1024.0
+# The longest wait for the bytes of the end, which were requested in addition.
+_LONGEST_TAIL_S = 60.0
 # As many as servers serve at full speed to one client; aria2 has the same limit.
 _CONNECTIONS = 16
 # More than are ever in flight at once, so that no connection is discarded after use.
@@ -136,7 +140,7 @@ def open_http(
 
     def look() -> HttpFile:
         # A socket's own time limit starts over with every byte.
-        looking = in_thread(lambda: _look(session, access.checksum, next(lengths)), "colabstage-look")
+        looking = in_thread(lambda: _look(session, access.checksum, next(lengths), tail), "colabstage-look")
         try:
             (found,) = DaemonPool.results([looking], cancellation=cancellation, stall_timeout_s=2 * timeout_s + _LOOK_S)
         except TimeoutError as error:
@@ -144,6 +148,7 @@ def open_http(
         return found
 
     try:
+        tail = in_thread(lambda: _ask_for_tail(session, access.tail), "colabstage-end") if access.tail else None
         # The next tries request less: a server that cuts each connection early would never send the longer range.
         lengths = itertools.chain([max(LOOK_BYTES, access.along)], itertools.repeat(LOOK_BYTES))
         sleep = clock.sleep if cancellation is None else cancellation.sleep
@@ -157,15 +162,17 @@ def open_http(
 class HttpFile(RemoteFile):
     """A `RemoteFile` on a web server. Made by `open_http`.
 
-    `first`: the response that described it; `head`: the bytes that came with it.
+    `first`: the response that described it; `head`: the bytes that came with it; `tail`: those of its end.
     """
 
-    def __init__(self, session: HttpSession, facts: RemoteFacts, first: _Answer, head: bytes) -> None:
+    def __init__(
+        self, session: HttpSession, facts: RemoteFacts, first: _Answer, head: bytes, tail: _Tail | None = None
+    ) -> None:
         self.facts = facts
         self.headers = first.headers
         self._session = session
         self._first = first
-        self._head = head
+        self._head, self._tail = head, tail
         # Whether the server declares the data as a web page.
         self._is_page = first.is_page_type or names_a_page(session.url, facts.name)
 
@@ -182,7 +189,15 @@ class HttpFile(RemoteFile):
         return HttpFile(self._session.open_again(), self.facts, self._first, self._head)
 
     def known(self, offset: int, stop: int) -> bytes:
-        return self._head[offset:stop]
+        """Return what arrived of these bytes when it was opened, from `offset` on. May wait for those of its end."""
+        data = self._head[offset:stop]
+        if len(data) < stop - offset and self._tail is not None:
+            # Reading in the usual way reports what is wrong. The session's time limits end it sooner.
+            with contextlib.suppress(Exception):
+                answer, end = self._tail.result(_LONGEST_TAIL_S)
+                if not answer.is_of_another_file(self._first) and 0 <= answer.start <= offset:
+                    return end[offset - answer.start : stop - answer.start]
+        return data
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Read as `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next."""
@@ -255,11 +270,16 @@ class HttpFile(RemoteFile):
             raise TransientError(msg)
 
 
-def _look(session: HttpSession, checksum: Checksum | None, length: int) -> HttpFile:
+def _ask_for_tail(session: HttpSession, length: int) -> tuple[_Answer, bytes]:
+    with session.get({"Range": f"bytes=-{length}"}) as answer:
+        return answer, answer.exact_part(length) or b""
+
+
+def _look(session: HttpSession, checksum: Checksum | None, length: int, tail: _Tail | None) -> HttpFile:
     with session.get({"Range": f"bytes=0-{length - 1}"}) as answer:
         head = answer.exact_part(length)
         if head is not None and answer.start == 0:
-            return _describe(session, answer, checksum, head, ranges=bool(head))
+            return _describe(session, answer, checksum, head, ranges=bool(head), tail=tail)
         # An empty file has no first byte.
         if answer.status == 200 or (answer.status == 416 and answer.size == 0):
             return _describe(session, answer, checksum, b"" if answer.status == 416 else answer.beginning(length))
@@ -273,7 +293,13 @@ def _look(session: HttpSession, checksum: Checksum | None, length: int) -> HttpF
 
 
 def _describe(
-    session: HttpSession, answer: _Answer, checksum: Checksum | None, head: bytes, *, ranges: bool = False
+    session: HttpSession,
+    answer: _Answer,
+    checksum: Checksum | None,
+    head: bytes,
+    *,
+    ranges: bool = False,
+    tail: _Tail | None = None,
 ) -> HttpFile:
     """Return the file that an answer with the beginning `head` describes, or raise the error for a page."""
     label, name = session.label, answer.name
@@ -294,7 +320,7 @@ def _describe(
         connections=_CONNECTIONS if ranges else 1,
     )
     # Without ranges, reading cannot continue after a part, so a part is useless.
-    return HttpFile(session, facts, answer, head if ranges or len(head) == answer.size else b"")
+    return HttpFile(session, facts, answer, head if ranges or len(head) == answer.size else b"", tail)
 
 
 # Responses.

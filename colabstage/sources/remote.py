@@ -146,6 +146,8 @@ class Access:
     along: int = 0
     """How much of the beginning of a file on the web is requested with its facts, for `RemoteFile.known`: reading that
     next costs no round trip."""
+    tail: int = 0
+    """How much of its end is requested at the same time."""
     cancellation: Cancellation | None = None
     """Ends requests, then and while the file is read."""
     services: Services | None = None

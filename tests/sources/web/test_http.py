@@ -71,7 +71,7 @@ def look(server: WebServer) -> Iterator[Callable[..., HttpFile]]:
 
     def run(name: str = "data.bin", *, url: str | None = None, **changes: Any) -> HttpFile:
         options: dict[str, Any] = {"timeout_s": 10.0, "policy": ONCE, **changes}
-        access = Access(**{one: options.pop(one) for one in ("policy", "along", "checksum") if one in options})
+        access = Access(**{one: options.pop(one) for one in ("policy", "along", "tail", "checksum") if one in options})
         made.append(open_http(url or server.url(name), access, **options))
         return made[-1]
 
@@ -755,9 +755,30 @@ def test_a_trickle_is_an_error(server: WebServer, look: Look) -> None:
     assert "too slow" in str(error)
 
 
-def test_the_beginning_comes_along_with_the_look(server: WebServer, look: Look) -> None:
-    """It is known then; the rest is requested as ever."""
-    file = look(along=100_000)
-    assert file.known(100, len(DATA)) == DATA[100:100_000]
-    assert file.known(100_000, len(DATA)) == b""
-    assert [request.range for request in server.requests] == ["bytes=0-99999"]
+@pytest.mark.parametrize("answers", ["alike", "no suffix", "another version", "too many at once"])
+def test_the_two_ends_come_along_with_the_look_or_are_asked_for_as_ever(
+    answers: str, server: WebServer, look: Look
+) -> None:
+    """Two requests at once; what came is told once it is sure to be of the same state."""
+    if answers == "no suffix":
+        server.set_knobs(WebKnobs(ranges="ignored"))
+    elif answers == "another version":
+        server.set_knobs(WebKnobs(etag="changing"))
+    elif answers == "too many at once":
+        server.set_knobs(WebKnobs(latency_s=0.2, max_requests=1))
+    file = look(along=100_000, tail=100_000, policy=RetryPolicy(attempts=3, first_wait_s=0.01))
+    size = len(DATA)
+    assert file.known(100_000, size - 100) == b""
+    known = file.known(size - 1000, size)
+    if answers == "alike":
+        assert {request.range for request in server.requests} == {"bytes=0-99999", "bytes=-100000"}
+        assert known == DATA[-1000:]
+        assert file.known(100, size) == DATA[100:100_000]
+        assert file.known(size - 100_001, size) == b""
+    elif answers == "too many at once":
+        assert known in {b"", DATA[-1000:]}
+        server.set_knobs(WebKnobs())  # one of the two may still be answered
+    else:
+        assert known == b""
+    if answers != "another version":
+        assert b"".join(file.read_range(0, 1000)) == DATA[:1000]
