@@ -308,11 +308,13 @@ class StreamingCopy(Closing):
         for begin, data in tuple(self._looked_at):
             if begin <= offset and end <= begin + len(data):
                 return data[offset - begin : end - begin]
-        data = self._read_directly(offset, min(self.size, max(end, offset + self._along_bytes)))
+        # Of the end of a zip, which says where its contents are, what is before it too.
+        begin = min(offset, max(0, self.size - self._along_bytes))
+        data = self._read_directly(begin, min(self.size, max(end, offset + self._along_bytes)))
         if self._along_bytes:
             # This includes the contents of a long zip: they are hashed, and read again for its members.
-            self._looked_at.append((offset, data))
-        return data[: end - offset]
+            self._looked_at.append((begin, data))
+        return data[offset - begin : end - begin]
 
     def _read_directly(self, offset: int, end: int, *, patient: bool = True) -> bytes:
         policy = self._policy if patient else replace(self._policy, patience_s=0.0)

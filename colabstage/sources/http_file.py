@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import copy
+import functools
 import gzip
 import html
 import http.client
 import itertools
 import re
+import socket
 import ssl
 import threading
+import time
 import zlib
 from email.message import Message
 from email.utils import collapse_rfc2231_value, parsedate_to_datetime
@@ -60,9 +63,11 @@ from colabstage.trees.names import extension_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
     import requests
 
+    _Tail = Future[tuple["_Answer", bytes]]
 
 AGENT = "colabstage"
 _CONNECT_TIMEOUT_S = 15.0
@@ -73,6 +78,10 @@ _MAX_PAGE_BYTES = 16 * 1024 * 1024
 # Beside twice the timeout, the longest that a look takes.
 _LOOK_S = 5.0
 _PIECE_BYTES = 256 * 1024
+# A slower transfer is not worth waiting for: a file of 1 GB would take twelve days.
+_LEAST_BYTES_PER_S = 1024.0
+# The longest wait for the bytes of the end, which were requested in addition.
+_LONGEST_TAIL_S = 60.0
 # As many as servers serve at full speed to one client; aria2 has the same limit.
 _CONNECTIONS = 16
 # More than are ever in flight at once, so that no connection is discarded after use.
@@ -97,6 +106,8 @@ _PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".shtml")
 # The beginning of the answer of Amazon, Google and their imitators at the address of a bucket or a folder in it.
 _BUCKET_LIST = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<ListBucketResult\b")
 _EXCERPT_BYTES, _EXCERPT = 400, 120
+# `session`: whose request this thread sends.
+_sending = threading.local()
 
 
 def open_http(
@@ -129,7 +140,7 @@ def open_http(
 
     def look() -> HttpFile:
         # A socket's own time limit starts over with every byte.
-        looking = in_thread(lambda: _look(session, access.checksum, next(lengths)), "colabstage-look")
+        looking = in_thread(lambda: _look(session, access.checksum, next(lengths), tail), "colabstage-look")
         try:
             (found,) = DaemonPool.results([looking], cancellation=cancellation, stall_timeout_s=2 * timeout_s + _LOOK_S)
         except TimeoutError as error:
@@ -137,6 +148,7 @@ def open_http(
         return found
 
     try:
+        tail = in_thread(lambda: _ask_for_tail(session, access.tail), "colabstage-end") if access.tail else None
         # The next tries request less: a server that cuts each connection early would never send the longer range.
         lengths = itertools.chain([max(LOOK_BYTES, access.along)], itertools.repeat(LOOK_BYTES))
         sleep = clock.sleep if cancellation is None else cancellation.sleep
@@ -150,15 +162,17 @@ def open_http(
 class HttpFile(RemoteFile):
     """A `RemoteFile` on a web server. Made by `open_http`.
 
-    `first`: the response that described it; `head`: the bytes that came with it.
+    `first`: the response that described it; `head`: the bytes that came with it; `tail`: those of its end.
     """
 
-    def __init__(self, session: HttpSession, facts: RemoteFacts, first: _Answer, head: bytes) -> None:
+    def __init__(
+        self, session: HttpSession, facts: RemoteFacts, first: _Answer, head: bytes, tail: _Tail | None = None
+    ) -> None:
         self.facts = facts
         self.headers = first.headers
         self._session = session
         self._first = first
-        self._head = head
+        self._head, self._tail = head, tail
         # Whether the server declares the data as a web page.
         self._is_page = first.is_page_type or names_a_page(session.url, facts.name)
 
@@ -175,7 +189,15 @@ class HttpFile(RemoteFile):
         return HttpFile(self._session.open_again(), self.facts, self._first, self._head)
 
     def known(self, offset: int, stop: int) -> bytes:
-        return self._head[offset:stop]
+        """Return what arrived of these bytes when it was opened, from `offset` on. May wait for those of its end."""
+        data = self._head[offset:stop]
+        if len(data) < stop - offset and self._tail is not None:
+            # Reading in the usual way reports what is wrong. The session's time limits end it sooner.
+            with contextlib.suppress(Exception):
+                answer, end = self._tail.result(_LONGEST_TAIL_S)
+                if not answer.is_of_another_file(self._first) and 0 <= answer.start <= offset:
+                    return end[offset - answer.start : stop - answer.start]
+        return data
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Read as `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next."""
@@ -248,11 +270,16 @@ class HttpFile(RemoteFile):
             raise TransientError(msg)
 
 
-def _look(session: HttpSession, checksum: Checksum | None, length: int) -> HttpFile:
+def _ask_for_tail(session: HttpSession, length: int) -> tuple[_Answer, bytes]:
+    with session.get({"Range": f"bytes=-{length}"}) as answer:
+        return answer, answer.exact_part(length) or b""
+
+
+def _look(session: HttpSession, checksum: Checksum | None, length: int, tail: _Tail | None) -> HttpFile:
     with session.get({"Range": f"bytes=0-{length - 1}"}) as answer:
         head = answer.exact_part(length)
         if head is not None and answer.start == 0:
-            return _describe(session, answer, checksum, head, ranges=bool(head))
+            return _describe(session, answer, checksum, head, ranges=bool(head), tail=tail)
         # An empty file has no first byte.
         if answer.status == 200 or (answer.status == 416 and answer.size == 0):
             return _describe(session, answer, checksum, b"" if answer.status == 416 else answer.beginning(length))
@@ -266,7 +293,13 @@ def _look(session: HttpSession, checksum: Checksum | None, length: int) -> HttpF
 
 
 def _describe(
-    session: HttpSession, answer: _Answer, checksum: Checksum | None, head: bytes, *, ranges: bool = False
+    session: HttpSession,
+    answer: _Answer,
+    checksum: Checksum | None,
+    head: bytes,
+    *,
+    ranges: bool = False,
+    tail: _Tail | None = None,
 ) -> HttpFile:
     """Return the file that an answer with the beginning `head` describes, or raise the error for a page."""
     label, name = session.label, answer.name
@@ -287,7 +320,7 @@ def _describe(
         connections=_CONNECTIONS if ranges else 1,
     )
     # Without ranges, reading cannot continue after a part, so a part is useless.
-    return HttpFile(session, facts, answer, head if ranges or len(head) == answer.size else b"")
+    return HttpFile(session, facts, answer, head if ranges or len(head) == answer.size else b"", tail)
 
 
 # Responses.
@@ -383,7 +416,7 @@ class _Answer:
         return b"".join(self.pieces(most if self.size is not None and self.size <= most else LOOK_BYTES))
 
     def pieces(self, count: int | None) -> Iterator[bytes]:
-        """Yield the content as it comes, up to `count` bytes: no piece waits to be filled."""
+        """Yield the content as it comes, up to `count` bytes: no piece waits to be filled. A trickle is an error."""
         label = self._session.label
         if self.coding not in {"", "gzip", "x-gzip"}:
             msg = (
@@ -395,10 +428,19 @@ class _Answer:
         # Not by urllib3, which takes a stream that ends too early for a complete one.
         read = gzip.GzipFile(fileobj=raw).read1 if self.coding else raw.read1
         left = count
+        # Only waiting counts, not what is done with the pieces.
+        waited_s, sent = 0.0, 0
         while left is None or left > 0:
+            began = time.monotonic()
             piece = self._read_some(read, _PIECE_BYTES if left is None else min(left, _PIECE_BYTES))
             if not piece:
                 return
+            waited_s, sent = waited_s + time.monotonic() - began, sent + len(piece)
+            if waited_s >= self._session.timeout_s:
+                if sent < _LEAST_BYTES_PER_S * waited_s:
+                    msg = f"The server of '{label}' sent {sent:,} bytes in {waited_s:.0f} s: too slow to finish."
+                    raise TransientError(msg, slow=True)
+                waited_s, sent = 0.0, 0
             left = None if left is None else left - len(piece)
             yield piece
 
@@ -621,7 +663,7 @@ class HttpSession:
         self._begin()
 
     def _begin(self) -> None:
-        self._resolving, self._answers = threading.Lock(), list[_Answer]()
+        self._resolving, self._answers, self._silent = threading.Lock(), list[_Answer](), list[Any]()
         self._closed = False
         self._leave = self._cancellation.follow(self.interrupt)
 
@@ -665,10 +707,23 @@ class HttpSession:
             self._services.close()
 
     def interrupt(self) -> None:
-        """Cut the connections that are being read, so that what waits for them fails at once; a request that has had no
-        response yet ends by its time limit."""
+        """Cut the connections that are being read, or have had no response yet, so that what waits fails at once."""
         for answer in [*self._answers]:
             answer.shut_down()
+        for connection in [*self._silent]:
+            # It may have ended meanwhile. An SSLSocket's own method is not for other threads.
+            with contextlib.suppress(OSError, TypeError):
+                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def waiting(self, connection: Any) -> Iterator[None]:
+        """Wait for a response, for as long as this is open."""
+        self._silent.append(connection)
+        try:
+            self._check_open()
+            yield
+        finally:
+            self._silent.remove(connection)
 
     def _ask(self, headers: dict[str, str]) -> _Answer:
         target = self._target
@@ -701,7 +756,11 @@ class HttpSession:
         login = self._login if _origin(url) == _origin(self.url) else None
         auth = login and HTTPBasicAuth(*login)
         timeouts = (min(self.timeout_s, _CONNECT_TIMEOUT_S), self.timeout_s)
-        response = self._session.get(url, headers=headers, auth=auth, timeout=timeouts, stream=True)
+        _sending.session = self
+        try:
+            response = self._session.get(url, headers=headers, auth=auth, timeout=timeouts, stream=True)
+        finally:
+            _sending.session = None
         hops = [one.url for one in (*response.history, response)]
         for before, after in itertools.pairwise(hops):
             if before.startswith("https:") and not after.startswith("https:"):
@@ -835,15 +894,34 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port
 
 
+@functools.cache
+def _endable(kind: Any) -> Any:
+    """Return urllib3's kind of connection, which tells its session while it has no response: until then urllib3 cannot
+    cut it."""
+
+    def getresponse(self: Any) -> Any:
+        session = getattr(_sending, "session", None)
+        with session.waiting(self) if session else contextlib.nullcontext():
+            return kind.getresponse(self)
+
+    return type(kind.__name__, (kind,), {"getresponse": getresponse})
+
+
 def _new_session(agent: str) -> requests.Session:
     # Imported late: most runs need none.
     import requests
     from requests.adapters import HTTPAdapter
 
+    class Adapter(HTTPAdapter):
+        def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:
+            pool: Any = super().get_connection_with_tls_context(*args, **options)
+            pool.ConnectionCls = _endable(type(pool).ConnectionCls)
+            return pool
+
     session = requests.Session()
     # No retries here, because the reader continues at the byte where it stopped.
     for scheme in ("https://", "http://"):
-        session.mount(scheme, HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0))
+        session.mount(scheme, Adapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0))
     session.max_redirects = _MAX_REDIRECTS
     session.headers.update({"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": agent})
     return session

@@ -725,12 +725,13 @@ def _open_part(source: SingleSource, opening: Opening) -> Part:
 
 
 def _open_far(source: WebSource | ObjectSource | ShareSource | KaggleSource, opening: Opening) -> Part:
-    # The beginning of a zip is read next.
+    # Both ends of a zip are read next.
     may_be_zip = not isinstance(source, WebSource) or urlsplit(source.url).path.lower().endswith(".zip")
     along = ALONG_BYTES if may_be_zip and opening.folder is not None else 0
     access = Access(
         checksum=opening.checksum,
         along=along,
+        tail=along,
         cancellation=opening.progress.cancellation,
         services=opening.services,
     )

@@ -100,12 +100,13 @@ class TransientError(SourceReadError):
     """A failure that may be temporary: a connection that was cut, a server that is busy.
 
     Code that gives up raises a `SourceReadError`. `wait_s`: seconds after which the other side asked to be tried again;
-    `None` if it did not say.
+    `None` if it did not say. `slow`: bytes arrived, but too slowly to count as progress.
     """
 
-    def __init__(self, message: str, wait_s: float | None = None) -> None:
+    def __init__(self, message: str, wait_s: float | None = None, *, slow: bool = False) -> None:
         super().__init__(message)
         self.wait_s = wait_s
+        self.slow = slow
 
 
 # What an address raises at which there is no file, or a page in its place; and what stands for such a file's version.
@@ -145,6 +146,8 @@ class Access:
     along: int = 0
     """How much of the beginning of a file on the web is requested with its facts, for `RemoteFile.known`: reading that
     next costs no round trip."""
+    tail: int = 0
+    """How much of its end is requested at the same time."""
     cancellation: Cancellation | None = None
     """Ends requests, then and while the file is read."""
     services: Services | None = None
@@ -441,11 +444,11 @@ class RetryBudget:
     def count(self, error: TransientError, *, arrived: int, moved: bool = False) -> float:
         """Count a failure, and return the seconds before the next try: as many as the service asked for.
 
-        `arrived`: how many bytes of the file have arrived on all connections. `moved`: whether this connection received
-        some of them since its last failure.
+        `arrived`: how many bytes of the file have arrived on all connections; after failing for slowness they do not
+        count. `moved`: whether this connection received some of them since its last failure.
         """
         self._refusals = 1 if moved else self._refusals + 1
-        if arrived == self._arrived:
+        if error.slow or arrived == self._arrived:
             self.tries += 1
         else:
             self.tries, self._since = 1, self._clock.now()

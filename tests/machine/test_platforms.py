@@ -18,8 +18,10 @@ Detect = Callable[..., tuple[str, str, str]]
 
 COLAB = {"COLAB_RELEASE_TAG": "release-colab_20250902-060100_RC00", "COLAB_GPU": "", "JPY_PARENT_PID": "94"}
 KAGGLE = COLAB | {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}
-PLATFORMS = ("kaggle", "colab", "python")
-SIGNS = re.compile(r"COLAB|KAGGLE|JPY_|TMPDIR|XDG_CACHE_HOME")
+LIGHTNING = {"LIGHTNING_CLOUD_PROJECT_ID": "p", "LIGHTNING_CLUSTER_ID": "c"}
+STUDIO = "/teamspace/studios/this_studio"
+PLATFORMS = ("kaggle", "colab", "studio-lab", "paperspace", "lightning", "python")
+SIGNS = re.compile(r"COLAB|KAGGLE|PAPERSPACE|LIGHTNING|JPY_|TMPDIR|XDG_CACHE_HOME")
 
 
 CONSOLE = {"IPython": SimpleNamespace(get_ipython=lambda: None)}
@@ -39,7 +41,7 @@ def detect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Detect:
         described = {"HOME": f"{root}/home/ann", "COLABSTAGE_SYSTEM_ROOT": f"{root}"} | dict(environ)
         for name, value in described.items():
             monkeypatch.setenv(name, value.replace("ROOT", str(root)))
-        for path in ("/content", "/kaggle/temp", "/tmp", "/home/ann", *paths):
+        for path in ("/content", "/kaggle/temp", "/tmp", "/home/ann", STUDIO, *paths):
             (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
         for name in ("IPython", "google.colab"):
             monkeypatch.delitem(sys.modules, name, raising=False)
@@ -60,6 +62,11 @@ ROWS: list[tuple[dict[str, str], tuple[str, ...], str, str, str]] = [
     # On Colab kagglehub mounts its cache there.
     (COLAB, ("/kaggle/input",), "colab", "/content", "no Drive is mounted"),
     ({"COLAB_BACKEND_VERSION": "next"}, (), "colab", "/content", "no Drive is mounted"),
+    ({"HOME": "/home/studio-lab-user"}, (), "studio-lab", "/tmp", "SageMaker Studio Lab"),
+    ({"PAPERSPACE_CLUSTER_ID": "c"}, ("/storage", "/notebooks"), "paperspace", "/tmp", "'/storage'"),
+    ({"PAPERSPACE_CLUSTER_ID": "c"}, ("/notebooks",), "paperspace", "/tmp", "'/notebooks'"),
+    (LIGHTNING, (), "lightning", "/tmp", f"'{STUDIO}'"),
+    (LIGHTNING, ("/cache",), "lightning", "/cache", f"'{STUDIO}'"),
     ({}, (), "python", "/home/ann/.cache", "'/home/ann'"),
     # What the person, or the owner of the machine, says.
     (COLAB | {"COLABSTAGE_PLATFORM": "kaggle"}, (), "kaggle", "/kaggle/temp", "/kaggle/working"),
@@ -67,7 +74,6 @@ ROWS: list[tuple[dict[str, str], tuple[str, ...], str, str, str]] = [
     ({"TMPDIR": "ROOT/scratch"}, (), "python", "/scratch", "'/home/ann'"),
     # A home that cannot be written to, as that of a user who is a number to a container, or of a service.
     ({"HOME": "ROOT/missing"}, (), "python", "/tmp", "no persistent folder"),
-    ({"TMPDIR": "ROOT/scratch"}, (), "python", "/scratch", "'/home/ann'"),
 ]
 
 
@@ -98,11 +104,15 @@ def test_an_unknown_override_lists_the_known_names(detect: Detect) -> None:
     assert all(name in str(refused.value) for name in ("collab", *PLATFORMS))
 
 
-@pytest.mark.parametrize("name", ["colab", "kaggle"])
+@pytest.mark.parametrize("name", ["colab", "kaggle", "studio-lab", "paperspace", "lightning"])
 def test_the_page_on_drive_has_each_platforms_folders(detect: Detect, name: str) -> None:
-    """In the row with its title."""
-    found = detect({"COLABSTAGE_PLATFORM": name})
+    """In the row with its title; the home folder is named as such."""
+    found = detect({"COLABSTAGE_PLATFORM": name}, ("/storage", "/cache"))
     begin = f"| {doctor(timeout_s=5.0).facts.title} | `"
     page = (ROOT / "docs/drive.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(begin)]
     assert f"| `{found[1]}`" in row
+    if lasting := re.search(r"a copy in '(.+?)' would be on the same disk", found[2]):
+        assert ("home folder" if lasting[1] == "/home/ann" else f"`{lasting[1]}`") in row
+    else:
+        assert name in ("colab", "kaggle")

@@ -103,7 +103,7 @@ def set_field(content: bytes, mark: bytes, shift: int, form: str, *values: int) 
 
 def seven_bytes(files: Mapping[str, bytes]) -> bytes:
     """Return a 7z."""
-    py7zr = pytest.importorskip("py7zr", reason="needs py7zr: pip install py7zr")
+    py7zr = pytest.importorskip("py7zr", reason="needs py7zr: pip install 'colabstage[archives]'")
     buffer = io.BytesIO()
     with py7zr.SevenZipFile(buffer, "w") as archive:
         for name, content in files.items():

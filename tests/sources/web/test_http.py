@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from colabstage.errors import (
+    CancelledError,
     OptionError,
     SourceAccessError,
     SourceChangedError,
@@ -26,8 +27,9 @@ from colabstage.errors import (
     WebPageError,
 )
 from colabstage.io.files import RetryPolicy
+from colabstage.io.progress import Cancellation
 from colabstage.sources.http_file import HttpFile, open_http
-from colabstage.sources.remote import Access, Checksum, RemoteFile, TransientError
+from colabstage.sources.remote import Access, Checksum, RemoteFile, Services, TransientError
 from tests.clocks import ManualClock
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
@@ -69,7 +71,7 @@ def look(server: WebServer) -> Iterator[Callable[..., HttpFile]]:
 
     def run(name: str = "data.bin", *, url: str | None = None, **changes: Any) -> HttpFile:
         options: dict[str, Any] = {"timeout_s": 10.0, "policy": ONCE, **changes}
-        access = Access(**{one: options.pop(one) for one in ("policy", "along", "checksum") if one in options})
+        access = Access(**{one: options.pop(one) for one in ("policy", "along", "tail", "checksum") if one in options})
         made.append(open_http(url or server.url(name), access, **options))
         return made[-1]
 
@@ -194,6 +196,26 @@ def test_closing_wakes_whoever_reads(server: WebServer, look: Look, knobs: WebKn
     file.close()
     with pytest.raises(SourceReadError):
         content(file)
+
+
+@pytest.mark.parametrize("by", ["closing", "cancelling"])
+def test_who_waits_for_a_response_is_woken_too(server: WebServer, by: str) -> None:
+    """Where the server has taken the request, and says nothing; other files of the same server are read on."""
+    server.set_faults(WebFault(kind="hang", path="data.bin", min_bytes=PART))
+    server.put("other.bin", DATA)
+    server.set_knobs(WebKnobs(latency_s=0.5))
+    services, cancellation = Services(), Cancellation()
+    with closing(services), ThreadPoolExecutor(2) as pool:
+        file = open_http(server.url("data.bin"), Access(services=services, cancellation=cancellation), timeout_s=60.0)
+        other = open_http(server.url("other.bin"), Access(services=services, policy=ONCE), timeout_s=60.0)
+        asked = len(server.requests)
+        reading, read_on = pool.submit(content, file), pool.submit(content, other)
+        while len(server.requests) < asked + 2:
+            time.sleep(0.01)
+        file.close() if by == "closing" else cancellation.cancel()
+        with pytest.raises(SourceReadError if by == "closing" else CancelledError):
+            reading.result(1)
+        assert read_on.result(10) == DATA
 
 
 # Servers without ranges, or without lengths.
@@ -723,9 +745,40 @@ def test_a_body_that_never_ends_is_cut(raw_server: Answering) -> None:
     assert time.monotonic() - began < 0.05 * 1000
 
 
-def test_the_beginning_comes_along_with_the_look(server: WebServer, look: Look) -> None:
-    """It is known then; the rest is requested as ever."""
-    file = look(along=100_000)
-    assert file.known(100, len(DATA)) == DATA[100:100_000]
-    assert file.known(100_000, len(DATA)) == b""
-    assert [request.range for request in server.requests] == ["bytes=0-99999"]
+def test_a_trickle_is_an_error(server: WebServer, look: Look) -> None:
+    """No socket is silent for long, but nobody could wait for the end."""
+    file = look(timeout_s=0.5)
+    server.set_faults(WebFault(kind="drip", bytes_per_s=200.0, min_bytes=PART))
+    error = read_broken(file)[1]
+    assert isinstance(error, TransientError)
+    assert error.slow
+    assert "too slow" in str(error)
+
+
+@pytest.mark.parametrize("answers", ["alike", "no suffix", "another version", "too many at once"])
+def test_the_two_ends_come_along_with_the_look_or_are_asked_for_as_ever(
+    answers: str, server: WebServer, look: Look
+) -> None:
+    """Two requests at once; what came is told once it is sure to be of the same state."""
+    if answers == "no suffix":
+        server.set_knobs(WebKnobs(ranges="ignored"))
+    elif answers == "another version":
+        server.set_knobs(WebKnobs(etag="changing"))
+    elif answers == "too many at once":
+        server.set_knobs(WebKnobs(latency_s=0.2, max_requests=1))
+    file = look(along=100_000, tail=100_000, policy=RetryPolicy(attempts=3, first_wait_s=0.01))
+    size = len(DATA)
+    assert file.known(100_000, size - 100) == b""
+    known = file.known(size - 1000, size)
+    if answers == "alike":
+        assert {request.range for request in server.requests} == {"bytes=0-99999", "bytes=-100000"}
+        assert known == DATA[-1000:]
+        assert file.known(100, size) == DATA[100:100_000]
+        assert file.known(size - 100_001, size) == b""
+    elif answers == "too many at once":
+        assert known in {b"", DATA[-1000:]}
+        server.set_knobs(WebKnobs())  # one of the two may still be answered
+    else:
+        assert known == b""
+    if answers != "another version":
+        assert b"".join(file.read_range(0, 1000)) == DATA[:1000]
