@@ -302,8 +302,8 @@ class _Example:
         return next(files, "") or next((name for name, span in spans.items() if self.shape(span)), "")
 
     def fields(self, image: str, lengths: dict[str, int]) -> dict[str, Any]:
-        """Return what each feature that may be a label, split or group states, besides that of the image. `lengths`: how
-        many values each has in the first record with it; this adds to them."""
+        """Return what each feature that may be a label, split or group states, besides that of the image. `lengths`: of
+        each in the first record that has it; this adds to them."""
         found: dict[str, list[Any]] = {}
         for name in self.features:
             field = _field_of(name) if name != image else ""
