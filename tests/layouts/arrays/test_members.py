@@ -291,21 +291,6 @@ def test_never_written(tmp_path: Path) -> None:
     assert ["a.h5/cat/2" in one and "It was never written" in one for one in report.skipped] == [True]
 
 
-def test_a_damaged_heap(tmp_path: Path) -> None:
-    """Of a file and of bytes alone."""
-    content = bytearray(ragged(FILES, (1,)))
-    # The length of its first object.
-    place = content.index(b"GCOL\1\0\0\0") + 24
-    content[place : place + 8] = bytes(8)
-    write_files(tmp_path, {"a.h5": bytes(content)})
-    for source in (
-        lambda: read({"a.h5": bytes(content)}),
-        lambda: pack_dataset(tmp_path / "a.h5", tmp_path / "packed.h5"),
-    ):
-        with pytest.raises(LayoutError, match=r"a\.h5' is a damaged HDF5 file"):
-            source()
-
-
 def test_fields_beside_many_arrays() -> None:
     """More arrays than fields are not always samples: a single one is called as inputs are."""
     fields = {"X": RNG.random((30, 2)), "y": np.arange(30) % 2}
