@@ -80,7 +80,7 @@ class StoredArray:
     parts: tuple[StoredArray, ...] = ()
     """The arrays that it joins, if it spans several files."""
     remark: str = ""
-    """A sentence on values that were never written."""
+    """What its values are not: written, or what a file says that they stand for."""
     is_turned: bool = False
     """Whether its rows are along the last of MATLAB's three axes or more, as its own programs store images."""
     are_files: bool = False
@@ -217,6 +217,8 @@ def decode_npy(content: Any) -> NDArray[Any]:
 
 # --- HDF5 -------------------------------------------------------------------------------------------------------------
 
+# Attributes by which the numbers of climate data (CF) are packed, and what changes nothing.
+_OF_CF = {"scale_factor": 1, "add_offset": 0, "_FillValue": None, "missing_value": None}
 # Rows are read in blocks of about this size, or of a chunk if that is larger, up to the second bound.
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MAX_BLOCK_BYTES = 128 * 1024 * 1024
@@ -265,9 +267,15 @@ def links_of(group: Any) -> list[bytes]:
 
 
 def _class_lists(node: Any, name: str) -> Iterator[StoredArray]:
-    """Yield the lists of class names that a file or a dataset has as attributes."""
-    for key in node.attrs:
-        values = np.asarray(node.attrs[key]) if key.lower() in CLASS_LISTS else np.zeros(0)
+    """Yield the lists of class names that a file or a dataset has as attributes, or in the type of its values."""
+    import h5py
+
+    lists = {key: np.asarray(node.attrs[key]) for key in node.attrs if key.lower() in CLASS_LISTS}
+    names = {number: word for word, number in (h5py.check_enum_dtype(getattr(node, "dtype", None)) or {}).items()}
+    # It may count from 1, or leave out a few.
+    if names and min(names) >= 0 and max(names) <= 2 * len(names):
+        lists["classes"] = np.array([names.get(number, str(number)) for number in range(max(names) + 1)])
+    for key, values in lists.items():
         if values.ndim == 1 and values.dtype.kind in "SUO":
             texts = [one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in values.tolist()]
             yield StoredArray.in_memory(f"{name}/{key}", np.array(texts), "")
@@ -364,9 +372,7 @@ def _hdf5_array(tree: Tree, entry: FileEntry, dataset: Any, name: str) -> Stored
         trouble = OF_MATLAB
     if base is not None:
         trouble = f"each row has any number of {base} values; cut them to one length, or read it with dataset_h5"
-    unwritten = unwritten_part(dataset)
-    remark = f"{unwritten} of '{name}' were never written, and are read as 0." if unwritten else ""
-    return StoredArray(name, shape, native, rows, whole, trouble, (), remark, is_turned)
+    return StoredArray(name, shape, native, rows, whole, trouble, (), _remark(dataset, name), is_turned)
 
 
 def _holds_files(dataset: Any) -> bool:
@@ -376,6 +382,16 @@ def _holds_files(dataset: Any) -> bool:
     kind = dataset.dtype
     are_bytes = h5py.check_vlen_dtype(kind) == np.uint8 or (kind.kind in "SV" and kind.names is None)
     return bool(are_bytes and dataset.ndim == 1 and len(dataset) and image_ending(bytes(dataset[0])[:HEAD_BYTES]))
+
+
+def _remark(dataset: Any, name: str) -> str:
+    unwritten = unwritten_part(dataset)
+    said = [f"{unwritten} of '{name}' were never written, and are read as 0."] if unwritten else []
+    stated = {key: np.ravel(dataset.attrs[key])[:1] for key in _OF_CF if key in dataset.attrs}
+    numbers = {key: value for key, value in stated.items() if value.dtype.kind in "iuf" and not np.isnan(value).all()}
+    if odd := [f"{key} {value[0]:g}" for key, value in numbers.items() if value[0] != _OF_CF[key]]:
+        said.append(f"'{name}' is kept as it is stored; xarray.open_dataset() applies its {', '.join(odd)}.")
+    return " ".join(said)
 
 
 def _text(dataset: Any, name: str) -> NDArray[Any]:

@@ -118,12 +118,21 @@ def jpeg_2000(pixels: Any) -> bytes:
     return encode(Image.fromarray(pixels[..., 0]), "JPEG2000", irreversible=False)
 
 
-def named_labels(of_file: Any = (), **attributes: Any) -> bytes:
-    """An HDF5 file of inputs and targets, whose attributes may name the classes."""
+def h5_with(attributes: dict[str, Any]) -> bytes:
+    """An HDF5 file of inputs with these attributes, and targets."""
+    file = io.BytesIO()
+    with h5py.File(file, "w") as made:
+        made["x"], made["y"] = np.ones((8, 4)), np.arange(8) % 2
+        made["x"].attrs.update(attributes)
+    return file.getvalue()
+
+
+def named_labels(kind: Any = "i", of_file: Any = (), **attributes: Any) -> bytes:
+    """An HDF5 file of inputs and targets, whose type, or whose attributes, may name the classes."""
     file = io.BytesIO()
     with h5py.File(file, "w") as made:
         made["x"] = np.ones((8, 4))
-        made.create_dataset("y", data=np.array(Y)).attrs.update(attributes)
+        made.create_dataset("y", data=np.array(Y), dtype=kind).attrs.update(attributes)
         made.attrs.update(of_file)
     return file.getvalue()
 
@@ -936,17 +945,24 @@ NAMED = {  # labels beside one array, as people save them
 SMALL = np.arange(4 * 8 * 6 * 3, dtype=np.uint8).reshape(4, 8, 6, 3)
 FROM_ONE = [found("train: 0 4, 1 4, 2 4"), noted("stay the numbers")]
 ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
+TYPED = h5py.enum_dtype({"dog": 1, "cat": 0}, basetype="u1")
 TABULAR = np.zeros(8, [("x", "f4", (4,)), ("y", "i8")])
 ARRAYS = [
     *(row(f"names of classes {where}", lambda made=made: {"d.h5": named_labels(**made)}, right=[right])  # type: ignore[misc]
       for where, made, right in list[Any]([
-          ("in an attribute", {"class_names": ["cat", "dog"]}, found("train: cat 4, dog 4.*")),
+          ("in the type of labels", {"kind": TYPED}, found("train: cat 4, dog 4.*")), ("in an attribute", {"class_names": ["cat", "dog"]}, found("train: cat 4, dog 4.*")),
           ("in the file's attribute", {"of_file": {"classes": np.array([b"cat", b"dog"])}}, found("train: cat 4, dog 4.*")), ("in two attributes that differ", {"classes": ["a", "b"], "of_file": {"classes": ["b", "a"]}}, refused("d.h5/classes")),
-          ])),
+          ("in a type with a gap", {"kind": h5py.enum_dtype({"cat": 0, "dog": 1, "fox": 3}, basetype="u1")}, found("train: cat 4, dog 4.*"))])),
+    row("names of classes in the type of other labels too", files("", {"d.h5": h5(x=np.ones((8, 4)), fine=np.array(Y, TYPED), coarse=np.array(Y, h5py.enum_dtype({"a": 0, "b": 1})), class_names=np.array([b"b", b"a"]))}), right=[found("train: cat 4, dog 4.*")], layout=array_rows(x="x", y="fine")),
+    row("names of classes in the type of inputs", files("", {"d.h5": h5(x=np.zeros((8, 4), TYPED), y=np.array(Y))}), right=[found("train: 0 4, 1 4.*")]),
     *(row(f"a list of two classes beside {what}, in two splits", files("", {"d.h5": h5(x=np.ones((8, 4)), y=y, class_names=np.array([b"a", b"b"]))}), right=[found("train: .*; val: .*")], layout="arrays", splits={"train": 0.5, "val": 0.5})
       for what, y in {"fractions": np.arange(8) * 0.3, "a label more": np.array([0] * 7 + [2])}.items()),
     row("a compound dataset", files("", {"d.h5": h5(rows=TABULAR)}), right=[refused(r"h5py.File\('FOLDER/d.h5'\)\['/rows'\], then numpy.savez")]),
     row("tokens, their mask and labels", files("", {"d.h5": h5(input_ids=np.ones((8, 5), int), attention_mask=np.ones((8, 5), int), labels=np.array(Y))}), right=[refused("input_ids.*array_rows")]),
+    *(row(f"numbers that a file says are packed: {name}", files("", {"d.h5": h5_with(attributes)}), right=[right])
+      for name, attributes, right in list[Any]([
+          ("scale and offset", {"scale_factor": 0.01, "add_offset": np.array([273.15])}, noted("'d.h5/x' is kept as it is stored.*xarray.*scale_factor 0.01, add_offset 273.15")), ("a number for none", {"_FillValue": -9999.0}, noted("_FillValue -9999")),
+          ("by 1, and NaN for none", {"scale_factor": 1.0, "add_offset": 0, "_FillValue": np.nan, "missing_value": "none"}, lambda packed: packed.found and not noted("xarray")(packed))])),
     row("arrays of embeddings beside inputs", {"d.npz": npz(x=np.ones((8, 4)), y=np.array(Y), embedding_matrix=np.ones((20, 9)))}, right=[found("train: 0 4, 1 4.*", note="embedding_matrix")]),
     row("simulations in files of their own", {f"run_{n}.h5": h5(density=np.ones((4, 8), np.float32), time=np.linspace(0, 1, 4)) for n in range(9)}, right=[refused("Which of the arrays 'density', 'time' in 9 files")]),
     row("names of inputs and targets in each split", {f"{one}_objects.h5": h5(data=np.ones((4, 8)), label=np.arange(4) % 2, mask=np.ones((4, 8))) for one in ("training", "test")}, right=[found("train: 0 2, 1 2.*; test: 0 2, 1 2.*")], layout=array_rows(x="data", y="label")),

@@ -282,10 +282,22 @@ VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}
             r"parts of width and height, on an array; expected corners in pixels",
         ),
         (some(boxes=corners), r"Items\[1\].* 0 values in 'labels'.*zeros"),
+        (
+            some(boxes=lambda i: [[0.1, 0.2, 9, 9] if i == 20 else [0.1, 0.2, 0.5, 0.5]], labels=lambda i: [0]),
+            r"Items\[20\] has boxes in pixels, and the first items parts",
+        ),
         (some(boxes=lambda i: np.ma.masked_less([[1, 2, 3, 4]], 2)), r"Items\[0\] has MaskedArray .* some are masked"),
         (
             lambda i: (picture(i), [picture(0).convert("L")] * 2),
             r"Items\[0\] has 2 images as its target; expected one mask",
+        ),
+        (
+            lambda i: {"image": picture(i), "label": 0} | ({"mask": picture(i)} if i == 20 else {}),
+            r"Items\[20\] has 'mask', which the first items lack",
+        ),
+        (
+            lambda i: (picture(i), {"boxes": [[1, 2, 3, 4]], "labels": [0]} | ({"iscrowd": [1]} if i == 20 else {})),
+            r"Items\[20\] has 'iscrowd', which the first items lack",
         ),
         (
             lambda i: {"image": picture(i), "mask": picture(i).convert("L"), "boxes": [[1, 2, 3, 4]], "labels": [0]},

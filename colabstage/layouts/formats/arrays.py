@@ -752,7 +752,7 @@ def _unfold(source: Source) -> Unfolded | None:
 
 # The files in which well-known datasets are published, in formats of neither arrays nor images.
 #
-# MNIST's idx, CIFAR's pickles and STL10's .bin become arrays with the names that `arrays` understands. Tables
+# MNIST's idx, CIFAR's pickles and .bin and STL10's .bin become arrays with the names that `arrays` understands. Tables
 # of pixels are images: Kaggle's digits, with a column for each pixel, and FER2013, with one for all. CIFAR's pickles
 # are opened by an unpickler that knows arrays, texts, numbers, lists and dicts, and calls nothing else: a file that
 # asks for more is refused.
@@ -760,13 +760,14 @@ def _unfold(source: Source) -> Unfolded | None:
 
 _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
 _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_BATCH = re.compile(r"(data_batch_\d+|test_batch)$|batches\.meta$")
+_BATCH = re.compile(r"(data_batch_\d+|test_batch)(\.bin)?$|batches\.meta$")
 # As from `extension_of` for the names of all these files: idx3-ubyte is none.
 _ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
 _PIXEL = np.dtype(np.uint8)
 _CIFAR_SHAPE, _CIFAR_BYTES = (3, 32, 32), 3072
-_STL_SHAPE, _STL_BYTES, _STL_CLASSES = (3, 96, 96), 27648, "class_names.txt"
+_STL_SHAPE, _STL_BYTES = (3, 96, 96), 27648
+_CLASSES = ("class_names.txt", "batches.meta.txt", "fine_label_names.txt")
 # Everything that a CIFAR pickle may name, in numpy's old and new spelling, and what replaces it.
 _REBUILD: Any = np.empty(0).__reduce__()[0]
 _HARMLESS: dict[tuple[str, str], Any] = {
@@ -792,10 +793,12 @@ def published_arrays(source: Source) -> tuple[list[StoredArray], frozenset[str]]
     found = [_read_idx(source, entry) for entry in sorted(once.values(), key=lambda entry: entry.name)]
     found += _cifar_arrays(source, by_kind["cifar"])
     found += [_stl_array(source, entry) for entry in by_kind["stl"]]
-    beside = {posixpath.join(posixpath.dirname(entry.name), _STL_CLASSES) for entry in by_kind["stl"]}
+    binary = [entry.name for kind in ("cifar", "stl") for entry in by_kind[kind] if entry.name.endswith(".bin")]
+    beside = {posixpath.join(posixpath.dirname(name), one) for name in binary for one in _CLASSES}
     lists = source.ending_in((".txt",) if beside else ()).where(beside.__contains__)
     for name, text in source.texts(lists).items():
-        found.append(StoredArray.in_memory(name.removesuffix(".txt"), np.array(text.split()), ""))
+        called = posixpath.join(posixpath.dirname(name), "class_names")
+        found.append(StoredArray.in_memory(called, np.array(text.split()), ""))
     named = (entry.name for kind, entries in by_kind.items() for entry in entries if kind)
     return found, frozenset((*named, *lists.names))
 
@@ -805,7 +808,7 @@ def _format_of(entry: FileEntry, label: str) -> str:
     base, folder = posixpath.basename(entry.name), words.folder_of(entry.name) or label
     if _IDX.search(base.lower()):
         return "idx"
-    if _BATCH.match(base) or (base in ("train", "test", "meta") and "cifar-100" in folder):
+    if _BATCH.match(base) or (base.removesuffix(".bin") in ("train", "test", "meta") and "cifar-100" in folder):
         return "cifar"
     return "stl" if _STL.match(base) and entry.size % (_STL_BYTES if "_X" in base else 1) == 0 else ""
 
@@ -845,7 +848,8 @@ def _cifar_arrays(source: Source, entries: Sequence[FileEntry]) -> list[StoredAr
     found: list[StoredArray] = []
     for entry in sorted(entries, key=lambda entry: entry.name):
         folder, base = posixpath.split(entry.name)
-        held = _unpickle(source.read(entry), entry.name)
+        is_binary = base.endswith(".bin")
+        held = _binary_batch(source, entry) if is_binary else _unpickle(source.read(entry), entry.name)
         names = held.get("label_names", held.get("fine_label_names"))
         split = posixpath.join(folder, "test" if base.startswith("test") else "train")
         if names is not None:
@@ -874,6 +878,16 @@ def _checked_batch(entry: FileEntry, held: dict[str, Any]) -> dict[str, NDArray[
         raise LayoutError(msg)
     kinds = {"labels": labels} | ({"coarse": held["coarse_labels"]} if "coarse_labels" in held else {})
     return {"data": data, **{kind: np.array(each, np.int64) for kind, each in kinds.items()}}
+
+
+def _binary_batch(source: Source, entry: FileEntry) -> dict[str, Any]:
+    """Return the rows of a file: a label and an image; of CIFAR-100, after a label of the coarse class."""
+    content, step = source.read(entry), _CIFAR_BYTES + (1 if _BATCH.match(posixpath.basename(entry.name)) else 2)
+    # Only its length tells that it is one.
+    if not content or len(content) % step:
+        raise broken(entry.name, f"it has {len(content):,} bytes", f"{step:,} for each image, as CIFAR's files have")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, step)
+    return {"data": rows[:, -_CIFAR_BYTES:], "labels": rows[:, -_CIFAR_BYTES - 1].tolist()}
 
 
 def _stl_array(source: Source, entry: FileEntry) -> StoredArray:

@@ -670,6 +670,8 @@ class Format(NamedTuple):
     """A pattern of the files' paths."""
     per_image: bool = False
     """Whether each file belongs to one image, and is named after it."""
+    numbered: bool = False
+    """Whether classes are numbers, with names in a list beside the images."""
 
     def records(self, file: FileEntry, content: bytes) -> list[Record]:
         """Return the records of a file; empty if it does not have this format."""
@@ -698,7 +700,13 @@ def tools_state(source: Source) -> Evidence:
         raise LayoutError(msg)
     records = [one for each in found.values() for one in each]
     # Classes are those that occur: not every tool lists its classes in an export.
-    called = sorted({label for one in records for label, _ in one.shapes})
+    called: Sequence[str] = sorted({label for one in records for label, _ in one.shapes})
+    labels, lists = called, list[str]()
+    if form.numbered:
+        lists, named = read_class_list(source)
+        numbers = {name: [int(label) for one in each for label, _ in one.shapes] for name, each in found.items()}
+        called = names_of_numbers(named.names, numbers)
+        labels = [*map(str, range(len(called)))]
     placed, notes = _join_records(source, found, per_image=form.per_image)
     placed.sort(key=lambda one: one.file.name)
     who = f"{form.name}'s annotations"
@@ -712,7 +720,7 @@ def tools_state(source: Source) -> Evidence:
         return _state(source, who, whole, targets, classes, notes=notes, used=found)
     lost = sum(one.left_out for one in records)
     notes += left_out_notes((lost, "annotations", "without a box, such as points and classes of whole images,"))
-    return _state(source, who, placed, _as_boxes(placed, called), called, notes=notes, used=found)
+    return _state(source, who, placed, _as_boxes(placed, labels), called, notes=notes, used=[*found, *lists])
 
 
 def _read_annotations(source: Source) -> tuple[Format | None, dict[str, list[Record]]]:
@@ -954,6 +962,16 @@ def _label_studio_drawing(region: dict[str, Any], size: tuple[int, int]) -> Draw
     return value[kind][0], points
 
 
+def _keras_yolo(_: str, content: bytes) -> list[Record]:
+    """Read a line for each image: its path, and x0,y0,x1,y1,class of each box."""
+    every = []
+    for line in [line for _, line in _lines(decode_text(content))]:
+        image, *boxes = re.split(r" (?=(?:\d+,){4}\d+(?: |$))", line)
+        values = [box.split(",") for box in boxes]
+        every.append(_record(image, [(label, [(x0, y0), (x1, y1)]) for x0, y0, x1, y1, label in values]))
+    return every if any(one.shapes for one in every) else []
+
+
 def _cvat(name: str, content: bytes) -> list[Record]:
     every: list[Record] = []
 
@@ -1030,6 +1048,7 @@ _FORMATS = (
     Format("CVAT", ".xml", (b"<annotations", b"<image"), _cvat),
     Format("DOTA", ".txt", (), _dota, r"labelTxt[^/]*/", per_image=True),
     Format("WIDER FACE", ".txt", (), _wider, r"_bbx_gt\.txt$"),
+    Format("Keras YOLO", ".txt", (), _keras_yolo, r"(?:^|/)_annotations\.txt$", numbered=True),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from colabstage.io.chance import Chance
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
 from colabstage.layouts import words
-from colabstage.layouts.formats.masks import find_masks, mask_field
+from colabstage.layouts.formats.masks import find_masks, is_mask_name, mask_field
 from colabstage.layouts.records import (
     BOX_KEYS,
     BOX_LABELS,
@@ -158,6 +158,7 @@ class _Keys(NamedTuple):
     y: tuple[str, ...]
     """Several if boxes and their labels are beside each other."""
     are_objects: bool
+    known: frozenset[Any]
     note: str
 
 
@@ -254,6 +255,7 @@ class _Pairs:
         keys = self.keys
         if keys is None:
             raise _odd(name, f"a mapping{_of_keys(item)}, and the first items none", "one form for all")
+        _refuse_new(item.keys() - keys.known, {*_Y_KEYS, *OBJECTS, *BOX_KEYS}, name)
         lost = [key for key in (keys.x, *keys.y) if key not in item and (key == keys.x or not keys.are_objects)]
         if lost:
             raise _odd(name, f"no {lost[0]!r}, as others have")
@@ -287,7 +289,13 @@ def _find_keys(item: Mapping[Any, Any], name: str) -> _Keys:
     target = f"{listed(y)} the target" if y else "there is no target"
     left = listed([key for key in rest if key not in y])
     note = f"In each item {xs[0]!r} is the input, and {target}{f'; left out: {left}' if left else ''}."
-    return _Keys(xs[0], y, bool(about), note)
+    return _Keys(xs[0], y, bool(about), frozenset(item), note)
+
+
+def _refuse_new(new: Iterable[Any], targets: Container[Any], name: str) -> None:
+    """Refuse what an item has, and the first ones lack, if it may be a target: it would be left out in silence."""
+    for key in sorted(key for key in map(str, new) if key in targets or is_mask_name(key)):
+        raise _odd(name, f"{key!r}, which the first items lack", "the same keys in all")
 
 
 def _of_keys(item: Any) -> str:
@@ -422,11 +430,14 @@ class _BoxItems:
     def rows(self, target: Any, name: str) -> NDArray[Any]:
         """Return the boxes of one item, `(M,)` of `dtype`, with corners."""
         objects, stated = _objects(target, name)
+        _refuse_new(objects.keys() - {*self.fields.used, *self.fields.others}, _OF_BOXES, name)
         try:
             found = self.fields.read([objects], [name])
             corners = found.corners(stated or self.form.form)
         except BrokenDatasetError as error:
             raise DecodeError(str(error)) from error
+        if self.form.relative and found.places.max(initial=0) >= 2:
+            raise _odd(name, "boxes in pixels, and the first items parts of width and height", "one of both")
         rows: NDArray[Any] = np.zeros(len(corners), self.dtype)
         if word := next((one for one in found.labels if isinstance(one, str)), ""):
             what = f"boxes whose classes are words, {word!r} under {self.fields.label!r}"

@@ -8,6 +8,7 @@ parsed here, so that neither TensorFlow nor protobuf need be installed, and imag
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import posixpath
 import re
@@ -49,7 +50,7 @@ from colabstage.layouts.records import (
     records_state,
     scan_each,
 )
-from colabstage.layouts.table import Images, Masks, SampleSource
+from colabstage.layouts.table import Content, Images, Masks, SampleSource
 from colabstage.layouts.words import RECORDS, is_group_name, stem_of
 from colabstage.trees.bytes import image_ending
 
@@ -71,9 +72,15 @@ _CLASSES = ".labels.txt"
 _IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "image/data", "image_bytes")
 _CORNERS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 _MASKS = ("image/segmentation/class/encoded", "segmentation_mask", "image/mask", "mask", "label/encoded")
+# Features with the size of an image that is stored as pixels.
+_SIZES = (
+    ("height", "image/height", "rows"),
+    ("width", "image/width", "cols"),
+    ("depth", "channels", "image/channels", "image/depth"),
+)
 _OF_BOXES = {"label": "image/object/class/label", "class_name": "image/object/class/text"}
 # What TensorFlow's own converters say of the file besides, and what is read.
-_OF_FILES = ("format", "colorspace", "filename", "source_id", "key/sha256", "height", "width", "channels", "depth")
+_OF_FILES = ("format", "colorspace", "filename", "source_id", "key/sha256", *itertools.chain(*_SIZES))
 _NO_LABELS = {*_CORNERS, *_MASKS, *_OF_BOXES.values(), *_OF_FILES, *map("image/{}".format, _OF_FILES)}
 # What TFDS says of boxes in its features.json; where it does not say, because it could not once, it is REL_YXYX.
 _FORMS: dict[str, BoxForm] = {"YXYX": "yxyx", "XYXY": "xyxy", "XYWH": "xywh"}
@@ -231,6 +238,8 @@ class _Record(NamedTuple):
     image: Span
     """Where in the data it is, like the mask."""
     mask: Span | None
+    shape: tuple[int, ...]
+    """Height, width and depth of pixels; empty for an image file."""
     objects: dict[str, list[Any]] | None
     """Its boxes, and what is stated of each, by field; `None` if it has none of their features."""
 
@@ -276,18 +285,32 @@ class _Example:
     def is_image(self, span: Span) -> bool:
         return bool(image_ending(self.read(span.start, min(span.end, span.start + 16))))
 
+    def shape(self, image: Span) -> tuple[int, ...]:
+        """Return height, width and depth of an image stored as pixels; nothing if it is a file, or another length."""
+        stated = ([side for name in names for side in self.values(name) if isinstance(side, int)] for names in _SIZES)
+        (height, *_), (width, *_), (depth, *_) = ([*sides, 0] for sides in stated)
+        length = image.end - image.start
+        depth = depth or length // max(height * width, 1)
+        fits = height * width * depth == length and depth in (1, 3, 4) and not self.is_image(image)
+        return (height, width, depth) if fits else ()
+
     def image_feature(self) -> str:
-        """Return the feature that holds an image file; "" if none does."""
+        """Return the feature that holds an image file, otherwise the pixels of one; "" if none does."""
         # Common names come first: a thumbnail may be beside the image.
         spans = {name: span for name in (*_IMAGES, *self.features) if (span := self.first(name)) is not None}
-        return next((name for name, span in spans.items() if self.is_image(span)), "")
+        files = (name for name, span in spans.items() if self.is_image(span))
+        return next(files, "") or next((name for name, span in spans.items() if self.shape(span)), "")
 
-    def fields(self, image: str) -> dict[str, Any]:
-        """Return the value of each feature that may be a label, split or group, besides that of the image; or the
-        first of several, which are none."""
-        named = ((field, name) for name in self.features if (field := _field_of(name)) and name != image)
-        found = {field: values for field, name in named if (values := self._texts(name))}
-        return {field: values[:_SHOWN_VALUES] if len(values) > 1 else values[0] for field, values in found.items()}
+    def fields(self, image: str, lengths: dict[str, int]) -> dict[str, Any]:
+        """Return what each feature that may be a label, split or group states, besides that of the image. `lengths`: of
+        each in the first record that has it; this adds to them."""
+        found: dict[str, list[Any]] = {}
+        for name in self.features:
+            field = _field_of(name) if name != image else ""
+            values = self._texts(name) if field else []
+            if values and found.setdefault(field, values) != values:
+                raise broken(self.name, f"it has another {field} in '{name}'", "one of the two")
+        return {field: _one(values, lengths.setdefault(field, len(values))) for field, values in found.items()}
 
     def _texts(self, name: str) -> list[Any]:
         """Return the values of a feature, with byte strings as texts; for one too long for a label, its first bytes."""
@@ -316,7 +339,7 @@ class _Example:
         spans = {name: span for name in filter(_is_mask, self.features) if (span := self.first(name)) is not None}
         masks = [name for name, span in spans.items() if self.is_image(span)]
         mask = next((name for name in _MASKS if name in masks), "") or mask_field(self.name, masks, "")
-        return _Record(self.name, stored, image, self.only(mask), self.objects(box))
+        return _Record(self.name, stored, image, self.only(mask), self.shape(image), self.objects(box))
 
 
 @contextmanager
@@ -344,16 +367,20 @@ def _example(window: ScanWindow, start: int, length: int, name: str) -> Iterator
 def tfrecord_state(source: Source) -> Evidence:
     """Read TFRecord files with an encoded image in each Example.
 
-    x is image/encoded, image or another feature that holds an image file; y the boxes in image/object/bbox, or a mask
-    (image/segmentation/class/encoded), or otherwise image/class/label or label. Integers stay unchanged, even if they
-    count from 1; image/class/text names them. Splits are those in the names of all files (train-00000-of-01024).
+    x is image/encoded, image or another feature that holds an image file, or otherwise the pixels of one, whose height
+    and width the record states; y the boxes in image/object/bbox, or a mask (image/segmentation/class/encoded), or
+    otherwise image/class/label or label. Integers stay unchanged, even if they count from 1; a list of zeros and one 1
+    counts as the position of the 1; image/class/text names them. Splits are those in the names of all files
+    (train-00000-of-01024).
     """
     shards = _record_files(source)
     described = source.ending_in((".json",)).where(lambda name: posixpath.basename(name) == "features.json")
     form = next(filter(None, map(_form_of, source.texts(described).values())), None)
-    window = ScanWindow(shards[0], _SHORT_BYTES)
+    window, lengths = ScanWindow(shards[0], _SHORT_BYTES), dict[str, int]()
     with _example(window, *next(_scan_records(window)), f"{shards[0].name}[0]") as first:
         image = first.image_feature()
+        if image:
+            first.fields(image, lengths)
     ends = [name for name in first.features if name.endswith(f"/{BOX_KEYS[-1]}")] if form else []
     box = next(iter(box_fields(source.label, {name: {BOX_KEYS[-1]: []} for name in ends})), "")
     if not image:
@@ -362,13 +389,16 @@ def tfrecord_state(source: Source) -> Evidence:
             f"features {', '.join(sorted(first.features)) or 'of no Example'}. Give layout= a function that reads it."
         )
         raise LayoutError(msg)
-    scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, box))
+    scanned = scan_each(shards, lambda number, shard: _scan_shard(shard, number, image, lengths, box))
     names, who = [shard.name for shard in shards], "fields of the records"
     targets = [[one.mask or boxes_in(one.objects) for one in found] for found, *_ in scanned]
     kept, lost = labelled_shards(names, [stated for _, stated, _ in scanned], targets)
     scanned = [scanned[number] for number in kept]
     records = [record for found, _, _ in scanned for record in found]
     fields = join_fields([(stated, len(found)) for found, stated, _ in scanned])
+    odd = next((record for record in records if bool(record.shape) is not bool(records[0].shape)), None)
+    if odd is not None:
+        raise broken(odd.name, f"only one of it and '{records[0].name}' holds an image file")
     notes = [*lost, *left_out_notes((sum(count for *_, count in scanned), "records", f"without '{image}'"))]
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
     stored = ShardParts(shards, parts, [record.name for record in records])
@@ -376,7 +406,8 @@ def tfrecord_state(source: Source) -> Evidence:
     named = {name: _short(stem_of(stem_of(name)).replace("-", "/")) for name in lists.names}
     classes = {named[name]: text.splitlines() for name, text in source.texts(lists).items()}
     labels = _labels_of(source, records, fields, stored, classes=classes, box=box, form=form)
-    inputs = Images(_inside(stored, [record.image for record in records]))
+    shapes = np.array([record.shape for record in records], np.int64).reshape(-1, 3)
+    inputs = Images(_inside(stored, [record.image for record in records], shapes), decoded=bool(len(shapes)))
     # What may be a label by another name, and is not read.
     others = [name for name in first.features if not _field_of(name) and name not in (image, *_NO_LABELS)]
     fields |= {_short(name): [] for name in others if not (_is_mask(name) and isinstance(labels.targets, Masks))}
@@ -415,7 +446,9 @@ def _record_files(source: Source) -> list[ShardFile]:
     return shards
 
 
-def _scan_shard(shard: ShardFile, number: int, image: str, box: str) -> tuple[list[_Record], dict[str, list[Any]], int]:
+def _scan_shard(
+    shard: ShardFile, number: int, image: str, lengths: dict[str, int], box: str
+) -> tuple[list[_Record], dict[str, list[Any]], int]:
     """Return every record of a file that has an image, what these state, and how many have none, in one pass."""
     window = ScanWindow(shard, _SHORT_BYTES)
     records, stated = [], []
@@ -427,7 +460,7 @@ def _scan_shard(shard: ShardFile, number: int, image: str, box: str) -> tuple[li
                 raise broken(example.name, f"its image is in '{other}', and that of others in '{image}'", "one name")
             if found is not None:
                 records.append(example.as_record(Part(number, start, length + _CRC.size), found, box))
-                stated.append(example.fields(image))
+                stated.append(example.fields(image, lengths))
         count += 1
     window.close()
     return records, fields_of(stated), count - len(records)
@@ -451,15 +484,27 @@ def _short(feature: str) -> str:
     return feature.removeprefix("image/").replace("/", "_")
 
 
-def _inside(records: SampleSource, spans: Sequence[Span]) -> SampleSource:
-    """Return a span of each record, given these with their checksums; reading one verifies its whole record."""
+def _one(values: list[Any], length: int) -> Any:
+    """Return the only value, or the position of the only 1 among zeros; the first of others, which are no label."""
+    is_place = len(values) == length and values.count(1) == 1 and values.count(0) == length - 1
+    return values[0] if len(values) == length == 1 else values.index(1) if is_place else values[:_SHOWN_VALUES]
+
+
+def _inside(
+    records: SampleSource, spans: Sequence[Span], shapes: Sequence[Any] | NDArray[np.int64] = ()
+) -> SampleSource:
+    """Return a span of each record, given these with their checksums, or the pixels in it if it has `shapes`; reading
+    one verifies its whole record."""
     ends = np.array(spans, np.int64).reshape(-1, 2)
-    read = functools.partial(_read_inside, records, ends)
+    read = functools.partial(_read_inside, records, ends, shapes)
     return SampleSource(ends[:, 1] - ends[:, 0], records.positions, name=records.name, stamp=records.stamp, read=read)
 
 
-def _read_inside(records: SampleSource, ends: NDArray[np.int64], index: int) -> bytes:
-    return _check_record(bytes(records.read(index)), records.name(index))[slice(*ends[index])]
+def _read_inside(
+    records: SampleSource, ends: NDArray[np.int64], shapes: Sequence[Any] | NDArray[np.int64], index: int
+) -> Content:
+    data = _check_record(bytes(records.read(index)), records.name(index))[slice(*ends[index])]
+    return np.frombuffer(data, np.uint8).reshape(shapes[index]) if len(shapes) else data
 
 
 def _labels_of(

@@ -161,6 +161,26 @@ READ: dict[str, tuple[Any, ...]] = {
         }, "auto",
         {"train": (upright(ROWS), LABELS), "test": (upright(OF_TEST), LABELS)}, ANIMALS, "train_coarse",
     ),
+    "CIFAR-10, binary": (
+        {
+            **{
+                f"{name}.bin": np.hstack([np.array(LABELS, np.uint8)[part, None], ROWS[part]]).tobytes()
+                for name, part in (("data_batch_1", slice(3)), ("data_batch_2", slice(3, 6)), ("test_batch", slice(6)))
+            },
+            "batches.meta.txt": b"cat\ndog\neel\n\n",
+        }, "auto",
+        {"train": (upright(ROWS), LABELS), "test": (upright(ROWS), LABELS)}, ANIMALS,
+    ),
+    "CIFAR-100, binary": (
+        {
+            **{
+                f"cifar-100-binary/{split}.bin": np.hstack([np.array([[9, y] for y in LABELS], np.uint8), ROWS]).tobytes()
+                for split in ("train", "test")
+            },
+            "cifar-100-binary/fine_label_names.txt": b"cat\ndog\neel\n",
+        }, "auto",
+        {"train": (upright(ROWS), LABELS), "test": (upright(ROWS), LABELS)}, ANIMALS,
+    ),
     "STL10, columns first": (
         {
             **{f"{split}_X.bin": STL.transpose(0, 3, 2, 1).tobytes() for split in ("train", "test")},

@@ -189,6 +189,15 @@ def prodigy(drawn: Drawn) -> Texts:
     return {"annotations.jsonl": "".join(json.dumps(one) + "\n" for one in tasks)}
 
 
+def keras_yolo(drawn: Drawn) -> Texts:
+    names = labels_of(drawn)
+    lines = []
+    for n, shapes in enumerate(drawn):
+        boxes = [f"{x},{y},{x + w},{y + h},{names.index(label)}" for label, x, y, w, h in sides(shapes)]
+        lines.append(" ".join([f"{n}.jpg", *boxes]))
+    return {"_annotations.txt": "\n".join(lines), "_classes.txt": "\n".join(names)}
+
+
 def supervisely(drawn: Drawn) -> Texts:
     return {
         f"ds/ann/{n}.jpg.json": json.dumps(
@@ -331,6 +340,7 @@ TOOLS = {
     "VIA": Tool(via),
     "VIA's table": Tool(via_table),
     "Prodigy": Tool(prodigy, sized=True),
+    "Keras YOLO": Tool(keras_yolo, outlines=False, whole=True),
     "Supervisely": Tool(supervisely, "ds/img/{}.jpg", sized=True),
     "BDD": Tool(bdd, outlines=False),
     "WIDER": Tool(wider, "0--Parade/{}.jpg", outlines=False, label="face", whole=True),

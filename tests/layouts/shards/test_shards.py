@@ -218,6 +218,7 @@ LABELS: dict[str, tuple[Any, list[Any], tuple[str, ...]]] = {
     "cls before all": (lambda: tars(*[{"cls": 7, "json": '{"label": 1}', "txt": "a caption"}] * 2), [7, 7], ()),
     "TFRecord: large": (lambda: records({"label": 2**40}, {"label": 2**40 + 1}), [2**40, 2**40 + 1], ()),
     "TFRecord: texts beside numbers": (lambda: records(*({"image/class/label": 1 + n, "image/class/text": f"kind {n}"} for n in range(2))), [1, 2], ("0", "kind 0", "kind 1")),
+    "TFRecord: lists of one class": (lambda: records(*({"label": [int(n == place) for place in range(3)]} for n in (2, 0, 1))), [2, 0, 1], ()),
     "Parquet: words": (lambda: table(label=DOGS), [1, 0, 1], ("cat", "dog")),
     **{f"{name}: y": (lambda make=make: make(y=[2, 0, 1]), [2, 0, 1], ()) for name, make in (("Parquet", table), ("json", tars_of), ("TFRecord", features_of))},
     "Parquet: parts": (lambda: table(label=[0.5, 1.0, 2.0]), [0.5, 1.0, 2.0], ()),
@@ -387,6 +388,15 @@ def test_fields_of_records_are_found_or_noted(case: str) -> None:
         np.testing.assert_allclose(corners, [*itertools.chain(*CORNERS)], atol=1e-6)
 
 
+@pytest.mark.parametrize("channels", [3, 1])
+def test_pixels_in_records_are_images(channels: int) -> None:
+    """As TensorFlow's first examples wrote MNIST and CIFAR-10."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 6, channels), np.uint8)
+    names = {"height": 5, "width": 6, "depth": 3} if channels == 3 else {"rows": 5, "cols": 6}
+    made = records_of({"image_raw": row.tobytes(), "label": n, **names} for n, row in enumerate(pixels))
+    np.testing.assert_array_equal(contents(read({"train.tfrecords": made})), pixels)
+
+
 def clips_in_tar(clips: Sequence[NDArray[np.int16]]) -> dict[str, bytes]:
     return {"a.tar": tar_of([{"wav": pcm(one), "cls": n} for n, one in enumerate(clips)])}
 
@@ -432,6 +442,8 @@ def ordered(*files: tuple[str, bytes]) -> dict[str, bytes]:
 
 
 JPG, ZERO = ("1.jpg", b""), ("1.cls", b"0")
+RAW = {"image_raw": bytes(90), "height": 5, "width": 6, "depth": 3}
+PAIR = [{**RAW, "label": [1, 0, 0]}] * 2
 KEYS = {**SIDES, "image/object/class/label": [3, 3]}
 # fmt: off
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -448,7 +460,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "tar: images and arrays": (lambda: ordered(JPG, ZERO, ("2.npy", npy(np.zeros(3))), ("2.cls", b"0")), r"2\.npy|1\.jpg"),
     "records: no image": (lambda: {"a.tfrecord": records_of([{"text": "words", "label": 1}])}, "label, text"),
     "records: no Example": (lambda: {"a.tfrecord": record(b"\x0a" + b"\xff" * 11)}, r"a\.tfrecord\[0\]'"),
-    "records: two of one class": (lambda: records({"label": 1}, {"label": [1, 1, 0]}), r"\[1, 1, 0\].*'label'"),
+    "records: a label in two features": (lambda: records({"label": 1, "image/label": 2}), "another label in '"),
+    "records: a longer list": (lambda: {"a.tfrecord": records_of([*PAIR, {**RAW, "label": [0, 1, 0, 0]}])}, r"\[2\]'.*\[0, 1, 0, 0\]"),
+    "records: another height": (lambda: {"a.tfrecord": records_of([*PAIR, PAIR[0] | {"height": 7}])}, r"\[2\]"),
+    "records: two of one class": (lambda: {"a.tfrecord": records_of([*PAIR, {**RAW, "label": [1, 1, 0]}])}, r"\[1, 1, 0\].*'label'"),
     "records: boxes and masks": (lambda: records({**KEYS, "image/segmentation/class/encoded": MASKS[0]}), r"boxes .*masks"),
     "records: no records": (lambda: {"train-00000-of-00001": b"what is this, if not a record?"}, "TFRecord"),
     "hub: a box of either form": (lambda: table(objects=[{"bbox": [[0, 0, 2, 3]], "category": [0]}]), "xyxy"),
@@ -472,7 +487,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     **{f"parquet: labels in {first} alone": (lambda first=first, second=second: {f"{first}.parquet": parquet_of(columns_of(range(2))), f"{second}.parquet": parquet_of({"image": columns_of(range(2))["image"], "id": [1, 2]})}, rf"{second}\.parquet.*only='{first}\.parquet'")
        for first, second in (("train", "test"), ("train", "val"))},
     "records: the image by another name": (lambda: {"a.tfrecord": records_of([{"image": picture(0), "label": 1}]), "b.tfrecord": records_of([{"image/encoded": picture(1), "label": 1}])}, r"b\.tfrecord\[0\].*'image/encoded'.*'image'"),
-    "records: pixels": (lambda: {"a.tfrecord": records_of([{"image_raw": bytes(90), "height": 5, "width": 6, "label": 1}])}, "no image file.*height, image_raw"),
     "records: clips": (lambda: {"a.tfrecord": records_of([{"audio": wav(), "label": 1}])}, "audio, label"),
     "LMDB: a label without an image": (lambda: {"db/data.mdb": lmdb_of({b"image-1": picture(1), b"label-1": b"1", b"label-2": b"1"})}, r"label of '2'"),
     "parquet: lists as labels": (lambda: table(label=[[0, 1]] * 4), "'label'.*list"),
