@@ -67,6 +67,7 @@ READ: dict[str, tuple[Any, ...]] = {
     "names of people before each": ("{ann,bob,eve}-{a,b,c}-x.jpg zoe-d-x.jpg", {}, "images; 10 without labels"),
     "a table of one name in each folder": ("s{1,2}/{0..2}.jpg", {"s1/labels.csv": rows("file,label", "{0..2}.jpg,{a,b}"), "s2/labels.csv": rows("file,label", "{0..2}.jpg,{b,a}")}, "table; a 3, b 3"),
     "two words in folders of grades": ("{1,2}/{aug,orig}_{0..2}.jpg", {}, "image_folder; 1 6, 2 6"),
+    "numbered images are not in twos": ("{a,b}.jpg {a,b}_2.jpg", {}, "images; 4 without labels"),
     "one image called after another": ("{a,a_b,c,d}.jpg", {}, "images; 4 without labels"),
     "single letters in two cases": ("A/1.jpg a/2.jpg", {}, "image_folder; A 1, a 1"),
     "top right and top left": ("x/image_{tl,tr}/{0..3}.jpg", {}, "image_folder; image_tl 4, image_tr 4"),
@@ -123,6 +124,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     **{f"two spellings: {one}, {other}": (f"train/{{{one},eel}}/1.jpg test/{{{one},{other},eel}}/2.jpg", {}, "look like one in two spellings") for one, other in (("big~cat", "big_cat"), ("Cat", "cat"), ("cat", "~cat~"), ("ä", "a\u0308"))},
     "01 and 1": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{01,1}")}, r"'01' and '1' look like one"),
     "a set that is no split": (SIX, {"l.csv": rows("path,label,set", "{0..5}.jpg,{a,b},{train,train,validierung}")}, r"'set' names splits and other values: 'validierung'"),
+    **{f"masks beside images, called {end}": (f"x{{0..2}}.jpg x{{0..2}}{end}.png", {}, rf"come in twos.*image_masks\('{end}'\)") for end in ("_manual1", "_1stHO", "_label_ground-truth")},
     **{f"masks by tables: {said}": ("x/{0..3}.png z/{0..3}c.png y/{0..3}b.png", tables, said) for said, tables in (
         (r"'m\.csv': it has 'y/1b\.png' as the mask of 'x/0\.png', and 'l\.csv' 'y/0b\.png'", {"l.csv": rows("image,mask", "{0..3}.png,{0..3}b.png"), "m.csv": rows("image,mask", "{0..3}.png,{1,2,3,0}b.png")}),
         (r"'y/1b\.png' as the mask of 'x/0\.png', and 'l\.csv' 'y/0b\.png'", {"l.csv": rows("image,mask", "{0,0,1,1}.png,{0..3}b.png")}),
