@@ -260,7 +260,7 @@ def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
             "that is one class, and one teaches nothing. Expected a folder for each class, or a table of "
             f"labels beside the {table.unit}, or classes in the files' names: layout={way}, from colabstage.options."
         )
-    checks = (_called_parts, _deeper, _called_before, _same_names, _untrained)
+    checks = (_called_parts, _deeper, _called_before, _kinds_in_each, _same_names, _untrained)
     return next(filter(None, (check(table) for check in checks)), "")
 
 
@@ -393,6 +393,22 @@ def _called_before(table: SampleTable) -> str:
     way = "file_names({})" if table.layout == "image_folder" else "audio_clips(pattern={})"
     how = f"layout={way.format(_FIRST_WORD)}, from colabstage.options"
     return f"the names in each of these begin with {listed(called)}. If those are the classes: {how}."
+
+
+def _kinds_in_each(table: SampleTable) -> str:
+    """Find folders that each hold the same kinds of files, by the words in their names, some of which are targets:
+    GT_1.png and NOISY_1.png."""
+    names, labels, kinds = files_of(table).names, labels_of(table), dict[tuple[str, ...], str]()
+    for number, folder in enumerate(table.classes):
+        stems = [words.stem_of(names[row]) for row in np.flatnonzero(labels == number)[:_STEMS_COMPARED].tolist()]
+        found = {tuple(word for word in words.letters_of(stem) if word not in folder.lower()): stem for stem in stems}
+        targets = sum(words.holds_targets(" ".join(kind)) for kind in found)
+        # A class without files has no kinds.
+        if stems and (not 0 < targets < len(found) or (kinds and kinds.keys() != found.keys())):
+            return ""
+        kinds = kinds or found
+    parts = listed(sorted(kinds.values()))
+    return f"each folder holds {parts} or the like, as parts of a sample. Give a function as layout=."
 
 
 def _same_names(table: SampleTable) -> str:

@@ -822,6 +822,8 @@ PARTS = [
         ("CDD", "{train,val}/{A,B,OUT}/0000{0..4}.jpg", r"parts\(x='A', y='OUT'\)"),
         ("years and a change", "{2016,2018,change}/{0..4}.png", r"parts\(x='2016', y='change'\)"),
         ("before and after", "{pre,post,target}/{0..4}.png", "target"),
+        ("SIDD", "Data/000{1..2}_001_S6_3200_L/{GT,NOISY}_SRGB_010.PNG", "GT_SRGB_010.*function"),
+        ("SIDD, medium", "Data/000{1..3}_001_S6_3200_L/1_{GT,NOISY}_SRGB_01{0,1}.PNG", "NOISY_SRGB_01"),
         ("CamVid in colours", "frames/0001TP_{0..4}.png labels_color/0001TP_{0..4}.png", "labels_color"),
     ]
 ]
