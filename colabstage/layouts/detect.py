@@ -7,6 +7,7 @@ A layout finds evidence; its rivals are other evidence that may label the same s
 from __future__ import annotations
 
 import difflib
+import itertools
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -73,6 +74,7 @@ from colabstage.layouts.table import (
     BrokenDatasetError,
     Masks,
     SampleTable,
+    class_indices,
     files_of,
 )
 
@@ -384,6 +386,18 @@ def _names_beside(case: Case, found: Evidence) -> Found | None:
     return _divided_otherwise(found, names) if isinstance(names, Evidence) else None
 
 
+def _called_otherwise(_: Case, found: Evidence) -> Evidence | None:
+    """Return the names of a table's samples that divide them otherwise, if all but for numbers are those of its
+    classes: cat_001.jpg."""
+    classes = {words.spoken(name): name for name in found.table.classes} if class_of_samples(found.table) else {}
+    called = (" ".join(words.letters_of(words.stem_of(name))) for name in found.table.keys)
+    names = [*itertools.takewhile(bool, (classes.get(words.spoken(name), "") for name in called))]
+    if len(names) < len(found.table):
+        return None
+    targets, own = class_indices(names)
+    return _divided_otherwise(found, Evidence(replace(found.table, targets=targets, classes=own), "names"))
+
+
 def _divided_otherwise(found: Evidence, other: Evidence) -> Evidence | None:
     """Return other evidence unless one of the two divides the classes of the other further."""
     rows, others = _of_both(found, other)
@@ -533,6 +547,7 @@ _BESIDE_ROWS = (
     _BY_MASKS,
     Rival("folders", IMAGE_FOLDER.layout, _classes_by_folders),
     _BY_NAMES,
+    Rival("the images' names", "", _called_otherwise),
     Rival("a list", TABLE.layout, _lists_beside),
 )
 

@@ -166,6 +166,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "COCO and a table of other boxes": ("{0..3}.png", {"a.json": coco("{0..3}.png"), "b.csv": rows("file,class,xmin,ymin,xmax,ymax", "{0..3}.png,cat,5,6,40,30")}, r"'b\.csv' \('"),
     "names across folders": ("siteA/{cat,dog}.{0..2}.png siteB/{cat,dog}.{3..5}.png", {}, "the images' names"),
     "a table that is a row off, beside names": ("{cat,dog}.{0..2}.jpg", {"l.csv": rows("id,label", "{cat,dog}.{0..2}.jpg,{0,0,1,1,1,0}")}, r"by 'l\.csv' and by the images' names \('cat\.0\.jpg': '0', 'cat'\)"),
+    "a table that is a row off, beside names with numbers": ("{cat,dog}_{00..05}.jpg", {"l.csv": rows("file,label", "cat_00.jpg,dog", "cat_{01..05}.jpg,Cat", "dog_{00..05}.jpg,dog")}, r"by 'l\.csv' and by the images' names \('cat_00\.jpg': 'dog', 'Cat'\)\. Take one of them: layout=\"table\" or layout=file_names"),
     "a record of each image, of other classes than the folders": ("{cat,dog}/{0..3}.jpg", {"l.xml": rows('<i f="{cat,dog}/{0..3}.jpg" is="{dog,cat}" at="1 2 3 4"/>')}, r"'l\.xml'"),
     "numbers that lead to images, beside names that lead to none": ("{0..5}.jpg", {"l.csv": rows("image,count,label", "scan_{a,b,c,d,e,f},{0..5},{cat,dog}")}, "names different files in 'count' and 'image'"),
     "pairs of images": ("{0..3}.jpg", {"l.csv": rows("image,pair,same", "{0,0,1,2,3}.jpg,{1,2,3,0,1}.jpg,{1,0,0,1,0}")}, "names different files in 'image' and 'pair'"),
