@@ -455,8 +455,26 @@ def _are_counted(stems: Sequence[str], *, may_repeat: bool) -> bool:
     return all(found) and is_once and (len(steps) < 2 or numbers[-1] - numbers[0] < 2 * len(numbers))
 
 
+def _kinds_by_name(names: Sequence[str]) -> Sequence[str]:
+    """Return the ends of files that are called alike up to these, if most come in such sets: _B02.tif and _B03.tif;
+    nothing for copies and pieces of pictures."""
+    ends = defaultdict[str, list[str]](list)
+    for name in names:
+        if before := words.before_last_word(posixpath.splitext(name)[0]):
+            ends[before].append(name.removeprefix(before))
+    [(kinds, count)] = Counter(map(tuple, ends.values())).most_common(1) or [((), 0)]
+    are_most = len(kinds) > 1 and count >= _NAMED and 2 * count * len(kinds) > len(names)
+    return kinds if are_most and len({*words.originals([f"1{kind}" for kind in kinds])}) > 1 else ()
+
+
 def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
-    kept = {name for name in table.classes if not words.is_role(name)}
+    if kinds := _kinds_by_name(files_of(table).names[:_STEMS_COMPARED]):
+        yield (
+            f"The {table.unit} are called alike up to {listed(kinds)}, and each is a sample. If those of one name are "
+            f"one sample, as bands are, give a function as layout=; for one kind alone only='**/*{kinds[0]}'."
+        )
+    kept = {name for name in table.classes if not words.is_aside(name)}
+    # Beside a single one it is the other class: raw and ripe, original and forged.
     if 1 < len(kept) < len(table.classes):
         odd = [name for name in table.classes if name not in kept]
         only = only_line(source.tree, *paths_to(files_of(table).folders[0], *kept))

@@ -68,6 +68,10 @@ _PIECES = frozenset({
 _DATED = re.compile(r"(19|20)\d\d[-_. ]?(0[1-9]|1[0-2])([-_. ]?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 # What cameras and phones call pictures, which is no class.
 OF_CAMERAS = frozenset({"img", "dsc", "dscn", "dscf", "pxl", "mvimg", "vid", "sam", "gopr", "wa"})
+_ASIDE = frozenset({
+    "thumbnail", "thumbnails", "thumb", "thumbs", "preview", "previews", "cropped", "augmented", "backup", "original",
+    "originals", "raw", "unsorted", "output", "outputs", "results", "tmp", "temp", "preds", "predictions",
+})  # fmt: skip
 _UNLABELLED = frozenset({"unlabeled", "unlabelled", "unsup", "unsupervised"})
 # Other names for parts of one sample; they count only if the folders share stems.
 _OF_SAMPLES = _ROLES | _PARTS | {
@@ -329,6 +333,12 @@ def is_role(name: str) -> bool:
     words = set(letters_of(name))
     is_named = not words.isdisjoint(_ROLES) and words <= _ROLES | SPLITS.keys()
     return is_named or name.lower() in _ROLES or _ROLE_ENDS.search(name) is not None
+
+
+def is_aside(name: str) -> bool:
+    """Tell whether a folder's name is a part of every sample, or says that its files are others once more, or are still
+    to be sorted: masks, thumbnails."""
+    return is_role(name) or set() < {*words_of(name)} <= _ASIDE
 
 
 def holds_targets(name: str) -> bool:

@@ -655,7 +655,12 @@ BESIDE_FOLDERS = [
     row("pictures of one size, nearly all empty", {f"{name}/p/{i}.bmp": encode(Image.fromarray(np.full((16, 16), 255 * (name == "b" and i == 13), np.uint8)), "BMP") for name in "ab" for i in range(40)}, right=[found("train: a 40, b 40", note="byte for byte the same")], layout="image_folder"),
     row("the same masks for the images of two folders", {f"{place}/images/{i}.png": grey((np.arange(64) ** (i + 2 + 3 * (place == "b")) % 251).astype(np.uint8).reshape(8, 8)) for place in "ab" for i in range(3)} | {f"{place}/masks/{i}.png": grey(np.full((8, 8), 9 * i, np.uint8))
         for place in "ab" for i in range(3)}, right=[found("train: 6 masks .*")], layout="pairs"),
-    row("a folder images beside those of classes", files("d/{cat,dog,owl}/{0..2}.jpg d/images/a{0..3}.jpg"), right=[noted("'images' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]),
+    *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
+    row("folders called raw and ripe, which are classes", files("{raw,ripe}/p{0..2}.jpg"), right=[lambda packed: bool(packed.found) and not noted("counts as a class")(packed)]),
+    *(row(f"files in folders of classes, called alike {name}", files(names), right=[right])
+      for name, names, right in [
+          ("up to bands", "cat/{a,b,c}1_B{02,03,04}.png dog/{d,e}1_B{02,03,04}.png", noted(r"alike up to '_B02\.png', '_B03\.png', '_B04\.png'.*only='\*\*/\*_B02\.png'")),
+          ("with copies", "cat/{a,b,c}1_{flip,rot90}.png dog/{d,e}1_{flip,rot90}.png", lambda packed: bool(packed.found) and not noted("alike")(packed))]),
     row("two resolutions of each image, by their folders' words", files("DIV2K_train_HR/{0001..0004}.png DIV2K_train_LR_bicubic/X4/{0001..0004}x4.png"), right=[refused("names of parts of a dataset.*items are .x, y.")]),
     row("one of two kinds of image in each split", files("{train,test}/{HR,LR}/{0..4}.png"), right=[refused(r"only=\['test/HR', 'train/HR'\].*pictures and no masks, give pack_dataset")]),
     row("a table of images in bounding_box_train, bounding_box_test and query", files("{query,bounding_box_train,bounding_box_test}/000{1,2}.jpg", {"labels.csv": "path,label\n" + "".join(f"{one}/000{i}.jpg,{'ab'[i - 1]}\n" for one in ("query", "bounding_box_train", "bounding_box_test") for i in (1, 2))}), right=[refused(r"'query' is of no split.*only=\['bounding_box_test', 'bounding_box_train'\]")]),
