@@ -263,10 +263,15 @@ def test_whole_labels_stay_exact(base: int) -> None:
     assert targets.values.tolist() == numbers
 
 
-def test_labels_of_more_than_64_bits_are_refused() -> None:
-    """Fractions are float32."""
-    with pytest.raises(LayoutError, match=f"{2**63}, which does not fit"):
-        read(SIX, column("label", *(str(2**63 - 1 + n % 2) for n in range(6))), "'table'")
+def test_labels_that_would_merge_are_refused() -> None:
+    """No 64-bit number, one of several columns, or written as floats; what stays apart is float32."""
+    for texts, layout, pattern in (
+        (column("label", *(str(2**63 - 1 + n % 2) for n in range(6))), "'table'", f"{2**63}, which does not fit"),
+        (column("a,b", *(f"{2**24 + n},0.5" for n in range(6))), "table_rows(['a', 'b'])", "16777216 and 16777217"),
+        (column("label", *(f"{2**53 + 2 * n}.0" for n in range(6))), "'table'", "the same number in float32"),
+    ):
+        with pytest.raises(LayoutError, match=pattern):
+            read(SIX, texts, layout)
     targets = read(SIX, column("label", "0.1", "1e20", "16777217", "3", "4", "5")).targets
     assert isinstance(targets, Values)
     assert targets.values.dtype == np.float32
