@@ -347,7 +347,6 @@ FORMS = [
     row("YOLO's boxes by their first corner", turned(1, {**{f"labels/{i}.txt": line for i, line in enumerate(FIRST_CORNER)}, "data.yaml": "names: [cat, dog]\n"}), right=[refused("first corner")]),
     row("COCO's boxes by their corners", turned(1, {"annotations.json": {**drawn_on(48, 64)["annotations.json"], "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [20, 20, 60, 40]} for i in range(3)]}}),
         right=[refused("two corners")]),
-    row("one label file for two images", turned(1, OF_YOLO) | {"images/0.png": image(9)}, right=[noted("1 image has the label file of another")]),
     row("a split without label files", yolo("a b c", {"data.yaml": "names: [cat]\ntest: images/test\n", "images/test/d.jpg": image(9)}, "train train val"), right=[found("train: boxes cat 2; val: boxes cat 1", note="1 image of splits without a label file was left out")]),
     row("a box in two classes", turned(1, {**OF_YOLO, "labels/{0..2}.txt": first_of(0, 1), "data.yaml": "names: [cat, dog]\n"}), right=[lambda packed: packed.found == "train: boxes cat 3, dog 3" and not packed.notes]),
     *(row(f"YOLO's boxes in {labels}", files(f"{images}/{{0..2}}.jpg", {labels.format("{0..2}"): first_of(0)}), right=[found("train: boxes .* 3")])
@@ -438,6 +437,7 @@ TABLES = [
           "sorted as text": sorted(f"pixel{i}" for i in range(16)), "by columns": [f"{y}x{x}" for x in range(4) for y in range(4)]}.items()),
     row("a pixel table's class that is no number, below an empty line", files("", {"train.csv": "label," + ",".join(f"pixel{i}" for i in range(16)) + "\n1" + ",3" * 16 + "\n\ncat" + ",3" * 16 + "\n"}),
         right=[refused(r"train\.csv', line 4.*'cat'")]),
+    row("poses beside pictures, after the number that both have", files("0{1,2}/frame_{00003..00005}_rgb.jpg", {"0{1,2}/frame_{00003..00005}_pose.txt": "0.9 0 0\n0 1 0\n"}), right=[refused("frame_00003_pose.txt")]),
     row("colours of what is in folders of classes", files("img/cat/{1..3}.jpg img/dog/{4..6}.jpg", {"tags.txt": "".join(f"img/{c}/{n}.jpg {words}\n" for c, n, words in (("cat", 1, "red"), ("cat", 2, "red long"), ("cat", 3, "blue"), ("dog", 4, "blue"), ("dog", 5, "red long soft"), ("dog", 6, "red")))}), right=[refused("tags.txt")]),
     row("the time that files are called after", files("cam/16812345678{0..3}.jpg", {"log.csv": "time,image,steer\n" + "".join(f"16812345678{n},16812345678{n}.jpg,0.{n}\n" for n in range(4))}), right=[noted("Not used: the column 'time'")]),
     row("numbers of frames behind a word", files("frame_{0..3}.jpg", {"log.csv": "frame,file\n" + "".join(f"{n},frame_{n}.jpg\n" for n in range(4))}), right=[refused(r"Which of the columns 'frame' .*labels=\['frame'\]")]),
@@ -1090,6 +1090,8 @@ TEXTS = [
     *(row(f"texts called after {name}", files("", dict.fromkeys(names.split(), "to be or not to be\n" * 90)), right=[right])
       for name, names, right in [
           ("classes", "pos_{1..3}.txt neg_{1..3}.txt", refused("called after 'neg', 'pos'")), ("parts of a text", "volume1_{1..3}.txt volume2_{1..3}.txt", found("train: .*")), ("splits", "train_{1..3}.txt val_{1..3}.txt", found("train: .*; val: .*")),
+          *((name, names, refused(f"called after.*items are .tokens, target.*only='{first}' takes one"))
+            for name, names, first in [("languages", "en.txt de.txt", "de.txt"), ("names by language", "Czech.txt Irish.txt Scottish.txt", "Czech.txt"), ("languages of one corpus", "wiki.pt-br.txt wiki.en.txt", "wiki.en.txt"), ("sentiments", "film-pos.txt film-neg.txt", "film-neg.txt")]),
           ("plays", "hamlet.txt macbeth.txt", found("train: .*")), ("parts by letters", "wiki_ac.txt wiki_ad.txt", found("train: .*")),
           ("two languages", "train.en.txt train.de.txt val.en.txt val.de.txt", refused(r"parts of each sample.*only=\['train.de.txt', 'val.de.txt'\]"))]),
     *(row(f"texts in lines of JSON, between them {token}", files("", {"train.jsonl": "".join(json.dumps({"text": "to be " * (i % 7 + 1)}) + "\n" for i in range(90))}), right=[right], layout=token_blocks(64, separator=token))
