@@ -48,7 +48,7 @@ from colabstage.layouts.reading import BEGINNING_BYTES, Source, Statement, decod
 from colabstage.layouts.records import other_form, split_of_shard
 from colabstage.layouts.rows import LeadingTable, TableSearch, columns_of_classes, rows_in_classes
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values, files_of, labels_of
-from colabstage.trees.listing import FileEntries, Tree, only_line
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 from colabstage.trees.names import UNFINISHED, extension_of
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
             f'{why} layout="{table.layout}" takes them anyway.'
         )
     of_tables = (_spelled_twice, _unnamed, _split_twice, _untrained, _boxes_lost)
-    of_sources = (_trained_in_held_out, _several_sets)
+    of_sources = (_trained_in_held_out, _several_sets, _shards_twice)
     others, are_few = _of_other_kinds(source, found)
     faults = itertools.chain((check(table) for check in of_tables), (check(source, found) for check in of_sources))
     every = itertools.chain(faults, [others], _left_over(source, found))
@@ -246,6 +246,19 @@ def _several_sets(source: Source, found: Evidence) -> str:
                 f"The {found.table.unit} of '{source.label}' are in {firsts}, which may be datasets of their own, or "
                 f"parts of each sample. Take one{only and f': {only}'}."
             )
+    return ""
+
+
+def _shards_twice(source: Source, found: Evidence) -> str:
+    """Find a shard beside a copy of it, by the name that file managers and browsers give a second one."""
+    seen: dict[tuple[str, ...], FileEntry] = {}
+    for entry in source.files.where(found.used.__contains__) if found.table.layout in _OF_SHARDS else ():
+        stem, ending = posixpath.splitext(entry.name)
+        other = seen.setdefault((*map(words.spoken, stem.split("/")), ending), entry)
+        if other is not entry and entry.size == other.size:
+            kept, copy = sorted((entry.name, other.name), key=len)
+            only = source.only(found.used - {copy}, {copy})
+            return f"'{copy}' looks like a copy of '{kept}'. Move it away{only and f', or leave it out: {only}'}."
     return ""
 
 
@@ -638,11 +651,14 @@ def _contradicting(source: Source, found: Evidence) -> tuple[str, set[str]]:
         # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with
         # XML in them say the same; what is beside a sample says more of it.
         by_stem = {words.stem_of(name): name for name in others.names}
+        # Beside frame_03_rgb.png, frame_03_pose.txt is about the same.
+        starts = {words.before_last_word(words.stem_of(name)): name for name in others.names}
+        by_stem |= {start: name for start, name in starts.items() if words.is_telling(start)}
         labels = zip(table.keys, class_of_samples(table), strict=True) if others else ()
         own = [
             mate
             for name, label in labels
-            if (mate := by_stem.get(words.stem_of(name)))
+            if (mate := by_stem.get(words.stem_of(name)) or by_stem.get(words.before_last_word(words.stem_of(name))))
             and (posixpath.dirname(mate) == posixpath.dirname(name) or label not in mate.split("/"))
         ]
         names = names[:1] or [name for name in unclear if name not in says]
