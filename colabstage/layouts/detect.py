@@ -401,9 +401,10 @@ def _called_otherwise(_: Case, found: Evidence) -> Evidence | None:
 def _divided_otherwise(found: Evidence, other: Evidence) -> Evidence | None:
     """Return other evidence unless one of the two divides the classes of the other further."""
     rows, others = _of_both(found, other)
-    # A dog is no cat where there are cats. Patients and parts are called by numbers as well.
-    names = {name for name in rows if not NUMBER.fullmatch(name)}
-    are_swapped = any(name in names and name != own for own, name in {*zip(rows, others, strict=True)})
+    # A dog is no cat where there are cats, nor in a folder Cats. Patients and parts are called by numbers as well.
+    pairs = {tuple(words.spoken(name).removesuffix("s") for name in pair) for pair in {*zip(rows, others, strict=True)}}
+    names = {own for own, _ in pairs if not NUMBER.fullmatch(own)}
+    are_swapped = any(name in names and name != own for own, name in pairs)
     is_further = divides_further(rows, others) or divides_further(others, rows)
     return None if rows and is_further and not are_swapped else other
 

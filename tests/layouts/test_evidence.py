@@ -137,6 +137,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "copies of the images": ("a/{0..3}.png b/{0..3}.png", {"l.csv": rows("path,label", "{0..3}.png,{a,b}")}, r"'0.png' in 'l.csv' may be 'a/0.png', 'b/0.png'"),
     "two labels of one image": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog}")}, r"'images/0\.jpg', one with the label 'cat' and one with 'dog'"),
     "a table against folders": ("cat/{1,2}.jpg dog/{3,4}.jpg", {"l.csv": rows("file,label", "{1,2,3,4}.jpg,{cat,dog,dog,dog}")}, r"'l\.csv'.*'cat/2\.jpg': 'dog', 'cat'.*\"table\" or layout=\"image_folder\""),
+    "a table that exchanges the classes of folders": ("Cats/{0..3}.jpg Dogs/{4..7}.jpg", {"l.csv": rows("file,label", "{0..3}.jpg,dog", "{4..7}.jpg,cat")}, r"'l\.csv' and by folders \('Cats/0\.jpg': 'dog', 'Cats'\)"),
     "a split that is misspelt beside others": ("images/{train,test,vaild}/{0..3}.png", {"labels/{train,test,vaild}/{0..3}.txt": YOLO_BOX}, r"because 'images/vaild' is of no split"),
     "clips in folders of roles": ("", {"{labels,train}/1.wav": WAV}, r"'labels', 'train' are names of parts.*layout=\"audio\" takes"),
     "paths of another form": (SIX, {"l.csv": rows("file,label", "{00000,00001}.png,cat")}, r"The first row of 'l\.csv' is '00000.png', 'cat', and a file is called 'images/0\.jpg'"),
