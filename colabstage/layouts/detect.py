@@ -12,7 +12,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -390,8 +390,13 @@ def _called_otherwise(_: Case, found: Evidence) -> Evidence | None:
     """Return the names of a table's samples that divide them otherwise, if all but for numbers are those of its
     classes: cat_001.jpg."""
     classes = {words.spoken(name): name for name in found.table.classes} if class_of_samples(found.table) else {}
-    called = (" ".join(words.letters_of(words.stem_of(name))) for name in found.table.keys)
-    names = [*itertools.takewhile(bool, (classes.get(words.spoken(name), "") for name in called))]
+
+    @cache
+    def class_of(stem: str) -> str:
+        return classes.get(words.spoken(" ".join(words.letters_of(stem))), "")
+
+    stems = (stem.rstrip("0123456789") for stem in words.stems_of(found.table.keys))
+    names = [*itertools.takewhile(bool, map(class_of, stems))]
     if len(names) < len(found.table):
         return None
     targets, own = class_indices(names)
