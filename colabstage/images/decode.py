@@ -21,6 +21,7 @@ few kilobytes may hold 170 million pixels of up to 16 bytes: for such images, th
 from __future__ import annotations
 
 import io
+import math
 import re
 import struct
 import sys
@@ -213,13 +214,15 @@ def resample(
     placement: Placement,
     *,
     gap: float | None = None,
+    void: float = math.nan,
     resizer: Resizer = "pillow",
     scratch: Scratch | None = None,
 ) -> NDArray[Any]:
     """Scale C-contiguous pixels `(H, W, C)` of 1, 3 or 4 channels, uint8, uint16 or float32, as `placement` says, and
     pad them with 0; the result may be in `scratch`.
 
-    `gap`: with Pillow, a side that shrinks by at least twice this factor is first reduced by whole blocks. `resizer`:
+    `gap`: with Pillow, a side that shrinks by at least twice this factor is first reduced by whole blocks. `void`: the
+    value, beside NaN, of pixels that nothing is known of, except in uint8. `resizer`:
     `"torch"` scales uint8 images of 3 channels whose box has integer edges; all others go through Pillow.
     """
     shape = (*placement.scaled, pixels.shape[2])
@@ -235,7 +238,7 @@ def resample(
             pixels = np.require(pixels[upper:lower, left:right], requirements=("C", "W"))
         scale_by_torch(pixels, out)
     else:
-        out = _scale_by_pillow(pixels, placement, gap).reshape(shape)
+        out = _scale_by_pillow(pixels, placement, gap, void).reshape(shape)
     if not placement.is_padded:
         return out
     result = np.zeros((*placement.target, pixels.shape[2]), pixels.dtype)
@@ -289,14 +292,22 @@ def _is_torch_fast() -> bool:
     return True
 
 
-def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | None) -> NDArray[Any]:
+def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | None, void: float) -> NDArray[Any]:
     from PIL import Image
+
+    def scale(flat: NDArray[Any]) -> NDArray[Any]:
+        height, width = placement.scaled
+        return np.array(Image.fromarray(flat).resize((width, height), Image.Resampling.BILINEAR, placement.box, gap))
 
     # Pillow resamples uint8 of 1, 3 and 4 channels, and float32; 16 bits are converted to float32.
     flat = pixels[..., 0] if pixels.shape[2] == 1 else pixels
-    image = Image.fromarray(flat if pixels.dtype == np.uint8 else flat.astype(np.float32))
-    height, width = placement.scaled
-    scaled = np.array(image.resize((width, height), Image.Resampling.BILINEAR, placement.box, gap))
+    if pixels.dtype == np.uint8:
+        return scale(flat)
+    values = flat.astype(np.float32)
+    unknown = np.isnan(values) | (values == void)
+    # Each result is the mean of what is known around it, if that is at least half.
+    share = scale(1 - unknown.astype(np.float32)) if unknown.any() else 1.0
+    scaled = np.where(share < 0.5, void, scale(np.where(unknown, 0, values)) / np.maximum(share, 0.5))
     return (np.rint(scaled) if pixels.dtype == np.uint16 else scaled).astype(pixels.dtype, copy=False)
 
 
@@ -315,8 +326,8 @@ _SMALL_JPEG_BYTES = 256 * 1024
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 # Text in any PNG that may need turning; it may come after the pixels.
 _PNG_TURNS = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
-# Tags of a TIFF.
-_BITS, _BANDS = 258, 277
+# Tags of a TIFF; GDAL's last one says what is written where there are no data.
+_BITS, _BANDS, _NODATA = 258, 277, 42113
 # Where Pillow itself refuses by default: about half a gigabyte as RGB, more than any photograph.
 MAX_PIXELS = 178_956_970
 _TOO_MANY = f"more than the {MAX_PIXELS:,} pixels that are accepted: cut it into tiles, or save it smaller"
@@ -465,8 +476,11 @@ def decode_sized(
     found = _decode_turbo(data, options, decoded) if is_jpeg(data) else None
     lost: tuple[Loss, ...] = ()
     gap: float | None = _PHOTOGRAPH_GAP
+    void = math.nan
     if found is None:
         with _open_pillow(data) as image:
+            with suppress(ValueError):
+                void = float(getattr(image, "tag_v2", {}).get(_NODATA, math.nan))
             animated, deep = _is_animated(image), _is_deep(image)
             if options.color_mode == "keep" and deep:
                 keep_range(image)
@@ -477,7 +491,7 @@ def decode_sized(
     pixels, size, factor = found
     placement = place_image(size, options.size, options.resize).reduced(factor)
     if not placement.is_identity:
-        pixels = resample(pixels, placement, gap=gap, resizer=resizer, scratch=scratch)
+        pixels = resample(pixels, placement, gap=gap, void=void, resizer=resizer, scratch=scratch)
     elif decoded is not None and not pixels.flags.owndata:
         pixels = pixels.copy()
     return DecodedImage(pixels, size, lost)

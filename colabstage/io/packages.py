@@ -18,6 +18,7 @@ import sys
 import threading
 import warnings
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,16 +37,10 @@ _untold = dict(ACCELERATORS)
 
 
 def added_by_packages(group: str) -> EntryPoints:
-    """Return the entry points of a group, for which Python reads a file of every installed package: kept while the
-    import path stays."""
-    return _read(group, tuple(sys.path))
-
-
-@functools.lru_cache(maxsize=8)
-def _read(group: str, _path: tuple[str, ...]) -> EntryPoints:
-    from importlib.metadata import entry_points
-
-    return entry_points(group=group)
+    """Return the entry points of a group, for which Python reads a file of every installed package: kept until a folder
+    of the import path changes, as it does when a package is installed."""
+    folders = [Path(folder) for folder in sys.path]
+    return _read(group, tuple((one, one.stat().st_mtime_ns) for one in folders if one.exists()))
 
 
 @functools.cache
@@ -58,6 +53,13 @@ def installed_version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
+
+
+@functools.lru_cache(maxsize=8)
+def _read(group: str, _state: tuple[tuple[Path, int], ...]) -> EntryPoints:
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)
 
 
 @contextlib.contextmanager

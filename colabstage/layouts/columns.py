@@ -479,9 +479,9 @@ def _several_columns(columns: Sequence[Column]) -> Targets:
         raise LayoutError(msg)
     # Several columns of 0 and 1 are labels that may apply together, one column for each.
     are_flags = all({*column.number_of.values()} <= {0, 1} for column in columns)
-    dtype = np.uint8 if are_flags else np.float32
-    table = np.stack([column.as_values(column.number_of, dtype) for column in columns], axis=1)
-    return Values(table), tuple(column.name for column in columns if are_flags)
+    every = [(column.name, column.numbers()) for column in columns]
+    kept = [values.astype(np.uint8) if are_flags else as_float32(name, values) for name, values in every]
+    return Values(np.stack(kept, axis=1)), tuple(column.name for column in columns if are_flags)
 
 
 def _as_numbers(column: Column) -> Targets:
@@ -490,7 +490,7 @@ def _as_numbers(column: Column) -> Targets:
         whole = _exact(column)
     # From 2 ** 53 on floats skip integers, so integers written as floats may already be wrong.
     elif np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
-        return Values(values.astype(np.float32)), ()
+        return Values(as_float32(column.name, values)), ()
     else:
         whole = values.astype(np.int64)
     return Values(whole), class_numbers(whole)
@@ -550,6 +550,19 @@ def _exact(column: Column) -> NDArray[np.int64]:
         msg = f"'{column.name}' has the label {show(large)}, which does not fit into 64 bits. Write words."
         raise LayoutError(msg)
     return column.as_values(known, np.int64)
+
+
+def as_float32(name: str, numbers: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return numbers as all but classes are stored; refuse integers of which two become equal."""
+    # Fractions are measurements, for which the eighth digit does not matter.
+    large = np.unique(numbers[(np.abs(numbers) >= 2**24) & (numbers == np.rint(numbers))])
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 they are infinite, which is no label
+        stored, merged = numbers.astype(np.float32), np.flatnonzero(np.diff(large.astype(np.float32)) == 0)
+    if len(merged):
+        one, other = (f"{number:.0f}" for number in large[merged[0] :][:2])
+        msg = f"'{name}' has {one} and {other}, the same number in float32. Write smaller numbers."
+        raise LayoutError(msg)
+    return stored
 
 
 # --- what a loss may not expect ---------------------------------------------------------------------------------------

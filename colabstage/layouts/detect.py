@@ -7,11 +7,12 @@ A layout finds evidence; its rivals are other evidence that may label the same s
 from __future__ import annotations
 
 import difflib
+import itertools
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -73,6 +74,7 @@ from colabstage.layouts.table import (
     BrokenDatasetError,
     Masks,
     SampleTable,
+    class_indices,
     files_of,
 )
 
@@ -384,12 +386,30 @@ def _names_beside(case: Case, found: Evidence) -> Found | None:
     return _divided_otherwise(found, names) if isinstance(names, Evidence) else None
 
 
+def _called_otherwise(_: Case, found: Evidence) -> Evidence | None:
+    """Return the names of a table's samples that divide them otherwise, if all but for numbers are those of its
+    classes: cat_001.jpg."""
+    classes = {words.spoken(name): name for name in found.table.classes} if class_of_samples(found.table) else {}
+
+    @cache
+    def class_of(stem: str) -> str:
+        return classes.get(words.spoken(" ".join(words.letters_of(stem))), "")
+
+    stems = (stem.rstrip("0123456789") for stem in words.stems_of(found.table.keys))
+    names = [*itertools.takewhile(bool, map(class_of, stems))]
+    if len(names) < len(found.table):
+        return None
+    targets, own = class_indices(names)
+    return _divided_otherwise(found, Evidence(replace(found.table, targets=targets, classes=own), "names"))
+
+
 def _divided_otherwise(found: Evidence, other: Evidence) -> Evidence | None:
     """Return other evidence unless one of the two divides the classes of the other further."""
     rows, others = _of_both(found, other)
-    # A dog is no cat where there are cats. Patients and parts are called by numbers as well.
-    names = {name for name in rows if not NUMBER.fullmatch(name)}
-    are_swapped = any(name in names and name != own for own, name in {*zip(rows, others, strict=True)})
+    # A dog is no cat where there are cats, nor in a folder Cats. Patients and parts are called by numbers as well.
+    pairs = {tuple(words.spoken(name).removesuffix("s") for name in pair) for pair in {*zip(rows, others, strict=True)}}
+    names = {own for own, _ in pairs if not NUMBER.fullmatch(own)}
+    are_swapped = any(name in names and name != own for own, name in pairs)
     is_further = divides_further(rows, others) or divides_further(others, rows)
     return None if rows and is_further and not are_swapped else other
 
@@ -533,6 +553,7 @@ _BESIDE_ROWS = (
     _BY_MASKS,
     Rival("folders", IMAGE_FOLDER.layout, _classes_by_folders),
     _BY_NAMES,
+    Rival("the images' names", "", _called_otherwise),
     Rival("a list", TABLE.layout, _lists_beside),
 )
 

@@ -48,7 +48,7 @@ from colabstage.layouts.reading import BEGINNING_BYTES, Source, Statement, decod
 from colabstage.layouts.records import other_form, split_of_shard
 from colabstage.layouts.rows import LeadingTable, TableSearch, columns_of_classes, rows_in_classes
 from colabstage.layouts.table import Boxes, SampleTable, TreeFiles, Values, files_of, labels_of
-from colabstage.trees.listing import FileEntries, Tree, only_line
+from colabstage.trees.listing import FileEntries, FileEntry, Tree, only_line
 from colabstage.trees.names import UNFINISHED, extension_of
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
             f'{why} layout="{table.layout}" takes them anyway.'
         )
     of_tables = (_spelled_twice, _unnamed, _split_twice, _untrained, _boxes_lost)
-    of_sources = (_trained_in_held_out, _several_sets)
+    of_sources = (_trained_in_held_out, _several_sets, _shards_twice)
     others, are_few = _of_other_kinds(source, found)
     faults = itertools.chain((check(table) for check in of_tables), (check(source, found) for check in of_sources))
     every = itertools.chain(faults, [others], _left_over(source, found))
@@ -249,6 +249,19 @@ def _several_sets(source: Source, found: Evidence) -> str:
     return ""
 
 
+def _shards_twice(source: Source, found: Evidence) -> str:
+    """Find a shard beside a copy of it, by the name that file managers and browsers give a second one."""
+    seen: dict[tuple[str, ...], FileEntry] = {}
+    for entry in source.files.where(found.used.__contains__) if found.table.layout in _OF_SHARDS else ():
+        stem, ending = posixpath.splitext(entry.name)
+        other = seen.setdefault((*map(words.spoken, stem.split("/")), ending), entry)
+        if other is not entry and entry.size == other.size:
+            kept, copy = sorted((entry.name, other.name), key=len)
+            only = source.only(found.used - {copy}, {copy})
+            return f"'{copy}' looks like a copy of '{kept}'. Move it away{only and f', or leave it out: {only}'}."
+    return ""
+
+
 # --- folders as classes -----------------------------------------------------------------------------------------------
 
 
@@ -260,7 +273,7 @@ def why_not_classes(table: SampleTable, *, may_be_one: bool) -> str:
             "that is one class, and one teaches nothing. Expected a folder for each class, or a table of "
             f"labels beside the {table.unit}, or classes in the files' names: layout={way}, from colabstage.options."
         )
-    checks = (_called_parts, _deeper, _called_before, _same_names, _untrained)
+    checks = (_called_parts, _deeper, _called_before, _kinds_in_each, _same_names, _untrained)
     return next(filter(None, (check(table) for check in checks)), "")
 
 
@@ -395,6 +408,22 @@ def _called_before(table: SampleTable) -> str:
     return f"the names in each of these begin with {listed(called)}. If those are the classes: {how}."
 
 
+def _kinds_in_each(table: SampleTable) -> str:
+    """Find folders that each hold the same kinds of files, by the words in their names, some of which are targets:
+    GT_1.png and NOISY_1.png."""
+    names, labels, kinds = files_of(table).names, labels_of(table), dict[tuple[str, ...], str]()
+    for number, folder in enumerate(table.classes):
+        stems = [words.stem_of(names[row]) for row in np.flatnonzero(labels == number)[:_STEMS_COMPARED].tolist()]
+        found = {tuple(word for word in words.letters_of(stem) if word not in folder.lower()): stem for stem in stems}
+        targets = sum(words.holds_targets(" ".join(kind)) for kind in found)
+        # A class without files has no kinds.
+        if stems and (not 0 < targets < len(found) or (kinds and kinds.keys() != found.keys())):
+            return ""
+        kinds = kinds or found
+    parts = listed(sorted(kinds.values()))
+    return f"each folder holds {parts} or the like, as parts of a sample. Give a function as layout=."
+
+
 def _same_names(table: SampleTable) -> str:
     """Find folders that may hold parts of each sample: they have the same names, not counted as those in classes of one
     size are (cat/0.jpg, dog/0.jpg); or are named like parts, and share half of their names."""
@@ -439,8 +468,26 @@ def _are_counted(stems: Sequence[str], *, may_repeat: bool) -> bool:
     return all(found) and is_once and (len(steps) < 2 or numbers[-1] - numbers[0] < 2 * len(numbers))
 
 
+def _kinds_by_name(names: Sequence[str]) -> Sequence[str]:
+    """Return the ends of files that are called alike up to these, if most come in such sets: _B02.tif and _B03.tif;
+    nothing for copies and pieces of pictures."""
+    ends = defaultdict[str, list[str]](list)
+    for name in names:
+        if before := words.before_last_word(posixpath.splitext(name)[0]):
+            ends[before].append(name.removeprefix(before))
+    [(kinds, count)] = Counter(map(tuple, ends.values())).most_common(1) or [((), 0)]
+    are_most = len(kinds) > 1 and count >= _NAMED and 2 * count * len(kinds) > len(names)
+    return kinds if are_most and len({*words.originals([f"1{kind}" for kind in kinds])}) > 1 else ()
+
+
 def _notes_on_folders(source: Source, table: SampleTable) -> Iterator[str]:
-    kept = {name for name in table.classes if not words.is_role(name)}
+    if kinds := _kinds_by_name(files_of(table).names[:_STEMS_COMPARED]):
+        yield (
+            f"The {table.unit} are called alike up to {listed(kinds)}, and each is a sample. If those of one name are "
+            f"one sample, as bands are, give a function as layout=; for one kind alone only='**/*{kinds[0]}'."
+        )
+    kept = {name for name in table.classes if not words.is_aside(name)}
+    # Beside a single one it is the other class: raw and ripe, original and forged.
     if 1 < len(kept) < len(table.classes):
         odd = [name for name in table.classes if name not in kept]
         only = only_line(source.tree, *paths_to(files_of(table).folders[0], *kept))
@@ -604,11 +651,14 @@ def _contradicting(source: Source, found: Evidence) -> tuple[str, set[str]]:
         # A few files beside samples are notes; one for most samples is an annotation. The same folders of classes with
         # XML in them say the same; what is beside a sample says more of it.
         by_stem = {words.stem_of(name): name for name in others.names}
+        # Beside frame_03_rgb.png, frame_03_pose.txt is about the same.
+        starts = {words.before_last_word(words.stem_of(name)): name for name in others.names}
+        by_stem |= {start: name for start, name in starts.items() if words.is_telling(start)}
         labels = zip(table.keys, class_of_samples(table), strict=True) if others else ()
         own = [
             mate
             for name, label in labels
-            if (mate := by_stem.get(words.stem_of(name)))
+            if (mate := by_stem.get(words.stem_of(name)) or by_stem.get(words.before_last_word(words.stem_of(name))))
             and (posixpath.dirname(mate) == posixpath.dirname(name) or label not in mate.split("/"))
         ]
         names = names[:1] or [name for name in unclear if name not in says]

@@ -90,8 +90,18 @@ def nothing_states(source: Source) -> Evidence:
 
 
 def names_may_say(source: Source) -> str:
-    """Return which classes the names of unlabelled images may say, and what to write; "" for none."""
+    """Return which classes the names of unlabelled images may say, or whose masks some are, and what to write; "" for
+    neither."""
     names = images_of(source).names
+    pairs = _pairs_by_name(names)
+    # Most images are called after one another: a.jpg and a_manual.jpg.
+    if len(pairs) > 1 and 4 * len(pairs) > len(names):
+        one, other = pairs[0]
+        end = words.stem_of(other).removeprefix(words.stem_of(one))
+        return (
+            f"The images of '{source.label}' come in twos by their names: '{other}' may be the mask of '{one}': "
+            f"layout=image_masks('{end}'), from colabstage.options."
+        )
     what = _class_in(names, "file_names(r'{}')")
     return what and f"The names of the images of '{source.label}' may say {what}"
 
@@ -102,6 +112,19 @@ def _class_in(names: Sequence[str], layout: str) -> str:
     found, pattern, place = next(filter(operator.itemgetter(0), every), ([], "", ""))
     how = f"layout={layout.format(pattern)}, from colabstage.options, for what comes {place}."
     return f"their class: {listed(found)}. If so: {how}" if found else ""
+
+
+def _pairs_by_name(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return images with those that are called after them by the most common words behind a stem."""
+    by_stem = {posixpath.splitext(name)[0]: name for name in names}
+    pairs: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for stem, name in by_stem.items():
+        before = words.before_last_word(stem)
+        while before and before not in by_stem:
+            before = words.before_last_word(before)
+        if before:
+            pairs[stem.removeprefix(before)].append((by_stem[before], name))
+    return max(pairs.values(), key=len, default=[])
 
 
 def parts_of_names(names: Sequence[str], pattern: str, least: int = 1) -> list[str]:
@@ -127,6 +150,8 @@ _COMPARED = 8
 _MOST_LABEL_BYTES = 64 * 1024 * 1024
 # How many folders of one name are compared: more are parts of each sample, as of patients.
 _MOST_COPIES = 8
+# Pictures in formats that are not read: a folder of them is a class whose samples are missing.
+_OTHER_PICTURES = (".svg", ".psd", ".dng", ".cr2", ".nef", ".exr")
 _PART_ENDS = frozenset(
     {"mask", "label", "labels", "lab", "gt", "seg", "target", "hair", "skin", "l", "rgb", "img", "image"}
 )
@@ -159,7 +184,7 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     folder is the class, counted from the first that differs, from 1; negative from the innermost.
     """
     files = require_files(source.ending_in(kind.extensions), source, f"{kind.noun} ({', '.join(kind.extensions)})")
-    every, splits = _class_folders(source, files, level)
+    every, splits = _class_folders(source, kind, files, level)
     flat = _flat_splits(every) if splits and level is None else set()
     # Numbered before folders without files are dropped, as in torchvision.
     classes = sorted({one.name for one in every if one.split not in flat})
@@ -205,18 +230,23 @@ def folders_state(source: Source, kind: FileKind, *, level: int | None = None) -
     return replace(made, used=frozenset(lists), is_guess=True)
 
 
-def _class_folders(source: Source, files: FileEntries, level: int | None) -> tuple[list[_Class], dict[str, str]]:
+def _class_folders(
+    source: Source, kind: FileKind, files: FileEntries, level: int | None
+) -> tuple[list[_Class], dict[str, str]]:
     """Return the folders in those of classes, in the order of their samples; and those of splits above, if any."""
     paths = files.folders[0]
     filled: list[_Folder] = [(tuple(path.split("/")) if path else (), number) for number, path in enumerate(paths)]
-    folders = _unwrap([*filled, *_without_files(source, filled)])
+    folders = _unwrap([*filled, *_without_files(source, kind, filled)])
     splits = _split_folders([parts for parts, number in folders if parts and number >= 0], source, paths)
     return sorted(_classes_in(folders, splits, level)), splits
 
 
-def _without_files(source: Source, filled: list[_Folder]) -> list[_Folder]:
-    """Find the empty folders that may be classes."""
+def _without_files(source: Source, kind: FileKind, filled: list[_Folder]) -> list[_Folder]:
+    """Find the folders that may be classes and are empty, or hold only pictures in formats that are not read."""
     names = set(source.tree.empty_folders)
+    # Covers and spectrograms beside clips are no class.
+    if kind.extensions != words.SOUNDS:
+        names.update(filter(None, source.ending_in(_OTHER_PICTURES).folders[0]))
     # A folder above one with files is not a class of its own.
     used = {parts[:depth] for parts, _ in filled for depth in range(1, len(parts) + 1)}
     return [

@@ -35,6 +35,7 @@ from colabstage.layouts.columns import (
     NUMBER,
     WHOLE,
     Column,
+    as_float32,
     class_numbers,
     group_of_fields,
     is_list,
@@ -395,7 +396,7 @@ def make_labels(
         raise BrokenDatasetError(msg)
     if len(whole) == len(labels):
         return _whole_numbers(np.array(whole, np.int64), names or {})
-    return Labels(Values(np.array(labels, np.float32)), ())
+    return Labels(Values(as_float32("label", np.array(labels, np.float64))), ())
 
 
 def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Labels:

@@ -68,6 +68,10 @@ _PIECES = frozenset({
 _DATED = re.compile(r"(19|20)\d\d[-_. ]?(0[1-9]|1[0-2])([-_. ]?(0[1-9]|[12]\d|3[01]))?(?!\d)")
 # What cameras and phones call pictures, which is no class.
 OF_CAMERAS = frozenset({"img", "dsc", "dscn", "dscf", "pxl", "mvimg", "vid", "sam", "gopr", "wa"})
+_ASIDE = frozenset({
+    "thumbnail", "thumbnails", "thumb", "thumbs", "preview", "previews", "cropped", "augmented", "backup", "original",
+    "originals", "raw", "unsorted", "output", "outputs", "results", "tmp", "temp", "preds", "predictions",
+})  # fmt: skip
 _UNLABELLED = frozenset({"unlabeled", "unlabelled", "unsup", "unsupervised"})
 # Other names for parts of one sample; they count only if the folders share stems.
 _OF_SAMPLES = _ROLES | _PARTS | {
@@ -93,6 +97,16 @@ _OF_TARGETS = (
 )
 # with_mask beside without_mask are classes.
 _NEGATIONS = frozenset({"with", "without", "no", "non", "not", "un"})
+# Texts that differ in such words alone are classes, or sides of each sample: languages by their codes too, but parts of
+# one text are called ac and ad.
+_OF_TEXTS = re.compile(
+    "(ar|bg|bn|ca|cs|da|de|el|en|es|et|fa|fi|fr|ga|he|hi|hr|hu|id|it|ja|ko|lt|lv|nl|no|pl|pt|ro|ru|sk|sl|sr|sv|sw|ta|te|th"
+    "|tr|uk|ur|vi|zh)([_-][a-z]{2})?|arabic|chinese|czech|danish|dutch|english|finnish|french|german|greek|hebrew|hindi"
+    "|hungarian|irish|italian|japanese|korean|norwegian|persian|polish|portuguese|romanian|russian|scottish|spanish|swedish"
+    "|turkish|ukrainian|vietnamese|pos|neg|positive|negative|neutral|ham|spam|fake|real|true|false|toxic|hate|human|ai"
+    "|source|target|src|tgt|trg|input|output|question|answer|questions|answers|articles?|summar(y|ies)|highlights",
+    re.IGNORECASE,
+)
 # Thumbnails, bins and settings of file managers and network drives; and Speech Commands' background noise.
 _FOREIGN = frozenset(
     {"_background_noise_", "@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found", "__macosx"}
@@ -265,6 +279,14 @@ def letters_of(name: str) -> list[str]:
     return [word for word in words_of(name) if not word[0].isdecimal() and word not in OF_FOLDERS]
 
 
+def sides_of_texts(names: Iterable[str]) -> list[str]:
+    """Return the words in which texts differ, if all are classes or sides of each sample: en.txt beside de.txt."""
+    stems = [re.split("[^A-Za-z]+", stem_of(name)) for name in names]
+    shared = set.intersection(*map(set, stems)) if stems else set()
+    rest = ["-".join(word for word in stem if word not in shared) for stem in stems]
+    return sorted({*rest}) if len({*rest}) > 1 and all(map(_OF_TEXTS.fullmatch, rest)) else []
+
+
 class SplitName(NamedTuple):
     """The split in a folder's or table's name."""
 
@@ -329,6 +351,12 @@ def is_role(name: str) -> bool:
     words = set(letters_of(name))
     is_named = not words.isdisjoint(_ROLES) and words <= _ROLES | SPLITS.keys()
     return is_named or name.lower() in _ROLES or _ROLE_ENDS.search(name) is not None
+
+
+def is_aside(name: str) -> bool:
+    """Tell whether a folder's name is a part of every sample, or says that its files are others once more, or are still
+    to be sorted: masks, thumbnails."""
+    return is_role(name) or set() < {*words_of(name)} <= _ASIDE
 
 
 def holds_targets(name: str) -> bool:

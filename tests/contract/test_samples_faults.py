@@ -446,6 +446,7 @@ TABLES = [
           "sorted as text": sorted(f"pixel{i}" for i in range(16)), "by columns": [f"{y}x{x}" for x in range(4) for y in range(4)]}.items()),
     row("a pixel table's class that is no number, below an empty line", files("", {"train.csv": "label," + ",".join(f"pixel{i}" for i in range(16)) + "\n1" + ",3" * 16 + "\n\ncat" + ",3" * 16 + "\n"}),
         right=[refused(r"train\.csv', line 4.*'cat'")]),
+    row("poses beside pictures, after the number that both have", files("0{1,2}/frame_{00003..00005}_rgb.jpg", {"0{1,2}/frame_{00003..00005}_pose.txt": "0.9 0 0\n0 1 0\n"}), right=[refused("frame_00003_pose.txt")]),
     row("colours of what is in folders of classes", files("img/cat/{1..3}.jpg img/dog/{4..6}.jpg", {"tags.txt": "".join(f"img/{c}/{n}.jpg {words}\n" for c, n, words in (("cat", 1, "red"), ("cat", 2, "red long"), ("cat", 3, "blue"), ("dog", 4, "blue"), ("dog", 5, "red long soft"), ("dog", 6, "red")))}), right=[refused("tags.txt")]),
     row("the time that files are called after", files("cam/16812345678{0..3}.jpg", {"log.csv": "time,image,steer\n" + "".join(f"16812345678{n},16812345678{n}.jpg,0.{n}\n" for n in range(4))}), right=[noted("Not used: the column 'time'")]),
     row("numbers of frames behind a word", files("frame_{0..3}.jpg", {"log.csv": "frame,file\n" + "".join(f"{n},frame_{n}.jpg\n" for n in range(4))}), right=[refused(r"Which of the columns 'frame' .*labels=\['frame'\]")]),
@@ -666,7 +667,12 @@ BESIDE_FOLDERS = [
     row("pictures of one size, nearly all empty", {f"{name}/p/{i}.bmp": encode(Image.fromarray(np.full((16, 16), 255 * (name == "b" and i == 13), np.uint8)), "BMP") for name in "ab" for i in range(40)}, right=[found("train: a 40, b 40", note="byte for byte the same")], layout="image_folder"),
     row("the same masks for the images of two folders", {f"{place}/images/{i}.png": grey((np.arange(64) ** (i + 2 + 3 * (place == "b")) % 251).astype(np.uint8).reshape(8, 8)) for place in "ab" for i in range(3)} | {f"{place}/masks/{i}.png": grey(np.full((8, 8), 9 * i, np.uint8))
         for place in "ab" for i in range(3)}, right=[found("train: 6 masks .*")], layout="pairs"),
-    row("a folder images beside those of classes", files("d/{cat,dog,owl}/{0..2}.jpg d/images/a{0..3}.jpg"), right=[noted("'images' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]),
+    *(row(f"a folder {name} beside those of classes", files(f"d/{{cat,dog,owl}}/{{0..2}}.jpg d/{name}/a{{0..3}}.jpg"), right=[noted(f"'{name}' counts as a class; for the others only=.'d/cat', 'd/dog', 'd/owl'.")]) for name in ("images", "thumbnails", "raw")),
+    row("folders called raw and ripe, which are classes", files("{raw,ripe}/p{0..2}.jpg"), right=[lambda packed: bool(packed.found) and not noted("counts as a class")(packed)]),
+    *(row(f"files in folders of classes, called alike {name}", files(names), right=[right])
+      for name, names, right in [
+          ("up to bands", "cat/{a,b,c}1_B{02,03,04}.png dog/{d,e}1_B{02,03,04}.png", noted(r"alike up to '_B02\.png', '_B03\.png', '_B04\.png'.*only='\*\*/\*_B02\.png'")),
+          ("with copies", "cat/{a,b,c}1_{flip,rot90}.png dog/{d,e}1_{flip,rot90}.png", lambda packed: bool(packed.found) and not noted("alike")(packed))]),
     row("two resolutions of each image, by their folders' words", files("DIV2K_train_HR/{0001..0004}.png DIV2K_train_LR_bicubic/X4/{0001..0004}x4.png"), right=[refused("names of parts of a dataset.*items are .x, y.")]),
     row("one of two kinds of image in each split", files("{train,test}/{HR,LR}/{0..4}.png"), right=[refused(r"only=\['test/HR', 'train/HR'\].*pictures and no masks, give pack_dataset")]),
     row("a table of images in bounding_box_train, bounding_box_test and query", files("{query,bounding_box_train,bounding_box_test}/000{1,2}.jpg", {"labels.csv": "path,label\n" + "".join(f"{one}/000{i}.jpg,{'ab'[i - 1]}\n" for one in ("query", "bounding_box_train", "bounding_box_test") for i in (1, 2))}), right=[refused(r"'query' is of no split.*only=\['bounding_box_test', 'bounding_box_train'\]")]),
@@ -833,6 +839,8 @@ PARTS = [
         ("CDD", "{train,val}/{A,B,OUT}/0000{0..4}.jpg", r"parts\(x='A', y='OUT'\)"),
         ("years and a change", "{2016,2018,change}/{0..4}.png", r"parts\(x='2016', y='change'\)"),
         ("before and after", "{pre,post,target}/{0..4}.png", "target"),
+        ("SIDD", "Data/000{1..2}_001_S6_3200_L/{GT,NOISY}_SRGB_010.PNG", "GT_SRGB_010.*function"),
+        ("SIDD, medium", "Data/000{1..3}_001_S6_3200_L/1_{GT,NOISY}_SRGB_01{0,1}.PNG", "NOISY_SRGB_01"),
         ("CamVid in colours", "frames/0001TP_{0..4}.png labels_color/0001TP_{0..4}.png", "labels_color"),
     ]
 ]
@@ -1101,6 +1109,8 @@ TEXTS = [
     *(row(f"texts called after {name}", files("", dict.fromkeys(names.split(), "to be or not to be\n" * 90)), right=[right])
       for name, names, right in [
           ("classes", "pos_{1..3}.txt neg_{1..3}.txt", refused("called after 'neg', 'pos'")), ("parts of a text", "volume1_{1..3}.txt volume2_{1..3}.txt", found("train: .*")), ("splits", "train_{1..3}.txt val_{1..3}.txt", found("train: .*; val: .*")),
+          *((name, names, refused(f"called after.*items are .tokens, target.*only='{first}' takes one"))
+            for name, names, first in [("languages", "en.txt de.txt", "de.txt"), ("names by language", "Czech.txt Irish.txt Scottish.txt", "Czech.txt"), ("languages of one corpus", "wiki.pt-br.txt wiki.en.txt", "wiki.en.txt"), ("sentiments", "film-pos.txt film-neg.txt", "film-neg.txt")]),
           ("plays", "hamlet.txt macbeth.txt", found("train: .*")), ("parts by letters", "wiki_ac.txt wiki_ad.txt", found("train: .*")),
           ("two languages", "train.en.txt train.de.txt val.en.txt val.de.txt", refused(r"parts of each sample.*only=\['train.de.txt', 'val.de.txt'\]"))]),
     *(row(f"texts in lines of JSON, between them {token}", files("", {"train.jsonl": "".join(json.dumps({"text": "to be " * (i % 7 + 1)}) + "\n" for i in range(90))}), right=[right], layout=token_blocks(64, separator=token))

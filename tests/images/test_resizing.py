@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 
 from tests.images.files import encode, exif, noise, packed
 
@@ -146,3 +146,22 @@ def test_patterns_differ_by_up_to_ten_grey_levels(tmp_path: Path) -> None:
     data = jpeg(checks)
     (found,) = packed(tmp_path / "it", {"a.jpg": data}, image_size=224).values()
     assert 1 < np.abs(found - fitted(Image.open(io.BytesIO(data)), (224, 224), "stretch")).mean() < 11
+
+
+@pytest.mark.parametrize("size", [(4, 6), (20, 30), (7, 5)], ids=str)
+@pytest.mark.parametrize(("kind", "nodata"), [("f4", -9999), ("f4", np.nan), ("u2", 65535)])
+@pytest.mark.filterwarnings("error")
+def test_pixels_without_data_are_in_no_mean(tmp_path: Path, size: tuple[int, int], kind: str, nodata: float) -> None:
+    """As a GeoTIFF states the value, or NaN: a result is the mean of the others, or this value if most have none."""
+    height = 100 + np.tile(np.arange(12.0)[:, None], (1, 15))
+    height[:, :5] = nodata
+    tags: Any = TiffImagePlugin.ImageFileDirectory_v2()
+    tags[42113], tags.tagtype[42113] = str(nodata), 2
+    file = encode(Image.fromarray(height.astype(kind)), "TIFF", tiffinfo=tags)
+    (found,) = packed(tmp_path / "it", {"a.tif": file}, image_size=size, color_mode="keep").values()
+    unknown = np.isnan(found) | (found == nodata)
+    # The border is at a third.
+    np.testing.assert_array_equal(unknown.mean(axis=0)[:, 0], (np.arange(size[1]) + 0.5) / size[1] < 1 / 3)
+    plain = np.asarray(Image.fromarray(height[:, 5:].astype(np.float32)).resize((1, size[0]), BILINEAR))
+    expected = np.broadcast_to(plain[..., None], found.shape)
+    np.testing.assert_allclose(found[~unknown], expected[~unknown], atol=0.51 if kind == "u2" else 1e-3)

@@ -67,6 +67,7 @@ READ: dict[str, tuple[Any, ...]] = {
     "names of people before each": ("{ann,bob,eve}-{a,b,c}-x.jpg zoe-d-x.jpg", {}, "images; 10 without labels"),
     "a table of one name in each folder": ("s{1,2}/{0..2}.jpg", {"s1/labels.csv": rows("file,label", "{0..2}.jpg,{a,b}"), "s2/labels.csv": rows("file,label", "{0..2}.jpg,{b,a}")}, "table; a 3, b 3"),
     "two words in folders of grades": ("{1,2}/{aug,orig}_{0..2}.jpg", {}, "image_folder; 1 6, 2 6"),
+    "numbered images are not in twos": ("{a,b}.jpg {a,b}_2.jpg", {}, "images; 4 without labels"),
     "one image called after another": ("{a,a_b,c,d}.jpg", {}, "images; 4 without labels"),
     "single letters in two cases": ("A/1.jpg a/2.jpg", {}, "image_folder; A 1, a 1"),
     "top right and top left": ("x/image_{tl,tr}/{0..3}.jpg", {}, "image_folder; image_tl 4, image_tr 4"),
@@ -123,6 +124,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     **{f"two spellings: {one}, {other}": (f"train/{{{one},eel}}/1.jpg test/{{{one},{other},eel}}/2.jpg", {}, "look like one in two spellings") for one, other in (("big~cat", "big_cat"), ("Cat", "cat"), ("cat", "~cat~"), ("ä", "a\u0308"))},
     "01 and 1": (SIX, {"l.csv": rows("path,label", "{0..5}.jpg,{01,1}")}, r"'01' and '1' look like one"),
     "a set that is no split": (SIX, {"l.csv": rows("path,label,set", "{0..5}.jpg,{a,b},{train,train,validierung}")}, r"'set' names splits and other values: 'validierung'"),
+    **{f"masks beside images, called {end}": (f"x{{0..2}}.jpg x{{0..2}}{end}.png", {}, rf"come in twos.*image_masks\('{end}'\)") for end in ("_manual1", "_1stHO", "_label_ground-truth")},
     **{f"masks by tables: {said}": ("x/{0..3}.png z/{0..3}c.png y/{0..3}b.png", tables, said) for said, tables in (
         (r"'m\.csv': it has 'y/1b\.png' as the mask of 'x/0\.png', and 'l\.csv' 'y/0b\.png'", {"l.csv": rows("image,mask", "{0..3}.png,{0..3}b.png"), "m.csv": rows("image,mask", "{0..3}.png,{1,2,3,0}b.png")}),
         (r"'y/1b\.png' as the mask of 'x/0\.png', and 'l\.csv' 'y/0b\.png'", {"l.csv": rows("image,mask", "{0,0,1,1}.png,{0..3}b.png")}),
@@ -135,6 +137,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "copies of the images": ("a/{0..3}.png b/{0..3}.png", {"l.csv": rows("path,label", "{0..3}.png,{a,b}")}, r"'0.png' in 'l.csv' may be 'a/0.png', 'b/0.png'"),
     "two labels of one image": (SIX, {"l.csv": rows("file,label", "{0,1,2,0}.jpg,{cat,dog}")}, r"'images/0\.jpg', one with the label 'cat' and one with 'dog'"),
     "a table against folders": ("cat/{1,2}.jpg dog/{3,4}.jpg", {"l.csv": rows("file,label", "{1,2,3,4}.jpg,{cat,dog,dog,dog}")}, r"'l\.csv'.*'cat/2\.jpg': 'dog', 'cat'.*\"table\" or layout=\"image_folder\""),
+    "a table that exchanges the classes of folders": ("Cats/{0..3}.jpg Dogs/{4..7}.jpg", {"l.csv": rows("file,label", "{0..3}.jpg,dog", "{4..7}.jpg,cat")}, r"'l\.csv' and by folders \('Cats/0\.jpg': 'dog', 'Cats'\)"),
     "a split that is misspelt beside others": ("images/{train,test,vaild}/{0..3}.png", {"labels/{train,test,vaild}/{0..3}.txt": YOLO_BOX}, r"because 'images/vaild' is of no split"),
     "clips in folders of roles": ("", {"{labels,train}/1.wav": WAV}, r"'labels', 'train' are names of parts.*layout=\"audio\" takes"),
     "paths of another form": (SIX, {"l.csv": rows("file,label", "{00000,00001}.png,cat")}, r"The first row of 'l\.csv' is '00000.png', 'cat', and a file is called 'images/0\.jpg'"),
@@ -164,6 +167,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "COCO and a table of other boxes": ("{0..3}.png", {"a.json": coco("{0..3}.png"), "b.csv": rows("file,class,xmin,ymin,xmax,ymax", "{0..3}.png,cat,5,6,40,30")}, r"'b\.csv' \('"),
     "names across folders": ("siteA/{cat,dog}.{0..2}.png siteB/{cat,dog}.{3..5}.png", {}, "the images' names"),
     "a table that is a row off, beside names": ("{cat,dog}.{0..2}.jpg", {"l.csv": rows("id,label", "{cat,dog}.{0..2}.jpg,{0,0,1,1,1,0}")}, r"by 'l\.csv' and by the images' names \('cat\.0\.jpg': '0', 'cat'\)"),
+    "a table that is a row off, beside names with numbers": ("{cat,dog}_{00..05}.jpg", {"l.csv": rows("file,label", "cat_00.jpg,dog", "cat_{01..05}.jpg,Cat", "dog_{00..05}.jpg,dog")}, r"by 'l\.csv' and by the images' names \('cat_00\.jpg': 'dog', 'Cat'\)\. Take one of them: layout=\"table\" or layout=file_names"),
     "a record of each image, of other classes than the folders": ("{cat,dog}/{0..3}.jpg", {"l.xml": rows('<i f="{cat,dog}/{0..3}.jpg" is="{dog,cat}" at="1 2 3 4"/>')}, r"'l\.xml'"),
     "numbers that lead to images, beside names that lead to none": ("{0..5}.jpg", {"l.csv": rows("image,count,label", "scan_{a,b,c,d,e,f},{0..5},{cat,dog}")}, "names different files in 'count' and 'image'"),
     "pairs of images": ("{0..3}.jpg", {"l.csv": rows("image,pair,same", "{0,0,1,2,3}.jpg,{1,2,3,0,1}.jpg,{1,0,0,1,0}")}, "names different files in 'image' and 'pair'"),
@@ -260,10 +264,15 @@ def test_whole_labels_stay_exact(base: int) -> None:
     assert targets.values.tolist() == numbers
 
 
-def test_labels_of_more_than_64_bits_are_refused() -> None:
-    """Fractions are float32."""
-    with pytest.raises(LayoutError, match=f"{2**63}, which does not fit"):
-        read(SIX, column("label", *(str(2**63 - 1 + n % 2) for n in range(6))), "'table'")
+def test_labels_that_would_merge_are_refused() -> None:
+    """No 64-bit number, one of several columns, or written as floats; what stays apart is float32."""
+    for texts, layout, pattern in (
+        (column("label", *(str(2**63 - 1 + n % 2) for n in range(6))), "'table'", f"{2**63}, which does not fit"),
+        (column("a,b", *(f"{2**24 + n},0.5" for n in range(6))), "table_rows(['a', 'b'])", "16777216 and 16777217"),
+        (column("label", *(f"{2**53 + 2 * n}.0" for n in range(6))), "'table'", "the same number in float32"),
+    ):
+        with pytest.raises(LayoutError, match=pattern):
+            read(SIX, texts, layout)
     targets = read(SIX, column("label", "0.1", "1e20", "16777217", "3", "4", "5")).targets
     assert isinstance(targets, Values)
     assert targets.values.dtype == np.float32

@@ -390,7 +390,7 @@ def why_no_text(source: Source) -> str:
     folders = sorted(one for one in {*map(words.folder_of, texts.names)} if one and not words.is_split(one))
     # Parts of one text are numbered too, and dates.
     named = {" ".join(words.letters_of(one)) for one in parts_of_names(texts.names, BEFORE_NUMBER)}
-    named = {one for one in named if not words.split_name(one).split}
+    named = {one for one in named if not words.split_name(one).split} or {*words.sides_of_texts(texts.names)}
     if 1 < len(folders) < len(texts) or len(named) > 1:
         only = source.only(texts.names[:1], texts.names[1:])
         where = f"in folders ({listed(folders)})" if len(folders) > 1 else f"called after {listed(sorted(named))}"

@@ -64,13 +64,13 @@ def test_every_extension_of_an_image_counts_in_any_case() -> None:
 @pytest.mark.parametrize("holder", ["zip", "tar", "several"])
 def test_an_empty_class_folder_keeps_its_number(tmp_path: Path, holder: str) -> None:
     """As in torchvision's classes: in a folder, and in archives that list it."""
-    files = {"cat/1.jpg": b"", "eel/2.jpg": b"", "dog/.DS_Store": b""}
+    files = {"cat/1.jpg": b"", "eel/2.jpg": b"", "fox/3.svg": b"", "dog/.DS_Store": b""}
     place = write_files(tmp_path / "set", files)
     if holder in ("zip", "tar"):
         place = Path(shutil.make_archive(str(place), holder, place))
     with open_tree(place, spool=tmp_path) as tree:
         found = detect_layout(JoinedTree("both", [("x", tree)]) if holder == "several" else tree, "image_folder")
-        assert (found.classes, labels(found)) == (("cat", "dog", "eel"), [0, 2])
+        assert (found.classes, labels(found)) == (("cat", "dog", "eel", "fox"), [0, 2])
 
 
 @pytest.mark.parametrize(

@@ -486,6 +486,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "parquet: other columns": (lambda: {"a.parquet": parquet_of(columns_of(range(2))), "b.parquet": parquet_of({"image": columns_of(range(2))["image"]})}, r"b\.parquet"),
     **{f"parquet: labels in {first} alone": (lambda first=first, second=second: {f"{first}.parquet": parquet_of(columns_of(range(2))), f"{second}.parquet": parquet_of({"image": columns_of(range(2))["image"], "id": [1, 2]})}, rf"{second}\.parquet.*only='{first}\.parquet'")
        for first, second in (("train", "test"), ("train", "val"))},
+    **{f"{kind}: {copy}": (lambda kind=kind, copy=copy, first=first: dict.fromkeys((first, copy), KINDS[kind][1](range(3))), f"'{re.escape(copy)}' looks like a copy of '{first}'.*only='")
+       for kind, first, copy in (("webdataset", "train.tar", "train (1).tar"), ("tfrecord", "a.tfrecord", "Copy of a.tfrecord"), ("parquet", "a.parquet", "a - Copy.parquet"), ("lmdb", "a/data.mdb", "a (1)/data.mdb"))},
     "records: the image by another name": (lambda: {"a.tfrecord": records_of([{"image": picture(0), "label": 1}]), "b.tfrecord": records_of([{"image/encoded": picture(1), "label": 1}])}, r"b\.tfrecord\[0\].*'image/encoded'.*'image'"),
     "records: clips": (lambda: {"a.tfrecord": records_of([{"audio": wav(), "label": 1}])}, "audio, label"),
     "LMDB: a label without an image": (lambda: {"db/data.mdb": lmdb_of({b"image-1": picture(1), b"label-1": b"1", b"label-2": b"1"})}, r"label of '2'"),
