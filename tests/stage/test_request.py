@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from colabstage import StagedDataset, make_loader, pack_dataset, plan_stage, stage_dataset
+from colabstage.errors import OptionError
 from colabstage.options import folders
 from tests.support.images import in_classes, make_tree
 
