@@ -290,7 +290,8 @@ class _Example:
         stated = ([side for name in names for side in self.values(name) if isinstance(side, int)] for names in _SIZES)
         (height, *_), (width, *_), (depth, *_) = ([*sides, 0] for sides in stated)
         length = image.end - image.start
-        depth = depth or length // max(height * width, 1)
+        # Four bytes for each pixel may be a float.
+        depth = depth or (3 if 3 * height * width == length else 1)
         fits = height * width * depth == length and depth in (1, 3, 4) and not self.is_image(image)
         return (height, width, depth) if fits else ()
 
@@ -398,7 +399,8 @@ def tfrecord_state(source: Source) -> Evidence:
     fields = join_fields([(stated, len(found)) for found, stated, _ in scanned])
     odd = next((record for record in records if bool(record.shape) is not bool(records[0].shape)), None)
     if odd is not None:
-        raise broken(odd.name, f"only one of it and '{records[0].name}' holds an image file")
+        what = f"its image has another form than that of '{records[0].name}'"
+        raise broken(odd.name, what, "image files alone, or pixels alone, each of the height and width beside them")
     notes = [*lost, *left_out_notes((sum(count for *_, count in scanned), "records", f"without '{image}'"))]
     parts = np.array([record.stored for record in records], np.int64).reshape(-1, 3)
     stored = ShardParts(shards, parts, [record.name for record in records])
