@@ -80,7 +80,7 @@ class FolderService:
 
 
 @contextlib.contextmanager
-def ftp_service(root: Path, *, may: str = "elr") -> Iterator[FolderService]:
+def ftp_service(root: Path) -> Iterator[FolderService]:
     """An FTP server in a thread."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # before Python 3.12 it uses asyncore, which is old
@@ -90,7 +90,7 @@ def ftp_service(root: Path, *, may: str = "elr") -> Iterator[FolderService]:
         from pyftpdlib.servers import FTPServer
 
     authorizer = DummyAuthorizer()
-    authorizer.add_user(USER, PASSWORD, str(root), perm=may)
+    authorizer.add_user(USER, PASSWORD, str(root), perm="elr")
     loop = IOLoop()
     names = {"authorizer": authorizer, "use_sendfile": False, "auth_failed_timeout": 0}
     handler = type("Handler", (FTPHandler,), names)
