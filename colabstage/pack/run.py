@@ -323,7 +323,7 @@ def _is_uploaded_to(target: object) -> bool:
 
 def _expanded(name: str, place: str | PathLike[str]) -> str | PathLike[str]:
     """Return where a pack goes, with `~` expanded."""
-    address = "shards= also take an address that fsspec writes to, as 's3://bucket/set.h5'"
+    address = "with shards= also an address that fsspec writes to, as 's3://bucket/set.h5'"
     absolute_path(place, name, instead=address if name == "target" else "")
     return os.path.expanduser(place)  # noqa: PTH111 - a Path would lose the slash of a folder
 

@@ -218,8 +218,9 @@ class RemoteFolder:
             except ReplanError:
                 folder._clear(names)
                 raise
-            finally:
+            except BaseException:
                 folder.stop()
+                raise
 
     def finished(self, name: ShardName) -> ShardResult | None:
         return self._result(self._final(name), name) or self._result(self._part(name), name)
@@ -262,7 +263,9 @@ class RemoteFolder:
 
     def _files_to_replace(self, names: Sequence[ShardName], *, overwrite: bool) -> list[str]:
         own, dataset = {name.file_of(self.target): name for name in names}, PartName.of(Path(self.target)).dataset
-        there = {file: PartName.of(Path(file)) for file in self.store.objects(self.folder)}
+        # FTP refuses access to what is not there.
+        listed = self.store.objects(self.folder) if self.store.exists(self.folder) else ()
+        there = {file: PartName.of(Path(file)) for file in listed}
         foreign = [file for file, part in there.items() if part.dataset == dataset]
         foreign = [one for one in foreign if one not in own or self._result(self._final(own[one]), own[one]) is None]
         for one in foreign:
@@ -274,7 +277,9 @@ class RemoteFolder:
         return [one for one in foreign if one not in own]
 
     def _result(self, path: str, name: ShardName) -> ShardResult | None:
-        manifest = parse_manifest(parse_json(self.store.content(f"{path}.json") or b""), path)
+        if not self.store.exists(sidecar := f"{path}.json"):
+            return None
+        manifest = parse_manifest(parse_json(self.store.content(sidecar) or b""), path)
         return name.result_of(manifest, self.store.size(path))
 
     def _clear(self, names: Sequence[ShardName]) -> None:

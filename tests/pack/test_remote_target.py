@@ -13,7 +13,7 @@ import pytest
 from colabstage import fetch_files, pack_dataset
 from colabstage.errors import CancelledError, OptionError, TargetExistsError, TargetNotWritableError
 from tests.contract.served import numbers_in
-from tests.sources.servers import BucketService
+from tests.sources.servers import USER, BucketService, ftp_service
 from tests.support.images import in_classes, make_tree
 from tests.support.staged import contents, timeless
 from tests.support.steps import OneStep
@@ -73,6 +73,15 @@ def test_file_addresses_and_memory_take_shards(tmp_path: Path, photos: Path, exp
     finally:
         memory.store.clear()
         memory.pseudo_dirs[:] = [""]
+
+
+def test_a_file_server_takes_shards(tmp_path: Path, photos: Path, expected: Files) -> None:
+    """FTP refuses access to what is not there."""
+    (tmp_path / "served").mkdir()
+    with ftp_service(tmp_path / "served") as service:
+        service.server.handler.authorizer.user_table[USER]["perm"] = "elradfmw"
+        pack_dataset(photos, f"{service.login_address}/sets/set.h5", shards=2, progress=False)
+    assert contents(tmp_path / "served" / "sets") == expected
 
 
 @pytest.mark.slow
