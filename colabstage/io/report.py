@@ -146,8 +146,9 @@ def _shown_figure() -> type[Figure]:
 
 
 def in_notebook() -> bool:
-    """Return whether this process belongs to a notebook that draws HTML: it runs IPython's kernel."""
-    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell()).__mro__)
+    """Return whether this process belongs to a notebook that draws HTML: it runs IPython's kernel, and not Spyder's."""
+    names = {kind.__name__ for kind in type(shell()).__mro__}
+    return "ZMQInteractiveShell" in names and "SpyderShell" not in names
 
 
 Status = Literal["ok", "warn", "fail", "skip", "change"]

@@ -323,13 +323,13 @@ def remove_own(path: Path, *, empty: bool = False) -> None:
     """Remove one of our temporaries, or something in one, as far as possible; a missing one is fine. It never raises a
     disk's error, because it cleans up after errors that must not be hidden.
 
-    `empty`: empty files first, for Google Drive, whose trash counts against the quota.
+    `empty`: empty files first, for Google Drive, whose trash counts against the quota; not those with a second name.
     """
     check_own(path)
     with contextlib.suppress(OSError):
         for part in walk_parts(path) if empty else ():
             with contextlib.suppress(OSError):  # an account over its quota may refuse even this
-                _set_length(part, 0)
+                _set_length(part, 0, most_names=1)
     # Twice, because no later call may come to sweep here: a mount may refuse in passing.
     for _ in range(2):
         try:
@@ -353,12 +353,13 @@ def cut_own(path: Path, size: int) -> None:
     _set_length(path, size)
 
 
-def _set_length(path: Path, size: int) -> None:
-    """Set the length of a regular file that is not a link."""
+def _set_length(path: Path, size: int, *, most_names: float = math.inf) -> None:
+    """Set the length of a regular file that is not a link and has at most `most_names` names."""
     # Opening must not block on a FIFO.
     handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        os.ftruncate(handle, size)
+        if os.fstat(handle).st_nlink <= most_names:
+            os.ftruncate(handle, size)
     finally:
         os.close(handle)
 

@@ -347,6 +347,12 @@ class Fetcher:
                 budget = RetryBudget(self._policy, self._clock)
             except TransientError as error:
                 goes_on = self._pause_after(error, run, budget)
+            except SourceChangedError as error:
+                # The file may have been rewritten with the same content: each block's hash tells.
+                block = run.position // self._blocks.layout.block_bytes
+                if not self._blocks.layout.hashes[block]:
+                    raise
+                self._reject(block, error, run)
 
     def _next_run(self) -> Run | None:
         """Return what this connection should fetch, once there is something; `None` when it should end."""
@@ -482,16 +488,20 @@ class Fetcher:
         """Forget the received bytes of a block, with the lock held."""
         self._arriving.pop(block, None)
 
-    def _reject(self, block: int, error: Exception) -> None:
-        """Hand out a block again that has arrived wrong; after a few times the error is final for this block."""
+    def _reject(self, block: int, error: Exception, run: Run | None = None) -> None:
+        """Hand out a block again that has arrived wrong, or the rest of a run whose source has changed; after a few
+        times the error is final for this block."""
         with self.lock:
             assert self._order is not None
             self._tries[block] += 1
             if self._tries[block] >= _BLOCK_TRIES:
                 del self._tries[block]
                 self.failures[block] = error
-            self.forget(block)
-            self._order.again(*self._blocks.layout.span(block))
+            if run is not None:
+                self._order.release(run, self._clock.now())
+            else:
+                self.forget(block)
+                self._order.again(*self._blocks.layout.span(block))
             self._wake()
         self._remotes.drop(int(self._blocks.layout.file_of[block]))
 

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -117,6 +118,17 @@ def on_wrong_disks(request: StageRequest) -> Iterator[str]:
         yield f"{what}: give local_dir= on a local disk. What is to last goes to cache_dir=."
     if isinstance(cache, Path) and (lost := lost_with_machine(cache)):
         yield f"The cache {lost}. For the next session, give a folder on a mounted Drive."
+
+
+def beyond_limit(request: StageRequest) -> Iterator[str]:
+    """Yield a sentence if the complete local pack exceeds the disk limit. It is used anyway: the space is taken."""
+    limit, folder = request.disk_limit, request.folder
+    if limit is not None and (size := request.pack_path.stat().st_size) > limit:
+        yield (
+            f"All {format_bytes(size)} of the pack are here already, more than disk_limit={format_bytes(limit)}. To "
+            f"read it in part, remove it (colabstage cache purge {quote(folder.name)} --only here --yes --local-dir "
+            f"{quote(str(folder.parent))}) and call again."
+        )
 
 
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:

@@ -23,6 +23,7 @@ from colabstage.stage.cache import (
     Cache,
     CachedPack,
     StageFigures,
+    beyond_limit,
     check_disk_limit,
     copy_pack,
     exceeds,
@@ -128,7 +129,7 @@ def decide_here(call: StageCall, source: SourceOnce) -> Decision:
     if problem is not None:
         report.note(f"Staging again: {problem}.")
         return Decision("stage", (f"Here: {problem}.",))
-    reasons = ("It is complete here.", *filter(None, (str(freshness),)))
+    reasons = ("It is complete here.", *filter(None, (str(freshness),)), *beyond_limit(request))
     return Decision("reuse", reasons, record, seal, freshness=freshness)
 
 

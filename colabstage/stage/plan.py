@@ -17,6 +17,7 @@ from colabstage.io.report import Report, Row, Shown, Table, json_values
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import UNKNOWN_SPACE, free_space
+from colabstage.pack.arrival import PackStream
 from colabstage.stage.cache import LESS_ROOM, Cache, StageFigures, on_wrong_disks
 from colabstage.stage.decide import Action, Decision, decide, find_bases, has_to_come, plan_reading, staging_figures
 from colabstage.stage.record import check_targets
@@ -26,7 +27,7 @@ from colabstage.stage.source import SourceOnce, StageCall
 from colabstage.trees.listing import total_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from colabstage.pack.options import PackOptions
     from colabstage.sources.parse import SourceArgument
@@ -36,6 +37,8 @@ _SENTENCES = {
     "restore": "is in the cache; it would be copied from there and verified",
     "stage": "would be read from its source",
 }
+# Below this, the wait for the whole pack is short.
+_WORTH_BYTES = 200_000_000
 _IN_PART = "is in the cache; it would be opened in part, and read from there"
 
 
@@ -162,6 +165,7 @@ def _plan_restore(
             f"{format_bytes(limit)} be here."
         )
         figures = StageFigures(min(size, limit), pack_bytes=min(size, limit))
+    reasons.extend(_on_streaming(request, size))
     if request.wants_files:
         opened = source.open()
         files = 0 if has_to_come(opened) else total_size(opened.open_tree(spool).entries)
@@ -188,6 +192,7 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
         return _plan(request, cache, decision, [*reasons, *map(ended, source_notes)], figures)
     reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
     reasons.extend(map(ended, filter(None, (reading.note,))))
+    reasons.extend(_on_streaming(request, job.plan.nbytes, PackStream.obstacle(job)))
     reasons.extend(map(ended, [*source_notes, *job.table.notes]))
     count = 0
     if reading.in_shards and request.disk_limit is not None:
@@ -198,6 +203,13 @@ def _plan_reading(call: StageCall, source: SourceOnce, cache: Cache, decision: D
     found = job.table.summary()
     plan = _plan(request, cache, decision, reasons, figures, samples=rows, found=found, count=count)
     return replace(plan, in_part=count > 0)
+
+
+def _on_streaming(request: StageRequest, nbytes: int, obstacle: str | None = None) -> Iterator[str]:
+    """Yield whether streaming=True pays, where it can be given."""
+    if request.keep == "pack" and request.disk_limit is None and nbytes >= _WORTH_BYTES:
+        gain = "gives batches while the rest arrives" if obstacle is None else f"gains nothing here: {obstacle}"
+        yield f"streaming=True {gain}."
 
 
 def _plan(

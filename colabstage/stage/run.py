@@ -39,6 +39,7 @@ from colabstage.stage.cache import (
     LESS_ROOM,
     Cache,
     CachedPack,
+    beyond_limit,
     check_disk_limit,
     discard_rows,
     find_published,
@@ -253,6 +254,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache, decision: Decision
     found = decision.record
     assert found is not None
     call.report.origin, record = "local", found
+    call.report.note(*beyond_limit(request))
     if request.wants_pack:
         record = replace(record, seal=decision.seal or {})
     if caches and not (found.seal and found.is_published_in(request)):

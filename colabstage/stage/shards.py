@@ -8,7 +8,7 @@ shards are the file that a machine with enough space would have made, in parts.
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,17 +19,17 @@ import numpy as np
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.manifest import manifest_path
 from colabstage.h5.parts import PartName
-from colabstage.io.files import BLOCK_BYTES
+from colabstage.io.files import BLOCK_BYTES, read_json, write_json
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, Progress
-from colabstage.io.units import format_bytes, format_count
-from colabstage.io.workspace import open_workspace, remove_own
+from colabstage.io.units import format_bytes, format_count, parse_bytes
+from colabstage.io.workspace import find_orphans, open_workspace, remove_own
 from colabstage.load.partial import forget_parts
 from colabstage.machine.resources import check_space
 from colabstage.pack.arrival import MemberRanges
 from colabstage.pack.execute import PackRun
-from colabstage.pack.job import PackJob, ReplanError, prepare_pack, settled
-from colabstage.pack.plan import pack_content
+from colabstage.pack.job import PackJob, ReplanError, keeps_files, prepare_pack, settled
+from colabstage.pack.plan import has_files, pack_content
 from colabstage.pack.set_stores import ShardName, ShardResult, result_of
 from colabstage.pack.shards import set_report, shard_job, shard_names, write_shards
 from colabstage.sources.identity import compare_states
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 # One shard is published while the next is packed, which may take its space twice when gaps are closed at the end; a
 # quarter is left for what cannot be known in advance.
 _SHARDS_OF_LIMIT = 4
+# In the folder in which shards are packed: which set a call with refresh=True has begun.
+_REFRESHING = "refreshing.json"
 
 
 class ShardSizes(NamedTuple):
@@ -68,9 +70,9 @@ def divide(job: PackJob, limit: int) -> ShardSizes:
     """Decide how many shards a pack has under a limit: small enough that packing, publishing and reading have space.
 
     Raises:
-        NotEnoughSpaceError: no number of shards will do.
+        NotEnoughSpaceError: no number of shards will do; the message says which limit would.
     """
-    # For each split the bytes before each row.
+    # Summed once, because many limits are tried: for each split the bytes before each row.
     plan = job.plan
     sums: list[NDArray[np.int64]] = []
     for split in plan.splits:
@@ -82,27 +84,36 @@ def divide(job: PackJob, limit: int) -> ShardSizes:
     # Labels, keys and offsets, which stay local when the pack is read; in bytes per row.
     small = (content - plan.nbytes + (plan.open_bytes if plan.x.is_open else 0)) / rows
 
-    count = max(1, -(-_SHARDS_OF_LIMIT * total // limit))
-    while count <= max(len(one) - 1 for one in sums):
-        of_shard, rows_of_shard = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        for one in sums:
-            # Where `ShardRows.of` cuts.
-            ends = (len(one) - 1) * np.arange(count + 1) // count
-            of_shard += np.diff(one[ends])
-            rows_of_shard += np.diff(ends)
-        of_shard += (small * rows_of_shard).astype(np.int64) + plan.open_bytes * rows_of_shard // rows
-        most = int(of_shard.max())
-        if most * _SHARDS_OF_LIMIT <= limit:
-            # Each shard's index, and the blocks in which one split ends and the next begins.
-            kept = count * (1 + len(sums) + int(small * rows / count) // BLOCK_BYTES)
-            blocks = count * -(-most // BLOCK_BYTES)
-            if fixed_bytes(kept, blocks, count, BLOCK_BYTES) + LEAST_BLOCKS * BLOCK_BYTES <= limit:
-                return ShardSizes(count, most, total)
-            break
-        count = max(count + 1, -(-count * most * _SHARDS_OF_LIMIT // limit))
+    def fewest(limit: int) -> ShardSizes | None:
+        count = max(1, -(-_SHARDS_OF_LIMIT * total // limit))
+        while count <= max(len(one) - 1 for one in sums):
+            of_shard, rows_of_shard = np.zeros(count, np.int64), np.zeros(count, np.int64)
+            for one in sums:
+                # Where `ShardRows.of` cuts.
+                ends = (len(one) - 1) * np.arange(count + 1) // count
+                of_shard += np.diff(one[ends])
+                rows_of_shard += np.diff(ends)
+            of_shard += (small * rows_of_shard).astype(np.int64) + plan.open_bytes * rows_of_shard // rows
+            most = int(of_shard.max())
+            if most * _SHARDS_OF_LIMIT <= limit:
+                # Each shard's index, and the blocks in which one split ends and the next begins.
+                kept = count * (1 + len(sums) + int(small * rows / count) // BLOCK_BYTES)
+                blocks = count * -(-most // BLOCK_BYTES)
+                fits = fixed_bytes(kept, blocks, count, BLOCK_BYTES) + LEAST_BLOCKS * BLOCK_BYTES <= limit
+                return ShardSizes(count, most, total) if fits else None
+            count = max(count + 1, -(-count * most * _SHARDS_OF_LIMIT // limit))
+        return None
+
+    needed = limit
+    while (found := fewest(needed)) is None:
+        # As it is shown.
+        needed = parse_bytes(format_bytes(int(1.1 * needed) + 1), "disk_limit")
+    if needed == limit:
+        return found
     msg = (
         f"disk_limit={format_bytes(limit)} is too little to pack '{job.label}' ({format_bytes(total)}) in shards and "
-        "read them in part. Give more, or make the pack smaller: image_size=, encoding='jpeg:90'."
+        f"read them in part. Give {format_bytes(needed)} or more, or make the pack smaller: image_size=, "
+        "encoding='jpeg:90'."
     )
     raise NotEnoughSpaceError(msg)
 
@@ -164,8 +175,14 @@ def pack_into_cache(call: StageCall, source: OpenedSource, job: PackJob, cache: 
     source.read_in_place()
     job = settled(job)
     plan = partial(_SetOfShards.of, call, place=place)
+    planned = plan(job)
+    if job.options.encoding == "auto" and job.plan.encoding == "pixels" and has_files(job.table):
+        # An earlier call may have found, by an image that this one has not seen, that images have many sizes.
+        with suppress(NotEnoughSpaceError):
+            kept = plan(keeps_files(job))
+            planned = kept if kept.find_finished(source) else planned
     try:
-        return plan(job).write(source)
+        return planned.write(source)
     except ReplanError as found:
         return plan(found.plan_again(job)).write(source)
 
@@ -207,6 +224,8 @@ class _SetOfShards:
     sizes: ShardSizes
     names: tuple[ShardName, ...]
     place: Place
+    starts_over: bool
+    """Whether finished shards must not be used."""
 
     @classmethod
     def of(cls, call: StageCall, job: PackJob, place: Place) -> Self:
@@ -214,7 +233,12 @@ class _SetOfShards:
         assert call.request.disk_limit is not None
         sizes = divide(job, call.request.disk_limit)
         names = tuple(shard_names(job, sizes.number))
-        return cls(call, job, sizes, names, place)
+        starts_over = call.request.refresh
+        if starts_over and not call.request.options.incomparable:
+            # A call with refresh=True that was interrupted has made the same shards as this one would.
+            left = find_orphans(_workspace_of(call.request))
+            starts_over = not any(read_json(folder / _REFRESHING) == names[0].made_of for folder in left)
+        return cls(call, job, sizes, names, place, starts_over)
 
     @property
     def _target(self) -> str:
@@ -229,7 +253,7 @@ class _SetOfShards:
     def _is_current(self, shard: CachedFile, source: OpenedSource) -> bool:
         """Return whether a cached shard belongs to this set, and to the present state of the source."""
         state = identity_of(shard.manifest)
-        if self.call.request.refresh or shard.made_of != self.names[0].made_of or state is None:
+        if self.starts_over or shard.made_of != self.names[0].made_of or state is None:
             return False
         if PartName.of(Path(shard.name)).count != self.sizes.number:
             return False
@@ -258,11 +282,12 @@ class _SetOfShards:
         with (
             call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
             # After the error about mixed images, shards of another form are needed.
-            open_workspace(
-                request.pack_path.with_name(f"{request.name}-shards.h5"), drops=(ReplanError,), in_own_folder=True
-            ) as workspace,
+            open_workspace(_workspace_of(request), drops=(ReplanError,), in_own_folder=True) as workspace,
             _publishing(self.place) as publish_shard,
         ):
+            if request.refresh:
+                # Shards of earlier calls are no longer in the cache.
+                write_json(workspace.path / _REFRESHING, self.names[0].made_of)
             write_each = partial(self._write_each, source, workspace.path, publish_shard)
             results = write_shards(self.names, self.job, done, write_each, call.progress)
             timing.amount = sum(result.rows - result.resumed for result in results) - sum(
@@ -317,3 +342,8 @@ class _SetOfShards:
             shard=name,
         ).execute()
         return ShardResult.of(report)
+
+
+def _workspace_of(request: StageRequest) -> Path:
+    """Return the path that the folder in which shards are packed is named for."""
+    return request.pack_path.with_name(f"{request.name}-shards.h5")

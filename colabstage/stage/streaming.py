@@ -19,7 +19,7 @@ from colabstage.errors import CancelledError, NotStagedError, WorkersLostError, 
 from colabstage.h5.info import PackInfo, read_info
 from colabstage.io.display import resolve_progress
 from colabstage.io.progress import SYSTEM_CLOCK, Progress, ProgressStep
-from colabstage.io.units import format_duration
+from colabstage.io.units import format_duration, format_rate
 from colabstage.load.partial import PartialPack, UnitOrder, even_window, open_whole
 from colabstage.pack.arrival import PackArrival, PackStream
 from colabstage.stage.dataset import StagedDataset, StageReport
@@ -200,13 +200,21 @@ class BackgroundPack:
         step.start_at(done := self.arrival.moved)
         is_over = False
         while not is_over:
-            step.note(self.arrival.waits_for)
+            step.note(self.arrival.waits_for or self._training())
             is_over = bool(wait((self._done,), timeout=_LOOK_S).done)
             now = self.arrival.moved
             step.advance(now - done)
             done = now
             check()
-        step.note("")
+        step.note(self._training())
+
+    def _training(self) -> str:
+        """Say how training proceeds while data arrives; "" before the first batch."""
+        got = self.arrival.handed_out
+        if got.first_s is None:
+            return ""
+        rate = format_rate(got.rows, got.last_s - got.first_s, "samples")
+        return f"training: {rate}, waited {format_duration(got.waited_s)} for data"
 
     def cancel(self) -> None:
         """Stop the work and wait for its end; packed rows are kept for the next call."""

@@ -134,11 +134,14 @@ class TestOnMounts:
         assert (left / "data").read_text(encoding="utf-8") == "half"
 
     def test_files_are_emptied_first_where_a_trash_counts_them(self, tmp_path: Path) -> None:
+        (tmp_path / "kept").write_text("kept", encoding="utf-8")
         with open_workspace(tmp_path / "target", empty=True) as workspace:
             (workspace.path / "data").write_text("half", encoding="utf-8")
+            (workspace.path / "link").hardlink_to(tmp_path / "kept")
             handle = os.open(workspace.path / "data", os.O_RDONLY)
         try:
             assert os.fstat(handle).st_size == 0
         finally:
             os.close(handle)
-        assert list(tmp_path.iterdir()) == []
+        assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+        assert (tmp_path / "kept").read_text(encoding="utf-8") == "kept"

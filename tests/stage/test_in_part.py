@@ -60,8 +60,14 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
 
     whole = stage_dataset(source, **places)
     assert whole.part is None
+    # A complete local pack is used whatever the limit, but not silently.
+    planned = str(plan_stage(source, disk_limit=LIMIT, cache_dir=cache, local_dir=local))
     over = stage_dataset(source, disk_limit=LIMIT, **places)
-    assert (over.part, over.report.origin) == (None, "local")  # a complete local pack is used whatever the limit
+    assert (over.part, over.report.origin) == (None, "local")
+    for said in (planned, "".join(over.report.notes)):
+        assert "more than disk_limit=3.5 MB" in said
+    assert f"colabstage cache purge {whole.path.stem} --only here --yes --local-dir {local}" in over.report.notes[0]
+    assert not stage_dataset(source, disk_limit="1 GB", **places).report.notes
     expected, labels = whole["train"].read_batch(range(ROWS))
     purge_datasets(list_datasets(local_dir=local, cache_dir=None))
     assert plan_stage(source, disk_limit=LIMIT, cache_dir=cache, local_dir=local).action == "restore"
@@ -189,6 +195,16 @@ def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_pa
     assert 0 < len(left) < part.file.blocks
     assert sorted({offset // BLOCK for offset in gate.read}) == left
     assert "were already here" in str(again.report)
+
+
+def test_a_plan_says_when_to_stream(source: Path) -> None:
+    places: dict[str, Any] = {"cache_dir": None, "local_dir": source.parent / "other"}
+    assert "streaming=True" not in str(plan_stage(source, **places))
+    large = source.with_name("large")
+    large.mkdir()
+    np.lib.format.open_memmap(large / "x_train.npy", "w+", np.uint8, (2100, 100, 1000))  # a sparse file
+    np.save(large / "y_train.npy", np.arange(2100) % 3)
+    assert "streaming=True gives batches" in str(plan_stage(large, **places))
 
 
 def test_a_pack_in_a_bucket_is_read_in_part(

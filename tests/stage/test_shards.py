@@ -1,6 +1,7 @@
 """A source whose pack is larger than the disk limit: packed in shards, which go to the cache, and read from there."""
 
 import contextlib
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from tests.support.archives import write_archive
 from tests.support.http_server import WebServer
 from tests.support.images import make_tree, noise
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
+from tests.support.steps import Meanwhile
 
 pytestmark = pytest.mark.torch
 
@@ -177,6 +179,33 @@ def test_a_shard_that_was_finished_and_not_published_is_not_packed_again(
         check_rows(data, whole)
 
 
+@pytest.mark.parametrize("why", ["refresh", "sizes"])
+def test_what_an_interrupted_call_has_begun_is_continued(why: str, tmp_path: Path, places: dict[str, Any]) -> None:
+    """A refresh, and a set of images that turned out to have many sizes."""
+    # Not the first, the last or the largest image, which are examined beforehand.
+    odd = {"cat/0050.png": noise(50, size=(120, 120))} if why == "sizes" else {}
+    source = make_tree(tmp_path / "photos", images(COUNT) | odd)
+    options, cache = {"refresh": why == "refresh"}, places["cache_dir"]
+    first = dict[str, int]()
+    if why == "refresh":
+        with staged(source, places):
+            first = times_in(cache)
+
+    def interrupt() -> None:
+        if len(times_in(cache).items() - first.items()) >= 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), staged(source, places, progress=Meanwhile(interrupt), **options):
+        pass
+    done = times_in(cache).items() - first.items()
+    with staged(source, places, **options) as data:
+        assert (data.report.origin, data.splits["train"]) == ("source", COUNT)
+    assert len(done) >= 2
+    assert done <= times_in(cache).items()
+    with staged(source, places, **options) as data:
+        assert data.report.origin == ("source" if why == "refresh" else "cache")
+
+
 def test_what_became_of_the_source_or_of_a_shard_is_noticed(places: dict[str, Any], tmp_path: Path) -> None:
     source = make_tree(tmp_path / "photos", images(COUNT))
     with staged(source, places):
@@ -222,7 +251,13 @@ def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
     assert not [path for path in places["local_dir"].rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("call", [plan_stage, partial(stage_dataset, progress=False)], ids=["plan", "stage"])
-def test_a_limit_that_is_too_little_is_refused(archive: Path, places: dict[str, Any], call: Any) -> None:
-    with pytest.raises(NotEnoughSpaceError, match="disk_limit=150 kB"):
-        call(archive, disk_limit=150_000, **places)
+def test_the_limit_that_a_refusal_asks_for_is_enough(archive: Path, places: dict[str, Any]) -> None:
+    told = set[str]()
+    for call in (plan_stage, partial(stage_dataset, progress=False)):
+        with pytest.raises(NotEnoughSpaceError, match="disk_limit=150 kB") as refused:
+            call(archive, disk_limit=150_000, **places)
+        told |= {*re.findall(r"Give (.+?) or more", str(refused.value))}
+    (limit,) = told
+    with staged(archive, places, disk_limit=limit) as data:
+        assert data.part is not None
+        assert sum(len(y) for _, y in data.loader("train", 8)) == COUNT

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
 
 from colabstage import StagedDataset, dataset_h5, stage_dataset
 from colabstage.errors import CancelledError, NotStagedError, OptionError, SourceReadError
+from colabstage.options import Progress, ProgressStep
 from colabstage.trees.listing import FileEntry, Tree
 from colabstage.trees.open import open_tree
 from tests.support.archives import write_archive
@@ -146,6 +147,27 @@ def test_arrays_are_the_same_whether_or_not_rows_still_arrive(tmp_path: Path) ->
     for (x, _), (expected, _) in zip(streamed.to_numpy("train", 2), whole.to_numpy("train", 2), strict=True):
         np.testing.assert_array_equal(x, expected)
     streamed.wait(progress=False)
+
+
+def test_what_is_shown_says_how_training_proceeds(gated: GatedTree, tmp_path: Path) -> None:
+    shown = list[str]()
+
+    class Shown(Progress, ProgressStep):
+        def step(self, name: str, *, total: int | None, unit: str) -> Self:
+            return self
+
+        def background(self) -> Progress:
+            return self
+
+        def note(self, text: str) -> None:
+            shown.append(text)
+
+    gated.gate.open()
+    data = stage(gated, tmp_path / "a", streaming=True, progress=Shown())
+    list(data.loader("train", BATCH, num_workers=0))
+    data.wait(progress=False)
+    assert any(re.fullmatch(r"training: .+ samples/s, waited .+s for data", text) for text in shown)
+    assert "of waiting for batches" in str(data.report)
 
 
 def _second_epoch(path: Path) -> Any:
