@@ -190,25 +190,31 @@ class Steps(NamedTuple):
     source: Any
     unpack: Callable[[Any], Iterable[Any]]
     hand_out: Callable[[Any], Any]
-    at_end: Callable[[], object] | None = None
+    at_end: Callable[[], object] = lambda: None
     """Called when there are no more."""
     waited: Callable[[float], object] | None = None
     """Called with the seconds that each batch took to come."""
-    let_go: Callable[[], object] | None = None
+    let_go: Callable[[], object] = lambda: None
     """Called once, when nothing more will come."""
 
 
 class Iteration(Generic[T]):
-    """One iteration of a loader, which begins with its first batch. It holds no reference to the loader, so that either
-    may be dropped first."""
+    """One iteration of a loader, prepared from here on. It holds no reference to the loader, so that either may be
+    dropped first."""
 
-    def __init__(self, begin: Callable[[], Steps]) -> None:
-        self._begin = begin
-        self._steps: Steps | None = None
+    def __init__(self, steps: Steps, instead: Callable[[], Steps | None] = lambda: None) -> None:
+        """Take over `steps`. `instead`: called before the first batch, for steps that take their place."""
         self._ready: deque[Any] = deque()
-        self._let_go: Callable[[], object] = lambda: None
+        self._instead: Callable[[], Steps | None] | None = instead
+        self._take(steps)
         self.closed = False
         """Whether it ended before its end, by `close` or an error."""
+
+    def _take(self, steps: Steps) -> None:
+        self._steps = steps
+        # Called early, not when this object is dropped: a variable or a traceback may keep it alive unused.
+        self._let_go = weakref.finalize(self, steps.let_go)
+        self._let_go.atexit = False
 
     def __iter__(self) -> Self:
         return self
@@ -221,31 +227,26 @@ class Iteration(Generic[T]):
             )
             raise CancelledError(msg)
         try:
-            steps = self._steps or self._started()
+            instead, self._instead = self._instead, None
+            if instead is not None and (other := instead()) is not None:
+                self._end()
+                self._take(other)
+            steps = self._steps
             began = 0.0 if steps.waited is None else time.perf_counter()
             if not self._ready:
-                self._receive(steps)
+                self._receive()
             if steps.waited is not None:
                 steps.waited(time.perf_counter() - began)
             return steps.hand_out(self._ready.popleft())  # type: ignore[no-any-return]
         except KeyboardInterrupt as stop:
             raise_stopped(stop, "")
 
-    def _started(self) -> Steps:
-        steps = self._steps = self._begin()
-        if steps.let_go is not None:
-            # Called early, not when this object is dropped: a variable or a traceback may keep it alive unused.
-            self._let_go = finalizer = weakref.finalize(self, steps.let_go)
-            finalizer.atexit = False
-        return steps
-
-    def _receive(self, steps: Steps) -> None:
+    def _receive(self) -> None:
         try:
-            self._ready.extend(steps.unpack(next(steps.source)))
+            self._ready.extend(self._steps.unpack(next(self._steps.source)))
         except StopIteration:
             self._let_go()
-            if steps.at_end is not None:
-                steps.at_end()
+            self._steps.at_end()
             raise
         except BaseException:
             self.close()
@@ -255,9 +256,11 @@ class Iteration(Generic[T]):
     def close(self) -> None:
         # Set first, so that a consumer who continues, also after an error, gets an error instead of an early end.
         self.closed = True
+        self._end()
+
+    def _end(self) -> None:
         self._ready.clear()
-        if self._steps is not None:
-            self._steps.source.close()
+        self._steps.source.close()
         self._let_go()
 
 
@@ -267,10 +270,7 @@ class Iterated(Closing):
     # Weak references: an abandoned loop ends its thread by itself.
     _running: tuple[weakref.ref[Iteration[Any]], ...] = ()
 
-    def _begun(self, begin: Callable[[], Steps], *, at_once: bool = False) -> Iteration[Any]:
-        iteration: Iteration[Any] = Iteration(begin)
-        if at_once:
-            iteration._started()
+    def _begun(self, iteration: Iteration[T]) -> Iteration[T]:
         self._running = (*(one for one in self._running if one() is not None), weakref.ref(iteration))
         return iteration
 

@@ -33,7 +33,7 @@ from colabstage.io.arguments import refuse_argument, whole_number
 from colabstage.io.boundary import public_class
 from colabstage.io.packages import refuse_import
 from colabstage.io.progress import Demand
-from colabstage.load.ahead import Ahead, Iterated, Steps
+from colabstage.load.ahead import Ahead, Iterated, Iteration, Steps
 from colabstage.load.batch import Batcher, Group, is_image_shape, target_array
 
 if TYPE_CHECKING:
@@ -314,16 +314,12 @@ class CudaDataLoader(Iterated, Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Start the next iteration; the loader's own iterator is created here, in the caller's thread."""
         self.close()
-        # At once, to follow what makes the batches, which the stream that is current now may have queued.
-        return self._begun(self._start, at_once=True)
-
-    def _start(self) -> Steps:
         # Before our thread exists: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
         own = None if _gives_new_batches(self.loader) else partial(_own_leaf, self.device)
         source, stager = _own_batches(batches, own, owned=batches is not self.loader), Stager(self._stream, self.device)
         staged = stage_ahead(source, stager, self._queue_size, "colabstage-cuda")
-        return Steps(staged, lambda one: (one,), stager.hand_out)
+        return self._begun(Iteration(Steps(staged, lambda one: (one,), stager.hand_out)))
 
     def __repr__(self) -> str:
         return f"CudaDataLoader({self.loader!r}, device='{self.device}', queue_size={self._queue_size})"

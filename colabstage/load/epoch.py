@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -181,6 +181,18 @@ def choose_shard(rank: int | None, world_size: int | None) -> Shard:
         msg = f"rank={rank!r} and world_size={world_size!r} do not fit; expected 0 <= rank < world_size, or neither."
         raise OptionError(msg)
     return shard
+
+
+def first_made(name: str, made: str) -> str:
+    """Return how the first of the process group's ranks to make this loader has made it, without waiting for any."""
+    # A store may have failed, or be of another kind.
+    with suppress(Exception):
+        from torch.distributed import distributed_c10d, get_rank
+
+        store = distributed_c10d._get_default_store()
+        number = store.add(f"colabstage/{name}/made by rank {get_rank()}", 1)
+        return store.compare_set(f"colabstage/{name}/{number}", "", made).decode()
+    return made
 
 
 def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool) -> int:

@@ -28,7 +28,7 @@ from colabstage.io.pipeline import SOLO
 from colabstage.io.progress import Demand
 from colabstage.io.report import Report, Shown
 from colabstage.io.units import format_count
-from colabstage.load.ahead import Ahead, Iterated, Steps
+from colabstage.load.ahead import Ahead, Iterated, Iteration, Steps
 from colabstage.load.augment import CroppedInputs, FirstCrop, check_inputs, first_crop
 from colabstage.load.batch import Batcher, Group
 from colabstage.load.batches import Form, move_to, torch_dtype
@@ -58,6 +58,7 @@ from colabstage.load.epoch import (
     choose_shard,
     chosen_order,
     digest_of,
+    first_made,
     given_rows,
     order_within,
     sampler_order,
@@ -178,13 +179,8 @@ def make_loader(
         free = free_device_memory(device, facts.free_memory_bytes)
         facts = replace(facts, device=device.type, device_free_bytes=free)
     plan = choose_loader(facts, batch_size, replace(asked, shuffle=shuffle))
-    if not plan.is_joint:
-        warnings.warn(
-            f"This rank has {format_count(plan.batches, 'batches')} in an epoch, and another has one more or fewer: a "
-            "step that waits for all, as with DDP, would never end. Write drop_last=True, or a larger batch_size.",
-            UserWarning,
-            stacklevel=3,
-        )
+    if shard.world_size > 1:
+        _check_ranks(plan, dataset, some, None if asked.rank is not None else seed)
     order: Order = some or RowOrder(len(dataset), plan.order.name == "permutation")
     if plan.order.name == "arrival" and layout is not None:
         order = order_of(layout, dataset.split, None if some is None else some.chosen)
@@ -215,6 +211,28 @@ def make_loader(
     vars(loader.batch_sampler)["set_epoch"] = loader.sampler.set_epoch  # type: ignore[attr-defined]
     loader._position, loader._pipeline = Position(start := EpochPlace(0, 0), start), pipeline
     return loader
+
+
+def _check_ranks(plan: LoaderPlan, dataset: dataset_h5, some: RowOrder | SampledOrder | None, seed: int | None) -> None:
+    """Warn if ranks make different numbers of steps, or read parts of different lists, unless another program has
+    numbered the ranks: then there is no `seed`."""
+    if not plan.is_joint:
+        warnings.warn(
+            f"This rank has {format_count(plan.batches, 'batches')} in an epoch, and another has one more or fewer: a "
+            "step that waits for all, as with DDP, would never end. Write drop_last=True, or a larger batch_size.",
+            UserWarning,
+            stacklevel=4,
+        )
+    chosen = 0 if some is None or some.chosen is None else digest_of(some.chosen)
+    made = f"seed={seed}, batch_size={plan.batch_size} and rows {chosen:x} of {len(dataset):,}"
+    if seed is not None and (first := first_made(f"{dataset.reader.path.name}/{dataset.split}", made)) != made:
+        warnings.warn(
+            f"This rank has made its loader with {made}, another one with {first}: some samples are read by no rank, "
+            "others by several. Make it alike on all, as with random_split(…, generator=torch.Generator().manual_seed"
+            "(0)); for rows that you have divided among ranks yourself write rank=0, world_size=1.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _below_subsets(dataset: object) -> tuple[dataset_h5, NDArray[np.intp] | None]:
@@ -384,6 +402,13 @@ class Loader(Shown, Iterated, _Base):
         """Return a stock `DataLoader`: what calls this has the parts of a loader, and no plan."""
         return DataLoader(*arguments, **named)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A stock loader calls the `collate_fn` that it has by then.
+        if name in _PLANNED and "_pipeline" in self.__dict__:
+            msg = f"{name} cannot be set: the batches are planned with what make_loader got. Make a new loader."
+            raise OptionError(msg)
+        super().__setattr__(name, value)
+
     def __len__(self) -> int:
         """Count the batches of this rank in an epoch."""
         return self._pipeline.plan.batches
@@ -393,16 +418,18 @@ class Loader(Shown, Iterated, _Base):
         pipeline, position = self._pipeline, self._position
         sampler: Any = self.sampler
 
-        # With the first batch, until which the epoch may still be set, as with a stock loader: Lightning does so when
-        # it resumes.
-        def begin() -> Steps:
+        def moves(epoch: int) -> bool:
             # A framework also calls set_epoch with the epoch that comes anyway, which must not lose a resumed position.
             asked, sampler.asked = sampler.asked, None
-            if asked not in (None, position.next.epoch):
+            if moved := asked not in (None, epoch):
                 position.next = EpochPlace(asked, 0)
-            return pipeline.start(position)
+            return moved
 
-        return self._begun(begin)
+        moves(position.next.epoch)
+        place = position.next
+        # Until the first batch the epoch may still be set, as with a stock loader: Lightning does so when it resumes.
+        instead = lambda: pipeline.start(position) if moves(place.epoch) else None  # noqa: E731
+        return self._begun(Iteration(pipeline.start(position), instead))
 
     @property
     def plan(self) -> LoaderPlan:
@@ -539,6 +566,8 @@ class Loader(Shown, Iterated, _Base):
         return self.plan.shown("Loader", repr(self.dataset))
 
 
+# Attributes that are read once, by `make_loader`.
+_PLANNED = frozenset({"collate_fn", *(option.name for option in fields(LoaderOptions))})
 # Entries of a state that are its position, not its order.
 _PLACE = ("epoch", "batches_done")
 # Entries that describe an order by units or blocks of a pack that is only partly local.

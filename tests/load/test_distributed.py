@@ -12,11 +12,11 @@ from tests.nurseries import Nurseries
 from tests.support.staged import use_small_blocks
 
 RANK = """
-import json, sys
+import json, sys, warnings
 from pathlib import Path
 import torch
 from torch import distributed
-from torch.utils.data import WeightedRandomSampler
+from torch.utils.data import WeightedRandomSampler, random_split
 from colabstage import dataset_h5
 from colabstage import make_loader
 
@@ -52,6 +52,13 @@ for name, options in {
     found[name] = {"rows": rows, "rest": rest, "batches": len(loader), "state": states[0]}
 # As Lightning shares out a loader that was made before its ranks began.
 found["early"] = list(early.sampler)
+found["told"] = []
+for generator in (None, torch.Generator().manual_seed(0)):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        make_loader(random_split(whole, [50, 11], generator=generator)[0], 4, shuffle=True)
+        distributed.barrier()
+    found["told"].append(["some samples are read by no rank" in str(one.message) for one in told])
 found["fetched"] = part.reader.arrival.figures["fetched"]
 out.write_text(json.dumps(found))
 distributed.destroy_process_group()
@@ -78,6 +85,9 @@ def test_ranks_of_a_process_group_share_out(tmp_path: Path, nurseries: Nurseries
     found = [json.loads(out.read_text(encoding="utf-8")) for out in outs]
     # Together they have fetched every block once.
     assert max(part.pop("fetched") for part in found) == size
+    # A split that each rank draws by itself is told, by all but the first; a seeded one is the same on all.
+    unseeded, seeded = zip(*(part.pop("told") for part in found), strict=True)
+    assert (sorted(unseeded), set(map(tuple, seeded))) == ([[], *[[True]] * (world - 1)], {()})
     early = [part.pop("early") for part in found]
     assert sorted(early[0]) == list(range(61))
     assert all(one == early[0] for one in early)

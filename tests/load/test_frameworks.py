@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from colabstage import dataset_h5, make_loader
+from colabstage.errors import OptionError
 from tests.load.conftest import visited
 
 needs_accelerate = pytest.mark.skipif(
@@ -82,6 +83,14 @@ def test_an_epoch_that_a_framework_begins_again_has_another_order(
             epochs.append(tuple(sampler))
         assert len(set(epochs)) == orders
         assert {*map(frozenset, epochs)} == {frozenset(range(23))}
+
+
+@pytest.mark.parametrize("name", ["collate_fn", "batch_transform", "seed"])
+def test_what_a_loader_was_planned_with_is_not_set_in_silence(make_file: Callable[..., Any], name: str) -> None:
+    """A stock loader calls the `collate_fn` that it has by then."""
+    loader = make_loader(numbered(make_file), 4)
+    with pytest.raises(OptionError, match=f"^{name} cannot be set"):
+        setattr(loader, name, len)
 
 
 @pytest.mark.parametrize("options", [{}, {"strategy": "memory"}, {"strategy": "device"}, {"num_workers": 0}], ids=str)

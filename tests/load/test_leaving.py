@@ -122,6 +122,14 @@ def test_an_iterator_without_threads_goes_on_in_both_processes(rows: Path) -> No
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(list(batches)) == 6 * BATCH // 8 - 1
 
 
+def test_an_epoch_is_prepared_before_its_first_batch_is_asked_for(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = make_loader(dataset_h5(rows), BATCH, strategy="direct", num_workers=1, prefetch_factor=1)
+    slow = SlowRows(monkeypatch, 0)
+    batches = iter(loader)
+    assert slow.at_second.wait(TIMEOUT_S)
+    assert len(next(batches)[1]) == BATCH
+
+
 # Both read ahead in the same threads; importing torch takes seconds.
 LOOPS = {
     "to_numpy": "to_numpy(sys.argv[1], 8, prefetch_factor=1)",

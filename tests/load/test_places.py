@@ -120,9 +120,6 @@ def test_places_are_those_of_a_model(numbered: Path, arguments: Arguments, steps
     coming, place = (0, 0), (0, 0)
     for step in steps:
         match step:
-            case ("loop", 0, _):
-                # An epoch begins with its first batch.
-                iter(loader)
             case ("loop", count, failing):
                 expected = arguments.batches(coming[0])[coming[1] :]
                 batches, taken = iter(loader), 0

@@ -408,8 +408,7 @@ class NumpyLoader(Shown, Iterated):
     def __iter__(self) -> Iteration[Batch]:
         """Begin the next epoch."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        batches = self._batches
-        return self._begun(lambda: Steps(batches.ahead(epoch, 0), lambda one: (one,), batches.finish))
+        return self._begun(Iteration(Steps(self._batches.ahead(epoch, 0), lambda one: (one,), self._batches.finish)))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`, to continue training after a restart.
