@@ -262,8 +262,8 @@ class CorruptArchiveError(ArchiveError):
 
 
 class UnsafeArchiveError(ArchiveError):
-    """It contains paths outside the target, devices, one name with two contents, or far more bytes than its size
-    allows. What to do: do not extract it with another tool either."""
+    """It contains paths outside the target, devices, a name that is a file and a folder, or far more bytes than its
+    size allows. What to do: do not extract it with another tool either."""
 
 
 class LayoutError(ColabstageError, ValueError):

@@ -225,7 +225,7 @@ def test_what_is_not_run_says_why() -> None:
     """A block that is only compiled states its reason, and there are few of them."""
     reasons = [block.why_not_run for path in [README, *DOCS] for block in blocks(path, "python") if block.why_not_run]
     assert sorted(reason.partition(",")[0] for reason in reasons) == [
-        "needs Kaggle", "needs a GPU", "needs a dataset of YOLO's", "needs a mounted Drive", "needs albumentations",
+        "needs Kaggle", "needs a GPU", "needs a dataset of YOLO's", "needs albumentations",
         "needs lightning", "needs the network", "needs the network", "needs torchrun",
     ]  # fmt: skip
 

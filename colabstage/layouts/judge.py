@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from enum import Enum
 from functools import partial
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def judge(source: Source, found: Evidence, *, may_be_one: bool = False) -> Found
             f'{why} layout="{table.layout}" takes them anyway.'
         )
     of_tables = (_spelled_twice, _unnamed, _split_twice, _untrained, _boxes_lost)
-    of_sources = (_trained_in_held_out, _several_sets, _shards_twice)
+    of_sources = (_trained_in_held_out, _several_sets, _shards_twice, _documents)
     others, are_few = _of_other_kinds(source, found)
     faults = itertools.chain((check(table) for check in of_tables), (check(source, found) for check in of_sources))
     every = itertools.chain(faults, [others], _left_over(source, found))
@@ -221,6 +222,12 @@ def _boxes_lost(table: SampleTable) -> str:
         return ""
     edges = ", ".join(f"{edge:g}" for edge in boxes.boxes[boxes.offsets[chosen[0]]].tolist())
     return f"The boxes of '{table.keys[chosen[0]]}' lie outside of the image (first {edges}). Scale them as it was."
+
+
+def _documents(source: Source, found: Evidence) -> str:
+    """Find a Google document beside samples without labels."""
+    note = next((note for note in source.tree.notes if "Google" in note), "") if found.table.targets is None else ""
+    return note and f"Nothing labels the {found.table.unit}, and a document may: {note} Download it as CSV beside them."
 
 
 def _several_sets(source: Source, found: Evidence) -> str:
@@ -585,9 +592,12 @@ def _not_here(source: Source, beside: str) -> Iterator[str]:
     how = "Finish the download, or remove all its files."
     names = files_called(source, UNFINISHED).names
     yield _left_over_message(names, beside, "may belong to an unfinished download", how)
-    how = "Fetch what they lead to (git annex get), or remove them."
+    how = "Unpack the archive with tar or unzip, and give that folder."
+    if source.tree.kind == "folder":
+        how = f"Fetch what they lead to (git annex get), or remove them: find {quote(source.label)} -xtype l -delete."
     harmless = words.HARMLESS.difference(words.IMAGES, ("",))
     lost = [name for name in source.tree.dangling if extension_of(name) not in harmless and not words.is_note(name)]
+    lost = [name for name in lost if not any(map(words.is_foreign, name.split("/")))]
     yield _left_over_message(lost, beside, "may have led to more of them, which are not here", how, "links")
 
 

@@ -913,8 +913,10 @@ def _new_session(agent: str) -> requests.Session:
     from requests.adapters import HTTPAdapter
 
     class Adapter(HTTPAdapter):
-        def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:
-            pool: Any = super().get_connection_with_tls_context(*args, **options)
+        def get_connection_with_tls_context(
+            self, request: requests.PreparedRequest, verify: Any, proxies: Any = None, cert: Any = None
+        ) -> Any:
+            pool: Any = super().get_connection_with_tls_context(request, verify, proxies, cert)
             pool.ConnectionCls = _endable(type(pool).ConnectionCls)
             return pool
 

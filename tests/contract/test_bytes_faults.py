@@ -63,18 +63,6 @@ PETS = files("photos/{cat,dog}/{0..3}.png")
 # --- names and advice -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("written", "value"),
-    [("example.org/pets.zip", "https://"), ("s3:bucket/pets", "s3://"), ("ann/pets", "'hf://datasets/ann/pets'")],
-)
-def test_an_address_without_its_scheme_leads_to_one_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Callable[[object], Packed], written: str, value: str
-) -> None:
-    """As browsers and other libraries write it."""
-    monkeypatch.chdir(tmp_path)
-    assert value in stage(written).refusal
-
-
 def test_a_zip_of_dropbox_is_read(tmp_path: Path, stage: Callable[[object], Packed]) -> None:
     """Its first member is the root. Names of other tools are in tests/trees and tests/sources/extract."""
     (tmp_path / "a.zip").write_bytes(stored_zip({"/": b"", "photos/": b"", **PETS}))

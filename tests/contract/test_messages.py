@@ -324,7 +324,6 @@ SCENARIOS: dict[str, Callable[[World], object]] = {
     "a member outside": lambda w: w.extract(str(w.zip(("../a.txt", b"a")))),
     "a link that leads outside": lambda w: w.extract(str(w.zip((link("a", "x"), b"../../etc/passwd")))),
     "names that are one on other disks": lambda w: w.extract(str(w.zip(("a/b", b"1"), ("a", b"2")))),
-    "a member twice": lambda w: w.extract(str(w.zip(("a.txt", b"1"), ("a.txt", b"2")))),
     "without py7zr or 7z": lambda w: uninstalled(lambda: w.extract("some.7z"), "py7zr"),
     # --- layouts ---
     "an empty folder": lambda w: w.stage("nothing"),
@@ -497,13 +496,9 @@ WITH_TORCH: dict[str, Callable[[World], object]] = {
     "a rank beyond the world": lambda w: w.loader(rank=2, world_size=2),
     "a sampler with rows that are not there": lambda w: w.loader(sampler=[0, 99]),
     "a subset for Hugging Face": lambda w: to_hf(of_torch("Subset")(w.open(), [0])),
-    "a sampler of batches": lambda w: w.loader(
-        sampler=of_torch("BatchSampler")(of_torch("RandomSampler")(w.open()), 2, drop_last=False)
-    ),
     "batches as a sampler": lambda w: w.loader(sampler=[[0, 1, 2], [3]]),
     "no rows at all": lambda w: w.loader(sampler=[]),
     "no full batch": lambda w: w.loader(9, drop_last=True),
-    "batches in advance by nothing": lambda w: w.loader(num_workers=0, prefetch_factor=2),
     "a crop of images that are smaller": lambda _: cropped((2, 3, 8, 12)),
     "a crop of images without channels": lambda _: cropped((2, 8, 8)),
     "a crop of vectors": lambda _: cropped((2, 8)),

@@ -882,7 +882,7 @@ def test_numbers_that_no_state_has_are_noted(tmp_path: Path) -> None:
 
 
 def test_a_run_on_a_disk_that_goes_with_its_machine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for platform, is_noted in (("colab", True), ("jupyter", False)):
+    for platform, is_noted in (("colab", True), ("python", False)):
         monkeypatch.setenv("COLABSTAGE_PLATFORM", platform)
         with resumable(tmp_path / platform, model=nn.Linear(1, 1), progress=False) as run:
             pass

@@ -1,4 +1,4 @@
-"""Real services on loopback for the tests of this folder: an S3 (moto's), and an SFTP server over a folder."""
+"""Real services on loopback for the tests of this folder: an S3 (moto's), an FTP and an SFTP server over a folder."""
 
 import contextlib
 import logging
@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -76,6 +77,40 @@ class FolderService:
         self.address = f"{scheme}://127.0.0.1:{port}"
         self.login_address = f"{scheme}://{USER}:{PASSWORD.replace('@', '%40')}@127.0.0.1:{port}"
         self.server: Any = None
+
+
+@contextlib.contextmanager
+def ftp_service(root: Path) -> Iterator[FolderService]:
+    """An FTP server in a thread."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # before Python 3.12 it uses asyncore, which is old
+        from pyftpdlib.authorizers import DummyAuthorizer
+        from pyftpdlib.handlers import FTPHandler
+        from pyftpdlib.ioloop import IOLoop
+        from pyftpdlib.servers import FTPServer
+
+    authorizer = DummyAuthorizer()
+    authorizer.add_user(USER, PASSWORD, str(root), perm="elr")
+    loop = IOLoop()
+    names = {"authorizer": authorizer, "use_sendfile": False, "auth_failed_timeout": 0}
+    handler = type("Handler", (FTPHandler,), names)
+    server = FTPServer(("127.0.0.1", 0), handler, ioloop=loop)
+    service = FolderService(root, "ftp", server.address[1])
+    service.server = server
+    ending = threading.Event()
+
+    def serve() -> None:
+        while not ending.is_set():
+            server.serve_forever(timeout=0.02, blocking=False, handle_exit=False)
+        server.close_all()
+
+    thread = threading.Thread(target=serve, name="ftp-server")
+    thread.start()
+    try:
+        yield service
+    finally:
+        ending.set()
+        thread.join(10)
 
 
 @contextlib.contextmanager
