@@ -17,15 +17,16 @@ class Chance:
     def __init__(self) -> None:
         self._before = _states()
 
-    def notes(self, what: str) -> list[str]:
-        """Return a note if the code, called `what`, has drawn from any of them meanwhile."""
+    def notes(self, what: str, *, differs: bool = False) -> list[str]:
+        """Return a note if the code, called `what`, has drawn from any of them meanwhile, or `differs`: if it returned
+        something else when it was called again, as with a generator of its own."""
         drew = any(now != before for now, before in zip(_states(), self._before, strict=False))
         # Some pipelines always draw, even if nothing in them is random.
         note = (
             f"{what} drew random numbers. If that is augmentation, each epoch repeats what is stored: give it to "
             "make_loader, as batch_transform=."
         )
-        return [note] if drew else []
+        return [note] if drew or differs else []
 
 
 def _states() -> list[Any]:

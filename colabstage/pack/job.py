@@ -12,7 +12,7 @@ starts over.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -229,7 +229,10 @@ def prepared_table(table: SampleTable, options: PackOptions) -> SampleTable:
     if first.dtype.kind not in "biuf":
         msg = f"prepare= returned {first.dtype} values for '{name}'; expected an array of numbers."
         raise LayoutError(msg)
-    notes = (*table.notes, *chance.notes("prepare="))
+    differs = False
+    with suppress(Exception):  # what only the first call can do is reported when packing
+        differs = not np.array_equal(first, prepared(content), equal_nan=True)
+    notes = (*table.notes, *chance.notes("prepare=", differs=differs))
     return replace(table, inputs=Arrays(source, first.shape, first.dtype, prepared), notes=notes)
 
 

@@ -119,6 +119,12 @@ def test_random_augmentation_that_would_be_stored_is_noted(
     assert any("prepare= drew random numbers" in note for note in notes) == is_said, notes
 
 
+def test_a_generator_of_its_own_in_prepare_is_noted(tmp_path: Path, photos: Path) -> None:
+    own = np.random.default_rng(0)
+    notes = pack_dataset(photos, tmp_path / "out.h5", prepare=lambda x: x + own.random(), progress=False).notes
+    assert any("prepare= drew random numbers" in note for note in notes), notes
+
+
 def test_points_in_images_that_are_resized_are_noted(tmp_path: Path) -> None:
     """They are stored as they are."""
     image = Image.fromarray(np.zeros((32, 32, 3), np.uint8))
