@@ -131,24 +131,39 @@ class Remotes:
 
 
 class Arriving:
-    def __init__(self, nbytes: int) -> None:
-        self.missing = nbytes
+    def __init__(self, begin: int, end: int) -> None:
+        import xxhash
+
+        self.missing = end - begin
+        self._end, self._hashed, self._hasher = end, begin, xxhash.xxh3_64()
         # The ranges of addresses that have arrived, in order; two of them may touch.
         self._stretches: list[list[int]] = []
 
-    def add(self, begin: int, end: int) -> None:
-        number = bisect.bisect_right(self._stretches, [begin])
-        if number and self._stretches[number - 1][1] == begin:
+    def add(self, data: bytes | memoryview, address: int) -> None:
+        end = address + len(data)
+        number = bisect.bisect_right(self._stretches, [address])
+        if number and self._stretches[number - 1][1] == address:
             self._stretches[number - 1][1] = end
         else:
-            self._stretches.insert(number, [begin, end])
-        self.missing -= end - begin
+            self._stretches.insert(number, [address, end])
+        self.missing -= len(data)
+        # Bytes that have just arrived are still in the processor's cache.
+        if address == self._hashed:
+            self._hasher.update(data)
+            self._hashed = end
 
     def first_missing(self, begin: int, end: int) -> int | None:
         for first, last in self._stretches:
             if first <= begin < last:
                 begin = last
         return begin if begin < end else None
+
+    def digest(self, blocks: Blocks) -> str:
+        """Return the hash of the block, which has arrived completely."""
+        if self._hashed < self._end:
+            self._hasher.update(blocks.read(self._hashed, self._end - self._hashed))
+        digest: str = self._hasher.hexdigest()
+        return digest
 
 
 class Fetcher:
@@ -433,7 +448,7 @@ class Fetcher:
                 return False
             # Another connection may have taken over the end meanwhile.
             data, now = data[: run.left], self._clock.now()
-            complete = self._store(address, address + len(data))
+            complete = self._store(data, address)
             has_waited = bool(data and self.waits_for)
             if data:
                 self._come += len(data)
@@ -448,24 +463,30 @@ class Fetcher:
             self._verify(block, remote)
         return run.left > 0
 
-    def _store(self, begin: int, end: int) -> list[int]:
-        """Note bytes that are written, with the lock held; return the blocks that they complete."""
+    def _store(self, data: bytes | memoryview, address: int) -> list[int]:
+        """Note bytes with the lock held; return the blocks that they complete."""
         complete, layout = [], self._blocks.layout
-        while begin < end:
-            block = begin // layout.block_bytes
-            first, last = layout.span(block)
-            arriving = self._arriving.setdefault(block, Arriving(last - first))
-            arriving.add(begin, min(end, last))
+        while data:
+            block = address // layout.block_bytes
+            begin, end = layout.span(block)
+            arriving = self._arriving.get(block)
+            if arriving is None:
+                arriving = self._arriving[block] = Arriving(begin, end)
+            part, data = data[: end - address], data[end - address :]
+            arriving.add(part, address)
             if not arriving.missing:
                 complete.append(block)
-            begin = last
+            address += len(part)
         return complete
 
     def _verify(self, block: int, remote: RemoteFile) -> None:
         layout = self._blocks.layout
         begin, end = layout.span(block)
-        # As it is on the disk: its edges may have been local before, so not all of it need be from this request.
-        digest = hash_block(self._blocks.read(begin, end - begin))
+        if self._blocks.edges.heads[block] or self._blocks.edges.tails[block]:
+            # Its edges may have been local before, so not all of it is from this request.
+            digest = hash_block(self._blocks.read(begin, end - begin))
+        else:
+            digest = self._arriving[block].digest(self._blocks)
         expected = layout.hashes[block]
         if expected and digest != expected:
             msg = (
