@@ -105,9 +105,10 @@ def _open_by_package(kind: ToolKind, path: str, label: str) -> _Opened:
             raise
         # On damaged bytes these packages may raise anything.
         except Exception as error:
-            if type(error).__name__ == "PasswordRequired":
+            errors = getattr(module, "exceptions", module)
+            if isinstance(error, errors.PasswordRequired):
                 raise _locked(label) from error
-            if type(error).__name__ == "RarCannotExec":
+            if isinstance(error, getattr(errors, "RarCannotExec", ())):
                 raise missing from error
             raise _failure(label, module.__name__, f"ERROR: {error}", 1) from error
 

@@ -20,9 +20,9 @@ TOKENS = {"book.txt": "to be or not to be " * 200}
     ("files", "options", "unit", "encoding", "rows"),
     [
         (TOKENS, {}, "3 rows in", "arrays", "1024"),
-        (BOXES, {}, "1 image in", "pixels", "any number of boxes, labels"),
-        (MASKS, {"encoding": "encoded"}, "1 image in", "encoded", "a mask file of its own size"),
-        (MASKS, {"encoding": "jpeg:80"}, "1 image in", "jpeg:80", "an image file of its own size"),
+        (BOXES, {}, "1 image in", "pixels", "boxes, labels"),
+        (MASKS, {"encoding": "encoded"}, "1 image in", "encoded", "Y_train  encoded"),
+        (MASKS, {"encoding": "jpeg:80"}, "1 image in", "jpeg:80", "Y_train  encoded"),
     ],
 )
 def test_samples_are_called_what_they_are(
@@ -41,7 +41,7 @@ def test_samples_are_called_what_they_are(
     [
         (np.zeros((2, 8, 8, 3), np.uint8), "8 x 8 x 3"),
         (np.zeros((2, 4, 5), np.float32), "4 x 5"),
-        ([b"one", b"another"], "a text"),
+        ([b"one", b"another"], "texts"),
     ],
 )
 def test_rows_of_files_of_others_are_described(tmp_path: Path, run: Run, rows: Any, row: str) -> None:
