@@ -129,7 +129,9 @@ def test_a_word_for_no_cache_is_no_folder(
         pytest.param(lambda: cs.fetch_files("/", "out"), OptionError, "somewhere else", id="everything"),
         pytest.param(lambda: cs.fetch_files("photos", "/"), TargetExistsError, "holds the source", id="over all"),
         pytest.param(lambda: cs.restore_file("/", "out"), SourceNotFoundError, "is a folder", id="the root"),
-        pytest.param(lambda: cs.pack_dataset("photos", "."), TargetExistsError, "pack.h5", id="a pack that is this folder"),
+        pytest.param(
+            lambda: cs.pack_dataset("photos", "."), TargetExistsError, "pack.h5", id="a pack that is this folder"
+        ),
         pytest.param(lambda: cs.fetch_files("photos", "file/x"), TargetNotWritableError, "/file'", id="below a file"),
         pytest.param(lambda: cs.purge_datasets(None), OptionError, "list_datasets", id="nothing to purge"),  # type: ignore[arg-type]
         pytest.param(lambda: cs.purge_datasets(stage()), OptionError, "list_datasets", id="a dataset to purge"),
