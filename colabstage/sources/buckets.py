@@ -171,33 +171,32 @@ class ObjectStore(Closing):
 
     def info(self, path: str = "") -> dict[str, Any]:
         """Return fsspec's facts on the address itself, or on another path."""
-        asked, service = path or self.path, self._service
-        if not service.has_login:
-            with service.trying:
-                # Another thread may have tried it meanwhile.
-                if not service.has_login:
-                    return self._info_of_first(asked)
-        return dict(self._ask("info", asked))
-
-    def _info_of_first(self, path: str) -> dict[str, Any]:
-        """Ask with the login that there is, then with none: public buckets allow it, and most notebooks have none."""
-        service, anonymous = self._service, _ANONYMOUS.get(self.protocol)
+        asked, options = path or self.path, self._service.options
         try:
-            found = dict(self._ask("info", path))
+            found = dict(self._ask("info", asked))
         except SourceAccessError as refused:
-            if anonymous is None:
-                raise
-            given = service.options
-            service.use({**given, **anonymous})
-            try:
-                found = dict(self._ask("info", path))
-            except SourceAccessError:
-                service.use(given)
-                raise refused from None
-            service.is_anonymous = True
+            with self._service.trying:
+                found = self._info_anonymously(asked, refused, options)
         # From now on a refusal means that the login has expired. It is kept, because other threads may use it.
-        service.has_login = True
+        self._service.has_login = True
         return found
+
+    def _info_anonymously(self, path: str, refused: SourceAccessError, options: dict[str, Any]) -> dict[str, Any]:
+        anonymous, service = _ANONYMOUS.get(self.protocol), self._service
+        # Another thread may have tried it meanwhile.
+        if service.options is options:
+            # Public buckets allow it, and most notebooks have no login.
+            if anonymous is None or service.has_login:
+                raise refused
+            service.use({**options, **anonymous})
+        try:
+            answer = dict(self._ask("info", path))
+        except SourceAccessError:
+            if not service.has_login:
+                service.use(options)
+            raise refused from None
+        service.is_anonymous = True
+        return answer
 
     def list_files(self, *, workers: int) -> list[dict[str, Any]]:
         """Return fsspec's facts about everything below the address except folders, in the service's order. A folder
